@@ -16,7 +16,7 @@ DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) 
 TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --numprocesses=3 --dist=worksteal
 export BASE HARDWARE OUT TAG
 
-.PHONY: bench dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
+.PHONY: bench damaged dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
 	format figures hindsight releases history-figures samples pictures browser slurm podman clean night site compare compare-dry
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
@@ -92,6 +92,9 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.collection
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
+
+damaged: .venv/installed  ## COUNT=2000: damaged files and odd command lines; no traceback, hang or wrong green (half an hour)
+	.venv/bin/python -m tests.benchmarks.damaged $(or $(COUNT),2000)
 
 hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regression, and unchanged ones (an hour)
 	.venv/bin/python -m tests.benchmarks.hindsight $(PAIR) $(ARGS)

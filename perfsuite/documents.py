@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
 
+from perfsuite import files
 from perfsuite.errors import CaseError, FileError
 
 D = TypeVar("D", bound="Data")
 
-OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-"""Directories of open files, which may be files that others write to."""
 FROM_FILE = {"from_file": True}  # validation context of a file: it may name a framework not installed here
 
 
@@ -97,8 +98,26 @@ class Document(Data):
 
 
 def plain(data: Data) -> Any:
-    """As JSON values. NaN and infinities, which JSON does not know, become text that reads back."""
-    return json.loads(data.model_dump_json())
+    """As JSON values. NaN and infinities, which JSON does not know, become text that reads back.
+
+    So do bytes that are not UTF-8, which Python has in paths and variables as lone surrogates: JSON writes
+    them as `\\udc80`. In the names of fields, which nobody uses again, they become U+FFFD.
+    """
+    try:
+        return json.loads(data.model_dump_json())
+    except PydanticSerializationError:  # lone surrogates: pydantic makes UTF-8, the module json need not
+        return _finite(data.model_dump(mode="json"))
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON values with NaN and infinities as `Data` writes them."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def lines(value: Any, indent: int = 0) -> str:
@@ -131,17 +150,19 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file as a whole; links are followed. A device or a FIFO is written to. Raises `FileError`."""
     try:
         if _is_in_place(path):
-            with path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name
+        raise FileError(f"cannot write {path}: {error}") from None
 
 
 def _is_in_place(path: Path) -> bool:
     """Whether a path is a device or a FIFO, or an open file of this process as /dev/stdout is."""
-    if path.parent in OPEN_FILES:
+    if path.parent in files.OPEN_FILES:
         return True
     try:
         return not (path.is_dir() or stat.S_ISREG(path.stat().st_mode))
@@ -154,7 +175,12 @@ def _replace(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name[:100]}.", delete=False
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+            dir=path.parent,
+            prefix=f".{path.name[:100]}.",
+            delete=False,
         ) as file:
             temporary = Path(file.name)
             file.write(text)
@@ -175,12 +201,7 @@ def read_or_none(path: Path, kind: type[D]) -> D | None:
 
 def read(path: Path, kind: type[D]) -> D:
     """Read a file that `write` wrote. Raises `FileError` naming the file, and the field if one is bad."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # the latter: nested without end
-        raise FileError(f"{path}: not JSON ({error}). Was it cut short? Delete it or restore it.") from error
+    raw = read_json(path)
     if not isinstance(raw, dict):
         raise FileError(f"{path}: expected a JSON object, got {type(raw).__name__}")
     version = kind.model_fields.get("schema_version")
@@ -195,3 +216,37 @@ def read(path: Path, kind: type[D]) -> D:
         raise FileError(f"{path}: field {explain(error)}") from None
     except CaseError as error:
         raise FileError(f"{path}: {error}") from None
+    except (ArithmeticError, RecursionError) as error:  # numbers that no sum holds, or nested without end
+        raise FileError(f"{path}: cannot be used ({error}). Delete it or restore it.") from None
+
+
+def read_json(path: Path, most: int = files.LARGEST, restore: str = "Delete it or restore it") -> Any:
+    """Return the JSON values of a file. Raises `FileError`; `restore` ends it where that is not JSON."""
+    try:
+        return parse(files.read_text(path, most))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # the former also of bytes that are not UTF-8
+        raise FileError(f"{path}: not JSON ({error}). Was it cut short? {restore}.") from error
+
+
+def parse(text: str) -> Any:
+    """Return the JSON values of a text. Raises ValueError or RecursionError.
+
+    Python takes more than JSON allows, with effects that nobody sees: of two fields with one name the last,
+    and NaN as a number, to which nothing is unequal.
+    """
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r} stands there twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")

@@ -1,7 +1,9 @@
-"""Every error that perfsuite raises on purpose, and how any error is told. Imports nothing.
+"""Every error that perfsuite raises on purpose, and how any error is told. Imports only `redaction`.
 
 What goes wrong with a *run* is data on the driver's side: `perfsuite.results.rank_report.Failure`.
 """
+
+from perfsuite.redaction import masked
 
 
 class PerfsuiteError(Exception):
@@ -82,8 +84,11 @@ def message_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """Return text as a file can hold it: no lone surrogates, the middle left out beyond `MAX_TOLD`."""
-    text = text.encode("utf-8", "backslashreplace").decode()
+    """Return text that others wrote as it may be kept and shown.
+
+    It has no lone surrogates and no secrets. Beyond `MAX_TOLD` characters its middle is left out.
+    """
+    text = masked(text.encode("utf-8", "backslashreplace").decode())
     if len(text) <= MAX_TOLD:
         return text
     half = MAX_TOLD // 2 - 50

@@ -9,6 +9,7 @@ from typing import Any
 
 from iniconfig import IniConfig, ParseError
 
+from perfsuite import files
 from perfsuite.errors import CaseError, FileError
 
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -54,25 +55,25 @@ def read_ini(directory: Path) -> Ini:
     """
     for root in (directory, *directory.parents):
         for name in FILES:
-            values = _settings(root / name)
+            values = settings(root / name)
             if values is not None:
                 return Ini(root, values)
     roots = (root for root in (directory, *directory.parents) if (root / "pyproject.toml").is_file())
     return Ini(next(roots, directory), {})
 
 
-def _settings(file: Path) -> Mapping[str, Any] | None:
+def settings(file: Path) -> Mapping[str, Any] | None:
     """pytest's settings in a file; None without such a file, or such a section in it."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = files.read_text(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: of UTF-8
         raise FileError(f"{file} cannot be read: {error}") from error
-    return settings(file, text)
+    return parsed(file, text)
 
 
-def settings(file: Path | str, text: str) -> Mapping[str, Any] | None:
+def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
     """Return pytest's settings in the text of a file, None without such a section. Raises `FileError`."""
     file = Path(file)
     try:

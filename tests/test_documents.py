@@ -17,7 +17,10 @@ from pydantic import ValidationError
 from perfsuite import documents
 from perfsuite.documents import Data, Document, plain
 from perfsuite.errors import CaseError, FileError
-from tests.samples import deterministic
+from perfsuite.frameworks.script import Script
+from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.session_file import SessionFile
+from tests.samples import deterministic, make_case, make_result, make_run, make_session_file
 
 
 class Part(Data):
@@ -53,6 +56,60 @@ def test_plain_is_strict_json_that_reads_back(values: list[float], text: str) ->
     back = Note.model_validate(json.loads(json.dumps(plain(note), allow_nan=False)))
     assert back.text == text
     assert [repr(value) for value in back.step_s] == [repr(value) for value in note.step_s]
+
+
+any_text = st.text(st.characters() | st.sampled_from('\x00\x1b\ud800\udc80\udcff\u202e\n"\\'))
+
+
+@deterministic
+@given(any_text, st.lists(st.floats()))
+def test_any_text_is_written_and_read_back(
+    tmp_path_factory: pytest.TempPathFactory, text: str, values: list[float]
+) -> None:
+    """Paths and variables that are not UTF-8 are text with lone surrogates."""
+    file = tmp_path_factory.getbasetemp() / "any.json"
+    note = Note(text=text, step_s=tuple(values), part=Part(size_bytes=1, label=text))
+    documents.write(file, note)
+    assert repr(documents.read(file, Note)) == repr(note)
+    file.read_bytes().decode("ascii")
+
+
+@deterministic
+@given(any_text)
+def test_any_text_of_a_session_is_written_and_read_back(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "session.json"
+    framework = Script(command=("a", text), env={"A": text}, cwd=text)
+    observed = Observed(settings={"a": text}, environment={"b": text})
+    failure = Failure(kind="error", message=text, traceback=text)
+    run = make_run(case=make_case(framework=framework), observed=observed, failure=failure, notes=(text,))
+    result = make_result(run, before=None).replace(nodeid=text, directory=text, baseline_file=text)
+    documents.write(file, make_session_file(result))
+    assert documents.read(file, SessionFile) == make_session_file(result)
+
+
+def test_a_name_that_is_not_utf8_becomes_readable(tmp_path: Path) -> None:
+    observed = Observed(settings={}, environment={"NCCL_\udc80": "\udc80"})
+    assert plain(observed)["environment"] == {"NCCL_\ufffd\ufffd\ufffd": "\udc80"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"schema_version": 1, "text": "a", "text": "b"}', "the field 'text' stands there twice"),
+        (
+            '{"schema_version": 1, "part": {"size_bytes": 1, "size_bytes": 2}}',
+            "'size_bytes' stands there twice",
+        ),
+        ('{"schema_version": 1, "step_s": [NaN]}', "NaN is no number in JSON"),
+        ('{"schema_version": 1, "step_s": [-Infinity]}', "-Infinity is no number in JSON"),
+    ],
+)
+def test_what_json_does_not_allow_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "note.json").write_text(content)
+    with pytest.raises(FileError, match=f"note.json: not JSON .*{said}"):
+        documents.read(tmp_path / "note.json", Note)
 
 
 def test_text_is_sorted_indented_and_the_same_every_time(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """Finds why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
 
+import os
 import re
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from perfsuite import files
 from perfsuite.case.case import Case
+from perfsuite.errors import FileError
+from perfsuite.redaction import masked
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 
@@ -29,6 +34,7 @@ KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
 LOG_TAIL_LINES = 60  # lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # bytes from the end of a log in which these lines are looked for
+LONGEST_SECRET = 2**12  # bytes in front of them that are looked at for the beginning of a secret
 STACK_LINES = 40  # lines that are shown of the stacks of one process
 STACKS_SHOWN = 8  # different stacks that are shown of one job; processes with equal stacks count once
 
@@ -134,11 +140,18 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _end(path: Path) -> str:
-    if not path.exists():
+    """Return the end of a log as it may be kept: a script may print a token, or replace its log."""
+    try:
+        with files.open_file(path, sys.maxsize) as file:
+            most = LOG_TAIL_BYTES + LONGEST_SECRET  # the beginning of a secret tells that it is one
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            text = file.read(most)
+    except FileNotFoundError:
         return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-        return file.read().decode(errors="replace")
+    except (OSError, FileError) as error:
+        return f"({error})"
+    shown = masked(text.decode(errors="replace"))
+    return shown[-LOG_TAIL_BYTES:]
 
 
 def read_stacks(run_dir: RunDir) -> str:
@@ -149,7 +162,7 @@ def read_stacks(run_dir: RunDir) -> str:
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():
-        if text := file.read_text(errors="replace").strip():
+        if text := _end(file).strip():
             threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
             places["\n".join(reversed(threads))].append((rank, pid))  # the main thread stands last
 

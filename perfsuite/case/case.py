@@ -23,7 +23,7 @@ from perfsuite.case.catalog import find
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import FrozenMapping, Model
-from perfsuite.documents import Data, Document, digest
+from perfsuite.documents import Data, Document, digest, plain
 from perfsuite.errors import CaseError
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
@@ -305,5 +305,5 @@ class CaseFile(Document):
         """As other documents, without what is as usual: an older perfsuite, as of an arm, may not know it."""
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}
-        told = json.loads(self.model_dump_json(exclude=usual))
+        told = {name: value for name, value in plain(self).items() if name not in usual}
         return json.dumps(told, sort_keys=True, indent=1) + "\n"

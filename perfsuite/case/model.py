@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, field_validator
 
+from perfsuite import files
 from perfsuite.documents import Data
 from perfsuite.errors import CaseError, FileError
 
@@ -76,8 +77,8 @@ class Model(Data):
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(files.read_text(path))  # as transformers reads it: some configurations hold NaN
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # the former also of bytes that are not UTF-8
         raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error

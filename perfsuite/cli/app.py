@@ -1,5 +1,7 @@
 """The `perfsuite` command: puts its commands together."""
 
+import io
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +40,12 @@ GONE = {  # commands and options that were, and what is in their place
 
 class _Commands(TyperGroup):
     """All commands. A `PerfsuiteError` becomes a line on standard error and exit status 2."""
+
+    def main(self, *words: Any, **options: Any) -> Any:
+        """Run a command; what the encoding of standard output lacks, as in the locale C, is escaped."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        return super().main(*words, **options)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         given = [word.partition("=")[0] for word in args]

@@ -21,7 +21,7 @@ from perfsuite.errors import AllocationOverError, CaseError, told
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console, plain_table, print_rows
-from perfsuite.report.text import plural, relative
+from perfsuite.report.text import plural, printable, relative
 from perfsuite.results.session_file import Status
 from perfsuite.results.store import CASES, Store
 from perfsuite.session import outputs
@@ -37,7 +37,7 @@ UNDECIDED = 3  # exit status: no case is slower, one not decided (inconclusive, 
 
 def say(text: str) -> None:
     """Print a line of progress, apart from the result."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
 
 
 def option(name: str) -> Any:

@@ -16,6 +16,7 @@ from perfsuite.cli.cases import say
 from perfsuite.cli.github_issue import LONGEST, Step, ask_gh, fitting, gh, issue, unlinked
 from perfsuite.cli.history import COMMITTER
 from perfsuite.errors import CaseError, FileError, ToolError
+from perfsuite.files import read_text
 from perfsuite.git import git
 from perfsuite.report import markdown
 from perfsuite.report.summary import headline
@@ -203,7 +204,7 @@ def propose(
     git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", "--", str(baselines), cwd=here)
     git("push", "--quiet", "origin", "HEAD", cwd=here)
     told = out / BEFORE_AFTER
-    text = visible(told.read_text(errors="replace")) if told.is_file() and not told.is_symlink() else ""
+    text = visible(read_text(told, errors="replace")) if told.is_file() and not told.is_symlink() else ""
     create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
     typer.echo(gh(Step(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
 

@@ -15,7 +15,8 @@ from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
 from perfsuite.cli.cases import Cases
 from perfsuite.cli.night import gate
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, FileError
+from perfsuite.files import read_text
 from perfsuite.ini import read_ini
 from perfsuite.results.store import CASES
 
@@ -179,10 +180,15 @@ def _write(path: Path, text: str) -> None:
 
 def _ignore(path: Path) -> None:
     """Add what git is to ignore at the end of its file."""
-    text = path.read_text() if path.exists() else ""
-    if missing := [name for name in IGNORED if name not in text.splitlines()]:
-        ended = text if text.endswith("\n") or not text else f"{text}\n"
-        documents.write_text(path, ended + "".join(f"{name}\n" for name in missing))
+    try:
+        text = read_text(path, errors="replace") if path.exists() else ""
+        missing = [name for name in IGNORED if name not in text.splitlines()]
+        with path.open("ab") as file:  # what stands there need be neither UTF-8 nor have Unix line ends
+            end = "" if text.endswith("\n") or not text else "\n"
+            file.write((end + "".join(f"{name}\n" for name in missing)).encode() if missing else b"")
+    except OSError as error:
+        raise FileError(f"cannot add to {path}: {error.strerror}") from None
+    if missing:
         typer.echo(f"added to {path}: {' '.join(missing)}")
 
 

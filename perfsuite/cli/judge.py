@@ -9,11 +9,11 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
@@ -21,9 +21,11 @@ from pydantic_core import from_json, to_json
 
 from perfsuite.analysis.figures import find_window
 from perfsuite.cli.cases import tolerance as share
-from perfsuite.cli.judge_logs import LONGEST, MEGATRON_TAG, check_different, check_readable, read_log
+from perfsuite.cli.judge_logs import LONGEST, MEGATRON_TAG, check_different, read_log
 from perfsuite.documents import Data, explain
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, FileError
+from perfsuite.files import LARGEST, open_file
+from perfsuite.report.text import printable, visible
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
@@ -202,7 +204,8 @@ def _judge_logs(
         typer.echo(f"{'values':>6}  {'median':>10}  {name}")
         for side, logs in (("baseline", before), ("judged", now)):
             for log in logs:
-                typer.echo(f"{len(log.series):>6}  {seconds_per_step(log.series):>10.4g}  {side}: {log.path}")
+                figure = seconds_per_step(log.series)
+                typer.echo(f"{len(log.series):>6}  {figure:>10.4g}  {side}: {printable(str(log.path))}")
         typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
     if decision.outcome == "regressed":
         raise typer.Exit(1)
@@ -210,12 +213,14 @@ def _judge_logs(
 
 def _judge_lines(file: str, *, json_output: bool) -> None:
     counts: Counter[str] = Counter()
-    if file != "-":
-        check_readable(Path(file))
-    with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
+    with _opened(file) as stream:
         if not json_output:
             typer.echo(f"{'line':>6}  {HEADINGS}")
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), start=1):
+            if len(line) > LARGEST:
+                raise FileError(
+                    f"{file}: line {number} has more than {LARGEST:,} bytes, which no trace needs"
+                )
             decision = answer(number, line)
             counts["bad" if isinstance(decision, BadLine) else decision.outcome] += 1
             typer.echo(as_json(decision) if json_output else f"{number:>6}  {_as_row(decision)}")
@@ -225,6 +230,20 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
         typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
     if counts["bad"]:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    """Open traces, which are read line by line, so that all lines together may be larger than memory."""
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        stream = open_file(Path(file), sys.maxsize)
+    except (OSError, ValueError) as error:  # the latter: a NUL in the name
+        raise FileError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    with stream:
+        yield stream
 
 
 def as_json(decision: Decision | BadLine) -> str:
@@ -238,7 +257,7 @@ def as_json(decision: Decision | BadLine) -> str:
 
 def _as_row(decision: Decision | BadLine) -> str:
     if isinstance(decision, BadLine):
-        error = "".join(char if char.isprintable() else "?" for char in decision.error)
+        error = "".join(char if char.isprintable() else "?" for char in visible(decision.error))
         return f"{'bad line':<12}  {error}"
     low, high = decision.interval
     blind = "  blind" if decision.blind else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import CaseError, FileError
+from perfsuite.files import LARGEST_LOG, open_file
 from perfsuite.frameworks.base import require
 
 EVENT_FILES = "*tfevents*"  # the names of TensorBoard's event files
@@ -44,7 +45,7 @@ def read_log(path: Path, tag: str) -> StepLog:
     tags: set[str] = set()
     values: dict[int, float] = {}
     for file in files:
-        check_readable(file)
+        check_readable(file, LARGEST_LOG)
         for event in LegacyEventFileLoader(str(file)).Load():
             tags |= {summary.tag for summary in event.summary.value}
             for summary in (each for each in event.summary.value if each.tag == tag):
@@ -88,9 +89,9 @@ def _known(tags: set[str]) -> str:
     return f"Its tags: {names}{', ...' if len(tags) > 20 else ''}" if tags else "It has no tags at all"
 
 
-def check_readable(path: Path) -> None:
-    """Raise `FileError` if a file cannot be read."""
+def check_readable(path: Path, most: int) -> None:
+    """Raise `FileError` if a file cannot be read, or is larger than `most` bytes."""
     try:
-        path.open("rb").close()
+        open_file(path, most).close()
     except (OSError, ValueError) as error:  # the latter: a NUL in the name
         raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

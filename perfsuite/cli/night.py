@@ -18,6 +18,7 @@ from perfsuite.cli.cases import say
 from perfsuite.cli.github import BEFORE_AFTER
 from perfsuite.cli.report import LocalStore
 from perfsuite.errors import CaseError, FileError
+from perfsuite.files import read_bytes, read_text
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import BASELINES, CASES, STORE, Store
@@ -63,7 +64,7 @@ def night(
     known = Store(store).results()
     summary = out / "summary.md"
     if only_summary and summary.is_file():
-        begun = BEGUN.search(summary.read_text())  # not there: the page has the report
+        begun = BEGUN.search(read_text(summary, errors="replace"))  # not there: the page has the report
         if begun is not None and (later := known[int(begun[1]) :]):
             _summarise(summary, later)
         return
@@ -126,7 +127,7 @@ def refresh(
 
 
 def _contents(baselines: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in baselines.rglob("*.json")}
+    return {file: read_bytes(file) for file in baselines.rglob("*.json")}
 
 
 def run(module: str, *arguments: str) -> int:
@@ -138,13 +139,13 @@ def run(module: str, *arguments: str) -> int:
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
     """Show the newest of these sessions on the job's own page; if its report is missing, write it."""
     content = documents.read(sessions[-1], SessionFile) if sessions else None
-    if content is not None and BEGUN.search(summary.read_text()):
+    if content is not None and BEGUN.search(read_text(summary, errors="replace")):
         write_report(summary.parent, content)
     if content is not None and os.environ.get("GITHUB_ACTIONS") == "true":
         typer.echo("\n".join(github_annotations(content.results)))
     if page := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(page).open("a") as shown:
-            shown.write(summary.read_text())
+            shown.write(read_text(summary, errors="replace"))
 
 
 def github_annotations(results: Sequence[Measurement]) -> list[str]:

@@ -19,6 +19,7 @@ from perfsuite.cli.releases_page import DRY, LAUNCH, Ran, Step, page
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import versions
 from perfsuite.launch.launchers import launcher as launcher_of
@@ -173,7 +174,8 @@ class _Runs:
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
         """The run of an earlier command, or a new one. Raises `PerfsuiteError` with why it tells nothing."""
         file: Path | None = getattr(case.framework, "file", None)  # of a script
-        code = [each.read_text() for each in sorted(file.parent.glob("*.py"))] if file else []
+        scripts = sorted(file.parent.glob("*.py")) if file else []
+        code = [read_text(each, errors="backslashreplace") for each in scripts]
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)

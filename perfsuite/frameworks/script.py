@@ -18,14 +18,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from perfsuite import files
 from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import FrozenMapping
 from perfsuite.documents import digest
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import Command, DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
-from perfsuite.results.environment import secret_variable, secret_word
+from perfsuite.redaction import secret_variable, secret_word
 
 
 def _text(value: Any) -> Any:
@@ -150,7 +151,9 @@ class Script(Framework):
         if self.path is not None:
             assert self.file is not None
             try:
-                ast.parse(self.file.read_bytes())
+                ast.parse(files.read_bytes(self.file))
+            except FileError as error:
+                raise CaseError(f"path: {error}") from None
             except CaseError:
                 raise
             except OSError as error:
@@ -159,7 +162,7 @@ class Script(Framework):
                     f"path={self.path!r}: {error.strerror} in {Path.cwd()}{in_cwd}. "
                     "Give it relative to the directory that pytest is started in or to cwd, or absolute."
                 ) from None
-            except (SyntaxError, ValueError) as error:
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested deeply
                 said = f"path={self.path!r} is not Python ({error}). Give other programs as command=(...)."
                 raise CaseError(said) from None
         if self.module is not None:

@@ -32,7 +32,7 @@ from perfsuite.git import git, revision
 from perfsuite.launch import image
 from perfsuite.launch.installed import environment, locked, release
 from perfsuite.node.processes import captured
-from perfsuite.results.environment import SECRET
+from perfsuite.redaction import is_secret, masked
 from perfsuite.results.run_dir import MOVED
 
 ANSWER_S = 60
@@ -79,7 +79,9 @@ class Arm:
             "interpreter": self.python,
             "commit": f"{self.commit[:12]}{changed}" if self.commit else "not known to git",
             "perfsuite": self.perfsuite,
-            **{name: "(not shown)" if SECRET.search(name) else value for name, value in self.given.items()},
+            **{
+                name: "(not shown)" if is_secret(name, value) else value for name, value in self.given.items()
+            },
         }
 
     def has_packages_of(self, other: Arm) -> bool:
@@ -119,7 +121,10 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     if not words:
         raise CaseError(f"{option} is empty: {WORDS}")
     matches = [(word, _VARIABLE.fullmatch(word)) for word in words]
-    shown = [f"{match[1]}=..." if match and SECRET.search(match[1]) else word for word, match in matches]
+    shown = [
+        f"{match[1]}=..." if match and is_secret(match[1], match[2]) else masked(word)
+        for word, match in matches
+    ]
     text = text if shown == words else shlex.join(shown)
     try:
         return _resolved(words, replace(here(root), text=text), root, store)

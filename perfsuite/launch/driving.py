@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfsuite import documents
+from perfsuite.errors import FileError
+from perfsuite.files import LARGEST_OWN, read_text
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
@@ -80,8 +82,8 @@ def _watch(
     steps = tokens = reports = 0
     hang = HangDetector()
     while not (wait_for(process, POLL_S) or is_broken()):
-        with contextlib.suppress(OSError, ValueError):
-            steps, tokens = map(int, run_dir.progress.read_text().split())
+        with contextlib.suppress(OSError, ValueError, FileError):
+            steps, tokens = map(int, read_text(run_dir.progress, LARGEST_OWN).split())
         on_progress(steps, tokens)
         now = time.monotonic()
         if now - listed_at > REPORTS_S:

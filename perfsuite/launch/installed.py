@@ -14,8 +14,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from perfsuite import documents
-from perfsuite.errors import PackageError
+from perfsuite import documents, files
+from perfsuite.errors import FileError, PackageError
 from perfsuite.node.processes import captured
 
 INSTALL_S = 3600
@@ -98,11 +98,19 @@ def versions(package: str) -> list[Version]:
     return sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
 
 
+def _text_of(file: Path) -> str:
+    """Return what a file holds. Raises `FileError`."""
+    try:
+        return files.read_text(file, errors="backslashreplace")
+    except OSError as error:
+        raise FileError(f"cannot read {file}: {error.strerror}") from None
+
+
 def _key(lock: Path, commit: str) -> str:
     """What tells environments apart: the requirements, Python and, where they name files, the commit."""
-    text = lock.read_text(errors="backslashreplace")
+    text = _text_of(lock)
     project = lock.with_name("pyproject.toml")
-    beside = project.read_text() if lock.name == UV_LOCK and project.exists() else ""
+    beside = _text_of(project) if lock.name == UV_LOCK and project.exists() else ""
     is_of_commit = _LOCAL_SOURCE.search(text) if lock.name == UV_LOCK else _names_files(text)
     of = commit if is_of_commit else None
     return documents.digest([lock.name, text, beside, of, platform.python_version()])

@@ -16,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from perfsuite.errors import FileError
+from perfsuite.files import LARGEST_OWN, read_text
+
 BEAT_S = 1.0  # seconds between two texts of the driver
 LOOK_S = 0.25  # seconds between two looks of an agent at the text
 LOST_S = 30.0  # seconds without a new text after which the driver is taken for dead
@@ -89,8 +92,8 @@ class Lease:
     def _hold_text(self) -> None:
         last, at = "", time.monotonic()
         while True:
-            with contextlib.suppress(OSError):
-                text = self._file.read_text()
+            with contextlib.suppress(OSError, ValueError, FileError):
+                text = read_text(self._file, LARGEST_OWN)
                 if text.rstrip().endswith("end"):
                     self._on_end()
                     return

@@ -12,7 +12,7 @@ from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
 from perfsuite.plugin.collection import EMPTY, ENDED, NO_CASE, SESSION, case_of, is_worker, shown, uses_bench
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
-from perfsuite.report.text import printable
+from perfsuite.report.text import printable, visible
 from perfsuite.results.session_file import Measurement
 
 PASSED = pytest.StashKey[bool]()  # whether the test itself had no complaint
@@ -87,7 +87,10 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
             raise _failed(item, told(error)) from None
         raise
     item.stash[MEASUREMENT] = measurement
-    properties = summary.properties(measurement)
+    properties = {
+        name: visible(value) if isinstance(value, str) else value
+        for name, value in summary.properties(measurement).items()
+    }
     benchmark.extra_info.update(properties)
     item.user_properties += [(f"perf_{name}", value) for name, value in properties.items()]
     if measurement.measured_steps:

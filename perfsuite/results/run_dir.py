@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfsuite import files
+from perfsuite.errors import FileError
+
 LAUNCH_DIR = "{launch_dir}"  # in the words and variables of a script: replaced by the path of `RunDir.files`
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
 RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: `RunDir`'s path, with the case
@@ -102,9 +105,9 @@ class RunDir:
     def steps_seen(self) -> int | None:
         """The steps of which `progress` tells, of at least as many; None before rank 0 trains."""
         try:
-            steps, _ = self.progress.read_text().split()
+            steps, _ = files.read_text(self.progress, files.LARGEST_OWN).split()
             return int(steps)
-        except (OSError, ValueError):
+        except (OSError, ValueError, FileError):
             return None
 
     def all_ranks(self) -> list[Path]:

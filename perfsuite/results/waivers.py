@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from perfsuite import files
 from perfsuite.documents import Data, explain
 from perfsuite.errors import FileError
 
@@ -49,10 +50,10 @@ class _File(Data):
 def read(file: Path) -> tuple[Waiver, ...]:
     """The waivers of a file, none without such a file. Raises `FileError`, which names entry and field."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = files.read_text(file)
     except FileNotFoundError:
         return ()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: of UTF-8
         raise _unreadable(file, error) from error
     return parsed(file, text)
 

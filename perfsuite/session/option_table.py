@@ -12,8 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from perfsuite import files
 from perfsuite.case.fault import Fault
-from perfsuite.errors import CaseError
+from perfsuite.errors import CaseError, FileError
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session.setup import Options
@@ -89,7 +90,11 @@ def report(value: str) -> Path:
     if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
     page = Path(value) / "index.html"
-    if page.exists() and b"<title>perfsuite: " not in page.read_bytes():
+    try:
+        is_ours = not page.exists() or b"<title>perfsuite: " in files.read_bytes(page)
+    except (FileError, OSError):
+        is_ours = False  # perfsuite writes neither a device nor a page of 200 MB
+    if not is_ours:
         raise ValueError("a directory without an index.html of your own")
     return Path(value)
 

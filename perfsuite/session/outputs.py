@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from perfsuite import documents
-from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite import documents, errors
+from perfsuite.errors import FileError
 from perfsuite.report import summary
 from perfsuite.report.terminal import explanation, table
 from perfsuite.report.text import printable
@@ -22,6 +22,7 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     told += [f"note: {each}" for each in session.remarks]
     told += map(printable, summary.judge_changes_told([session.judge_changes]))
     told += [f"{name}: {arm}" for name, arm in summary.arms_told(session.arm_facts).items()]
+    told = [printable(line) for line in told]
     if measurements:
         told.append(table(measurements, color=color, width=width))
     for each in measurements:
@@ -45,8 +46,8 @@ def write_files(session: Session, status: Status) -> None:
         try:
             if path is not None:
                 write(path, session_file(session, status))
-        except PerfsuiteError as error:  # another file may lie on another disk
-            problems.append(str(error))
+        except Exception as error:  # another file may lie on another disk, and be of another kind
+            problems.append(errors.told(error))
     if problems:
         raise FileError("; ".join(problems))
 

@@ -236,8 +236,8 @@ class Session:
         try:
             documents.write(self.directory.results, session_file(self, "running"))
             problem = None
-        except errors.FileError as error:
-            problem = f"{error} The session goes on; what it measures is shown at its end"
+        except Exception as error:  # whatever it is, other cases can be measured
+            problem = f"{errors.told(error)} The session goes on; what it measures is shown at its end"
             if problem != self._unsaved:
                 self.setup.progress.say(problem)
         self._unsaved = problem
@@ -308,6 +308,6 @@ def _traceback(error: Exception, directory: Path) -> str:
     file = directory / "traceback.txt"
     try:
         documents.write_text(file, errors.readable("".join(traceback.format_exception(error))))
-    except errors.FileError as unwritten:
-        return f"its traceback was not kept: {unwritten}"
+    except Exception as unwritten:  # an error may come with attributes that raise
+        return f"its traceback was not kept: {errors.told(unwritten)}"
     return f"its traceback: {file}"

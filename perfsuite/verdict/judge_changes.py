@@ -138,7 +138,7 @@ def _of_ini(change: FileChange, base: str) -> list[str]:
     both = list[Mapping[str, Any]]()
     for text, is_before in ((change.before, True), (change.now, False)):
         try:
-            both.append({} if text is None else ini.settings(change.name, text) or {})
+            both.append({} if text is None else ini.parsed(change.name, text) or {})
         except PerfsuiteError:
             return [_unreadable(change.name, base, before=is_before)]
     before, now = both

@@ -16,6 +16,7 @@ from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, message_of
+from perfsuite.files import LARGEST_OWN, read_text
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import Evidence, RankReport
@@ -98,7 +99,9 @@ class Claim:
             file.write(f"{word} {told}\n")
 
     def _all(self, wanted: str) -> list[str]:
-        whole, _, _ = self._path.read_text().rpartition("\n") if self._path.exists() else ("", "", "")
+        whole, _, _ = (
+            read_text(self._path, LARGEST_OWN).rpartition("\n") if self._path.exists() else ("", "", "")
+        )
         lines = (line.partition(" ") for line in whole.splitlines())
         return [told for word, _, told in lines if word == wanted]
 

@@ -172,8 +172,10 @@ def test_each_line_is_answered_before_the_next_is_read(monkeypatch: pytest.Monke
             assert len(said) == number
             yield json.dumps(trace()).encode()
 
+    every = lines()
+    stream = SimpleNamespace(readline=lambda most: next(every, b""))
     monkeypatch.setattr(typer, "echo", said.append)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines()))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
     traces.judge(["-"], json_output=True)
     assert len(said) == 3
 

@@ -90,3 +90,34 @@ def test_baselines_here_that_are_not_the_roots_are_said(suite: pytest.Pytester, 
     there = f"{suite.path}/baselines, but baselines would be looked for in {tmp_path}/baselines"
     result.stderr.fnmatch_lines([f"ERROR: there is {there}.*"])
     run(suite, *moved, "--perf-baselines=elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "[pytest]\nperf_strixt = all\n",
+            "perfsuite has no setting perf_strixt. Did you mean 'perf_strict'?",
+        ),
+        (
+            "[pytest]\npref_strict = all\n",
+            "perfsuite has no setting pref_strict. Did you mean 'perf_strict'?",
+        ),
+        ("[pytest]\nperf_nothing_of_ours = 1\n", "perfsuite has no setting perf_nothing_of_ours. Correct"),
+        (
+            "[pytesd]\nperf_missing_baseline = fail\n",
+            "perf_missing_baseline stands outside of pytest's section",
+        ),
+    ],
+)
+def test_a_setting_that_nobody_reads_is_refused(suite: pytest.Pytester, content: str, said: str) -> None:
+    """Pytest warns at most, and a gate that should be strict would be green."""
+    suite.makefile(".ini", pytest=content)
+    result = suite.runpytest("-m", "cpu")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in result.stderr.str()
+
+
+def test_a_setting_of_somebody_else_is_left_to_pytest(suite: pytest.Pytester) -> None:
+    suite.makefile(".ini", pytest="[pytest]\nsomebody_elses = 1\n")
+    assert suite.runpytest("--collect-only", "-q").ret == pytest.ExitCode.OK

@@ -2,8 +2,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perfsuite.report import text
-from perfsuite.report.text import WIDTH, Table, cut, percent, plural, printable, relative, sentence, wrapped
+from perfsuite.report.text import (
+    WIDTH,
+    Table,
+    cut,
+    percent,
+    plural,
+    printable,
+    relative,
+    sentence,
+    visible,
+    wrapped,
+)
 from tests.samples import metric_check
 
 Changes = dict[str, Any]
@@ -91,6 +104,21 @@ def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
     text = "a::b\n  \t::add-mask::x\n::stop-commands::y\nlog: ##[error]z"
     assert printable(text) == "a::b\n  \t: :add-mask::x\n: :stop-commands::y\nlog: ## [error]z"
     assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("user\u202egnp.exe", "user\\u202egnp.exe"),
+        ("a\u2066b\u2069", "a\\u2066b\\u2069"),
+        ("a\u2028::error::b", "a\\u2028::error::b"),
+        ("tag\U000e0041", "tag\\ue0041"),
+        ("password=hunter2", "password=***"),
+        ("שלום", "שלום"),  # a language that is written from right to left needs none of them
+    ],
+)
+def test_text_looks_as_it_is(text: str, shown: str) -> None:
+    assert printable(text) == visible(text) == shown
 
 
 def test_lines_have_at_most_so_many_columns_whole_words_and_an_ellipsis_if_cut() -> None:

@@ -3,6 +3,7 @@ import platform
 
 import pytest
 
+from perfsuite.redaction import secret_variable
 from perfsuite.results import environment
 
 
@@ -25,7 +26,7 @@ def test_a_secret_is_known_by_the_name_of_its_variable_or_in_an_address() -> Non
         ({"DB": "postgres://me:x@host/db"}, "DB"),
         ({"DB": "postgres://host/db", "EMPTY": ""}, None),
     ):
-        assert environment.secret_variable(given) == found
+        assert secret_variable(given) == found
 
 
 def test_a_session_knows_every_version_without_importing_anything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The commands `perfsuite baseline list | show | diff | accept`."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -84,8 +83,8 @@ def show(
             f"no baseline matches {case!r} on {machine_class} in {known}; see: perfsuite baseline list"
         )
     if as_json:
-        contents = [(file, known.read(file).model_dump(mode="json")) for file in files]
-        contents += [(file, known.counts.read(file).model_dump(mode="json")) for file in count_files]
+        contents = [(file, documents.plain(known.read(file))) for file in files]
+        contents += [(file, documents.plain(known.counts.read(file))) for file in count_files]
         print_json([{"file": str(file), "baseline": content} for file, content in contents])
         return
     for file in files:
@@ -147,14 +146,14 @@ def _changed(
     name, before = str(file.relative_to(root)), None
     if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         try:
-            content = json.loads(git("show", f"{ref}:{name}", cwd=root))
+            content = documents.parse(git("show", f"{ref}:{name}", cwd=root))
             before = known.kind.model_validate(content, context=documents.FROM_FILE)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
     now = documents.read(file, known.kind) if is_there(file) else None
     row: dict[str, object] = {"file": name}
     for key, each in (("before", before), ("now", now)):
-        row[key] = each and each.model_dump(mode="json")
+        row[key] = each and documents.plain(each)
     return shown.before_after(before, now), row
 
 

@@ -6,8 +6,10 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from perfsuite import files
 from perfsuite.documents import Data, digest
 from perfsuite.errors import FileError
+from perfsuite.redaction import masked
 
 
 class ConfigFile(Data):
@@ -52,11 +54,18 @@ class ConfigFile(Data):
     def read_text(cls, path: Path) -> str:
         """Return the text of a file. Raise `FileError` if it cannot be read, or not be parsed."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = files.read_text(path)
             cls.parse(text)
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, RecursionError) as error:
             reason = getattr(error, "strerror", error)
             raise FileError(f"cannot read {path}: {reason}. Give {cls.kind}.") from error
         except ValueError as error:
             raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
+        before, after = text.splitlines(), masked(text).splitlines()
+        if before != after:  # the text of the line would show it
+            line = next(n for n in range(1, len(before) + 1) if before[n - 1 : n] != after[n - 1 : n])
+            raise FileError(
+                f"{path}: line {line} looks like a secret, and a case is kept in clear in results, baselines "
+                "and reports. Set it in the environment of pytest, which training inherits"
+            )
         return text

@@ -79,8 +79,8 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
 
 def _is_export(directory: Path) -> bool:
     """Whether a directory holds an earlier export, and not somebody's own asv."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return PER_TOKEN in json.loads((directory / "asv.conf.json").read_text())["regressions_thresholds"]
+    with contextlib.suppress(FileError, KeyError, TypeError):
+        return PER_TOKEN in documents.read_json(directory / "asv.conf.json")["regressions_thresholds"]
     return False
 
 
@@ -208,7 +208,7 @@ def publish(out: Path, *, commits: frozenset[str]) -> Path:
         raise ToolError(f"asv publish in {out} ended with {done.returncode}: {done.stdout}{done.stderr}")
     pages = out / "html"
     _explain_missing_scripts(pages)
-    shown = json.loads((pages / "index.json").read_text(encoding="utf-8"))["revision_to_hash"].values()
+    shown = documents.read_json(pages / "index.json")["revision_to_hash"].values()
     if missing := commits - set(shown):  # asv exits with 0 whatever it leaves out
         raise ToolError(
             f"asv publish left out {len(missing)} of {len(commits)} commits, "

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from perfsuite import documents
+from perfsuite import documents, files
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import AllocationOverError, LaunchError, MachineError, SlurmError
 from perfsuite.ini import read_ini, split
@@ -244,7 +244,10 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     agent ended without a word only if nothing says so. What an agent wrote while ranks still ran does not
     explain an abort: ranks fail when those of another node are gone.
     """
-    logs = [log.read_text(errors="replace") for log in (run_dir.scheduler_log, *run_dir.all_agent_logs())]
+    logs = [
+        files.read_text(log, files.LARGEST_LOG, errors="replace")
+        for log in (run_dir.scheduler_log, *run_dir.all_agent_logs())
+    ]
     why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), None)
     is_aborted = why is not None or ABORTED.search(logs[0]) is not None
     told = [documents.read_or_none(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
@@ -260,7 +263,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
 
 def _bad_end(run_dir: RunDir) -> re.Match[str] | None:
     """Which agent ended badly first, in `srun`'s words; None if none did."""
-    return BAD_END.search(run_dir.scheduler_log.read_text(errors="replace"))
+    return BAD_END.search(files.read_text(run_dir.scheduler_log, files.LARGEST_LOG, errors="replace"))
 
 
 def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from perfsuite.report import counts, nodes, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import case_view, overview
-from perfsuite.report.text import Table
+from perfsuite.report.text import Table, visible
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import Preflight, SessionFile
 
@@ -60,7 +60,7 @@ def rendered(
     environment = Environment(
         loader=PackageLoader("perfsuite.report.html"),
         autoescape=True,
-        finalize=finalize,
+        finalize=finalize or _visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -103,6 +103,11 @@ def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
     seen = [(node.name, node.health) for node in found.nodes if node.health is not None]
     shown = [nodes.table(found), tables.gpus(seen, of="node", when="meanwhile")]
     return nodes.title(found), [table for table in shown if table], nodes.notes(found)
+
+
+def _visible(value: object) -> object:
+    """Return what the template prints, which escapes it, without signs that make it look different."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _own(name: str) -> str:

@@ -1,0 +1,94 @@
+"""Reads files that others wrote: regular files only, and no more of them than a limit. Imports only errors.
+
+A FIFO or a device may have no end, so that reading one could hang, or fill the memory of the machine. A pipe
+that a shell opened for this process (`<(command)`, `/dev/stdin`) has a writer and an end: it is read.
+"""
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from perfsuite.errors import FileError
+
+OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
+"""Directories of open files, which may be files that others write to."""
+LARGEST = 200_000_000
+"""Most bytes of a document or of settings. Their objects in memory take some ten times as much."""
+LARGEST_LOG = 2_000_000_000
+"""Most bytes of a TensorBoard log, which is read record by record and may hold pictures."""
+LARGEST_OWN = 1_000_000
+"""Most bytes of a small file that perfsuite itself writes, such as a lease or a rank's progress."""
+_CHUNK = 1 << 20
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
+    """Open a regular file of at most `most` bytes, or a pipe of this process, to be read.
+
+    Raises `FileError` for anything else, and OSError as `open` does.
+    """
+    _check(path, os.stat(path), most)  # opening a device may do something, and a socket cannot be opened
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)  # another file may have taken its place meanwhile
+        _check(path, found, most)
+        if stat.S_ISFIFO(found.st_mode):
+            os.set_blocking(descriptor, True)  # its writer may be slower
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """Return what a file holds. Raises as `open_file`, also if the file turns out to be larger than `most`.
+
+    What the kernel says of the size is not enough: a file may grow, and those in /proc say 0.
+    """
+    content = io.BytesIO()
+    with open_file(path, most) as file:
+        while part := file.read(_CHUNK):
+            content.write(part)
+            if content.tell() > most:
+                raise _too_large(path, f"more than {_size(most)}", most)
+    return content.getvalue()
+
+
+def read_text(path: Path, most: int = LARGEST, *, errors: str = "strict") -> str:
+    """Return UTF-8 text with `\\n` at the end of each line. Raises as `read_bytes`, or UnicodeDecodeError."""
+    text = read_bytes(path, most).decode("utf-8", errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _check(path: Path, found: os.stat_result, most: int) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if kind == stat.S_IFIFO and path.parent in OPEN_FILES:
+        return
+    if kind != stat.S_IFREG:
+        raise FileError(
+            f"cannot read {path}: it is {_KINDS.get(kind, 'no regular file')}, and only regular files are "
+            "read. Copy what it holds into a file and name that"
+        )
+    if found.st_size > most:
+        raise _too_large(path, _size(found.st_size), most)
+
+
+def _too_large(path: Path, size: str, most: int) -> FileError:
+    return FileError(
+        f"cannot read {path}: it has {size}, and at most {_size(most)} are read. Is it the right file? "
+        "Restore it, or make it smaller"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count:,} bytes"

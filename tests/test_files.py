@@ -1,0 +1,189 @@
+"""Only regular files are read, and no more of them than a limit."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents, files, ini
+from perfsuite.cli.judge_logs import read_log
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.results import waivers
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.session_file import SessionFile
+from perfsuite.session.option_table import report
+
+Make = Callable[[Path], object]
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def own_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket has at most 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(10**12)
+
+
+ODD: dict[str, tuple[Make, str]] = {
+    "fifo": (fifo, "it is a FIFO, and only regular files are read"),
+    "device": (device, "it is a device, and only regular files are read"),
+    "socket": (own_socket, "it is a socket, and only regular files are read"),
+    "sparse": (sparse, "it has 1,000,000 MB, and at most 200 MB are read"),
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "results.json": lambda path: documents.read(path, SessionFile),
+    "baseline.json": lambda path: documents.read(path, Baseline),
+    "perf-waivers.toml": waivers.read,
+    "pytest.ini": lambda path: ini.read_ini(path.parent),
+    "pyproject.toml": lambda path: ini.read_ini(path.parent),
+    "setup.cfg": lambda path: ini.read_ini(path.parent),
+}
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+    """Reading without end fails here, before it harms others."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def within(seconds: float, do: Callable[[], object]) -> BaseException | None:
+    """Return what `do` raised; fail if it is not over by then."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            do()
+            raised.append(None)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert raised, "it hangs"
+    return raised[0]
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_refuses_what_is_no_regular_file(tmp_path: Path, name: str, kind: str) -> None:
+    make, said = ODD[kind]
+    make(tmp_path / name)
+    error = within(30, lambda: READERS[name](tmp_path / name))
+    assert isinstance(error, FileError)
+    assert said in str(error)
+    assert str(tmp_path / name) in str(error)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_log_of_tensorboard_is_a_regular_file(tmp_path: Path, kind: str) -> None:
+    ODD[kind][0](tmp_path / "events.tfevents.1")
+    error = within(30, lambda: read_log(tmp_path / "events.tfevents.1", "x"))
+    assert isinstance(error, PerfsuiteError)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_page_that_is_no_regular_file_is_not_ours(tmp_path: Path, kind: str) -> None:
+    ODD[kind][0](tmp_path / "index.html")
+    assert isinstance(within(30, lambda: report(str(tmp_path))), ValueError)
+
+
+def test_a_directory_is_none(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        files.read_bytes(tmp_path)
+
+
+def test_a_file_of_the_kernel_without_a_size_is_read_to_its_end() -> None:
+    assert Path("/proc/self/status").stat().st_size == 0
+    assert files.read_text(Path("/proc/self/status")).startswith("Name:")
+
+
+def test_the_limit_holds_for_a_file_that_says_no_size() -> None:
+    with pytest.raises(FileError, match="more than 100 bytes, and at most 100 bytes are read"):
+        files.read_bytes(Path("/proc/self/status"), 100)
+
+
+def test_the_limit_holds_for_a_file_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "growing"
+    path.write_bytes(b"x")
+    opened = files.open_file
+
+    def grow(path: Path, most: int) -> object:
+        file = opened(path, most)
+        path.write_bytes(b"x" * 5000)
+        return file
+
+    monkeypatch.setattr(files, "open_file", grow)
+    with pytest.raises(FileError, match="more than 1,000 bytes"):
+        files.read_bytes(path, 1000)
+
+
+def test_a_file_of_just_the_limit_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 1000)
+    assert len(files.read_bytes(path, 1000)) == 1000
+    with pytest.raises(FileError, match="it has 1,000 bytes, and at most 999 bytes are read"):
+        files.read_bytes(path, 999)
+
+
+def test_no_race_lets_a_fifo_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the path and the opening another file may have taken its place."""
+    (tmp_path / "file").write_bytes(b"x")
+    fifo(tmp_path / "fifo")
+    of_file = os.stat(tmp_path / "file")
+    monkeypatch.setattr("perfsuite.files.os.stat", lambda path: of_file)
+    before = os.listdir("/proc/self/fd")
+    error = within(30, lambda: files.open_file(tmp_path / "fifo"))
+    assert isinstance(error, FileError)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_text_has_the_same_line_ends_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a\r\nb\rc\n")
+    assert files.read_text(tmp_path / "file") == "a\nb\nc\n"
+
+
+def test_a_pipe_of_a_shell_is_read_up_to_the_limit() -> None:
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        try:
+            path = Path(f"/proc/self/fd/{writer.stdout.fileno()}")
+            with pytest.raises(FileError, match="more than 3 MB"):
+                files.read_bytes(path, 3_000_000)
+        finally:
+            writer.kill()
+
+
+def test_a_slow_writer_of_a_pipe_is_waited_for() -> None:
+    code = "import time; print('a', flush=True); time.sleep(0.5); print('b')"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        begin = time.monotonic()
+        assert files.read_text(Path(f"/dev/fd/{writer.stdout.fileno()}")) == "a\nb\n"
+        assert time.monotonic() - begin > 0.3
