@@ -108,8 +108,8 @@ def in_short(text: str | None) -> str:
 
 
 def said(text: str | None) -> str:
-    """Return a help text in one line."""
-    return " ".join((text or "").split())
+    """Return a help text in one line, without the marks by which rich takes no bracket for markup."""
+    return " ".join((text or "").replace("\\[", "[").split())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """`perfsuite init`: the first files of a repository that measures its training. It overwrites nothing."""
 
+import ast
 import json
 import re
 import shlex
-from importlib.metadata import distribution, version
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +19,15 @@ from perfsuite.cli.cases import Cases
 from perfsuite.cli.night import gate
 from perfsuite.errors import CaseError, FileError
 from perfsuite.files import read_text
-from perfsuite.ini import read_ini
+from perfsuite.ini import FILES, read_ini
 from perfsuite.results.store import CASES
 
-IGNORED = (".perfsuite/", "out/")
+IGNORED = (".perfsuite/", "out/", "/history/")
+STRICT = {"perf_missing_baseline": "fail", "perf_strict": "inconclusive"}
+"""Settings without which a night, or a pull request, can be green though a case was not judged."""
+OWNED = ("/baselines/", "/perf-waivers.toml", "/.github/", "conftest.py", "/{ini}", "/{cases}/")
+"""What decides if a check is green: a repository has people who must approve its changes."""
+CODEOWNERS = (Path(".github/CODEOWNERS"), Path("CODEOWNERS"), Path("docs/CODEOWNERS"))
 NIGHT, ACCEPT = Path("performance-night.sh"), 'perfsuite baseline accept --reason "the first"'
 FRAMEWORKS = {  # what a first case file measures next to DDP: the package that must be there, the framework
     "FSDP2": ("transformers", "FSDP2()"),
@@ -28,8 +35,9 @@ FRAMEWORKS = {  # what a first case file measures next to DDP: the package that 
     "Trainer": ("accelerate", 'Trainer(fsdp="full_shard auto_wrap")'),
     "Lightning": ("lightning", 'Lightning(strategy="fsdp2")'),
 }
-INSTALLED = ("torch", "transformers", "accelerate", "lightning")
-"""Next to perfsuite: what requirements name, as it is installed here."""
+OF_LLAMA = ("torch", "transformers", "accelerate", "lightning")
+"""What the cases of a tiny Llama import."""
+PLACEHOLDER = "perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT"
 
 
 def init(
@@ -40,7 +48,9 @@ def init(
     github: Annotated[
         bool, typer.Option("--github", help="also a workflow that measures each night")
     ] = False,
-    runs_on: Annotated[str, typer.Option(help="its runner as YAML: a label, [labels] or {group: name}")] = "",
+    runs_on: Annotated[
+        str, typer.Option(help="its runner as YAML: a label, \\[labels] or {group: name}")
+    ] = "",
     container: Annotated[str, typer.Option(help="its image; without it, the runner itself")] = "",
     uses: Annotated[
         str,
@@ -70,14 +80,17 @@ def init(
         )
     for path, text in {
         **_case_file(script, hardware, cases),
-        **(_workflow(hardware, runs_on, container, uses) if github else {}),
+        **(_workflow(hardware, runs_on, container, uses, script) if github else {}),
         **(_slurm(hardware, cases) if slurm else {}),
     }.items():
         _write(path, text)
     _ignore(Path(".gitignore"))
-    _settings(cases)
+    _settings({**({} if cases == CASES else {"perf_cases": str(cases)}), **(STRICT if github else {})})
+    if github:
+        _owners(cases)
     record = [str(cases), "-m", hardware if slurm or hardware == "cpu" else f"cpu or {hardware}"]
-    by_pytest = shlex.join([*record, "--perf-min-launches=10"])
+    first = ["--perf-missing-baseline=record"] if github else []  # the settings say that others fail
+    by_pytest = shlex.join([*record, "--perf-min-launches=10", *first])
     steps = ["perfsuite doctor --quick", f"pytest {by_pytest}", ACCEPT]
     if slurm:
         steps = [f"{_submit(hardware)} -- {by_pytest}", ACCEPT, f"sh {NIGHT}"]
@@ -96,10 +109,14 @@ def _case_file(script: Path | None, hardware: str, cases: Path) -> dict[Path, st
     return {cases / "test_llama.py": text}
 
 
-def _workflow(hardware: str, runs_on: str, container: str, uses: str) -> dict[Path, str]:
+def _workflow(hardware: str, runs_on: str, container: str, uses: str, script: Path | None) -> dict[Path, str]:
     runner = runs_on or f"[self-hosted, {hardware}]"
     where = _yaml(runner)
-    of_job = {"hardware": hardware, "container": container, "install": "" if container else _install(uses)}
+    of_job = {
+        "hardware": hardware,
+        "container": container,
+        "install": "" if container else _install(uses, script),
+    }
     if uses:
         repository, _, commit = uses.partition("@")
         machine = {"runs-on": where, **({"container": container} if container else {})}
@@ -143,30 +160,62 @@ def _submit(hardware: str) -> str:
     return f"perfsuite slurm submit --nodes=1 --time=10:00:00{gpus} --mem=0"
 
 
-def _install(uses: str) -> str:
+def _install(uses: str, script: Path | None) -> str:
     """Return a command that installs the project of this directory, and perfsuite, into `.venv`."""
     needs = Path("requirements.txt")
     # Where no file says what the project needs, one is written with the releases that are here.
     if not needs.exists() and not Path("pyproject.toml").exists():
-        others = [f"{name}=={Version(version(name)).public}" for name in INSTALLED if find_spec(name)]
+        needed = OF_LLAMA if script is None else _imported(script)
+        others = [f"{name}=={Version(version(name)).public}" for name in needed if _is_installed(name)]
         _write(needs, "".join(f"{line}\n" for line in others))
     project = "-r requirements.txt" if needs.exists() else "-e ."
     return f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {project} '{_perfsuite(uses)}'"
 
 
+def _imported(script: Path) -> list[str]:
+    """Return torch and the installed packages that a script imports itself."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (SyntaxError, ValueError):  # it is another's language, or of another Python
+        return ["torch"]
+    modules = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules.add(node.module.partition(".")[0])
+    known = packages_distributions()
+    return [
+        "torch",
+        *sorted({name for module in modules for name in known.get(module, [])} - {"torch", "perfsuite"}),
+    ]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
+
+
 def _perfsuite(uses: str) -> str:
-    """Return the requirement of perfsuite: that copy on GitHub, or from where it was installed here."""
+    """Return the requirement of perfsuite: that copy on GitHub, or from where it was installed here.
+
+    A path of this machine says nothing to a runner, so that a line to complete stands in its place.
+    """
     if uses:
         return "perfsuite @ git+https://github.com/" + uses
     source = json.loads(distribution("perfsuite").read_text("direct_url.json") or "{}")
-    if commit := source.get("vcs_info", {}).get("commit_id"):
+    if "url" not in source:
+        return f"perfsuite=={version('perfsuite')}"
+    commit = source.get("vcs_info", {}).get("commit_id")
+    if commit and not source["url"].startswith("file:"):
         return f"perfsuite @ git+{source['url']}@{commit}"
-    if "url" in source:
-        typer.echo(
-            "the workflow installs perfsuite by its path here: give a git address if the runner lacks that"
-        )
-        return f"perfsuite @ {source['url']}"
-    return f"perfsuite=={version('perfsuite')}"
+    typer.echo(
+        "complete the workflow: put the owner of your copy of perfsuite and a commit in place of OWNER and "
+        f"COMMIT, because a runner lacks {source['url']}, from which it was installed here"
+    )
+    return PLACEHOLDER
 
 
 def _write(path: Path, text: str) -> None:
@@ -192,12 +241,27 @@ def _ignore(path: Path) -> None:
         typer.echo(f"added to {path}: {' '.join(missing)}")
 
 
-def _settings(cases: Path) -> None:
-    """Tell commands where cases are, if it is not where they look, in pytest's settings."""
-    key = f"perf_cases = {cases}"
-    if cases == CASES or "perf_cases" in (known := read_ini(Path.cwd()).values):
+def _settings(wanted: Mapping[str, str]) -> None:
+    """Write settings of pytest where there are none, else say which of them to add."""
+    ini = read_ini(Path.cwd())
+    missing = [f"{key} = {value}" for key, value in wanted.items() if key not in ini.values]
+    if not missing:
         return
-    if known:
-        typer.echo(f"add to pytest's settings, for the commands of perfsuite: {key}")
+    if ini.values:
+        told = "add to pytest's settings, for the commands of perfsuite:"
+        typer.echo(f"{told} {missing[0]}" if len(missing) == 1 else "\n  ".join([told, *missing]))
     else:
-        _write(Path("pytest.ini"), f"[pytest]\n{key}\n")
+        _write(Path("pytest.ini"), "".join(f"{line}\n" for line in ("[pytest]", *missing)))
+
+
+def _owners(cases: Path) -> None:
+    """Say which lines a file of code owners should have, who alone are known to their project."""
+    file = next(filter(Path.exists, CODEOWNERS), None)
+    text = "" if file is None else file.read_text(errors="replace")
+    known = {line.split()[0] for line in text.splitlines() if line.strip()}
+    ini = next((name for name in FILES if Path(name).is_file()), "pytest.ini")
+    lines = [each.format(ini=ini, cases=cases.as_posix()) for each in OWNED]
+    if missing := [f"{line} @OWNER" for line in lines if line not in known]:
+        where = f"add to {file}" if file else f"write into {CODEOWNERS[0]}"
+        told = f"so that nobody alone changes what judges, {where}, with your reviewers in place of @OWNER:"
+        typer.echo("\n  ".join([told, *missing]))

@@ -109,7 +109,9 @@ def refresh(
     if run("perfsuite.cli", "doctor", f"--expect={hardware}") == 2:
         raise typer.Exit(2)
     shutil.rmtree(REFRESHED, ignore_errors=True)
-    measure = (f"--perf-min-launches={LAUNCHES}", "--perf-explain", f"--perf-report={out}")
+    # The settings of a repository may say that a case without a baseline fails.
+    measure = [f"--perf-min-launches={LAUNCHES}", "--perf-missing-baseline=record", "--perf-explain"]
+    measure.append(f"--perf-report={out}")
     where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")
     status = run("pytest", str(cases), "-m", hardware, *measure, *where, *(pytest_options or ()))
     if status not in (0, 1):  # 1: a case is slower, which is why it gets a new baseline

@@ -1,9 +1,13 @@
 import importlib.util
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from perfsuite.cli.app import GONE
+from perfsuite.cli.app import GONE, app
 from perfsuite.results.store import BaselineStore
 from tests.cli.commands import flat, run
 from tests.samples import make_baseline, make_case, make_run
@@ -27,6 +31,29 @@ def test_commands_look_where_pytests_ini_file_says() -> None:
     assert make_case(micro_batch=5).id in shown.stdout
     shown = run("baseline", "list", "--baselines", "baselines", "--store", "other")
     assert make_case().id not in shown.stdout, "an option wins"
+
+
+def commands_of(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command, and every group of them, with the words that call it."""
+    yield words, group
+    for name, each in getattr(group, "commands", {}).items():
+        yield from commands_of(each, *words, name)
+
+
+COMMANDS = dict(commands_of(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_every_word_of_every_text(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich takes `[labels]` for markup that it does not know, and shows nothing of it."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 500)
+    shown = re.sub(r"[\s│]+", "", run(*words, "--help").output)
+    command = COMMANDS[words]
+    for parameter in command.params:
+        if parameter.help:
+            assert re.sub(r"\s+", "", parameter.help.replace("\\[", "[")) in shown
+    if words:
+        assert re.sub(r"\s+", "", (command.help or "").replace("\\[", "[")) in shown
 
 
 def test_help_names_the_exit_statuses() -> None:

@@ -42,9 +42,9 @@ def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for
     assert told.splitlines()[0] == "written: bench_cases/test_llama.py"
     assert "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10\n" in told
     names = ("ddp", "fsdp2", "accelerate-fsdp2", "trainer-full_shard_auto_wrap", "lightning-fsdp2")
-    sizes = ("llama-tiny-s64-b4-fp32-1x2", "llama-3.2-1b-s2048-b1-fp32-1x8")
+    sizes = ("llama-tiny-s64-b4-fp32-1x2", "llama-3.2-1b-s2048-b1-bf16-mixed-1x8")
     assert ids("bench_cases/test_llama.py") == [f"{name}-{size}" for size in sizes for name in names]
-    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n"
+    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n/history/\n"
 
 
 def test_a_script_is_measured_as_it_is_where_commands_then_look_for_cases() -> None:
@@ -66,8 +66,8 @@ def test_what_is_there_stays() -> None:
     told = init().stdout
     assert "kept: bench_cases/test_llama.py, which was there" in told
     assert mine.read_text() == "mine"
-    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n"
-    assert "added to .gitignore: .perfsuite/\n" in told
+    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
+    assert "added to .gitignore: .perfsuite/ /history/\n" in told
     told = init("--cases", "perf").stdout
     assert "add to pytest's settings, for the commands of perfsuite: perf_cases = perf" in told
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
@@ -103,7 +103,8 @@ DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "c
     [
         (None, f"perfsuite=={perfsuite.__version__}"),
         (DIRECT_URL, "perfsuite @ git+https://example.org/p.git@c0ffee"),
-        ('{"url": "file:///src/perfsuite"}', "perfsuite @ file:///src/perfsuite"),
+        ('{"url": "file:///src/perfsuite"}', OURS.PLACEHOLDER),
+        (DIRECT_URL.replace("https://example.org/p.git", "file:///src/p"), OURS.PLACEHOLDER),
     ],
 )
 def test_a_workflow_installs_perfsuite_from_where_it_was_installed_next_to_what_the_project_needs(
@@ -112,9 +113,9 @@ def test_a_workflow_installs_perfsuite_from_where_it_was_installed_next_to_what_
     known = SimpleNamespace(read_text=lambda name: installed)
     monkeypatch.setattr(OURS, "distribution", {"perfsuite": known}.get)
     monkeypatch.setattr(OURS, "version", {"perfsuite": perfsuite.__version__, "torch": "2.13.0+cpu"}.get)
-    monkeypatch.setattr(OURS, "INSTALLED", ("torch",))
+    monkeypatch.setattr(OURS, "OF_LLAMA", ("torch", "lightning"))
     (project := Path("pyproject.toml")).write_text("")
-    assert ("installs perfsuite by its path here" in init("--github").stdout) == ("file:" in line)
+    assert ("put the owner of your copy of perfsuite" in init("--github").stdout) == ("OWNER" in line)
     assert f".venv/bin/pip install -e . '{line}'\n" in WORKFLOW.read_text()
     assert not REQUIREMENTS.exists()
     project.unlink()
@@ -131,6 +132,7 @@ def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
     machine = {"runs-on": {"group": "gpus"}, "container": "image"}
     assert json.loads(night["with"]["hardware"]) == {"a100": machine}
     assert "setup" not in night["with"], "the image has its own"
+    assert night["secrets"] == {"notify_url": "${{ secrets.notify_url }}"}
     setup = job("--uses", "octo/perfsuite@v1.2.0")["with"]["setup"]
     theirs = "-r requirements.txt 'perfsuite @ git+https://github.com/octo/perfsuite@v1.2.0'"
     assert setup == f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {theirs}"
@@ -144,13 +146,67 @@ def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
         ("--slurm",),
     ],
 )
-def test_a_project_gets_at_most_thirty_lines(words: tuple[str, ...]) -> None:
+def test_a_project_gets_at_most_36_lines(words: tuple[str, ...]) -> None:
     for name in ("pyproject.toml", "train.py"):
         Path(name).write_text("")
     init("--script", "train.py", "--hardware", "h100", *words)
     written = [each for each in Path().rglob("*") if each.is_file()]
-    assert len(written) == 5
-    assert sum(len(each.read_text().splitlines()) for each in written) <= 30
+    assert len(written) == (6 if "--github" in words else 5)
+    assert sum(len(each.read_text().splitlines()) for each in written) <= 36
+
+
+def test_a_workflow_fails_what_is_not_judged_but_for_the_first_baselines() -> None:
+    told = init("--github", "--hardware", "h100").stdout
+    assert Path("pytest.ini").read_text() == (
+        "[pytest]\nperf_missing_baseline = fail\nperf_strict = inconclusive\n"
+    )
+    first = "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10 --perf-missing-baseline=record\n"
+    assert first in told
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "pytest.ini", "tox.ini"])
+def test_settings_that_are_there_stay_and_what_to_add_is_said(name: str) -> None:
+    text = "[pytest]\nperf_strict = improved\n"
+    if name == "pyproject.toml":
+        text = "[tool.pytest.ini_options]\nperf_strict = 'improved'\n"
+    Path(name).write_text(text)
+    told = init("--github").stdout
+    assert "add to pytest's settings, for the commands of perfsuite: perf_missing_baseline = fail\n" in told
+    assert Path(name).read_text() == text
+    assert "perf_strict = " not in told
+
+
+def test_the_lines_that_code_owners_should_have_are_said_once() -> None:
+    told = init("--github", "--cases", "perf").stdout
+    assert "write into .github/CODEOWNERS, with your reviewers in place of @OWNER:" in told
+    lines = [line.strip() for line in told.splitlines() if line.endswith(" @OWNER")]
+    assert [line.split()[0] for line in lines] == [
+        "/baselines/",
+        "/perf-waivers.toml",
+        "/.github/",
+        "conftest.py",
+        "/pytest.ini",
+        "/perf/",
+    ]
+    Path("CODEOWNERS").write_text("\n".join(line.replace("@OWNER", "@ada") for line in lines[1:]))
+    told = init("--github", "--cases", "perf").stdout
+    assert "add to CODEOWNERS, with your reviewers in place of @OWNER:\n  /baselines/ @OWNER\n\n" in told
+    assert "@OWNER" not in init().stdout
+
+
+def test_requirements_have_what_a_script_imports_and_nothing_else() -> None:
+    Path("train.py").write_text(
+        "import os, yaml\nfrom numpy.linalg import norm\nfrom . import own\nimport nosuch"
+    )
+    init("--script", "train.py", "--github")
+    names = [line.partition("==")[0].lower() for line in REQUIREMENTS.read_text().splitlines()]
+    assert sorted(names) == ["numpy", "pyyaml", "torch"]
+    REQUIREMENTS.unlink()
+    WORKFLOW.unlink()
+    Path("train.py").write_text("this is not Python")
+    init("--script", "train.py", "--github")
+    assert REQUIREMENTS.read_text().startswith("torch==")
+    assert len(REQUIREMENTS.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
