@@ -58,6 +58,17 @@ def test_ranks_that_exchange_nothing_or_whose_replicas_moved_apart_are_told() ->
 
 
 @pytest.mark.parametrize(
+    ("device", "imported", "is_told"),
+    [("cpu", "accelerate", True), ("cuda", "accelerate", False), ("cpu", "lightning", False)],
+)
+def test_accelerate_that_was_not_told_of_a_cpu_is_named(device: str, imported: str, is_told: bool) -> None:
+    observed = Observed(settings={"device": device}, environment={imported: "1.15.0"})
+    first, second = reports(*[told(11, collectives=0)] * 2)
+    why = agreement.trained_apart([first.replace(observed=observed), second], case_of())
+    assert (why is not None and "ACCELERATE_USE_CPU" in why and "--use_cpu" in why) == is_told
+
+
+@pytest.mark.parametrize(
     "ranks",
     [
         [told(11, 12), told(11, 12)],

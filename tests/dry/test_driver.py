@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Nanotron, Topology
+from perfsuite import DDP, FSDP2, Nanotron, Script, Topology
 from perfsuite.dry import driver
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
@@ -72,6 +72,28 @@ def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) ->
     variables = (tmp_path / "run" / "environment").read_text().splitlines()
     assert {f"{name}={value}" for name, value in given.items()} <= set(variables)
     assert "--rank 5" in (tmp_path / "run" / "words").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "expected"),
+    [
+        ({"path": __file__}, 1, {}),
+        ({"path": __file__}, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}),
+        ({"command": ("python", "x.py")}, 2, {}),
+    ],
+)
+def test_a_script_has_the_rank_variables_of_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, ranks: int, expected: dict[str, str]
+) -> None:
+    """Those of pytest are of another job."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "PMI_RANK"):
+        monkeypatch.setenv(name, "9")
+    arm = with_process('env > "$3/environment"', tmp_path)
+    case = CASE.replace(framework=Script(**how), topology=Topology(processes_per_node=ranks))
+    dry_run(case, tmp_path / "run", ranks=[ranks - 1], arm=arm)
+    variables = (tmp_path / "run" / "environment").read_text().splitlines()
+    names = ("RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "MASTER_PORT=", "PMI_RANK=")
+    assert {each for each in variables if each.startswith(names)} == {f"{n}={v}" for n, v in expected.items()}
 
 
 @pytest.mark.launch

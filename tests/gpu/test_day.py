@@ -28,7 +28,7 @@ SCRIPT = TINY.replace(
     model=Model.named("copy-decoder"),
     micro_batch=4,
     learning_rate=1e-3,
-    framework=Script(path="bench_cases/scripts/train_copy.py"),
+    framework=Script(command=("torchrun", "--nproc-per-node=1", "bench_cases/scripts/train_copy.py")),
 )
 FRAMEWORKS = [
     DDP(),
@@ -51,9 +51,6 @@ WIDE = [
     BASE.replace(lora=LoRA(rank=16, alpha=32), learning_rate=1e-3),
     BASE.replace(framework=Nanotron(), precision="bf16"),
     SCRIPT,
-    SCRIPT.replace(
-        framework=Script(command=("torchrun", "--nproc-per-node=1", "bench_cases/scripts/train_copy.py"))
-    ),
 ]
 
 

@@ -24,7 +24,7 @@ from perfsuite.node import cpu, ranks
 from perfsuite.node.processes import POLL_S
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure, RankReport
-from perfsuite.results.run_dir import MODEL_CODE, RUN_DIR, RunDir
+from perfsuite.results.run_dir import FILES, JOB_VARIABLES, MODEL_CODE, RANK, RUN_DIR, RunDir
 from perfsuite.worker import leash
 from tests.node.conftest import Passing
 from tests.samples import make_case
@@ -247,6 +247,35 @@ def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(jo
     assert said[0][2] == said[1][2]
     with socket.socket() as free:
         free.bind(("127.0.0.1", int(said[0][2])))
+
+
+def test_one_process_of_a_script_is_started_without_a_launchers_variables(job: AgentJob) -> None:
+    case = SCRIPT.replace(topology=Topology(processes_per_node=1))
+    alone = replace(job, request=job.request.replace(case=case))
+    code = (
+        "import os; print(*sorted(n for n in os.environ if 'RANK' in n or 'MASTER' in n or 'ELASTIC' in n))"
+    )
+    (failure,) = ranks._run(python(code, starts_ranks=False), alone)
+    assert failure.rank == 0, "it does not train"
+    assert job.run_dir.rank_log(0).read_text().split() == [RANK]
+
+
+def test_variables_that_name_a_rank_of_another_job_reach_no_process(
+    job: AgentJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the case or the arm says them."""
+    case = SCRIPT.replace(framework=Script(path=__file__, env={"MASTER_PORT": "5"}))
+    names = ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMI_RANK", "OMPI_COMM_WORLD_SIZE")
+    for name in (*names, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "7")
+    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", FILES):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv(JOB_VARIABLES, "LOCAL_RANK")
+    monkeypatch.setattr(ranks, "_run", lambda *_: [])
+    ranks.run(replace(job, request=job.request.replace(case=case)))
+    left = {name: os.environ[name] for name in (*names, "LOCAL_RANK") if name in os.environ}
+    assert left == {"MASTER_PORT": "5", "LOCAL_RANK": "7"}
+    assert os.environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == os.environ["SLURM_PROCID"] == "7"
 
 
 def bury_orphans() -> None:

@@ -236,14 +236,16 @@ def test_counts_of_another_method_are_refused_with_both_named() -> None:
 
 def test_of_the_method_before_all_but_host_reads_is_compared() -> None:
     """It also counted those of the host's own tensors: fewer are no improvement, more no regression."""
-    old = counts(method="dispatch-1", host_reads={"forward": 1, "optimizer": 39})
-    for reads in ({}, {"forward": 50}):
-        now = counts(host_reads=reads, kernels={"forward": 181})
+    reads = {"forward": 1, "optimizer": 39}
+    old = counts(method="dispatch-1", host_reads=reads, kernels={"forward": 180})
+    for today in ({}, {"forward": 50}):
+        now = counts(host_reads=today, kernels={"forward": 181})
         check = exact.check([launch(now)], baseline_of(old))
         assert check is not None
         assert [(each.quantity, each.outcome) for each in check.findings] == [("kernels", "regressed")]
         assert [note for note in check.notes if note.startswith("host reads: not judged, as an older perf")]
-    none = exact.check([launch(counts(host_reads={"forward": 1}))], baseline_of(old.replace(host_reads={})))
+    now = counts(host_reads={"forward": 1}, kernels={"forward": 180})
+    none = exact.check([launch(now)], baseline_of(old.replace(host_reads={})))
     assert none is not None
     assert [each.outcome for each in none.findings] == ["regressed"], "none were none by both methods"
 

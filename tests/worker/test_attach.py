@@ -24,7 +24,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Evidence, Failure, RankReport
-from perfsuite.results.run_dir import ANCESTOR_PID
+from perfsuite.results.run_dir import ANCESTOR_PID, RANK
 from perfsuite.worker import memory, script_rank, timers
 from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.observe import Observer
@@ -380,6 +380,21 @@ def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     tell(attached, error)
     assert (failure_of(attached).kind, report_of(attached).steps) == ("out_of_memory", 8)
+
+
+def test_a_process_that_the_agent_started_as_a_rank_tells_its_crash(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no RANK if it is the only one."""
+    start().crashed(KeyError("RANK"))
+    assert not start().run_dir.rank(0).exists(), "maybe a helper"
+    monkeypatch.setenv(RANK, "0")
+    attached = start()
+    attached.crashed(KeyError("RANK"))
+    assert failure_of(attached).message == (
+        "KeyError: 'RANK'. RANK is not set, as one process starts the way `python` starts it. If the script "
+        'needs torchrun, say so in the case: command=("torchrun", "--standalone", "--nproc-per-node=1", ...)'
+    )
 
 
 def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
