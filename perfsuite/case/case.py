@@ -86,6 +86,9 @@ class LoRA(Data):
             _check_pattern(name)
         return MappingProxyType(dict(sorted(pattern.items())))  # the order in which files keep it
 
+    def __hash__(self) -> int:
+        return hash((self.rank, self.alpha, self.targets, *self.rank_pattern, *self.alpha_pattern))
+
     @model_serializer(mode="wrap")
     def _without_empty_patterns(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """An older perfsuite, as of an arm, does not know them."""

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor
@@ -137,12 +138,54 @@ def pretend_tensors() -> None:
     """The part of it that does not depend on how a model is built."""
     torch.backends.mha.set_fastpath_enabled(False)  # the kernel of evaluation knows no fake tensors
     if importlib.util.find_spec("transformers") is not None:
-        # Else masks are made in full, and no fused attention runs.
-        replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
+        let_masks_be_skipped(module("transformers"))
     replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
+    replace(torch.Tensor, "data", property(_DATA.__get__, _set_data))
+    wrap(FakeTensor, "__new__", _parameter_of_its_class)
     for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
         replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
+
+
+_DATA: Any = torch.Tensor.data  # a descriptor
+
+
+def _set_data(self: Any, other: Any) -> None:
+    """Let `tensor.data = other` move a tensor to the device of `other`, as FSDP2 moves a model.
+
+    A tensor that has kept its values, such as a whole number in a buffer, becomes a fake one there.
+    """
+    if isinstance(other, FakeTensor) and not isinstance(self, FakeTensor):
+        _swap(self, other.detach().requires_grad_(self.requires_grad))
+        return
+    _DATA.__set__(self, other)
+    if isinstance(other, FakeTensor):
+        self.fake_device = other.fake_device
+
+
+def _parameter_of_its_class(new: Any) -> Any:
+    """Let `type(parameter)(tensor, requires_grad=...)` make a parameter, as accelerate does to load weights.
+
+    The type of a fake parameter is `FakeTensor`, whose own arguments are others.
+    """
+
+    def made(cls: Any, first: Any = None, *args: Any, **kwargs: Any) -> Any:
+        requires_grad = args[0] if args and isinstance(args[0], bool) else kwargs.get("requires_grad")
+        if isinstance(first, FakeTensor) and (requires_grad is not None or kwargs.get("_is_param")):
+            return nn.Parameter(first, requires_grad=requires_grad is not False)
+        return new(cls, first, *args, **kwargs)
+
+    return made
+
+
+def let_masks_be_skipped(transformers: Any) -> None:
+    """Keep transformers from taking fake tensors for tracing: it would make masks in full, and with these no
+    fused attention runs.
+
+    It asks since version 5. Before (seen in 4.50 to 4.57) it has no such function, and skips masks by itself.
+    """
+    if Version(transformers.__version__).major >= 5:
+        replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
 
 
 def cast(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -118,7 +118,7 @@ def _of_card(result: Measurement) -> Cell | None:
 
 def _most_speed(result: Measurement) -> Cell | None:
     limit = result.dry_facts.roofline
-    return None if limit is None else _speed(limit.tokens_per_s, result, "tokens")
+    return _speed(limit.tokens_per_s, result, "tokens") if limit is not None and limit.is_bound else None
 
 
 SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)

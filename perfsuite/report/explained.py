@@ -123,6 +123,8 @@ def _speed(limit: Roofline, unit: Unit) -> list[str]:
         (limit.wire_bytes, f"between GPUs of a machine{known or unknown}"),
         (limit.between_machines_bytes, f"between machines{unknown}"),
     )
+    if not limit.is_bound:
+        return [f"no bound on speed: {compute} take less time than the launches of a step's kernels"]
     return [
         f"a step takes {duration(limit.step_s)} at least, by {limit.bound_by}: at most "
         f"{rate(limit.tokens_per_s)} {unit}/s",

@@ -16,6 +16,8 @@ OF_ALL = frozenset({"broadcast", "reduce", "send"})
 and what is received comes in the other direction, while as much is sent."""
 
 
+LAUNCHES_S = 1e-4
+"""Seconds that the launches of the kernels of a training step take at least: dozens, of some µs each."""
 SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # so begin operators on float8, or fewer bits
 
 
@@ -81,6 +83,11 @@ class Roofline(Data):
     def bound_by(self) -> Literal["computation", "communication"]:
         """Which of the two limits is the larger."""
         return "computation" if self.compute_s >= self.wire_s else "communication"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether this is what limits a step, and not the launches of its kernels."""
+        return self.step_s >= LAUNCHES_S
 
     @property
     def tokens_per_s(self) -> float:

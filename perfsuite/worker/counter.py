@@ -131,6 +131,7 @@ class StepCounter(TorchDispatchMode):
         self._computed: set[int | None] = set()  # storages that were filled out of others since
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
+        self.memory.counts_host = all(each.device.type == "cpu" for each in self._all_parameters())
         self._in_optimizer = False
         self._runs_closure = False  # in its step, with forward and backward: as by Lightning's `fit`
         self._fake_mode = active_fake_mode()

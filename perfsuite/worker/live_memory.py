@@ -1,19 +1,24 @@
 """Follows the tensors that live in one process: births, deaths, changes of size. Each storage counts once.
 
-What is in shared memory when it is first seen, as a batch from a `DataLoader`, and what is new while a
-collective is waited for, as gloo's buffers, count as no bytes: when they come and go is not the training's
-doing. What another thread lets go last of all counts until it was last used.
+Three kinds of storages count as no bytes, as when they come and go is not the training's doing: what is
+in shared memory when it is first seen, as a batch from workers of a `DataLoader`; what is new in host memory
+while a `DataLoader` without workers makes a batch, or at any time if the model is on another device; and
+what is new while a collective is waited for, as gloo's buffers. What another thread lets go last of all
+counts until it was last used.
 """
 
 import contextlib
 import functools
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
 from perfsuite.worker.replicas import local
@@ -28,6 +33,7 @@ class LiveMemory:
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
         self.error: Exception | None = None  # when a storage was gone: Python itself would only print it
+        self.counts_host = True  # whether the model is in the memory of the host
         self._waiting: set[int] = set()  # threads, for a collective: what is new meanwhile is its backend's
         # By address, of each living storage: its number, and a weak reference that tells when it is gone.
         self._living: dict[int, tuple[int, Any]] = {}
@@ -44,11 +50,19 @@ class LiveMemory:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
         if (storage := _storage(tensor)) is not None:
             thread = get_ident()
-            is_shared = storage.device.type == "cpu" and storage.is_shared()
-            is_received = is_shared or thread in self._waiting
-            number = self._see_storage(storage, RECEIVED if is_received else part, born=born)
+            is_new = storage._cdata not in self._living
+            if is_new and (thread in self._waiting or self._is_data(tensor, storage)):
+                part = RECEIVED
+            number = self._see_storage(storage, part, born=born)
             self._used[number] = len(self._changes)
             self._threads.add(thread)
+
+    def _is_data(self, tensor: Tensor, storage: Any) -> bool:
+        """Return whether a new tensor is in host memory, as data are, and not part of the training."""
+        if tensor.device.type != "cpu":
+            return False
+        is_real = storage.device.type == "cpu"  # that of a fake tensor is on no device
+        return not self.counts_host or (is_real and storage.is_shared()) or _is_loading()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -169,6 +183,16 @@ def _storage(tensor: Tensor) -> Any:
     with contextlib.suppress(NotImplementedError):
         return tensor.untyped_storage()
     return None
+
+
+def _is_loading() -> bool:
+    """Return whether a `DataLoader` makes a batch in this thread. A wrapper would count as Python calls."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _BaseDataLoaderIter.__next__.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

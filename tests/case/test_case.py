@@ -219,6 +219,11 @@ def test_ids_differ_where_one_field_differs(field: str, one: object, other: obje
     assert make_case(**{field: one}).id != make_case(**{field: other}).id
 
 
+def test_a_case_with_adapters_can_be_a_key() -> None:
+    case = make_case(lora=LoRA(rank=1, alpha=1, rank_pattern={"q_proj": 2}))
+    assert {case: 1}[case.replace(seed=case.seed)] == 1
+
+
 def test_a_long_id_is_cut_and_still_tells_cases_apart() -> None:
     """Such a combination of usual fields is longer than the name of a file may be."""
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

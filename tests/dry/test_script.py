@@ -1,8 +1,10 @@
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from perfsuite import Case, Model, Script, Topology
 from perfsuite.case import catalog
@@ -236,6 +238,51 @@ def test_data_are_loaded_with_their_values(tmp_path: Path, workers: str) -> None
     text = TRAIN.replace(GROUP, COLLATE + GROUP)
     text = text.replace("num_workers=WORKERS", f"num_workers={workers}, collate_fn=collate")
     passed(case_of(tmp_path, text), tmp_path / "dry")
+
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group()
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64))
+# here
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.randn(2, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_fsdp2_moves_a_model_to_the_device_as_on_a_gpu(tmp_path: Path) -> None:
+    sharded = partial(case_of, tmp_path, sequence_length=None, hardware="h100")
+    moved_by_fsdp2 = counted(passed(sharded(SHARDED), tmp_path / "fsdp2"))
+    moved_before = passed(sharded(SHARDED.replace("# here", "model.cuda()")), tmp_path / "before")
+    assert moved_by_fsdp2 == counted(moved_before)
+    assert moved_by_fsdp2.collectives
+
+
+LOAD = """
+from accelerate import init_empty_weights
+from accelerate.utils import load_checkpoint_in_model, set_module_tensor_to_device
+with init_empty_weights():
+    loaded = torch.nn.Linear(4, 4)
+assert loaded.weight.is_meta
+load_checkpoint_in_model(loaded, "weights.bin", device_map={"": "cpu"})
+set_module_tensor_to_device(loaded, "bias", device, value=torch.ones(4))
+assert loaded.weight.device.type == "cpu" and loaded.bias.device == device
+assert all(isinstance(each, torch.nn.Parameter) and each.requires_grad for each in loaded.parameters())
+"""
+
+
+def test_weights_are_loaded_by_accelerate(tmp_path: Path) -> None:
+    """As by diffusers' `from_pretrained`."""
+    torch.save(torch.nn.Linear(4, 4).state_dict(), tmp_path / "weights.bin")
+    text = TRAIN.replace("model = Dist", f"{LOAD}model = Dist")
+    passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
 
 
 def with_line(code: str) -> str:

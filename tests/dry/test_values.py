@@ -1,8 +1,14 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from perfsuite.dry import values
 from perfsuite.dry.values import NoValues, WholeNumbersAreReal, cast
+from perfsuite.errors import DryRunError
 
 
 def test_reads_are_answered_so_that_every_step_is_made() -> None:
@@ -47,3 +53,47 @@ def test_a_module_is_cast_and_what_is_tied_stays_tied() -> None:
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
         assert model[1].weight is model[0].weight
         assert [parameter.requires_grad for parameter in model.parameters()] == [False, True]
+
+
+@pytest.fixture
+def with_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeTensorMode, "avoid_device_init", True)
+    monkeypatch.setattr(torch.Tensor, "data", property(values._DATA.__get__, values._set_data))
+
+
+@pytest.mark.usefixtures("with_data")
+@pytest.mark.parametrize("whole", [False, True])
+def test_data_of_another_device_move_a_tensor(whole: bool) -> None:
+    """As FSDP2 moves parameters, and buffers of whole numbers, which have kept their values."""
+    with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbersAreReal():
+        made = torch.arange(3) if whole else nn.Parameter(torch.ones(3))
+        assert isinstance(made, FakeTensor) is not whole
+        made.data = made.detach().to("cuda:0")  # autograd would ask a GPU, which nobody pretends here
+        assert made.device == made.data.device == torch.device("cuda", 0)
+        assert made.requires_grad is not whole
+        assert made.is_leaf
+
+
+def test_the_type_of_a_fake_parameter_makes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a real one: accelerate loads weights so."""
+    monkeypatch.setattr(FakeTensor, "__new__", values._parameter_of_its_class(FakeTensor.__new__))
+    with FakeTensorMode():
+        parameter = nn.Parameter(torch.ones(3))
+        kind: Any = type(parameter)
+        frozen = kind(torch.ones(2), requires_grad=False)
+        again = kind(torch.ones(2), **{**parameter.__dict__, "requires_grad": True})
+    assert isinstance(frozen, nn.Parameter)
+    assert isinstance(again, nn.Parameter)
+    assert (frozen.requires_grad, again.requires_grad) == (False, True)
+
+
+@pytest.mark.parametrize("version", ["4.50.3", "4.57.3"])
+def test_transformers_4_skips_masks_by_itself(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.delattr("transformers.utils.import_utils.is_fake_tensor")
+    values.let_masks_be_skipped(SimpleNamespace(__version__=version))
+
+
+def test_transformers_5_must_have_what_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("transformers.utils.import_utils.is_fake_tensor")
+    with pytest.raises(DryRunError, match=r"transformers has no transformers\.utils\.import_utils\.is_fake"):
+        values.let_masks_be_skipped(SimpleNamespace(__version__="5.23.0"))

@@ -5,7 +5,7 @@ from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, extr
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.session_file import Measurement
-from tests.counted import FACTS, make_counts, make_dry, make_entries
+from tests.counted import FACTS, limit, make_counts, make_dry, make_entries
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
 
 
@@ -53,6 +53,8 @@ def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
     assert cells(make_dry()) == cells(never_run(), make_dry()) == counted
     assert cells(both) == counted | {"of card": "81%: tight", "most tokens/s": "941,530"}
     assert cells(both, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
+    toy = FACTS.replace(roofline=limit(flops=1, wire_bytes=0))
+    assert cells(both, make_dry(dry_facts=toy))["most tokens/s"] == "-"
     assert cells(make_dry(counts=())) == {}
     assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, "of the rank that has most"
     assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}

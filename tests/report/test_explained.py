@@ -41,6 +41,14 @@ def test_the_least_time_of_a_step_in_words() -> None:
         assert prediction(DryFacts(roofline=limit(**changes)))[-1] == last
 
 
+def test_a_step_of_no_work_has_no_bound_on_speed() -> None:
+    """A toy's is of more tokens/s than any machine reaches."""
+    toy = limit(flops=7 * 10**7, wire_bytes=0)
+    why = "7e-05 TFLOP at 989.5 TFLOP/s take less time than the launches of a step's kernels"
+    assert prediction(DryFacts(roofline=toy)) == [f"no bound on speed: {why}"]
+    assert limit(flops=10**11, wire_bytes=0).is_bound, "which takes 101 µs"
+
+
 def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
     told = explained(SLOWER)
     assert (told.verdict, told.why) == ("regressed after 3 launches", [EXPLAINED])

@@ -1,5 +1,5 @@
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import _create_empty_block_mask
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker import counter as counter_module
 from perfsuite.worker.counter import FLOPS, StepCounter
 from tests.fake_group import alone
@@ -188,6 +189,33 @@ def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tu
     assert counts == counts_of(2, 0, 0)
     assert memory(counts).growth == 0
     assert memory(counts).saved_for_backward > 0
+
+
+def test_a_loader_without_workers_makes_no_activations() -> None:
+    """Its batches count as those that a worker sends."""
+
+    def memory_with(batches: Iterator[Any]) -> StepMemory:
+        training = Training()
+
+        def step(counter: StepCounter) -> None:
+            training.batch = next(batches)
+            training.step(counter)
+
+        return memory(training.counted(step))
+
+    data = [torch.randn(WIDTH) for _ in range(8 * BATCH)]
+    loader: Any = DataLoader(data, batch_size=BATCH, collate_fn=torch.stack)  # type: ignore[arg-type]
+    loaded = memory_with(iter(loader))
+    assert loaded == memory_with(iter([received() for _ in range(2)]))
+    held = torch.stack(data[:BATCH])
+    batches = memory_with(held * 2 for _ in range(2)).at_peak["forward"] - loaded.at_peak["forward"]
+    assert batches == 4 * BATCH * WIDTH, "a loop that makes its own batches: nobody can know what they are"
+
+
+@pytest.mark.parametrize(("device", "counts_host"), [("cpu", True), ("meta", False)])
+def test_host_memory_counts_if_the_model_is_there(device: str, counts_host: bool) -> None:
+    parameters = [nn.Parameter(torch.zeros(2, device=device)), nn.Parameter(torch.zeros(2))]
+    assert StepCounter([], parameters).memory.counts_host is counts_host
 
 
 def test_views_and_allocations_are_no_kernels() -> None:

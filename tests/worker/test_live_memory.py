@@ -47,6 +47,15 @@ def test_tensors_of_one_storage_count_once_and_a_sparse_one_has_none(memory: Liv
     assert memory.end_step().peak == 40
 
 
+def test_beside_a_model_on_a_gpu_host_memory_is_not_counted(memory: LiveMemory) -> None:
+    memory.counts_host = False
+    batch, step_counter, on_device = floats(100), floats(1), torch.zeros(10, device="meta")
+    memory.assign(step_counter, "optimizer state")
+    for tensor in (batch, step_counter, on_device):
+        memory.see(tensor, "forward", born=True)
+    assert memory.end_step().at_peak == {"forward": 40, "optimizer state": 4}
+
+
 def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory: LiveMemory) -> None:
     early, hidden = floats(1), floats(100)
     memory.see(early, "kept")
