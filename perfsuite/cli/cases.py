@@ -19,6 +19,7 @@ from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, CaseError, told
 from perfsuite.launch.launchers import launcher as launcher_of
+from perfsuite.report import summary
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural, relative
@@ -26,6 +27,7 @@ from perfsuite.results.session_file import Status
 from perfsuite.results.store import Store
 from perfsuite.session import outputs
 from perfsuite.session.against_arm import by_counts, by_times, resolved
+from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.plan import budget_for, past_of, planned
@@ -123,6 +125,9 @@ def compare(
     if session.skipped and k is None:
         raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
     progress.cases = len(fits)
+    words = () if k is None else ("-k", k)
+    wanted = Selection(paths=(cases,), words=words, asked=k is not None, is_directory_of_cases=True)
+    session.case_changes, session.cases_unknown = case_changes(arms, wanted, chosen.store)
     _measure(session, fits, json_output=json_output)
     if worse := [*filter(chosen.is_failing, session.results)]:
         if None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against:
@@ -130,7 +135,8 @@ def compare(
             say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
     is_decided = [result.outcome in ("passed", "improved") for result in session.results]
-    raise typer.Exit(0 if is_decided and all(is_decided) else UNDECIDED)
+    is_decided.append(session_file(session, "complete").has_all_cases)
+    raise typer.Exit(0 if session.results and all(is_decided) else UNDECIDED)
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
@@ -280,6 +286,8 @@ def _show(session: Session, status: Status, *, json_output: bool) -> None:
     else:
         out = console()
         width = max(out.width, 80) if out.is_terminal else None
-        for line in outputs.lines(session, whole=True, color=out.is_terminal, width=width):
+        found = outputs.lines(session, whole=True, color=out.is_terminal, width=width)
+        changed = summary.case_changes(session_file(session, status))
+        for line in [*found, *([""] if changed else []), *changed]:
             typer.echo(relative(line, Path.cwd()))
     outputs.write_files(session, status)

@@ -69,7 +69,14 @@ def rendered(
     return environment.get_template(template).render(
         headline=summary.headline(sessions),
         sessions=[
-            (summary.provenance(each), [*filter(None, [summary.interruption(each)]), *each.waivers])
+            (
+                summary.provenance(each),
+                [
+                    *filter(None, [summary.interruption(each)]),
+                    *map(str.strip, summary.case_changes(each)),
+                    *each.waivers,
+                ],
+            )
             for each in sessions
         ],
         skipped=Table(
