@@ -26,13 +26,13 @@ from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import Status
 from perfsuite.results.store import Store
 from perfsuite.session import outputs
-from perfsuite.session.against_arm import by_counts, by_times, resolved
+from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
 from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.plan import budget_for, past_of, planned
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Options
+from perfsuite.session.setup import DryHost, Host, Options, Setup
 
 CASES = Path("bench_cases")
 UNDECIDED = 3  # exit status: no case is slower, one not decided (inconclusive, or on an unhealthy machine)
@@ -115,12 +115,23 @@ def compare(
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
     progress, launches = Progress(line=say), launcher_of(launcher)
+    pairs = read("max-pairs", max_pairs)
+    asked = selected(cases, case, k)
+    host = DryHost() if dry else Host(launches, chosen.store)
+    if not runnable(host, asked, are_named=k is None):  # before anything is installed for an arm
+        setup = Setup(chosen, progress, host)
+        session = Session(setup, ByDryRuns(setup) if dry else AgainstArm(setup))
+        session.waivers = ()
+        fitting(session, asked)
+        _measure(session, [], json_output=json_output)
+        raise typer.Exit(UNDECIDED)
     arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)))
-    pairs, asked = read("max-pairs", max_pairs), selected(cases, case, k)
     if dry or counts:
         session = by_counts(chosen, progress, None if dry else launches, arms)
     else:
         session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
+    if not dry:
+        session.setup.host = host  # it has looked at the machine
     fits = fitting(session, asked)
     if session.skipped and k is None:
         raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
@@ -247,6 +258,18 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
     if bool(ids) == (expression is not None):
         raise CaseError("name the cases by their ids, or select them by -k: one of both")
     return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
+
+
+def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
+    """Return the cases that can be run on `host`. Raises `CaseError` for one that cannot, if all are named by ids."""
+    found = []
+    for case in cases:
+        reason = host.why_not(case)
+        if reason is None:
+            found.append(case)
+        elif are_named:
+            raise CaseError(f"{case.id}: {reason}")
+    return found
 
 
 def fitting(session: Session, cases: list[Case]) -> list[Case]:

@@ -30,7 +30,7 @@ from perfsuite.report.text import plural, relative
 from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.session.setup import Host, Setup
+from perfsuite.session.setup import DryHost, Host, Setup
 from perfsuite.verdict.judge import why_failed
 
 DRY, LAUNCH = "dry run", "launch"
@@ -59,11 +59,12 @@ def releases(
     are kept, and the same command goes on. Exit status 3 if a release, or a case under it, could not be run.
     """
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also for what a release needs
-    chosen, names = shared.selected(cases, case, k), released(package, first, last, minors=minors)
-    shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     options = shared.options(store=store)
     setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
     runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH))
+    chosen = runs.possible(shared.selected(cases, case, k))
+    names = released(package, first, last, minors=minors)
+    shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     try:
         steps = list(runs.steps(chosen, names))
     finally:
@@ -110,6 +111,32 @@ class _Runs:
     way_of: dict[str, str] = field(default_factory=dict)
     # Whether the torch of an arm lets CUDA be pretended.
     has_cuda: dict[str, bool] = field(default_factory=dict)
+
+    def possible(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases that can be run here in some way, and say why others cannot.
+
+        Raises `CaseError` if none can: before anything is installed.
+        """
+        found, refused = [], []
+        for case in cases:
+            reasons = [self._why_not(case, way) for way in self.ways]
+            if None in reasons:
+                found.append(case)
+            else:
+                refused.append(f"{case.id}: {'; '.join(dict.fromkeys(filter(None, reasons)))}")
+        if not found:
+            raise CaseError("\n".join(refused))
+        for line in refused:
+            self.setup.progress.say(f"{line}: it is left out")
+        return found
+
+    def _why_not(self, case: Case, way: str) -> str | None:
+        """Return why a case cannot be run here in this way, or None."""
+        host = DryHost() if way == DRY else self.setup.host
+        try:
+            return host.why_not(case)
+        except CaseError as error:
+            return str(error)
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
         """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
@@ -49,7 +50,9 @@ def collect(paths: Sequence[str], *words: str, file: Path, arm: Arm = HERE) -> C
     Raises `CaseError` with what pytest says of an error.
     """
     command = [arm.python, "-m", "pytest", *paths, "--collect-only", "--quiet", *words]
-    how = {"cwd": arm.directory, "env": {**os.environ, **arm.variables}, "timeout": COLLECT_S}
+    how: dict[str, Any] = {}
+    if arm != HERE:
+        how = {"cwd": arm.directory, "env": {**os.environ, **arm.variables}, "timeout": COLLECT_S}
     try:
         done = captured([*command, "--perf-dry", f"--perf-cases={file}"], **how)
     except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.setup import DryHost
 from tests.cli import commands
 from tests.packages import only_index, write_wheel
 from tests.samples import make_case, make_figures
@@ -87,6 +88,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
     monkeypatch.setattr(command_of, "versions", lambda package: [*map(Version, INDEX)])
     monkeypatch.setattr(command_of, "resolve", stand_in.resolve)
+    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
     return stand_in
 
 
@@ -180,8 +182,23 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
     runs.refused = {("dry", "2.0")}
     told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
     assert f"\n## 1.2 -> 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
-    said = command("--from", "1.2", "--counts", ids=(gpu.id,), status=3).stdout
-    assert f"- {gpu.id}: it is meant for h100, this machine is " in said
+
+
+def test_a_case_that_cannot_run_in_any_way_is_refused_before_pip(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ids the other cases go on, and it is left out."""
+    gpu = make_case(hardware="h100", steps=22)
+    commands.hold(monkeypatch, gpu, CASE)
+    asked = list[str]()
+    listed = [*map(Version, INDEX)]
+    monkeypatch.setattr(command_of, "versions", lambda package: asked.append(package) or listed)
+    said = commands.error_of("releases", "some_thing", "--from", "1.2", "--counts", gpu.id)
+    assert f"{gpu.id}: it is meant for h100, this machine is " in said
+    assert asked == []
+    said = command("--from", "1.2", "--counts", "-k", "any", ids=()).stderr
+    assert f"{gpu.id}: it is meant for h100" in said
+    assert {case for _, _, case in runs.made} == {CASE.id}
 
 
 def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
