@@ -254,9 +254,11 @@ def check_asked(hardware: str, cases: Path) -> None:
 
 
 def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:
-    """Return the cases of a directory by their ids, or by an expression. Raises `CaseError` for neither."""
-    if bool(ids) == (expression is not None):
-        raise CaseError("name the cases by their ids, or select them by -k: one of both")
+    """Return the cases of a directory by their ids, or by an expression. Raises `CaseError` for neither and both."""
+    if ids and expression is not None:
+        raise CaseError("give case ids or -k, not both")
+    if not ids and expression is None:
+        raise CaseError("no case is named: give case ids or -k EXPRESSION")
     return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
 
 

@@ -23,6 +23,7 @@ from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange
 
 SHOWN_FIELDS = 5  # changed fields of a case that are listed
+LONGEST_ERROR = 500  # letters of why cases could not be collected
 LONGEST_VALUE = 60  # letters of a value
 SAME_TEST_FIELDS = 12
 """Fields in which a case may differ from one of the same test that is taken to stand in its place."""
@@ -53,8 +54,16 @@ def case_changes(
         try:
             found.append(each.result())
         except PerfsuiteError as error:
-            return (), f"arm {letter}'s cases could not be collected: {error}: what vanished is unknown"
+            why = _in_short(str(error))
+            return (), f"arm {letter}'s cases could not be collected: {why}: what vanished is unknown"
     return tuple(_changes(*found, asked=selection.asked)), None
+
+
+def _in_short(error: str) -> str:
+    """Return the line of an error that says why: of pytest's report the last that it marks with an E."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    marked = [line[1:].strip() for line in lines if line.startswith("E  ")]
+    return f"{lines[0].rpartition(': ')[0]}: {marked[-1]}" if marked else " ".join(lines)[:LONGEST_ERROR]
 
 
 def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTest, ...]:
