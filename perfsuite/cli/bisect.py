@@ -39,6 +39,7 @@ def bisect(
     store: shared.LocalStore = None,
     launcher: shared.Launcher = None,
     wait_quiet: shared.WaitQuiet = None,
+    yes: shared.Yes = False,
 ) -> None:
     """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
 
@@ -58,7 +59,8 @@ def bisect(
     if package is None:
         history = searching.of_commits(good, bad, root=root, store=options.store)
     else:
-        history = searching.of_versions(package, good, bad, root=root, store=options.store)
+        where = {"root": root, "store": options.store}
+        history = searching.of_versions(package, good, bad, **where, consent=shared.asks(yes=yes))
     machine_class = host.machine_for(chosen).hardware_class
     file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
     if known.steps:

@@ -4,7 +4,8 @@ The first two are `pytest --perf-against` and `pytest --perf-dry` without a test
 """
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, CaseError, told
+from perfsuite.launch.installed import Consent
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report import summary
 from perfsuite.report.progress import Progress
@@ -30,11 +32,12 @@ from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_t
 from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
-from perfsuite.session.plan import budget_for, past_of, planned
+from perfsuite.session.plan import Planned, budget_for, past_of, planned
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import DryHost, Host, Options, Setup
 
 CASES = Path("bench_cases")
+NOT_KNOWN = "not known"
 UNDECIDED = 3  # exit status: no case is slower, one not decided (inconclusive, or on an unhealthy machine)
 
 
@@ -81,6 +84,7 @@ Reviewed = Annotated[Path, typer.Option("--baselines", help="Directory of review
 Launcher = Annotated[str | None, option("launcher")]
 WaitQuiet = Annotated[str | None, option("wait-quiet")]
 MaxPairs = Annotated[str | None, option("max-pairs")]
+Yes = Annotated[bool, typer.Option("--yes", help="download more than 1 GB of packages without asking")]
 Inject = Annotated[str | None, option("inject")]
 Report = Annotated[str | None, option("report")]
 
@@ -105,6 +109,7 @@ def compare(
     store: LocalStore = None,
     launcher: Launcher = None,
     wait_quiet: WaitQuiet = None,
+    yes: Yes = False,
 ) -> None:
     """Which of two environments is slower, or does more in a step? No baseline is needed.
 
@@ -125,7 +130,7 @@ def compare(
         fitting(session, asked)
         _measure(session, [], json_output=json_output)
         raise typer.Exit(UNDECIDED)
-    arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)))
+    arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)), asks(yes=yes))
     if dry or counts:
         session = by_counts(chosen, progress, None if dry else launches, arms)
     else:
@@ -148,6 +153,19 @@ def compare(
     is_decided = [result.outcome in ("passed", "improved") for result in session.results]
     is_decided.append(session_file(session, "complete").has_all_cases)
     raise typer.Exit(0 if session.results and all(is_decided) else UNDECIDED)
+
+
+def asks(*, yes: bool) -> Consent:
+    """Return what says what pip is about to download, and asks on a terminal whether it may be much."""
+
+    def consent(text: str, is_large: bool) -> bool:
+        is_allowed = yes or not is_large
+        if not is_allowed and not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False  # nobody can answer; the error says how large it is
+        say(text)
+        return is_allowed or typer.confirm("Download that much?", err=True)
+
+    return consent
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
@@ -209,29 +227,49 @@ def plan(
     order = planned(chosen, past, datetime.now(UTC).date())
     limit = None if most_s is None else budget_for(order, most_s)
     grid = plain_table(("case", "last", "measured", "minutes", "GPU hours", "reached after"))
-    rows, used, hours, never = list[dict[str, object]](), 0.0, 0.0, list[str]()
+    rows = list[dict[str, object]]()
+    never = list[str]()
+    reached = list[Planned]()
+    used = 0.0
     for each in order:
-        cost, before = each.seconds or 0.0, each.past
-        fits = most_s is None or used + cost <= most_s
-        used, hours = used + cost * fits, hours + (each.gpu_hours or 0) * fits
+        cost, before = each.seconds, each.past
+        fits = most_s is None or used + (cost or 0.0) <= most_s
+        if fits:
+            reached.append(each)
+            used += cost or 0.0
+        # After a case of unknown cost nobody knows when the next one begins.
+        is_known = all(done.seconds is not None for done in reached)
         last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
         about = "~" if before is None else ""
-        minutes = "not known" if each.seconds is None else f"{about}{each.seconds / 60:,.1f}"
-        of_gpus = "not known" if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
-        after = f"{used / 60:,.1f} min" if fits else "not reached"
+        minutes = NOT_KNOWN if cost is None else f"{about}{cost / 60:,.1f}"
+        of_gpus = NOT_KNOWN if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
+        after = "not reached"
+        if fits:
+            after = f"{used / 60:,.1f} min" if is_known else NOT_KNOWN
         grid.add_row(each.case.id, last, day, minutes, of_gpus, after)
         known = {"outcome": last, "day": day} if before else {"outcome": None, "day": None}
-        costs = {"expected_s": each.seconds, "gpu_hours": each.gpu_hours}
-        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": used if fits else None})
-        if limit is not None and cost > limit.seconds:
+        costs = {"expected_s": cost, "gpu_hours": each.gpu_hours}
+        reached_after = used if fits and is_known else None
+        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": reached_after})
+        if limit is not None and cost is not None and cost > limit.seconds:
             never.append(f"{each.case.id}: {limit.told(each.case)}")
     print_rows(rows, grid, as_json=as_json)
     if as_json:
         return
-    reached = sum(row["reached_after_s"] is not None for row in rows)
     within = "" if most_s is None else f" of {len(order)} within {budget}"
-    total = f"{used / 60:,.1f} min, {hours:,.1f} GPU hours, as far as is known"
-    console().print("\n".join([*never, f"{plural(reached, 'case')}{within}: {total}"]))
+    console().print("\n".join([*never, f"{plural(len(reached), 'case')}{within}: {total(reached)}"]))
+
+
+def total(cases: Sequence[Planned]) -> str:
+    """Return what cases cost together, and of how many of them that is not known."""
+    known = [each for each in cases if each.seconds is not None]
+    if not known:
+        return "no cost is known" if cases else "0.0 min, 0.0 GPU hours"
+    seconds = sum(each.seconds or 0.0 for each in known)
+    hours = sum(each.gpu_hours or 0.0 for each in known)
+    left = len(cases) - len(known)
+    more = f" and {plural(left, 'case')} of unknown cost" if left else ""
+    return f"{seconds / 60:,.1f} min, {hours:,.1f} GPU hours{more}"
 
 
 def read(name: str, value: str | None) -> Any:
@@ -254,7 +292,7 @@ def check_asked(hardware: str, cases: Path) -> None:
 
 
 def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:
-    """Return the cases of a directory by their ids, or by an expression. Raises `CaseError` for neither and both."""
+    """Return the cases of a directory by their ids, or by an expression: one of both, else `CaseError`."""
     if ids and expression is not None:
         raise CaseError("give case ids or -k, not both")
     if not ids and expression is None:
@@ -263,7 +301,7 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
 
 
 def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
-    """Return the cases that can be run on `host`. Raises `CaseError` for one that cannot, if all are named by ids."""
+    """Return the cases that can be run on `host`. Raises `CaseError` for one that cannot and is named."""
     found = []
     for case in cases:
         reason = host.why_not(case)

@@ -20,7 +20,7 @@ from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.launch.arm import HERE, Arm, resolve
-from perfsuite.launch.installed import versions
+from perfsuite.launch.installed import Consent, versions
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
 from perfsuite.report.markdown import text
@@ -52,6 +52,7 @@ def releases(
     cases: shared.Cases = shared.CASES,
     store: shared.LocalStore = None,
     launcher: shared.Launcher = None,
+    yes: shared.Yes = False,
 ) -> None:
     """What did each release of a package change in a step? Prints a page of Markdown.
 
@@ -61,7 +62,7 @@ def releases(
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also for what a release needs
     options = shared.options(store=store)
     setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
-    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH))
+    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH), shared.asks(yes=yes))
     chosen = runs.possible(shared.selected(cases, case, k))
     names = released(package, first, last, minors=minors)
     shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
@@ -89,7 +90,7 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
     except InvalidVersion as error:
         raise CaseError(f"--from or --to: {error}: give a version as 2.11.0") from None
     if end and start > end:
-        raise CaseError(f"--from {start} is newer than --to {end}: exchange them")
+        raise CaseError(f"--from {start} is newer than --to {end}: swap them")
     found = [each for each in versions(package) if each > start and not each.is_prerelease]
     later = found if end is None else [*(each for each in found if each < end), end]
     if minors:
@@ -107,6 +108,7 @@ class _Runs:
     setup: Setup
     package: str
     ways: Sequence[str]  # the cheapest first
+    consent: Consent
     # The first of the ways in which a case ran: it keeps to that as long as it can.
     way_of: dict[str, str] = field(default_factory=dict)
     # Whether the torch of an arm lets CUDA be pretended.
@@ -144,7 +146,8 @@ class _Runs:
         for name in names:
             yield (step := Step(f"{last} -> {name}" if last else name))
             try:
-                arm = resolve("", f"{self.package}=={name}", root=options.root, store=options.store)
+                where = {"root": options.root, "store": options.store}
+                arm = resolve("", f"{self.package}=={name}", **where, consent=self.consent)
             except CaseError as error:
                 step.unknown.append(f"- not installed: {text(str(error).rpartition('ERROR: ')[2])}")
                 continue

@@ -178,9 +178,7 @@ def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) 
             continue
         why = skip_mark(item) if item in left else "deselected"
         marks = {mark.name for mark in item.iter_markers()} - NOT_SELECTABLE
-        found.append(
-            CollectedTest(nodeid=item.nodeid, case=case, marks=tuple(sorted(marks)), left_out=why)
-        )
+        found.append(CollectedTest(nodeid=item.nodeid, case=case, marks=tuple(sorted(marks)), left_out=why))
     return tuple(found)
 
 

@@ -98,7 +98,7 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
 
 
 def _limits(arm: Arm) -> list[str]:
-    """Return the options that keep pytest inside of the worktree of an arm, which lies below the repository."""
+    """Return the options that keep pytest inside of an arm's worktree, which lies below the repository."""
     if arm.moved is None:
         return []
     top = Path(arm.moved[1])
@@ -108,9 +108,7 @@ def _limits(arm: Arm) -> list[str]:
     return inside
 
 
-def _changes(
-    a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: bool
-) -> Iterator[CaseChange]:
+def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: bool) -> Iterator[CaseChange]:
     """Yield what became of each test that arm A would run."""
     by_id = {test.case.id: test for test in b}
     ours = {test.case.id for test in a}
@@ -147,9 +145,7 @@ def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:
     return "deselected", ""
 
 
-def _in_their_place(
-    lost: Sequence[CollectedTest], new: Sequence[CollectedTest]
-) -> dict[str, CollectedTest]:
+def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
     """Return the new test that stands in the place of a lost one, by the lost case's id.
 
     Of the new cases of the same test function the one that differs in the fewest fields is taken.

@@ -282,7 +282,7 @@ def _first_line(message: str) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error at the end of a chain: of `raise ... from`, and of an import that failed on the way."""
+    """Return the error at the end of a chain: of `raise ... from`, and of a failed import on the way."""
     seen = [error]
     while (cause := _cause(seen[-1])) is not None and cause not in seen:
         seen.append(cause)

@@ -165,9 +165,7 @@ def test_cases_of_an_arm_that_are_not_known_are_no_pass(
     assert f"**{why}**" in Path("out/summary.md").read_text()
 
 
-def test_cases_are_checked_before_an_arm_is_made(
-    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     """An arm may cost minutes of pip."""
     monkeypatch.setattr(cases, "resolved", lambda *arguments: pytest.fail("made an arm"))
     for words, why in (

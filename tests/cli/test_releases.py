@@ -63,7 +63,7 @@ class Runs:
         self.devices.append(device)
         return self._run(case, directory, arm, "dry")
 
-    def resolve(self, option: str, text: str, **_: Path) -> Arm:
+    def resolve(self, option: str, text: str, **_: Any) -> Arm:
         if text.partition("==")[2] in self.uninstallable:
             raise CaseError(f"{text}: pip: ERROR: Cannot install {text} and torch==2.13.0")
         return Arm(text=text)
@@ -140,7 +140,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("--from 1.0 --to 1.2 --minors", "1.0, 1.1.1, 1.2"),
         ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
         ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # which is run if it is named
-        ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: exchange them"),
+        ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: swap them"),
         ("--from main", "--from or --to: Invalid version: 'main': give a version as 2.11.0"),
         ("--from 2.0", "some_thing has no release after 2.0: name an older one by --from"),
         ("--from 1.0 --to 1.0", "some_thing has no release after 1.0"),
@@ -191,8 +191,12 @@ def test_a_case_that_cannot_run_in_any_way_is_refused_before_pip(
     gpu = make_case(hardware="h100", steps=22)
     commands.hold(monkeypatch, gpu, CASE)
     asked = list[str]()
-    listed = [*map(Version, INDEX)]
-    monkeypatch.setattr(command_of, "versions", lambda package: asked.append(package) or listed)
+
+    def versions(package: str) -> list[Version]:
+        asked.append(package)
+        return [*map(Version, INDEX)]
+
+    monkeypatch.setattr(command_of, "versions", versions)
     said = commands.error_of("releases", "some_thing", "--from", "1.2", "--counts", gpu.id)
     assert f"{gpu.id}: it is meant for h100, this machine is " in said
     assert asked == []

@@ -26,7 +26,10 @@ def test_it(bench, case):
     bench(case)
 """
 B4, B2, B1 = (f"fake-llama-tiny-s64-b{size}-fp32-1x2" for size in (4, 2, 1))
-DROPS = "def pytest_collection_modifyitems(items):\n    items[:] = [each for each in items if 'b2' not in each.name]\n"
+DROPS = """
+def pytest_collection_modifyitems(items):
+    items[:] = [each for each in items if "b2" not in each.name]
+"""
 
 
 def of_test(case: Case, name: str = "test_it", **changes: Any) -> CollectedTest:
@@ -124,7 +127,8 @@ def found(repo: Path, *words: str, text: str = "main") -> tuple[tuple[CaseChange
 
 def edit(repo: Path, before: str, after: str) -> None:
     file = repo / "bench_cases/test_a.py"
-    assert before in (text := file.read_text())
+    text = file.read_text()
+    assert before in text
     file.write_text(text.replace(before, after))
 
 
@@ -138,7 +142,11 @@ PARAMETERS = "[CASE, CASE.replace(micro_batch=2)]"
         ("[CASE]", "deleted", ""),
         ("[CASE, CASE.replace(micro_batch=1)]", "changed", f"{B1}: micro_batch 2 -> 1"),
         ('[CASE, CASE.replace(micro_batch=2, hardware="h100")]', "re-marked", "cpu -> h100"),
-        ("[CASE, pytest.param(CASE.replace(micro_batch=2), marks=pytest.mark.skip('slow'))]", "skipped", "slow"),
+        (
+            "[CASE, pytest.param(CASE.replace(micro_batch=2), marks=pytest.mark.skip('slow'))]",
+            "skipped",
+            "slow",
+        ),
     ],
 )
 def test_a_case_that_a_branch_edits_is_listed(repo: Path, after: str, kind: str, words: str) -> None:
@@ -212,7 +220,7 @@ def test_an_older_perfsuite_tells_its_selected_cases_alone(repo: Path) -> None:
     edit(repo, PARAMETERS, "[CASE]")
     old = repo / "python"
     old.write_text(
-        f"#!/bin/sh\n{sys.executable} \"$@\" || exit\n"
+        f'#!/bin/sh\n{sys.executable} "$@" || exit\n'
         "for word; do case $word in --perf-cases=*) file=${word#--perf-cases=};; esac; done\n"
         f"[ -z \"$file\" ] || {sys.executable} - $file <<'E'\n"
         "import json, sys\nkept = json.load(open(sys.argv[1]))\ndel kept['tests']\n"

@@ -125,7 +125,9 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
     for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
         assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
         (reason,) = verdict.reasons
-        told = "arm B gives the model 512 tokens a step, arm A 256: the change did it (tokens: the case claims"
+        told = (
+            "arm B gives the model 512 tokens a step, arm A 256: the change did it (tokens: the case claims"
+        )
         assert reason.startswith(told)
         assert reason.endswith("in the second step, by 2 calls a rank)")
     both = judge_counts(doubled, doubled).reasons

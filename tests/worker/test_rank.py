@@ -137,7 +137,7 @@ def test_each_error_has_its_kind(error: BaseException, kind: FailureKind) -> Non
 
 
 REAL = "cannot import name 'is_fake' from 'torch'"
-LAZY = "Failed to import transformers.models.llama because of the following error (look up to see its traceback):"
+LAZY = "Failed to import models.llama because of the following error (look up to see its traceback):"
 
 
 def raised_by(code: str) -> Failure:
@@ -155,8 +155,8 @@ def raised_by(code: str) -> Failure:
         ("raise RuntimeError(LAZY + '\\n' + REAL)", f"RuntimeError: {LAZY} {REAL}"),
         ("raise RuntimeError(LAZY) from error", f"RuntimeError: {LAZY[:-1]}: caused by ImportError: {REAL}"),
         (
-            "raise ModuleNotFoundError('Could not import module Llama. Are its requirements right?') from error",
-            "ModuleNotFoundError: Could not import module Llama. Are its requirements right?: caused by "
+            "raise ModuleNotFoundError('Could not import module Llama. Are its needs right?') from error",
+            "ModuleNotFoundError: Could not import module Llama. Are its needs right?: caused by "
             f"ImportError: {REAL}",
         ),
         ("raise ImportError('no Llama')", f"ImportError: no Llama: caused by ImportError: {REAL}"),
