@@ -4,6 +4,7 @@ The first two are `pytest --perf-against` and `pytest --perf-dry` without a test
 """
 
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -94,7 +95,7 @@ CountsWay = Annotated[bool, typer.Option("--counts", help="by what a step does, 
 
 
 def compare(
-    against: Annotated[str, option("against")],
+    against: Annotated[str | None, option("against")] = None,
     arm: Annotated[str, typer.Option(help="what may be slower; without it this environment, as it is")] = ".",
     case: Ids = None,
     k: Expression = None,
@@ -115,6 +116,8 @@ def compare(
 
     Exit status 1 if a case is worse in arm B, or fails; 3 if none is, and one is not decided.
     """
+    if against is None:
+        raise CaseError("nothing is named to compare with: add --against main, or another arm")
     if dry and inject is not None:
         raise CaseError("--dry with --inject: a dry run only counts; leave one of them out")
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
@@ -326,6 +329,7 @@ def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
     """Measure cases one after another, then print and write what was found. Returns how many could not be."""
     refused = 0
     status: Status = "interrupted"
+    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job leaves what was found until then, too
     try:
         for case in cases:
             try:
@@ -339,11 +343,21 @@ def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
         status = "complete"
     finally:  # an interrupt, or the end of an allocation, leaves what was found until then
         session.setup.lock.release()
-        _show(session, status, json_output=json_output)
+        try:
+            _show(session, status, json_output=json_output)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return refused
 
 
+def _end(number: int, frame: object) -> None:
+    """End this command by an exception, so that what it has found is written."""
+    raise SystemExit(128 + number)
+
+
 def _show(session: Session, status: Status, *, json_output: bool) -> None:
+    if (interruption := summary.interruption(session_file(session, status))) is not None:
+        say(interruption)
     if json_output:
         typer.echo(json.dumps(documents.plain(session_file(session, status)), indent=1))
     else:

@@ -65,6 +65,8 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print(f"{name:<12}{value}")
         if (interruption := summary.interruption(session)) is not None:
             out.print(interruption)
+        if changed := summary.case_changes(session):
+            out.print("\n".join(changed))
         out.print()
         for found in session.preflights:
             out.print(f"{preflight_text(found)}\n")

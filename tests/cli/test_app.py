@@ -29,6 +29,13 @@ def test_commands_look_where_pytests_ini_file_says() -> None:
     assert make_case().id not in shown.stdout, "an option wins"
 
 
+def test_a_value_that_is_none_of_several_is_told_without_the_parsers_own_words() -> None:
+    for words in (("export", "--format", "csv"), ("dry-run", "a", "--device", "tpu")):
+        said = flat(run(*words, status=2).stderr)
+        assert f": '{words[-1]}' is not one of '" in said
+        assert "Value error" not in said
+
+
 def test_help_names_the_exit_statuses() -> None:
     assert "Exit status: 0, or 1 for a finding" in flat(run("--help").stdout)
 
