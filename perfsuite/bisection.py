@@ -20,7 +20,7 @@ from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git
 from perfsuite.launch.arm import RELEASE, Arm, resolve
-from perfsuite.launch.installed import versions
+from perfsuite.launch.installed import Consent, refuse_large, versions
 from perfsuite.report.text import plural
 from perfsuite.results.environment import installed
 from perfsuite.results.metric import TOKENS_PER_S, described
@@ -225,7 +225,9 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
     return History(good=first.commit, candidates=tuple(between.split()), arm=arm)
 
 
-def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -> History:
+def of_versions(
+    package: str, good: str, bad: str, *, root: Path, store: Path, consent: Consent = refuse_large
+) -> History:
     """The released versions of a package between two, each to be installed into its own directory."""
     first, last = _version("--good", good), _version("--bad", bad)
     if first >= last:
@@ -237,7 +239,7 @@ def of_versions(package: str, good: str, bad: str, *, root: Path, store: Path) -
         raise CaseError(f"pip finds no {package}=={bad}. The newest that it finds: {known}")
 
     def arm(version: str) -> Arm:
-        return resolve("--bad", f"{package}=={version}", root=root, store=store)
+        return resolve("--bad", f"{package}=={version}", root=root, store=store, consent=consent)
 
     return History(good=str(first), candidates=tuple(map(str, between)), arm=arm)
 

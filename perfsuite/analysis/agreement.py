@@ -1,5 +1,6 @@
 """Checks what only all ranks together show: one model, on the tokens that the case claims, nothing hidden."""
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
@@ -77,6 +78,10 @@ def clock_differs(reports: Sequence[RankReport]) -> str | None:
                 "the machine was suspended: no time that was measured is one"
             )
     return None
+
+
+TOKENS_DIFFER = re.compile(r"^tokens: the case claims (\d+) a step\b.* the model was given (\d+)\b")
+"""What `tokens_differ` says: the tokens that a case claims, and those that its model was given."""
 
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:

@@ -284,11 +284,22 @@ def check_same(first: Case, case: Case) -> None:
         )
 
 
+class CollectedTest(Data):
+    """A test with its case, as pytest collected it, whether it is selected or not."""
+
+    nodeid: str
+    case: Case
+    marks: tuple[str, ...] = ()  # the names of its marks that `-m` can select, sorted
+    # Why pytest would not run it: `deselected`, or `skipped`, with the reason. None: it would.
+    left_out: str | None = None
+
+
 class CaseList(Document):
     """The cases that tests ask for, as `--perf-cases` writes them."""
 
     schema_version: Literal[1] = 1
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...]  # of the selected tests
+    tests: tuple[CollectedTest, ...] = ()  # all that were collected; none by an older perfsuite
 
 
 class CaseFile(Document):

@@ -58,6 +58,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:  # typer reads values with pydantic, which puts this before
+            error.message = error.message.replace("Value error, ", "")
+            raise
         except PerfsuiteError as error:
             console(stderr=True).print(f"perfsuite {ctx.invoked_subcommand}: {error}", style="red")
             raise typer.Exit(2) from None

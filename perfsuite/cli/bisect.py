@@ -10,7 +10,6 @@ from perfsuite import bisection as searching
 from perfsuite import documents
 from perfsuite.bisection import BisectFile, Step
 from perfsuite.cli import cases as shared
-from perfsuite.errors import CaseError
 from perfsuite.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.launchers import launcher as launcher_of
@@ -41,6 +40,7 @@ def bisect(
     store: shared.LocalStore = None,
     launcher: shared.Launcher = None,
     wait_quiet: shared.WaitQuiet = None,
+    yes: shared.Yes = False,
 ) -> None:
     """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
 
@@ -54,14 +54,14 @@ def bisect(
     most = shared.read("max-pairs", max_pairs)
     options = shared.options(store=store, wait_quiet=wait_quiet)
     [chosen] = shared.selected(cases, [case], None)
+    launches = None if dry else launcher_of(launcher)
+    host = DryHost() if launches is None else Host(launches, options.store)
+    shared.runnable(host, [chosen], are_named=True)  # before anything is installed for an arm
     if package is None:
         history = searching.of_commits(good, bad, root=root, store=options.store)
     else:
-        history = searching.of_versions(package, good, bad, root=root, store=options.store)
-    launches = None if dry else launcher_of(launcher)
-    host = DryHost() if launches is None else Host(launches, options.store)
-    if (reason := host.why_not(chosen)) is not None:
-        raise CaseError(f"{case}: {reason}")
+        where = {"root": root, "store": options.store}
+        history = searching.of_versions(package, good, bad, **where, consent=shared.asks(yes=yes))
     machine_class = host.machine_for(chosen).hardware_class
     file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
     if known.steps:

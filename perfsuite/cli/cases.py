@@ -4,7 +4,9 @@ The first two are `pytest --perf-against` and `pytest --perf-dry` without a test
 """
 
 import json
-from collections.abc import Mapping
+import signal
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,20 +20,24 @@ from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, CaseError, told
+from perfsuite.launch.installed import Consent
 from perfsuite.launch.launchers import launcher as launcher_of
+from perfsuite.report import summary
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural, printable, relative
 from perfsuite.results.session_file import Status
 from perfsuite.results.store import CASES, Store
 from perfsuite.session import outputs
-from perfsuite.session.against_arm import by_counts, by_times, resolved
+from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
+from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
-from perfsuite.session.plan import budget_for, past_of, planned
+from perfsuite.session.plan import Planned, budget_for, past_of, planned
 from perfsuite.session.session import Session, session_file
-from perfsuite.session.setup import Options
+from perfsuite.session.setup import DryHost, Host, Options, Setup
 
+NOT_KNOWN = "not known"
 UNDECIDED = 3  # exit status: no case is slower, one not decided (inconclusive, or on an unhealthy machine)
 
 
@@ -78,6 +84,7 @@ Reviewed = Annotated[Path, typer.Option("--baselines", help="Directory of review
 Launcher = Annotated[str | None, option("launcher")]
 WaitQuiet = Annotated[str | None, option("wait-quiet")]
 MaxPairs = Annotated[str | None, option("max-pairs")]
+Yes = Annotated[bool, typer.Option("--yes", help="download more than 1 GB of packages without asking")]
 Inject = Annotated[str | None, option("inject")]
 Report = Annotated[str | None, option("report")]
 
@@ -87,7 +94,7 @@ CountsWay = Annotated[bool, typer.Option("--counts", help="by what a step does, 
 
 
 def compare(
-    against: Annotated[str, option("against")],
+    against: Annotated[str | None, option("against")] = None,
     arm: Annotated[str, typer.Option(help="what may be slower; without it this environment, as it is")] = ".",
     case: Ids = None,
     k: Expression = None,
@@ -102,26 +109,43 @@ def compare(
     store: LocalStore = None,
     launcher: Launcher = None,
     wait_quiet: WaitQuiet = None,
+    yes: Yes = False,
 ) -> None:
     """Which of two environments is slower, or does more in a step? No baseline is needed.
 
     Exit status 1 if a case is worse in arm B, or fails; 3 if none is, and one is not decided.
     """
+    if against is None:
+        raise CaseError("nothing is named to compare with: add --against main, or another arm")
     if dry and inject is not None:
         raise CaseError("--dry with --inject: a dry run only counts; leave one of them out")
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
     progress, launches = Progress(line=say), launcher_of(launcher)
-    arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)))
-    pairs, asked = read("max-pairs", max_pairs), selected(cases, case, k)
+    pairs = read("max-pairs", max_pairs)
+    asked = selected(cases, case, k)
+    host = DryHost() if dry else Host(launches, chosen.store)
+    if not runnable(host, asked, are_named=k is None):  # before anything is installed for an arm
+        setup = Setup(chosen, progress, host)
+        session = Session(setup, ByDryRuns(setup) if dry else AgainstArm(setup))
+        session.waivers = ()
+        fitting(session, asked)
+        _measure(session, [], json_output=json_output)
+        raise typer.Exit(UNDECIDED)
+    arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)), asks(yes=yes))
     if dry or counts:
         session = by_counts(chosen, progress, None if dry else launches, arms)
     else:
         session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
+    if not dry:
+        session.setup.host = host  # it has looked at the machine
     fits = fitting(session, asked)
     if session.skipped and k is None:
         raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
     progress.cases = len(fits)
+    words = () if k is None else ("-k", k)
+    wanted = Selection(paths=(cases,), words=words, asked=k is not None, is_directory_of_cases=True)
+    session.case_changes, session.cases_unknown = case_changes(arms, wanted, chosen.store)
     _measure(session, fits, json_output=json_output)
     if worse := [*filter(chosen.is_failing, session.results)]:
         if None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against:
@@ -129,7 +153,21 @@ def compare(
             say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
     is_decided = [result.outcome in ("passed", "improved") for result in session.results]
-    raise typer.Exit(0 if is_decided and all(is_decided) else UNDECIDED)
+    is_decided.append(session_file(session, "complete").has_all_cases)
+    raise typer.Exit(0 if session.results and all(is_decided) else UNDECIDED)
+
+
+def asks(*, yes: bool) -> Consent:
+    """Return what says what pip is about to download, and asks on a terminal whether it may be much."""
+
+    def consent(text: str, is_large: bool) -> bool:
+        is_allowed = yes or not is_large
+        if not is_allowed and not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False  # nobody can answer; the error says how large it is
+        say(text)
+        return is_allowed or typer.confirm("Download that much?", err=True)
+
+    return consent
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
@@ -191,29 +229,49 @@ def plan(
     order = planned(chosen, past, datetime.now(UTC).date())
     limit = None if most_s is None else budget_for(order, most_s)
     grid = plain_table(("case", "last", "measured", "minutes", "GPU hours", "reached after"))
-    rows, used, hours, never = list[dict[str, object]](), 0.0, 0.0, list[str]()
+    rows = list[dict[str, object]]()
+    never = list[str]()
+    reached = list[Planned]()
+    used = 0.0
     for each in order:
-        cost, before = each.seconds or 0.0, each.past
-        fits = most_s is None or used + cost <= most_s
-        used, hours = used + cost * fits, hours + (each.gpu_hours or 0) * fits
+        cost, before = each.seconds, each.past
+        fits = most_s is None or used + (cost or 0.0) <= most_s
+        if fits:
+            reached.append(each)
+            used += cost or 0.0
+        # After a case of unknown cost nobody knows when the next one begins.
+        is_known = all(done.seconds is not None for done in reached)
         last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
         about = "~" if before is None else ""
-        minutes = "not known" if each.seconds is None else f"{about}{each.seconds / 60:,.1f}"
-        of_gpus = "not known" if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
-        after = f"{used / 60:,.1f} min" if fits else "not reached"
+        minutes = NOT_KNOWN if cost is None else f"{about}{cost / 60:,.1f}"
+        of_gpus = NOT_KNOWN if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
+        after = "not reached"
+        if fits:
+            after = f"{used / 60:,.1f} min" if is_known else NOT_KNOWN
         grid.add_row(each.case.id, last, day, minutes, of_gpus, after)
         known = {"outcome": last, "day": day} if before else {"outcome": None, "day": None}
-        costs = {"expected_s": each.seconds, "gpu_hours": each.gpu_hours}
-        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": used if fits else None})
-        if limit is not None and cost > limit.seconds:
+        costs = {"expected_s": cost, "gpu_hours": each.gpu_hours}
+        reached_after = used if fits and is_known else None
+        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": reached_after})
+        if limit is not None and cost is not None and cost > limit.seconds:
             never.append(f"{each.case.id}: {limit.told(each.case)}")
     print_rows(rows, grid, as_json=as_json)
     if as_json:
         return
-    reached = sum(row["reached_after_s"] is not None for row in rows)
     within = "" if most_s is None else f" of {len(order)} within {budget}"
-    total = f"{used / 60:,.1f} min, {hours:,.1f} GPU hours, as far as is known"
-    console().print("\n".join([*never, f"{plural(reached, 'case')}{within}: {total}"]))
+    console().print("\n".join([*never, f"{plural(len(reached), 'case')}{within}: {total(reached)}"]))
+
+
+def total(cases: Sequence[Planned]) -> str:
+    """Return what cases cost together, and of how many of them that is not known."""
+    known = [each for each in cases if each.seconds is not None]
+    if not known:
+        return "no cost is known" if cases else "0.0 min, 0.0 GPU hours"
+    seconds = sum(each.seconds or 0.0 for each in known)
+    hours = sum(each.gpu_hours or 0.0 for each in known)
+    left = len(cases) - len(known)
+    more = f" and {plural(left, 'case')} of unknown cost" if left else ""
+    return f"{seconds / 60:,.1f} min, {hours:,.1f} GPU hours{more}"
 
 
 def read(name: str, value: str | None) -> Any:
@@ -236,10 +294,24 @@ def check_asked(hardware: str, cases: Path) -> None:
 
 
 def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:
-    """Return the cases of a directory by their ids, or by an expression. Raises `CaseError` for neither."""
-    if bool(ids) == (expression is not None):
-        raise CaseError("name the cases by their ids, or select them by -k: one of both")
+    """Return the cases of a directory by their ids, or by an expression: one of both, else `CaseError`."""
+    if ids and expression is not None:
+        raise CaseError("give case ids or -k, not both")
+    if not ids and expression is None:
+        raise CaseError("no case is named: give case ids or -k EXPRESSION")
     return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
+
+
+def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
+    """Return the cases that can be run on `host`. Raises `CaseError` for one that cannot and is named."""
+    found = []
+    for case in cases:
+        reason = host.why_not(case)
+        if reason is None:
+            found.append(case)
+        elif are_named:
+            raise CaseError(f"{case.id}: {reason}")
+    return found
 
 
 def fitting(session: Session, cases: list[Case]) -> list[Case]:
@@ -256,6 +328,7 @@ def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
     """Measure cases one after another, then print and write what was found. Returns how many could not be."""
     refused = 0
     status: Status = "interrupted"
+    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job leaves what was found until then, too
     try:
         for case in cases:
             try:
@@ -269,16 +342,28 @@ def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
         status = "complete"
     finally:  # an interrupt, or the end of an allocation, leaves what was found until then
         session.setup.lock.release()
-        _show(session, status, json_output=json_output)
+        try:
+            _show(session, status, json_output=json_output)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return refused
 
 
+def _end(number: int, frame: object) -> None:
+    """End this command by an exception, so that what it has found is written."""
+    raise SystemExit(128 + number)
+
+
 def _show(session: Session, status: Status, *, json_output: bool) -> None:
+    if (interruption := summary.interruption(session_file(session, status))) is not None:
+        say(interruption)
     if json_output:
         typer.echo(json.dumps(documents.plain(session_file(session, status)), indent=1))
     else:
         out = console()
         width = max(out.width, 80) if out.is_terminal else None
-        for line in outputs.lines(session, whole=True, color=out.is_terminal, width=width):
+        found = outputs.lines(session, whole=True, color=out.is_terminal, width=width)
+        changed = summary.case_changes(session_file(session, status))
+        for line in [*found, *([""] if changed else []), *changed]:
             typer.echo(relative(line, Path.cwd()))
     outputs.write_files(session, status)

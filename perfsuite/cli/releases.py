@@ -21,7 +21,7 @@ from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
-from perfsuite.launch.installed import versions
+from perfsuite.launch.installed import Consent, versions
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
 from perfsuite.report.markdown import text
@@ -32,7 +32,7 @@ from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.store import CASES
-from perfsuite.session.setup import Host, Setup
+from perfsuite.session.setup import DryHost, Host, Setup
 from perfsuite.verdict.judge import why_failed
 
 
@@ -52,6 +52,7 @@ def releases(
     cases: shared.Cases = CASES,
     store: shared.LocalStore = None,
     launcher: shared.Launcher = None,
+    yes: shared.Yes = False,
 ) -> None:
     """What did each release of a package change in a step? Prints a page of Markdown.
 
@@ -59,11 +60,12 @@ def releases(
     are kept, and the same command goes on. Exit status 3 if a release, or a case under it, could not be run.
     """
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also for what a release needs
-    chosen, names = shared.selected(cases, case, k), released(package, first, last, minors=minors)
-    shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     options = shared.options(store=store)
     setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
-    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH))
+    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH), shared.asks(yes=yes))
+    chosen = runs.possible(shared.selected(cases, case, k))
+    names = released(package, first, last, minors=minors)
+    shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     try:
         steps = list(runs.steps(chosen, names))
     finally:
@@ -88,7 +90,7 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
     except InvalidVersion as error:
         raise CaseError(f"--from or --to: {error}: give a version as 2.11.0") from None
     if end and start > end:
-        raise CaseError(f"--from {start} is newer than --to {end}: exchange them")
+        raise CaseError(f"--from {start} is newer than --to {end}: swap them")
     found = [each for each in versions(package) if each > start and not each.is_prerelease]
     later = found if end is None else [*(each for each in found if each < end), end]
     if minors:
@@ -106,6 +108,7 @@ class _Runs:
     setup: Setup
     package: str
     ways: Sequence[str]  # the cheapest first
+    consent: Consent
     # The first of the ways in which a case ran: it keeps to that as long as it can.
     way_of: dict[str, str] = field(default_factory=dict)
     # Whether the torch of an arm lets CUDA be pretended.
@@ -121,13 +124,40 @@ class _Runs:
             for name, way in self.way_of.items()
         ]
 
+    def possible(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases that can be run here in some way, and say why others cannot.
+
+        Raises `CaseError` if none can: before anything is installed.
+        """
+        found, refused = [], []
+        for case in cases:
+            reasons = [self._why_not(case, way) for way in self.ways]
+            if None in reasons:
+                found.append(case)
+            else:
+                refused.append(f"{case.id}: {'; '.join(dict.fromkeys(filter(None, reasons)))}")
+        if not found:
+            raise CaseError("\n".join(refused))
+        for line in refused:
+            self.setup.progress.say(f"{line}: it is left out")
+        return found
+
+    def _why_not(self, case: Case, way: str) -> str | None:
+        """Return why a case cannot be run here in this way, or None."""
+        host = DryHost() if way == DRY else self.setup.host
+        try:
+            return host.why_not(case)
+        except CaseError as error:
+            return str(error)
+
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
         """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
         left, before, options, last = [*cases], dict[str, tuple[str, Arm]](), self.setup.options, ""
         for name in names:
             yield (step := Step(f"{last} -> {name}" if last else name))
             try:
-                arm = resolve("", f"{self.package}=={name}", root=options.root, store=options.store)
+                where = {"root": options.root, "store": options.store}
+                arm = resolve("", f"{self.package}=={name}", **where, consent=self.consent)
             except CaseError as error:
                 step.unknown.append(f"- not installed: {text(str(error).rpartition('ERROR: ')[2])}")
                 continue

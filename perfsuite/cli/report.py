@@ -67,6 +67,8 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
             out.print(interruption)
         for line in summary.judge_changes_told([session.judge_changes]):
             out.print(line)
+        if changed := summary.case_changes(session):
+            out.print("\n".join(changed))
         out.print()
         for found in session.preflights:
             out.print(f"{preflight_text(found)}\n")

@@ -1,17 +1,21 @@
 """Finds the cases of a repository, by id or by expression: pytest collects them, in a process of its own."""
 
+import os
 import shlex
-import sys
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList
 from perfsuite.errors import CaseError
+from perfsuite.launch.arm import HERE, Arm
 from perfsuite.node.processes import captured
 
+COLLECT_S = 900  # seconds in which pytest has to collect the cases
 NO_TESTS_COLLECTED = 5  # pytest's exit status where a selection is empty
 
 
@@ -37,10 +41,25 @@ def by_expression(directory: Path, expression: str, marker: str = "") -> list[Ca
 def _collected(directory: Path, *selection: str) -> list[Case]:
     """Return the cases of the selected tests. Raises `CaseError` with what pytest says of an error."""
     with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / "cases.json"
-        command = [sys.executable, "-m", "pytest", str(directory), "--collect-only", "--quiet", *selection]
-        done = captured([*command, "--perf-dry", f"--perf-cases={file}"])
-        if done.returncode not in (0, NO_TESTS_COLLECTED):
-            said = (done.stderr.strip() or done.stdout.strip())[-2000:]
-            raise CaseError(f"pytest cannot collect the cases in {directory}: {said}")
-        return list(documents.read(file, CaseList).cases) if file.exists() else []
+        return list(collect([str(directory)], *selection, file=Path(temporary) / "cases.json").cases)
+
+
+def collect(paths: Sequence[str], *words: str, file: Path, arm: Arm = HERE) -> CaseList:
+    """Return what pytest collects of these paths in an arm, with more words of pytest. `file` is written.
+
+    Raises `CaseError` with what pytest says of an error.
+    """
+    command = [arm.python, "-m", "pytest", *paths, "--collect-only", "--quiet", *words]
+    how: dict[str, Any] = {}
+    if arm != HERE:
+        how = {"cwd": arm.directory, "env": {**os.environ, **arm.variables}, "timeout": COLLECT_S}
+    try:
+        done = captured([*command, "--perf-dry", f"--perf-cases={file}"], **how)
+    except subprocess.TimeoutExpired:
+        raise CaseError(f"pytest does not end within {COLLECT_S} s: {shlex.join(command)}") from None
+    except OSError as error:
+        raise CaseError(f"{arm.python}: {error.strerror}") from None
+    if done.returncode not in (0, NO_TESTS_COLLECTED):
+        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
+        raise CaseError(f"pytest cannot collect the cases in {' '.join(paths) or arm.directory}: {said}")
+    return documents.read(file, CaseList) if file.exists() else CaseList(cases=())

@@ -30,7 +30,7 @@ from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
 from perfsuite.git import git, revision
 from perfsuite.launch import image
-from perfsuite.launch.installed import environment, locked, release
+from perfsuite.launch.installed import Consent, environment, locked, refuse_large, release
 from perfsuite.node.processes import captured
 from perfsuite.redaction import is_secret, masked
 from perfsuite.results.run_dir import MOVED
@@ -108,11 +108,12 @@ def here(root: Path) -> Arm:
     return Arm(commit=now.commit, dirty=now.dirty or is_new)
 
 
-def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
+def resolve(option: str, text: str, *, root: Path, store: Path, consent: Consent = refuse_large) -> Arm:
     """Make an arm of its words; a commit is checked out into a worktree in `store`, made once.
 
     `option` is what the user gave the words to, for messages. `root` lies in the repository whose commits are
-    meant. Raises `CaseError` for words that are no arm, and `GitError` where no worktree can be made.
+    meant. `consent` is told what is to be downloaded. Raises `CaseError` for words that are no arm, and
+    `GitError` where no worktree can be made.
     """
     try:
         words = shlex.split(text)
@@ -127,12 +128,12 @@ def resolve(option: str, text: str, *, root: Path, store: Path) -> Arm:
     ]
     text = text if shown == words else shlex.join(shown)
     try:
-        return _resolved(words, replace(here(root), text=text), root, store)
+        return _resolved(words, replace(here(root), text=text), root, store, consent)
     except (CaseError, PackageError) as error:
         raise CaseError(f"{option} {text!r}: {error}") from None
 
 
-def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
+def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: Consent) -> Arm:
     """The arm of these words. No error of this and of what follows names a word that may hold a secret."""
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     releases = [word for word in words if RELEASE.fullmatch(word)]
@@ -168,7 +169,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path) -> Arm:
             dirty=False,
         )
     if releases:
-        arm = replace(arm, packages=str(release(releases, arm.python, store)))
+        arm = replace(arm, packages=str(release(releases, arm.python, store, consent)))
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import http.client
 import json
 import os
 import platform
@@ -9,9 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 from packaging.version import Version
 
 from perfsuite import documents, files
@@ -23,10 +34,64 @@ UV_LOCK = "uv.lock"
 DONE = ".installed"
 NO_FILES = ("--hash", "--index-url", "--extra-index-url", "-i ", "--pre", "--no-binary", "--only-binary")
 """Options in requirements that name no file of the commit."""
-OF_ANOTHER_ENVIRONMENT = frozenset(("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"))
-"""Variables by which an installer would look, or install, elsewhere."""
+LARGE_BYTES = 10**9  # a download from which on somebody is asked
+SMALL_BYTES = 10**7  # a download below which its own size is not told
+NAMES_SHOWN = 8  # packages that are named, the largest first
+HEAD_S = 10  # seconds in which a server has to tell the size of a file
+MISLEADING = frozenset(
+    (
+        *("PYTHONPATH", "PYTHONHOME", "FORCE_COLOR", "CLICOLOR_FORCE"),
+        *(f"PIP_{name}" for name in ("PREFIX", "PYTHON", "REPORT", "ROOT", "TARGET")),
+    )
+)
+"""Variables by which an installer would look, install or print elsewhere. Those of indexes stay."""
+OURS = {
+    "NO_COLOR": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    **{f"PIP_{name}": "0" for name in ("DRY_RUN", "QUIET", "REQUIRE_VIRTUALENV", "USER", "VERBOSE")},
+    # Safe: a module of the repository, in whose directory an installer runs, is none of its own.
+    "PYTHONSAFEPATH": "1",
+}
+"""Variables of an installer. pip takes them before the files of its configuration, too."""
+LISTS = """
+import contextlib, json, sys
+from pip._internal.cli.main import main
+
+file = sys.argv.pop(1)
+with contextlib.suppress(ImportError, AttributeError, LookupError):
+    from pip._internal.cli import cmdoptions
+    from pip._internal.exceptions import InstallationError
+    from pip._internal.operations.prepare import RequirementPreparer
+
+    def listed(self, requirements, *words, **options):
+        found = [(each.name, each.link.filename, each.link.url_without_fragment) for each in requirements]
+        with open(file, "w") as kept:
+            json.dump(found, kept)
+        raise InstallationError("it is listed")
+
+    RequirementPreparer.prepare_linked_requirements_more = listed
+    if "fast-deps" in cmdoptions.use_new_feature.keywords["choices"]:
+        sys.argv.append("--use-feature=fast-deps")
+sys.exit(main(sys.argv[1:]))
+"""
+"""Has pip write what it has resolved to a file, name, file and address of each, in place of downloading it.
+
+`pip install --dry-run` downloads everything before it tells what that is (seen in 23.2): somebody shall be
+asked before. The names of `pip._internal` were seen in 23.2. Without them, or where pip does not call the
+first one, `--report` says the same, after a download if pip is old. `fast-deps` reads the needs of a wheel
+without the rest of it, where an index has no metadata apart.
+"""
 _LOCAL_SOURCE = re.compile(r'source = \{ (path|directory|editable|virtual) = "(?!\.")')
 """A package in a `uv.lock` that lies in the repository, and is not its project."""
+
+
+Consent = Callable[[str, bool], bool]
+"""Is told what pip is about to download, and whether that is much. Returns whether it may."""
+
+
+def refuse_large(text: str, is_large: bool) -> bool:
+    """Consent to what is not much."""
+    return not is_large
 
 
 def environment(lock: Path, commit: str, store: Path) -> str:
@@ -68,11 +133,12 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def release(requirements: Sequence[str], python: str, store: Path) -> Path:
+def release(requirements: Sequence[str], python: str, store: Path, consent: Consent = refuse_large) -> Path:
     """Return the directory with releases of packages, `accelerate==1.10.0`, for an interpreter.
 
     It holds those of their needs, too, that the interpreter's environment has in another version. Its torch
-    stays, unless that is named: releases that need another are refused. Raises `PackageError`: what pip said.
+    stays, unless that is named: releases that need another are refused. `consent` is told what is to be
+    downloaded, before it is. Raises `PackageError` with what pip said, and if there is no consent.
     """
     of = "" if python == sys.executable else f"-{documents.digest([python])}"
     directory = (store / "packages" / f"{','.join(requirements)}{of}").absolute()
@@ -81,14 +147,93 @@ def release(requirements: Sequence[str], python: str, store: Path) -> Path:
         listed = pip("list", "--format=freeze", python=python).splitlines()
         torch = [each for each in listed if each.startswith("torch==")]
         held = [] if any(each.startswith("torch==") for each in requirements) else torch
-        said = pip("install", "--quiet", "--dry-run", "--report=-", *requirements, *held, python=python)
-        changes = [each["metadata"] for each in json.loads(said)["install"]]
-        wanted = [f"{each['name']}=={each['version']}" for each in changes] or requirements
+        changes = would_install(*requirements, *held, python=python)
+        if downloads := [each for each in changes if not each.url.startswith("file:")]:
+            ask_for(consent, downloads)
+        named = [f"{each.name}=={each.version}" for each in changes if each.version]
+        wanted = [*named, *(f"{each.name} @ {each.url}" for each in changes if not each.version)]
+        wanted = wanted or [*requirements]
         into = ("--upgrade", "--target", str(directory))
         pip("install", "--quiet", "--no-deps", *into, *wanted, python=python)
 
     once(directory, install)
     return directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package that pip would install."""
+
+    name: str
+    version: str  # empty if its file does not tell
+    url: str
+
+
+def would_install(*requirements: str, python: str) -> list[Package]:
+    """Return what pip would install. Nothing is installed. Raises `PackageError` with what pip said."""
+    with tempfile.TemporaryDirectory() as temporary:
+        file, report = Path(temporary) / "listed.json", Path(temporary) / "report.json"
+        words = ("install", "--quiet", "--dry-run", f"--report={report}", *requirements)
+        try:
+            run(python, "-c", LISTS, str(file), *words, shown=(python, "-m", "pip", *words))
+        except PackageError:
+            if not file.exists():
+                raise
+        if file.exists():
+            listed = json.loads(file.read_text(encoding="utf-8"))
+            return [Package(name=name, version=_version(of), url=url) for name, of, url in listed]
+        found = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return [Package(**_known(each["metadata"]), url=each["download_info"]["url"]) for each in found]
+
+
+def _known(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {"name": metadata["name"], "version": metadata["version"]}
+
+
+def _version(file: str) -> str:
+    """Return the version in the name of a wheel or of a source distribution; empty without one."""
+    with contextlib.suppress(InvalidWheelFilename):
+        return str(parse_wheel_filename(file)[1])
+    with contextlib.suppress(InvalidSdistFilename):
+        return str(parse_sdist_filename(file)[1])
+    return ""
+
+
+def ask_for(consent: Consent, downloads: Sequence[Package]) -> None:
+    """Say what is to be downloaded and how large it is. Raises `PackageError` if that is not wanted."""
+    with ThreadPoolExecutor(8) as threads:
+        sizes = list(threads.map(lambda each: size_of(each.url), downloads))
+    total = sum(size for size in sizes if size is not None)
+    unknown = sizes.count(None)
+    by_size = sorted(zip(downloads, sizes, strict=True), key=lambda pair: -(pair[1] or 0))
+    names = [
+        f"{each.name} {each.version}".rstrip()
+        + (f" ({_amount(size)})" if size is not None and size >= SMALL_BYTES else "")
+        for each, size in by_size
+    ]
+    left = len(names) - NAMES_SHOWN
+    listed = ", ".join([*names[:NAMES_SHOWN], *([f"and {left} more"] if left > 0 else [])])
+    size = _amount(total) if unknown < len(sizes) else "packages of a size that the index does not tell"
+    more = f", and {unknown} of a size that is not known" if 0 < unknown < len(sizes) else ""
+    text = f"pip downloads {size}{more}: {listed}"
+    if not consent(text, total >= LARGE_BYTES):
+        needs = "That much needs --yes, an option of perfsuite compare, bisect and releases"
+        raise PackageError(f"{text}. {needs}")
+
+
+def size_of(url: str) -> int | None:
+    """Return the bytes of a file on a server, None if that does not tell."""
+    try:
+        request = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=HEAD_S) as answer:
+            length = answer.headers.get("Content-Length")
+            return int(length) if length is not None else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def versions(package: str) -> list[Version]:
@@ -141,14 +286,20 @@ def pip(*words: str, python: str = sys.executable, cwd: Path | None = None) -> s
     return run(python, "-m", "pip", *words, cwd=cwd)
 
 
-def run(*command: str, cwd: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
-    """Return what an installer says. Raises `PackageError` with the line that says why if it fails."""
-    said = " ".join(command)
-    kept = {name: value for name, value in os.environ.items() if name not in OF_ANOTHER_ENVIRONMENT}
-    # Safe: a module of the repository, in whose directory this runs, is none of the installer's.
-    ours = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONSAFEPATH": "1"}
+def run(
+    *command: str,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    shown: Sequence[str] = (),
+) -> str:
+    """Return what an installer says. Raises `PackageError` with the line that says why if it fails.
+
+    `shown` is the command for messages, if that is not the command itself.
+    """
+    said = " ".join(shown or command)
+    kept = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     try:
-        done = captured(command, cwd=cwd, env={**kept, **ours, **(variables or {})}, timeout=INSTALL_S)
+        done = captured(command, cwd=cwd, env={**kept, **OURS, **(variables or {})}, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:
         raise PackageError(f"{said}: no end after {INSTALL_S} s") from None
     if done.returncode:

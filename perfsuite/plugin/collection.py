@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfsuite import documents
-from perfsuite.case.case import Case, CaseList, check_same
+from perfsuite.case.case import Case, CaseList, CollectedTest, check_same
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.ini import read_ini
@@ -19,6 +19,7 @@ from perfsuite.report.text import printable, relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
+from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host
 
@@ -29,6 +30,7 @@ ENDED = pytest.StashKey[bool]()  # of a test: whether it came to its end: not wh
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
 SELECTED = pytest.StashKey[int]()  # how many tests ask for a measurement
+COLLECTED = pytest.StashKey[list[pytest.Item]]()  # the tests that ask for one, before any is deselected
 NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, and all of them are those of other jobs
 UNWRITTEN = pytest.StashKey[str]()  # why the results could not be written as files
 
@@ -38,6 +40,8 @@ NO_CASE = (
     "bench measures a case that is a parameter of the test, so that -m and -k can select it. Write "
     '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
 )
+NOT_SELECTABLE = frozenset(("parametrize", "usefixtures", "filterwarnings"))
+"""Marks that say how a test runs: nobody selects a case by them."""
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
 """A name after `-m`, as its group: none after `not`, which selects nothing, and none in arguments."""
 
@@ -128,6 +132,21 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Find out which cases of arm A are no longer among those that were asked for."""
+    config, ours = session.config, session.config.stash[SESSION]
+    if not ours.way.arms or is_worker(config) or config.option.collectonly:
+        return
+    is_given = config.args_source is config.ArgsSource.ARGS
+    here = config.invocation_params.dir
+    paths = [here / argument.partition("::")[0] for argument in config.args] if is_given else []
+    given = (("-k", config.option.keyword), ("-m", config.option.markexpr))
+    words = [word for option, value in given if value for word in (option, value)]
+    words += [f"--deselect={each}" for each in config.option.deselect or ()]
+    wanted = Selection(paths=paths, words=words)
+    ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the benchmarks that were selected; find out whether a terminal can show their progress."""
     host, progress = session.config.stash[SESSION].setup.host, session.config.stash[PROGRESS]
@@ -145,8 +164,36 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 progress.cases -= sum(ours.earlier_result(*each) is not None for each in found)
     if (file := session.config.getoption("--perf-cases")) is not None:
         by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
+        tests = _collected_tests(session.config.stash.get(COLLECTED, []), benchmarks)
         with usage_error():
-            documents.write(Path(file), CaseList(cases=tuple(by_id.values())))
+            documents.write(Path(file), CaseList(cases=tuple(by_id.values()), tests=tests))
+
+
+def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) -> tuple[CollectedTest, ...]:
+    """Describe every test that was collected, also one that an option or a hook has deselected."""
+    left = set(selected)
+    found = []
+    for item in collected:
+        if (case := case_of(item)) is None:
+            continue
+        why = skip_mark(item) if item in left else "deselected"
+        marks = {mark.name for mark in item.iter_markers()} - NOT_SELECTABLE
+        found.append(CollectedTest(nodeid=item.nodeid, case=case, marks=tuple(sorted(marks)), left_out=why))
+    return tuple(found)
+
+
+def skip_mark(item: pytest.Item) -> str | None:
+    """Return why a mark keeps a test from running, as far as is known before: `skipped: reason`; or None.
+
+    A condition that is text, which pytest alone can read, counts as one that holds.
+    """
+    for mark in item.iter_markers():
+        is_skipped = mark.name == "skip" or (mark.name == "skipif" and any(mark.args or [True]))
+        if is_skipped or (mark.name == "xfail" and mark.kwargs.get("run") is False):
+            given = mark.args[0] if mark.name == "skip" and mark.args else ""
+            reason = mark.kwargs.get("reason") or given
+            return f"skipped: {reason}" if reason else "skipped"
+    return None
 
 
 def _may_run(host: Host, case: Case | None) -> bool:
@@ -162,6 +209,7 @@ def _may_run(host: Host, case: Case | None) -> bool:
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Find the tests that lost their cases. Raises `UsageError` for what is measured wrongly, or never."""
     benchmarks = [item for item in items if uses_bench(item)]
+    config.stash[COLLECTED] = benchmarks
     if not benchmarks:
         return
     if not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):

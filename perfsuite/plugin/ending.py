@@ -26,7 +26,7 @@ from perfsuite.report.text import plural, printable
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Skipped, Status
 from perfsuite.session import outputs
-from perfsuite.session.session import Session
+from perfsuite.session.session import Session, session_file
 
 NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -56,7 +56,8 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         return  # the controller has all
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(NO_SHARE, False):
         session.exitstatus = pytest.ExitCode.OK
-    too_little = (_nothing_measured(config) or ours.too_few_judged) and not ours.setup.options.shadow
+    too_little = _nothing_measured(config) or ours.too_few_judged or not _has_all_cases(ours)
+    too_little = too_little and not ours.setup.options.shadow
     if too_little and exitstatus in NO_ERROR:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
@@ -78,6 +79,11 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
     benchmarks = [item for item in session.items if uses_bench(item)]  # none where pytest-xdist runs them
     has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
     return has_ended and session.config.stash[SESSION].running is None
+
+
+def _has_all_cases(session: Session) -> bool:
+    """Whether the comparison of two arms has lost no case of arm A."""
+    return not session.way.arms or session_file(session, "running").has_all_cases
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
@@ -106,6 +112,10 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         )
         for skip in missed:
             terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
+    if changed := summary.case_changes(session_file(session, "running")) if session.way.arms else []:
+        terminal.section("perfsuite: the arms have other cases", yellow=True, bold=True)
+        for line in changed:
+            terminal.write_line(shown(config, line))
     if session.running is not None:
         terminal.write_line(f"interrupted, not judged: {session.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:

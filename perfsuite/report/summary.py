@@ -12,7 +12,7 @@ from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
-from perfsuite.results.session_file import ArmFacts, JudgeChanges, Measurement, SessionFile
+from perfsuite.results.session_file import ArmFacts, CaseChange, JudgeChanges, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
 MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # what may stand next to a verdict
@@ -23,6 +23,9 @@ JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ended: their figures are judged, and say which of them regressed."""
 IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not reviewed"
 """Ends where a baseline is, if it may be that the case was changed on purpose."""
+CASES_SHOWN = 20  # number of cases that are listed because arm B has them otherwise
+NOT_COMPARED = "Cases of arm A that were not compared, so this is not a pass"
+OTHER_CASES = "Cases that the arms have otherwise"
 REST = "-v or the HTML report tells"
 
 
@@ -163,6 +166,10 @@ def headline(sessions: Sequence[SessionFile]) -> str:
     skips = [skip.not_reached for session in sessions for skip in session.skipped]
     left_out = ((sum(skips), "not reached"), (len(skips) - sum(skips), "skipped"))
     shown = [f"{number} {word}" for number, word in left_out if number]
+    if vanished := sum(len(session.not_compared) for session in sessions):
+        shown.append(f"{vanished} not compared")
+    if any(session.cases_unknown for session in sessions):
+        shown.append("cases of the arms not known")
     if not counts and not shown:
         shown = ["nothing was measured"]
     return ", ".join([*incomplete(sessions), *counts, *shown])
@@ -277,6 +284,32 @@ def judge_changes_told(known: Iterable[JudgeChanges | None]) -> list[str]:
         for heading, lines in judge_changes(known)
         for line in (heading, *(f"  {each}" for each in lines))
     ]
+
+
+def case_changes(session: SessionFile) -> list[str]:
+    """Return the cases of arm A that arm B lacks or has otherwise, each in a line below a heading."""
+    if session.cases_unknown is not None:
+        return [session.cases_unknown]
+    vanished = session.not_compared
+    others = [each for each in session.case_changes if each not in vanished]
+    lines = []
+    for heading, changes in ((NOT_COMPARED, vanished), (OTHER_CASES, others)):
+        if changes:
+            told = [f"  {each.case_id}: {_became(each)}" for each in changes]
+            lines += [f"{heading}:", *cut(told, CASES_SHOWN)]
+    return lines
+
+
+def _became(change: CaseChange) -> str:
+    words = {
+        "deleted": "deleted in arm B, or no longer collected there",
+        "changed": f"changed in arm B: {change.told}",
+        "re-marked": f"marked otherwise in arm B: {change.told}",
+        "deselected": "deselected in arm B, by a hook or an option of pytest",
+        "skipped": f"skipped in arm B: {change.told}".removesuffix(": "),
+    }
+    where = f" ({change.nodeid.partition('[')[0]})" if change.nodeid else ""
+    return words[change.kind] + where
 
 
 def needs_words(result: Measurement) -> bool:

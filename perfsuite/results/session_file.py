@@ -181,6 +181,16 @@ class Skipped(Data):
     not_reached: bool = False  # by the budget: it counts as not judged
 
 
+class CaseChange(Data):
+    """A case of arm A that arm B does not have, or has otherwise. Only arms with files of cases differ so."""
+
+    case_id: str  # in arm A
+    nodeid: str  # of its test in arm A
+    kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped"]
+    told: str = ""  # what is otherwise in arm B: `micro_batch 2 -> 1`
+    asked: bool = True  # whether arm A has it among the cases that were selected; not where ids were given
+
+
 class SessionFile(Document):
     """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
 
@@ -194,6 +204,8 @@ class SessionFile(Document):
     commit: str | None = None  # the commit of the repository that holds the cases; None outside of git
     dirty: bool = False  # whether that repository had uncommitted changes to tracked files
     arms: tuple[ArmFacts, ...] = ()  # arms A and B if two were compared; else it judges by baselines
+    case_changes: tuple[CaseChange, ...] = ()  # cases of arm A that arm B lacks or has otherwise
+    cases_unknown: str | None = None  # why the cases of the arms could not be compared; None: they were
     machine: Machine
     preflights: tuple[Preflight, ...] = ()  # of several nodes before the first launches, oldest first
     results: tuple[Measurement, ...]
@@ -202,3 +214,14 @@ class SessionFile(Document):
     judge_changes: JudgeChanges | None = None  # None: there was no commit to compare with
     interrupted_case: str | None = None  # the case that an interrupt cut short
     interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then
+
+    @property
+    def not_compared(self) -> tuple[CaseChange, ...]:
+        """The cases of arm A that were asked for and that no result is of: they vanished in arm B."""
+        measured = {result.case_id for result in self.results}
+        return tuple(each for each in self.case_changes if each.asked and each.case_id not in measured)
+
+    @property
+    def has_all_cases(self) -> bool:
+        """Whether no case that was asked for vanished between the arms, as far as that is known."""
+        return not self.not_compared and self.cases_unknown is None

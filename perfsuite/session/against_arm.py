@@ -17,6 +17,7 @@ from perfsuite.dry.machine import Device
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.base import Launcher
+from perfsuite.launch.installed import Consent, refuse_large
 from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once
 from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
@@ -184,9 +185,12 @@ def _launch(trial: Trial, arm: str, number: int) -> Path:
     return RunDir.of_launch(trial.directory / arm, number).path
 
 
-def resolved(options: Options, arms: Sequence[tuple[str, str]]) -> tuple[Arm, ...]:
+def resolved(
+    options: Options, arms: Sequence[tuple[str, str]], consent: Consent = refuse_large
+) -> tuple[Arm, ...]:
     """The two arms, of options and their values. Raises `CaseError` and `GitError` where there is none."""
-    return tuple(resolve(option, text, root=options.root, store=options.store) for option, text in arms)
+    where = {"root": options.root, "store": options.store}
+    return tuple(resolve(option, text, **where, consent=consent) for option, text in arms)
 
 
 def by_times(

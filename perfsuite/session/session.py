@@ -15,6 +15,7 @@ from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import (
     ArmFacts,
+    CaseChange,
     Conditions,
     JudgeChanges,
     Measurement,
@@ -49,6 +50,8 @@ class Session:
     trial: Trial | None = None  # the case that is being measured, or was measured last
     running: str | None = None  # the id of the case being measured: after an interrupt, the lost one
     collected: frozenset[str] = frozenset()  # the ids of all cases, selected or not; empty: not known
+    case_changes: tuple[CaseChange, ...] = ()  # of two arms: which cases arm B lacks or has otherwise
+    cases_unknown: str | None = None  # why that is not known
     _cases: dict[str, Case] = field(default_factory=dict)
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
@@ -292,6 +295,8 @@ def session_file(session: Session, status: Status) -> SessionFile:
         commit=revision.commit,
         dirty=revision.dirty,
         arms=session.arm_facts,
+        case_changes=session.case_changes,
+        cases_unknown=session.cases_unknown,
         machine=session.setup.host.machine,
         preflights=(*(() if earlier is None else earlier.preflights), *session.nodes.made),
         results=tuple(session.results),

@@ -3,8 +3,10 @@
 Nothing that differs between the arms is refused: other versions and settings are why they are compared.
 """
 
+import re
 from collections.abc import Sequence
 
+from perfsuite.analysis.agreement import TOKENS_DIFFER
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
 from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
@@ -27,6 +29,8 @@ from perfsuite.verdict.overall import explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
+ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
+"""Where the message of a mismatch begins to say what to do about the case."""
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # what takes longer where the machine is slower
 
 
@@ -122,11 +126,24 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
         for run in runs
         if run.failure is not None
     ]
+    by_the_change = {kind for kind, _ in failed} == {"mismatch"} and not any(run.failure for run in a)
+    if by_the_change:  # the case is right, as arm A is what it says
+        failed = [("mismatch", _changed_by(why)) for _, why in failed]
     if not failed:
         return None
     (kind, *_), reasons = zip(*failed, strict=True)
     launches = len(a) + len(b)
     return Verdict(outcome="failed", launches=launches, failure=kind, reasons=reasons, against=ARM_A)
+
+
+def _changed_by(why: str) -> str:
+    """Return why arm B is not what the case says, where arm A is: without advice to correct the case."""
+    why = re.split(ADVICE, why)[0]
+    said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
+    if (tokens := TOKENS_DIFFER.search(said)) is not None:
+        claimed, given = tokens.groups()
+        return f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: the change did it ({said})"
+    return f"{why.rstrip('.')}. {ARM_A} runs as the case says: the change did it"
 
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:

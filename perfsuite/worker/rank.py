@@ -248,14 +248,53 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
     is_end, message = isinstance(error, errors.ScriptError), errors.message_of(error)
     if not isinstance(error, errors.PerfsuiteError):
-        message = f"{type(error).__name__}: {message}"
+        message = _in_a_line(error)
     return Failure(
         kind=_kind(error),
-        message=message if is_end else message.splitlines()[0],
+        message=message if is_end else _first_line(message),
         rank=rank,
         traceback=None if is_end else errors.readable("".join(traceback.format_exception(error))),
         at=time.time(),
     )
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return the class and the first line of an error, and of the error that caused it.
+
+    Libraries that import lazily raise an error of their own, which may say no more than to look elsewhere.
+    """
+    told = _told(error)
+    root = _root(error)
+    if root is error:
+        return told
+    cause = _told(root)
+    return told if cause.partition(": ")[2] in told else f"{told.rstrip(':. ')}: caused by {cause}"
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(errors.message_of(error))}"
+
+
+def _first_line(message: str) -> str:
+    """Return the first line of a message; with the next one if it only announces that."""
+    first, *others = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    return f"{first} {others[0]}" if others and first.endswith(":") else first
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error at the end of a chain: of `raise ... from`, and of a failed import on the way."""
+    seen = [error]
+    while (cause := _cause(seen[-1])) is not None and cause not in seen:
+        seen.append(cause)
+    return seen[-1]
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    # An error of something else may have been handled meanwhile, and is no cause.
+    is_of_import = isinstance(error, ImportError) or "import" in errors.message_of(error)
+    return error.__context__ if is_of_import and isinstance(error.__context__, ImportError) else None
 
 
 def failure_of_ours(error: BaseException, rank: int) -> Failure:

@@ -7,6 +7,7 @@ import typer
 
 from perfsuite.case.case import Topology
 from perfsuite.cli.cases import tolerance
+from perfsuite.results.outcome import Verdict
 from tests.cli.commands import error_of, hold, rows, run
 from tests.samples import make_case, make_result, make_run, write_session
 
@@ -28,7 +29,7 @@ def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches(tmp_path: P
     assert first[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "30.0", "min"]
     assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
     assert third[1:] == ["never", "~30.0", "~4.0", "not", "reached"]
-    assert " ".join(total) == "2 cases of 3 within 1h: 60.0 min, 8.0 GPU hours, as far as is known"
+    assert " ".join(total) == "2 cases of 3 within 1h: 60.0 min, 8.0 GPU hours"
     first_row, _, last_row = rows(run("plan", "--hardware", "h100", "--budget", "1h", "--json").stdout)
     assert first_row.pop("case") in {CASES[0].id, CASES[1].id}
     known = {"outcome": "recorded", "day": "2026-01-02"}
@@ -43,8 +44,28 @@ def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches(tmp_path: P
 
 def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
     told = run("plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
-    assert told.count("not known  not known") == 3
-    assert told.endswith("3 cases: 0.0 min, 0.0 GPU hours, as far as is known\n")
+    rows_of_cases = [line for line in told.splitlines() if line.strip().startswith(CASES[0].id[:10])]
+    assert [line.count("not known") for line in rows_of_cases] == [3, 3, 3]
+    assert told.endswith("3 cases: no cost is known\n")
+    assert "0.0" not in told
+
+
+def test_a_case_of_unknown_cost_hides_when_later_ones_are_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has other GPUs than those that were measured: no case tells what it takes."""
+    verdict = Verdict(outcome="passed", launches=1)
+    passed = [make_result(make_run(case=case, duration_s=1800), verdict=verdict) for case in CASES[:2]]
+    write_session(tmp_path / ".perfsuite" / "runs" / "2", *passed)
+    hold(monkeypatch, *CASES[:2], GPU.replace(topology=Topology(processes_per_node=4)))
+    told = run("plan", "--hardware", "h100").stdout
+    assert told.endswith("3 cases: 60.0 min, 8.0 GPU hours and 1 case of unknown cost\n")
+    first, *others = rows(run("plan", "--hardware", "h100", "--json").stdout)
+    assert first["expected_s"] is None
+    assert [each["reached_after_s"] for each in (first, *others)] == [None, None, None]
+    within = run("plan", "--hardware", "h100", "--budget", "40min").stdout
+    assert within.endswith("2 cases of 3 within 40min: 30.0 min, 4.0 GPU hours and 1 case of unknown cost\n")
+    assert within.count("not reached") == 1
 
 
 def test_what_cannot_be_planned_is_refused() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from perfsuite import Model, Script
+from perfsuite.cli import cases
 from perfsuite.dry import driver, guard
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.git import git
 from perfsuite.results.outcome import Outcome, Verdict
+from perfsuite.results.session_file import CaseChange
 from perfsuite.session import against_arm, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
@@ -118,6 +120,67 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
     command(".", "-k", "any", status=3)  # nothing measured is not decided
 
 
+GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]", kind="deleted")
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
+    """The cases that the arms have otherwise."""
+    found = list[CaseChange]()
+    monkeypatch.setattr(cases, "case_changes", lambda *arguments: (tuple(found), None))
+    return found
+
+
+def test_a_case_that_vanished_is_listed_everywhere_and_is_no_pass(
+    verdicts: Verdicts, changes: list[CaseChange]
+) -> None:
+    changes.append(GONE)
+    told = command("main~1", "-k", "any", "--report", "out", status=3).stdout
+    listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
+    assert told.endswith(f"Cases of arm A that were not compared, so this is not a pass:\n  {listed}\n")
+    assert [each["case_id"] for each in session()["case_changes"]] == ["gone"]
+    report = Path("out/summary.md").read_text()
+    assert report.startswith("## perfsuite: 3 passed, 1 skipped, 1 not compared\n")
+    assert f"**{listed}**" in report
+    assert listed in Path("out/index.html").read_text()
+    verdicts.outcome = "regressed"
+    command("main~1", "-k", "any", status=1)
+
+
+def test_a_change_of_a_case_that_was_compared_is_only_listed(
+    verdicts: Verdicts, changes: list[CaseChange]
+) -> None:
+    changes.append(GONE.replace(case_id=CASE.id, kind="changed", told="timeout_s 900.0 -> 60.0"))
+    assert "Cases that the arms have otherwise:" in command("main~1", "-k", "any").stdout
+    changes.append(GONE.replace(asked=False))
+    assert "gone: deleted in arm B" in command("main~1", CASE.id).stdout, "no other case was asked for"
+
+
+def test_cases_of_an_arm_that_are_not_known_are_no_pass(
+    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "arm A's cases could not be collected: no pytest: what vanished is unknown"
+    monkeypatch.setattr(cases, "case_changes", lambda *arguments: ((), why))
+    assert why in command("main~1", CASE.id, "--report", "out", status=3).stdout
+    assert f"**{why}**" in Path("out/summary.md").read_text()
+
+
+def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arm may cost minutes of pip."""
+    monkeypatch.setattr(cases, "resolved", lambda *arguments: pytest.fail("made an arm"))
+    for words, why in (
+        ([GPU_CASE.id], f"{GPU_CASE.id}: it is meant for h100"),
+        (["nosuch"], "is called 'nosuch'"),
+        ([], "give case ids or -k EXPRESSION"),
+        ([CASE.id, "-k", "any"], "give case ids or -k, not both"),
+    ):
+        assert why in commands.error_of("compare", "--against", "torch==1.0", *words)
+    commands.hold(monkeypatch, GPU_CASE)
+    told = command("torch==1.0", "-k", "any", "--report", "out", status=3)
+    assert f"{GPU_CASE.id}: it is meant for h100" in told.stderr
+    assert "1 skipped" in Path("out/summary.md").read_text()
+
+
 def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:
     verdicts.errors = {CASE.id: CaseError("compile=True with Fake"), OTHER.id: KeyError("nobody expected it")}
     told = command(".", CASE.id, OTHER.id, LAST.id, status=1).stderr
@@ -165,7 +228,7 @@ def test_changes_of_what_judges_stand_above_the_verdicts(verdicts: Verdicts) -> 
         ("nosuch", "--against 'nosuch': 'nosuch' is no commit of"),
         (". --arm=", "--arm is empty: give ."),
         (f". {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
-        (". -k any", "name the cases by their ids, or select them by -k: one of both"),
+        (". -k any", "give case ids or -k, not both"),
         (". --tolerance 0", "for '--tolerance': '0', expected above 0%"),
         (". --inject nosuch", "nosuch"),
         (". --launcher nosuch", "there is no launcher 'nosuch'"),

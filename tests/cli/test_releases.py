@@ -18,6 +18,7 @@ from perfsuite.measure import Launching
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.setup import DryHost
 from tests.cli import commands
 from tests.packages import only_index, write_wheel
 from tests.samples import make_case, make_figures, make_machine
@@ -66,7 +67,7 @@ class Runs:
         self.devices.append(device)
         return self._run(case, directory, arm, "dry")
 
-    def resolve(self, option: str, text: str, **_: Path) -> Arm:
+    def resolve(self, option: str, text: str, **_: Any) -> Arm:
         if text.partition("==")[2] in self.uninstallable:
             raise CaseError(f"{text}: pip: ERROR: Cannot install {text} and torch==2.13.0")
         return Arm(text=text)
@@ -91,6 +92,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
     monkeypatch.setattr(command_of, "versions", lambda package: [*map(Version, INDEX)])
     monkeypatch.setattr(command_of, "resolve", stand_in.resolve)
+    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
     return stand_in
 
 
@@ -155,7 +157,7 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("--from 1.0 --to 1.2 --minors", "1.0, 1.1.1, 1.2"),
         ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
         ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # which is run if it is named
-        ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: exchange them"),
+        ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: swap them"),
         ("--from main", "--from or --to: Invalid version: 'main': give a version as 2.11.0"),
         ("--from 2.0", "some_thing has no release after 2.0: name an older one by --from"),
         ("--from 1.0 --to 1.0", "some_thing has no release after 1.0"),
@@ -197,8 +199,27 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
     runs.refused = {("dry", "2.0")}
     told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
     assert f"\n## 1.2 → 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
-    said = command("--from", "1.2", "--counts", ids=(gpu.id,), status=3).stdout
-    assert f"- {gpu.id}: it is meant for h100, this machine is " in said
+
+
+def test_a_case_that_cannot_run_in_any_way_is_refused_before_pip(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ids the other cases go on, and it is left out."""
+    gpu = make_case(hardware="h100", steps=22)
+    commands.hold(monkeypatch, gpu, CASE)
+    asked = list[str]()
+
+    def versions(package: str) -> list[Version]:
+        asked.append(package)
+        return [*map(Version, INDEX)]
+
+    monkeypatch.setattr(command_of, "versions", versions)
+    said = commands.error_of("releases", "some_thing", "--from", "1.2", "--counts", gpu.id)
+    assert f"{gpu.id}: it is meant for h100, this machine is " in said
+    assert asked == []
+    said = command("--from", "1.2", "--counts", "-k", "any", ids=()).stderr
+    assert f"{gpu.id}: it is meant for h100" in said
+    assert {case for _, _, case in runs.made} == {CASE.id}
 
 
 def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:

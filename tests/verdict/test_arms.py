@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
+from perfsuite.analysis.agreement import tokens_differ
 from perfsuite.documents import plain
 from perfsuite.results.outcome import Verdict
-from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.rank_report import Evidence, Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_gradients, judge_pairs, unhealthy_pairs
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.paired_test import MAX_PAIRS
-from tests.samples import DISTURBED, make_figures, make_launches, make_run
+from tests.samples import DISTURBED, known, make_figures, make_launches, make_report, make_run
 from tests.twin_counts import GATHERED, REDUCED, counts, launch
 from tests.verdict.judging import H100, MIB, USUAL, check_of, outcomes, with_loss
 
@@ -110,6 +111,35 @@ def test_the_arm_that_fails_is_named_with_what_it_says_of_the_hardware() -> None
     assert said == f"arm B failed: timeout: {error}"
     assert machine.startswith("other processes used 60%")
     assert hardware.startswith(f"hardware: {error}: look at ")
+
+
+def mismatch(message: str) -> Run:
+    return make_run(failure=Failure(kind="mismatch", message=message, at=0.0))
+
+
+def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
+    case = make_run().case
+    evidence = Evidence(data_parallel=2, tokens=256, forwards=2)
+    reports = [make_report(rank, evidence=evidence) for rank in (0, 1)]
+    doubled = mismatch(known(tokens_differ(reports, case)))
+    for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
+        assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
+        (reason,) = verdict.reasons
+        told = (
+            "arm B gives the model 512 tokens a step, arm A 256: the change did it (tokens: the case claims"
+        )
+        assert reason.startswith(told)
+        assert reason.endswith("in the second step, by 2 calls a rank)")
+    both = judge_counts(doubled, doubled).reasons
+    assert ["Correct the case" in reason for reason in both] == [True, True], "then the case may be wrong"
+    assert "Correct the case" in judge_counts(doubled, make_run()).reasons[0]
+
+
+def test_what_one_arm_runs_otherwise_is_by_the_change() -> None:
+    ran = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran. Nothing measured this way would be"
+    (reason,) = judge_counts(make_run(), mismatch(ran)).reasons
+    told = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran"
+    assert reason == f"arm B failed: mismatch: {told}. arm A runs as the case says: the change did it"
 
 
 def test_another_loss_fails_and_hides_no_speed_but_one_that_is_scaled_elsewhere_is_told() -> None:

@@ -11,7 +11,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.fake import Fake
-from perfsuite.results.rank_report import Evidence, FailureKind, Memory, Observed, RankReport
+from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
@@ -134,6 +134,46 @@ def test_each_error_has_its_kind(error: BaseException, kind: FailureKind) -> Non
     assert (failure.kind, failure.rank) == (kind, 3)
     assert failure.at > 0
     assert "test_each_error_has_its_kind" in known(failure.traceback)
+
+
+REAL = "cannot import name 'is_fake' from 'torch'"
+LAZY = "Failed to import models.llama because of the following error (look up to see its traceback):"
+
+
+def raised_by(code: str) -> Failure:
+    try:
+        exec(code, {"LAZY": LAZY, "REAL": REAL})
+    except Exception as error:
+        return failure_of(error, 0)
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise RuntimeError(LAZY + '\\n' + REAL) from error", f"RuntimeError: {LAZY} {REAL}"),
+        ("raise RuntimeError(LAZY + '\\n' + REAL)", f"RuntimeError: {LAZY} {REAL}"),
+        ("raise RuntimeError(LAZY) from error", f"RuntimeError: {LAZY[:-1]}: caused by ImportError: {REAL}"),
+        (
+            "raise ModuleNotFoundError('Could not import module Llama. Are its needs right?') from error",
+            "ModuleNotFoundError: Could not import module Llama. Are its needs right?: caused by "
+            f"ImportError: {REAL}",
+        ),
+        ("raise ImportError('no Llama')", f"ImportError: no Llama: caused by ImportError: {REAL}"),
+        ("raise ImportError('no Llama') from None", "ImportError: no Llama"),
+        ("raise ValueError('shapes')", "ValueError: shapes"),
+    ],
+)
+def test_an_error_is_told_with_its_cause(code: str, message: str) -> None:
+    failure = raised_by(f"try:\n    raise ImportError(REAL)\nexcept ImportError as error:\n    {code}\n")
+    assert failure.message == message
+
+
+def test_the_cause_is_the_last_error_of_a_chain() -> None:
+    inner = "try:\n        raise OSError('libcudart.so.13: cannot open')\n    except OSError as first:\n"
+    code = f"try:\n    {inner}        raise ImportError('b') from first\nexcept ImportError as second:\n"
+    message = raised_by(f"{code}    raise RuntimeError('a') from second\n").message
+    assert message == "RuntimeError: a: caused by OSError: libcudart.so.13: cannot open"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,14 @@ def rendered(
         headline=summary.headline(sessions),
         judge_changes=summary.judge_changes(each.judge_changes for each in sessions),
         sessions=[
-            (summary.provenance(each), [*filter(None, [summary.interruption(each)]), *each.waivers])
+            (
+                summary.provenance(each),
+                [
+                    *filter(None, [summary.interruption(each)]),
+                    *map(str.strip, summary.case_changes(each)),
+                    *each.waivers,
+                ],
+            )
             for each in sessions
         ],
         skipped=Table(

@@ -1,0 +1,206 @@
+"""Finds the cases of arm A that a comparison loses: arm B has deleted, changed, re-marked or deselected them.
+
+Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files may have
+others: pytest collects these with the code and the interpreter of that arm.
+"""
+
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from perfsuite import documents
+from perfsuite.case.case import Case, CaseList, CollectedTest
+from perfsuite.dry.cases import collect
+from perfsuite.errors import PerfsuiteError
+from perfsuite.ini import read_ini
+from perfsuite.launch.arm import Arm
+from perfsuite.report.text import cut
+from perfsuite.results.session_file import CaseChange
+
+SHOWN_FIELDS = 5  # changed fields of a case that are listed
+LONGEST_ERROR = 500  # letters of why cases could not be collected
+LONGEST_VALUE = 60  # letters of a value
+SAME_TEST_FIELDS = 12
+"""Fields in which a case may differ from one of the same test that is taken to stand in its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which tests a comparison is asked for."""
+
+    paths: Sequence[Path] = ()  # none: what pytest finds by itself
+    words: Sequence[str] = ()  # pytest's words that select among them: `-k`, `-m`
+    asked: bool = True  # false where ids were given: no other case was asked for
+    # Where arm A may keep its cases instead if it has none of `paths`: as its own settings say.
+    is_directory_of_cases: bool = False
+
+
+def case_changes(
+    arms: Sequence[Arm], selection: Selection, store: Path
+) -> tuple[tuple[CaseChange, ...], str | None]:
+    """Return how the cases of arm B differ from those of arm A, and why that is not known, or None."""
+    a, b = arms
+    if a.directory == b.directory:
+        return (), None
+    with ThreadPoolExecutor(2) as threads:
+        begun = [threads.submit(_tests_of, arm, selection, store) for arm in arms]
+    found = []
+    for letter, each in zip("AB", begun, strict=True):
+        try:
+            found.append(each.result())
+        except PerfsuiteError as error:
+            why = _in_short(str(error))
+            return (), f"arm {letter}'s cases could not be collected: {why}: what vanished is unknown"
+    return tuple(_changes(*found, asked=selection.asked)), None
+
+
+def _in_short(error: str) -> str:
+    """Return the line of an error that says why: of pytest's report the last that it marks with an E."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    marked = [line[1:].strip() for line in lines if line.startswith("E  ")]
+    return f"{lines[0].rpartition(': ')[0]}: {marked[-1]}" if marked else " ".join(lines)[:LONGEST_ERROR]
+
+
+def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTest, ...]:
+    """Return the tests of an arm, by its own pytest. Raises `CaseError` and `FileError`."""
+    paths = _paths(arm, selection)
+    if selection.paths and not paths:
+        return ()  # a commit before the first case
+    store.mkdir(parents=True, exist_ok=True)  # a directory that a container sees, too
+    with tempfile.TemporaryDirectory(dir=store) as temporary:
+        found = collect(
+            [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"
+        )
+    return _tests(found)
+
+
+def _tests(found: CaseList) -> tuple[CollectedTest, ...]:
+    older = (CollectedTest(nodeid="", case=case, marks=tuple(case.markers)) for case in found.cases)
+    return found.tests or tuple(older)
+
+
+def _paths(arm: Arm, selection: Selection) -> list[Path]:
+    """Return the paths as they are in an arm, those of them that it has."""
+    if arm.directory is None:
+        return [*selection.paths]
+    there = arm.directory
+    moved = [Path(os.path.normpath(there / os.path.relpath(path))) for path in selection.paths]
+    kept = [path for path in moved if path.exists()]
+    if kept or not selection.is_directory_of_cases:
+        return kept
+    own = Path(read_ini(there).directories().get("cases", there / "bench_cases"))
+    return [own] if own.is_dir() else []
+
+
+def _limits(arm: Arm) -> list[str]:
+    """Return the options that keep pytest inside of an arm's worktree, which lies below the repository."""
+    if arm.moved is None:
+        return []
+    top = Path(arm.moved[1])
+    inside = [f"--confcutdir={top}"]
+    if not read_ini(arm.directory or top).root.is_relative_to(top):  # it has no settings of its own
+        inside += ["-c", os.devnull, f"--rootdir={arm.directory or top}"]
+    return inside
+
+
+def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: bool) -> Iterator[CaseChange]:
+    """Yield what became of each test that arm A would run."""
+    by_id = {test.case.id: test for test in b}
+    ours = {test.case.id for test in a}
+    lost = [test for test in a if test.left_out is None and test.case.id not in by_id]
+    new = [test for test in b if test.case.id not in ours]
+    instead = _in_their_place(lost, new)
+    for test in a:
+        if test.left_out is not None:
+            continue
+        names = {"case_id": test.case.id, "nodeid": test.nodeid, "asked": asked}
+        now = by_id.get(test.case.id)
+        if now is not None:
+            if (found := _same_id(test, now)) is not None:
+                yield CaseChange(kind=found[0], told=found[1], **names)
+        elif (other := instead.get(test.case.id)) is not None:
+            told = f"{other.case.id}: {differences(test.case, other.case)}"
+            yield CaseChange(kind="changed", told=told, **names)
+        else:
+            yield CaseChange(kind="deleted", **names)
+
+
+def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:
+    """Return what became of a case whose id both arms have: a kind of change and its words; or None."""
+    if then.case.hardware != now.case.hardware:
+        return "re-marked", f"{', '.join(then.case.hardware)} -> {', '.join(now.case.hardware)}"
+    if now.left_out is None:
+        told = differences(then.case, now.case)
+        return ("changed", told) if told else None
+    kind, _, why = now.left_out.partition(": ")
+    if kind == "skipped":
+        return "skipped", why
+    if then.marks != now.marks:
+        return "re-marked", f"{', '.join(then.marks) or 'no mark'} -> {', '.join(now.marks) or 'no mark'}"
+    return "deselected", ""
+
+
+def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
+    """Return the new test that stands in the place of a lost one, by the lost case's id.
+
+    Of the new cases of the same test function the one that differs in the fewest fields is taken.
+    """
+    pairs = sorted(
+        (
+            (_differing(then.case, now.case), abs(at - place), at, place)
+            for at, then in enumerate(lost)
+            for place, now in enumerate(new)
+            if _function(then) == _function(now)
+        ),
+        key=lambda pair: (len(pair[0]), *pair[1:]),
+    )
+    found: dict[str, CollectedTest] = {}
+    taken = set[int]()
+    for fields, _, at, place in pairs:
+        if lost[at].case.id not in found and place not in taken and len(fields) <= SAME_TEST_FIELDS:
+            found[lost[at].case.id] = new[place]
+            taken.add(place)
+    return found
+
+
+def _function(test: CollectedTest) -> tuple[str, str]:
+    """Return the file's name and the function of a test: its directory may have moved."""
+    file, _, name = test.nodeid.partition("::")
+    return PurePosixPath(file).name, name.partition("[")[0]
+
+
+def differences(then: Case, now: Case) -> str:
+    """Return the fields in which two cases differ, in words: `micro_batch 2 -> 1, steps 50 -> 20`."""
+    told = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in _differing(then, now).items()]
+    return ", ".join(cut(told, SHOWN_FIELDS))
+
+
+def _differing(then: Case, now: Case) -> dict[str, tuple[Any, Any]]:
+    """Return the values of the fields that differ, by path: `topology.processes_per_node`."""
+    old, new = (_flat(documents.plain(case)) for case in (then, now))
+    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    for whole in ("model", "framework"):  # another one has other fields, which say no more than its name
+        if f"{whole}.name" in names:
+            names = [name for name in names if not name.startswith(f"{whole}.") or name == f"{whole}.name"]
+    return {name: (old.get(name), new.get(name)) for name in names}
+
+
+def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested values by their path; lists stay whole."""
+    found: dict[str, Any] = {}
+    for name, each in value.items():
+        inner = isinstance(each, dict) and bool(each)
+        found |= _flat(each, f"{before}{name}.") if inner else {f"{before}{name}": each}
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        value = shlex.join(map(str, value))
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."

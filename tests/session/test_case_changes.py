@@ -1,0 +1,231 @@
+"""Which cases of arm A a comparison loses, on real repositories: each change as in a pull request."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.case.case import Case, CollectedTest, KnownIssue, Topology
+from perfsuite.launch.arm import HERE, Arm, resolve
+from perfsuite.results.session_file import CaseChange
+from perfsuite.session.case_changes import Selection, _changes, case_changes, differences
+from tests.samples import make_case
+from tests.synthetic import commit, git
+
+FILE = """
+import pytest
+from perfsuite import Case, Fake, Topology
+
+CASE = Case(model="llama-tiny", framework=Fake(), sequence_length=64, micro_batch=4, hardware="cpu",
+            topology=Topology(processes_per_node=2))
+
+@pytest.mark.parametrize("case", [CASE, CASE.replace(micro_batch=2)])
+def test_it(bench, case):
+    bench(case)
+"""
+B4, B2, B1 = (f"fake-llama-tiny-s64-b{size}-fp32-1x2" for size in (4, 2, 1))
+DROPS = """
+def pytest_collection_modifyitems(items):
+    items[:] = [each for each in items if "b2" not in each.name]
+"""
+
+
+def of_test(case: Case, name: str = "test_it", **changes: Any) -> CollectedTest:
+    nodeid = f"bench_cases/test_a.py::{name}[{case.id}]"
+    return CollectedTest(**{"nodeid": nodeid, "case": case, "marks": tuple(case.markers), **changes})
+
+
+def told(a: list[CollectedTest], b: list[CollectedTest]) -> list[tuple[str, str, str]]:
+    return [(each.case_id, each.kind, each.told) for each in _changes(a, b, asked=True)]
+
+
+SMALL, LARGE = make_case(micro_batch=2), make_case(micro_batch=4)
+
+
+def test_equal_cases_are_no_change() -> None:
+    both = [of_test(SMALL), of_test(LARGE)]
+    assert told(both, [*reversed(both)]) == []
+    assert told([], both) == []
+
+
+def test_a_case_without_a_successor_is_deleted() -> None:
+    assert told([of_test(SMALL), of_test(LARGE)], [of_test(LARGE)]) == [(SMALL.id, "deleted", "")]
+    in_another_test = of_test(make_case(micro_batch=1), "test_other")
+    assert told([of_test(SMALL)], [in_another_test]) == [(SMALL.id, "deleted", "")]
+
+
+def test_the_nearest_new_case_of_the_test_stands_in_its_place() -> None:
+    less, other = LARGE.replace(steps=10), SMALL.replace(seed=7, learning_rate=1e-4)
+    found = told([of_test(SMALL), of_test(LARGE)], [of_test(less), of_test(other)])
+    assert found == [
+        (SMALL.id, "changed", f"{other.id}: learning_rate 0.001 -> 0.0001, seed 0 -> 7"),
+        (LARGE.id, "changed", f"{less.id}: steps 20 -> 10"),
+    ]
+
+
+def test_what_the_id_does_not_show_is_a_change_too() -> None:
+    issue = KnownIssue(url="https://example.org/1", failure="crash")
+    excused = SMALL.replace(known_issue=issue, may_run_out_of_memory=True)
+    ((_, kind, words),) = told([of_test(SMALL)], [of_test(excused)])
+    assert kind == "changed"
+    assert "may_run_out_of_memory False -> True" in words
+    assert "known_issue" in words
+    moved = SMALL.replace(hardware=("h100",))
+    assert told([of_test(SMALL)], [of_test(moved)]) == [(SMALL.id, "re-marked", "cpu -> h100")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"left_out": "skipped: too slow"}, "skipped", "too slow"),
+        ({"left_out": "skipped"}, "skipped", ""),
+        ({"left_out": "deselected"}, "deselected", ""),
+        ({"left_out": "deselected", "marks": ("cpu", "slow")}, "re-marked", "cpu -> cpu, slow"),
+    ],
+)
+def test_a_case_that_arm_b_leaves_out_is_told_with_the_reason(
+    changes: dict[str, Any], kind: str, words: str
+) -> None:
+    assert told([of_test(SMALL)], [of_test(SMALL, **changes)]) == [(SMALL.id, kind, words)]
+    assert told([of_test(SMALL, left_out="skipped")], [of_test(SMALL, **changes)]) == []
+
+
+def test_fields_are_named_by_their_path_and_many_are_cut() -> None:
+    assert differences(SMALL, SMALL.replace(topology=Topology(processes_per_node=1))) == (
+        "topology.processes_per_node 2 -> 1"
+    )
+    assert differences(SMALL, SMALL.replace(model="gpt2-large")) == "model.name gpt2-tiny -> gpt2-large"
+    many = SMALL.replace(steps=10, seed=1, micro_batch=1, precision="bf16", compile=True, timeout_s=9.0)
+    assert differences(SMALL, many).endswith("and 1 more")
+
+
+@pytest.fixture
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose branch main has two cases, as the current directory."""
+    repo = tmp_path / "repo"
+    (repo / "bench_cases").mkdir(parents=True)
+    git(repo, "init", "--quiet", "--initial-branch=main")
+    (repo / "bench_cases/test_a.py").write_text(FILE)
+    (repo / ".gitignore").write_text(".perfsuite\n__pycache__\n.pytest_cache\n")
+    commit(repo, "first")
+    monkeypatch.chdir(repo)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # they are sessions of their own
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio")
+    return repo
+
+
+def arms(repo: Path, text: str = "main") -> tuple[Arm, Arm]:
+    return resolve("--a", text, root=repo, store=repo / ".perfsuite"), HERE
+
+
+def found(repo: Path, *words: str, text: str = "main") -> tuple[tuple[CaseChange, ...], str | None]:
+    selection = Selection(paths=[Path("bench_cases")], words=words, is_directory_of_cases=True)
+    return case_changes(arms(repo, text), selection, repo / ".perfsuite")
+
+
+def edit(repo: Path, before: str, after: str) -> None:
+    file = repo / "bench_cases/test_a.py"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+PARAMETERS = "[CASE, CASE.replace(micro_batch=2)]"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("after", "kind", "words"),
+    [
+        ("[CASE]", "deleted", ""),
+        ("[CASE, CASE.replace(micro_batch=1)]", "changed", f"{B1}: micro_batch 2 -> 1"),
+        ('[CASE, CASE.replace(micro_batch=2, hardware="h100")]', "re-marked", "cpu -> h100"),
+        (
+            "[CASE, pytest.param(CASE.replace(micro_batch=2), marks=pytest.mark.skip('slow'))]",
+            "skipped",
+            "slow",
+        ),
+    ],
+)
+def test_a_case_that_a_branch_edits_is_listed(repo: Path, after: str, kind: str, words: str) -> None:
+    edit(repo, PARAMETERS, after)
+    ((change,), unknown) = found(repo, "-k", "b4 or b2")
+    assert (change.case_id, change.kind, change.told, unknown) == (B2, kind, words, None)
+    assert change.nodeid == f"bench_cases/test_a.py::test_it[{B2}]"
+    if kind == "re-marked":
+        assert [each.case_id for each in found(repo, "-m", "cpu")[0]] == [B2]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("file", "text"), [("conftest.py", DROPS), ("pytest.ini", "[pytest]\naddopts = -k b4\n")]
+)
+def test_a_case_that_a_hook_or_an_option_deselects_is_listed(repo: Path, file: str, text: str) -> None:
+    (repo / file).write_text(text)
+    ((change,), unknown) = found(repo, "-m", "cpu")
+    assert (change.case_id, change.kind, unknown) == (B2, "deselected", None)
+
+
+@pytest.mark.launch
+def test_settings_and_hooks_of_the_repository_are_none_of_a_worktree_below_it(repo: Path) -> None:
+    """It lies in .perfsuite: what only the branch has must not deselect a case of arm A, too."""
+    (repo / "sub").mkdir()
+    (repo / "pytest.ini").write_text("[pytest]\naddopts = -k b4\n")
+    commit(repo, "arm A has settings, arm B has none")
+    (repo / "pytest.ini").unlink()
+    assert found(repo, text="main") == ((), None), "arm A did not ask for the smaller case"
+    assert [each.case_id for each in found(repo, text="main~1")[0]] == []
+
+
+@pytest.mark.launch
+def test_cases_that_cannot_be_collected_are_said_to_be_unknown(repo: Path) -> None:
+    edit(repo, "import pytest", "import nosuch_module")
+    commit(repo, "broken")
+    edit(repo, "import nosuch_module", "import pytest")
+    changes, unknown = found(repo)
+    assert changes == ()
+    assert unknown is not None
+    assert unknown.startswith("arm A's cases could not be collected: ")
+    assert "No module named 'nosuch_module'" in unknown
+    assert unknown.endswith(": what vanished is unknown")
+
+
+@pytest.mark.launch
+def test_a_commit_without_cases_loses_none_and_a_renamed_directory_is_found(repo: Path) -> None:
+    git(repo, "rm", "--quiet", "-r", "--cached", "bench_cases")
+    commit_of_nothing = commit_without_adding(repo)
+    assert found(repo, text=commit_of_nothing) == ((), None)
+    edit(repo, PARAMETERS, "[CASE]")
+    os.rename("bench_cases", "perf")
+    selection = Selection(paths=[Path("perf")], is_directory_of_cases=True)
+    changes, unknown = case_changes(arms(repo, "main~1"), selection, repo / ".perfsuite")
+    assert ([each.case_id for each in changes], unknown) == ([B2], None)
+
+
+def commit_without_adding(repo: Path) -> str:
+    git(repo, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "--quiet", "-m", "no cases")
+    return git(repo, "rev-parse", "HEAD").strip()
+
+
+def test_arms_that_share_the_working_tree_are_not_collected(tmp_path: Path) -> None:
+    broken = Arm(python=str(tmp_path / "nosuch"), given={"X": "1"})
+    assert case_changes((broken, HERE), Selection(), tmp_path) == ((), None)
+
+
+@pytest.mark.launch
+def test_an_older_perfsuite_tells_its_selected_cases_alone(repo: Path) -> None:
+    """Arm A's own interpreter collects: what it writes may lack the list of tests."""
+    edit(repo, PARAMETERS, "[CASE]")
+    old = repo / "python"
+    old.write_text(
+        f'#!/bin/sh\n{sys.executable} "$@" || exit\n'
+        "for word; do case $word in --perf-cases=*) file=${word#--perf-cases=};; esac; done\n"
+        f"[ -z \"$file\" ] || {sys.executable} - $file <<'E'\n"
+        "import json, sys\nkept = json.load(open(sys.argv[1]))\ndel kept['tests']\n"
+        "json.dump(kept, open(sys.argv[1], 'w'))\nE\n"
+    )
+    old.chmod(0o755)
+    ((change,), unknown) = found(repo, text=f"main {old}")
+    assert (change.case_id, change.kind, unknown) == (B2, "deleted", None)
