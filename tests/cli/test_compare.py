@@ -1,10 +1,13 @@
 """`perfsuite compare`: what it prints, writes and refuses. Its launches are simulated, each in processes."""
 
 import json
+import os
 import re
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -193,6 +196,50 @@ def test_what_was_compared_is_shown_though_the_allocation_is_over(verdicts: Verd
     verdicts.errors = {OTHER.id: AllocationOverError("the Slurm job 7 is over")}
     assert CASE.id in command(".", CASE.id, OTHER.id, status=2).stdout
     assert session()["status"] == "interrupted"
+
+
+def test_sigterm_leaves_what_was_found_with_its_own_exit_status(
+    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = verdicts.judge
+
+    def ended(way: Way, trial: Trial) -> Verdict:
+        if trial.case.id == OTHER.id:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return judge(way, trial)
+
+    monkeypatch.setattr(verdicts, "judge", ended)
+    before = signal.getsignal(signal.SIGTERM)
+    told = command("X=1", CASE.id, OTHER.id, "--report", "out", status=143)
+    assert "The session was interrupted" in commands.flat(told.stderr)
+    assert (session()["status"], len(session()["results"])) == ("interrupted", 1)
+    assert "The session was interrupted" in Path("out/summary.md").read_text()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("yes", "is_large", "has_terminal", "may"),
+    [
+        (False, False, False, True),
+        (False, True, False, False),
+        (True, True, False, True),
+        (False, True, True, True),
+    ],
+)
+def test_a_large_download_is_asked_for_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, yes: bool, is_large: bool, has_terminal: bool, may: bool
+) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str, **how: Any) -> bool:
+        asked.append(question)
+        return True
+
+    terminal = Mock(isatty=lambda: has_terminal)
+    monkeypatch.setattr(cases, "sys", Mock(stdin=terminal, stderr=terminal))
+    monkeypatch.setattr("perfsuite.cli.cases.typer.confirm", confirm)
+    assert cases.asks(yes=yes)("pip downloads 4.6 GB", is_large) == may
+    assert len(asked) == (is_large and has_terminal and not yes)
 
 
 def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:

@@ -90,7 +90,8 @@ def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> N
     assert [each["case_id"] for each in content["skipped"]] == [COMPILED.id]
 
 
-ONE_OF_BOTH = "name the cases by their ids, or select them by -k"
+NO_CASE = "no case is named: give case ids or -k EXPRESSION"
+NOT_BOTH = "give case ids or -k, not both"
 NO_COMPILER = "there is no C++ compiler: install g++"
 
 
@@ -100,8 +101,8 @@ NO_COMPILER = "there is no C++ compiler: install g++"
         (f"{COMPILED.id}", "not by a dry run: torch.compile"),
         (f"{CASE.id} --rank 2", f"rank 2 does not exist: {CASE.id} has ranks 0 to 1"),
         ("nosuch", "is called 'nosuch'"),
-        ("", ONE_OF_BOTH),
-        (f"{CASE.id} -k a", ONE_OF_BOTH),
+        ("", NO_CASE),
+        (f"{CASE.id} -k a", NOT_BOTH),
         (f"{CASE.id} --device cuda", f"--device cuda: {NO_COMPILER}"),
     ],
 )
