@@ -10,7 +10,7 @@ import pytest
 from perfsuite import documents
 from perfsuite.cli.github import commented, conclusion, fenced
 from perfsuite.cli.github_issue import LONGEST
-from perfsuite.results.session_file import JudgeChanges, Measurement, Skipped
+from perfsuite.results.session_file import CaseChange, JudgeChanges, Measurement, Skipped
 from tests.cli.commands import error_of, flat, run
 from tests.cli.conftest import Gh
 from tests.cli.test_github_issue import GOOD, NOISY, SLOW, URL, crashed
@@ -119,6 +119,17 @@ def test_a_branch_that_changes_what_judges_it_says_so_first(told: Gh) -> None:
 def test_no_session_and_a_session_without_results_are_not_green() -> None:
     assert conclusion([]) == "neutral"
     assert conclusion([make_session_file(GOOD), make_session_file()]) == "neutral"
+
+
+def test_a_comparison_that_lost_a_case_is_not_green() -> None:
+    lost = CaseChange(case_id="gone", nodeid="test_it.py::test_it[gone]", kind="deleted")
+    unasked = lost.replace(asked=False)
+    assert conclusion([make_session_file(GOOD, case_changes=(lost,))]) == "neutral"
+    assert (
+        conclusion([make_session_file(GOOD, cases_unknown="arm A's cases could not be collected")])
+        == "neutral"
+    )
+    assert conclusion([make_session_file(GOOD, case_changes=(unasked,))]) == "success"
 
 
 def test_the_check_is_of_the_commit_that_was_measured(told: Gh) -> None:
