@@ -7,10 +7,11 @@ from perfsuite.report.columns import STEP
 from perfsuite.report.explained import explained
 from perfsuite.report.markdown import grid, text
 from perfsuite.report.text import Table, plural
+from perfsuite.results.baseline import from_runs
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
-from perfsuite.verdict.loss import other_gradients
+from perfsuite.verdict.loss import may_differ
 
 
 @dataclass
@@ -28,8 +29,11 @@ class Step:
         case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
         names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
         result = Measurement(**names, **arms, baseline_file=None, directory="")
-        told, gradients = explained(result), filter(None, [other_gradients(before, now)])
-        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *gradients)
+        told, values = (
+            explained(result),
+            filter(None, [may_differ(*(from_runs([run]).launches for run in (before, now)))]),
+        )
+        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *values)
         self.same += not found
         if found:
             self.rows.append([case.id, *(column.text(result) for column in STEP)])
