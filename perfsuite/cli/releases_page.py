@@ -29,10 +29,9 @@ class Step:
         case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
         names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
         result = Measurement(**names, **arms, baseline_file=None, directory="")
-        told, values = (
-            explained(result),
-            filter(None, [may_differ(*(from_runs([run]).launches for run in (before, now)))]),
-        )
+        told = explained(result)
+        differs = may_differ(from_runs([before]).launches, from_runs([now]).launches)
+        values = [] if differs is None else [differs]
         found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *values)
         self.same += not found
         if found:

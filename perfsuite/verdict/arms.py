@@ -134,11 +134,15 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
     """
     if verdict.failure is not None:
         return verdict
+    if (failed := _failed(a, b)) is not None:
+        return failed.replace(counts=verdict.counts)
     if others := other_computation(Computed.of(a), Computed.of(b), ARM_A):
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
-    if (told := few_differ(b, a, ARM_A)) is None:
-        return verdict
     once = may_differ(Computed.of(a).launches, Computed.of(b).launches)
+    if (told := few_differ(b, a, ARM_A)) is None:
+        is_new = once is not None and not any(reason.startswith(once) for reason in verdict.reasons)
+        scatter = (f"{once}, which more launches did not confirm",)
+        return verdict.replace(reasons=(*verdict.reasons, *scatter)) if len(a) > 1 and is_new else verdict
     others = [reason for reason in verdict.reasons if once is None or not reason.startswith(once)]
     return verdict.replace(outcome="failed", failure="loss", reasons=(told, *others))
 

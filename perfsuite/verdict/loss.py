@@ -14,9 +14,10 @@ LOSS_DEGREES = 3  # of one launch for the estimated spread: under ten, as tenths
 LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums in another order drift
 UNCLIPPED = "unclipped_norm"
 NORMS = {  # of the gradients, by figure: the one that clipping hides nothing of first
-    UNCLIPPED: "the norm of the gradients before clipping, in step 4",
-    "gradient_norm": "the norm of the gradients before step 4",
+    UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
+    "gradient_norm": f"the norm of the gradients before step {COUNTED_STEP}",
 }
+MOST_SCATTER = 0.2  # relative, of norms: what scatters more does not tell whether they are the same
 Launches = Sequence[BaselineLaunch]
 CLEAR = 30
 """Times the largest difference within two sides, of two launches each, by which they must differ: by chance
@@ -53,26 +54,34 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
     A library that takes the mean over micro-batches after backward, and not before, has another loss and the
     same gradients. Only their norm before clipping can show that: clipping makes all alike.
     """
-    before, today = (_values(side, UNCLIPPED) for side in (then, now))
-    if not before or not today or not median(before):
-        unknown = "that norm is not known here" if not today else f"{whose} has none"
-        return (
-            f"loss x {scale:.3f} in every step, compared with {whose}, and the norm of the gradients before "
-            f"clipping cannot be compared, as {unknown}: is gradient accumulation averaged?"
-        )
-    ratio = median(today) / median(before)
+    factor = f"x {_times(scale)} in every step, compared with {whose}"
+    norms = {figure: [_values(side, figure) for side in (then, now)] for figure in NORMS}
+    ratios = {figure: _ratio(*sides) for figure, sides in norms.items() if all(map(_is_size, sides))}
+    for figure, (ratio, near) in ratios.items():
+        if figure == UNCLIPPED and abs(ratio - 1) <= near:
+            return None
+        if abs(ratio / scale - 1) <= near:
+            read = f"{NORMS[figure]}, is x {_times(ratio)}"
+            return f"loss and gradients {factor}: is gradient accumulation averaged? ({read})"
+    if UNCLIPPED in ratios:
+        return f"loss {factor}, and {NORMS[UNCLIPPED]}, is x {_times(ratios[UNCLIPPED][0])}"
+    lacks = whose if norms[UNCLIPPED][1] else "this side" if norms[UNCLIPPED][0] else "neither side"
+    has = "has" if lacks == "neither side" else "lacks"
+    return f"loss {factor}: is gradient accumulation averaged? ({lacks} {has} {NORMS[UNCLIPPED]}, to tell)"
+
+
+def _ratio(before: Sequence[float], today: Sequence[float]) -> tuple[float, float]:
+    """How many times the norm before that of today is, and the relative difference that scatter explains."""
     near = max(LOSS_FLOOR, _spread(before), _spread(today))
-    if abs(ratio - 1) <= near:
-        return None
-    if abs(ratio / scale - 1) <= near:
-        return (
-            f"loss and gradients x {scale:.3f} in every step, compared with {whose}: is gradient "
-            f"accumulation averaged? (The gradients were x {ratio:.3f} in step {COUNTED_STEP}, before clipping)"
-        )
-    return (
-        f"loss x {scale:.3f} in every step, compared with {whose}, and gradients x {ratio:.3f} in step "
-        f"{COUNTED_STEP}, before clipping"
-    )
+    return median(today) / median(before), min(near, MOST_SCATTER)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3f}" if 0.01 <= factor < 1000 else f"{factor:.4g}"
+
+
+def _is_size(values: Sequence[float]) -> bool:
+    return bool(values) and median(values) > 0
 
 
 def _values(launches: Launches, figure: str) -> list[float]:
@@ -80,8 +89,8 @@ def _values(launches: Launches, figure: str) -> list[float]:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Half of the relative range of some values above 0."""
-    return (max(values) - min(values)) / (2 * median(values)) if median(values) > 0 else 0.0
+    """Half of the relative range of some values."""
+    return (max(values) - min(values)) / (2 * median(values))
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
@@ -137,7 +146,14 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
     for position, (before, today) in enumerate(tenths):
         if _is_apart(tenths, position):
             return _loss_change(position, before[0], today[0])
-    return None
+    if not tenths:
+        return None
+    # A mean over all steps scatters less than its tenths.
+    means = [[fmean(launch.loss) for launch in side] for side in (then, now)]
+    if not _is_apart([(means[0], means[1])], 0):
+        return None
+    factor = f" (x {_times(means[1][0] / means[0][0])})" if means[0][0] > 0 < means[1][0] else ""
+    return f"the mean loss of all steps: {means[0][0]:.4f} -> {means[1][0]:.4f}{factor}"
 
 
 def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> bool:
@@ -209,7 +225,7 @@ def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
     if scale is None or _scaled_computation(scale, then, now, "") is not None:
         return []
     return [
-        f"the loss is x {scale:.3f} in every step, and the gradients are the same: it is scaled elsewhere"
+        f"the loss is x {_times(scale)} in every step, and the gradients are the same: it is scaled elsewhere"
     ]
 
 

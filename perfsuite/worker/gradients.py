@@ -2,8 +2,8 @@
 
 Clipping hides a common factor: whatever the gradients were, their norm is `max_norm` afterwards. So the norm
 is read where a script, or its library, begins to clip. accelerate, the Trainer, Lightning and torchtitan clip
-with functions of `torch.nn.utils` (also DTensors, as those of FSDP2), FSDP1 with a method of its own, nanotron
-with a function of its own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.deepspeed`).
+with functions of `torch.nn.utils` (also DTensors, as those of FSDP2), FSDP1 and nanotron with their own.
+DeepSpeed's engine knows the norm itself (`perfsuite.worker.deepspeed`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class NormBeforeClipping:
         self._after_backward: float | None = None
         self._before_clipping: float | None = None
         self._saw_backward = False
+        self._error: str | None = None
         self._is_clipped = False
 
     def enter(self) -> None:
@@ -77,12 +78,20 @@ class NormBeforeClipping:
         if not self._is_clipped:
             self._after_backward = self._unseen(self.read)
 
+    def failed(self, error: Exception) -> None:
+        """Read nothing more, after an error of ours."""
+        self._error = f"{type(error).__name__}: {error}"
+        self.leave()
+
     def result(self, at_step: float | None) -> float | None:
         """Return the squared norm before clipping; `at_step` is that of what the optimizer is given.
 
         Where no known function has clipped, the two are the same, unless a script's backward left another
         norm: somebody clips in a way of his own, or averages late, and the norm is not known.
         """
+        if self._error is not None:
+            self.note = f"the norm of the gradients before clipping is not known: {self._error}"
+            return None
         if self._is_clipped:
             self.note = UNREAD if self._before_clipping is None else None
             return self._before_clipping
@@ -145,8 +154,18 @@ def _notice(owner: Any, name: str) -> None:
 
 
 def _clips(*_: Any, **__: Any) -> None:
-    if _reader is not None:
-        _reader.clips()
+    _show(NormBeforeClipping.clips)
+
+
+def _show(look: Callable[[NormBeforeClipping], None]) -> None:
+    """Have the reader look, if there is one. An error of ours ends its reading, and not the training."""
+    if (reader := _reader) is None:
+        return
+    try:
+        if not in_backward():
+            look(reader)
+    except Exception as error:
+        reader.failed(error)
 
 
 def watch_backward() -> None:
@@ -156,8 +175,7 @@ def watch_backward() -> None:
     @functools.wraps(original)
     def watched(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if _reader is not None and not in_backward():
-            _reader.backward_ended()
+        _show(NormBeforeClipping.backward_ended)
         return result
 
     torch.autograd.backward = watched

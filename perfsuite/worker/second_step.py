@@ -82,7 +82,8 @@ class SecondStep:
 
     def _see_layer(self, module: nn.Module, args: Any, output: Any) -> None:
         if (dtype := _dtype_of(output)) is not None:
-            self._layers[id(module)] = (dtype, int(module.weight.numel()))
+            weight: Any = module.weight
+            self._layers[id(module)] = (dtype, weight.numel())
 
     def linear_layers(self) -> dict[str, int]:
         """Return how many weights of linear layers, but for quantised ones, compute in each dtype."""
