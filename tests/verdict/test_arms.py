@@ -292,6 +292,7 @@ def test_other_gradients_in_every_launch_fail(
     )
     verdict = unless_other(judge_counts(before[0], now[0]), before, now)
     told = f"the norm of the gradients before step 4: 1 -> {b[0]:g}, in 2 launches of each arm"
+    expected: tuple[str | None, tuple[str, ...]]
     expected = ("loss", (told,)) if outcome == "failed" else (None, ())
     if outcome == "passed" and b[0] != 0.99:
         expected = (
