@@ -105,6 +105,12 @@ def _is_near(tokens: float, claimed: int) -> bool:
     return abs(tokens - claimed) <= TOKENS_OFF * claimed
 
 
+def tokens_given(reports: Sequence[RankReport], case: Case) -> float | None:
+    """Tokens that the model was given in the second step, of all ranks; None if unknown, or if they vary."""
+    seen = None if case.framework.promises.tokens_vary else _tokens(reports, case)
+    return None if seen is None else seen.tokens
+
+
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """Notes for a reader of tokens/s on tokens that the case does not claim, and that are no mismatch."""
     if case.unit == "samples":

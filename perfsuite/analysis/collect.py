@@ -28,7 +28,7 @@ from perfsuite.results.counts import COUNTED_STEP, merged
 from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
-from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport
+from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport, summed_dtypes
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
@@ -174,6 +174,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
+        dtypes=summed_dtypes(report.dtypes for report in reports),
         device_probe=lowest_device_probe(reports),
         rank_probes=tuple(report.device_probe for report in reports),
         counts=() if why_hidden else merged(counted),

@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
+from perfsuite.analysis import agreement
 from perfsuite.analysis.health import UNKNOWN, known
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP
@@ -152,6 +153,8 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         device_memory_bytes=known(max, (device.job_memory_bytes for device in health.devices)),
         energy_per_token_j=_energy_per_token_j(health, tokens_per_step),
         gradient_norm=_gradient_norm([report.gradient_squares for report in reports]),
+        unclipped_norm=_gradient_norm([report.unclipped_squares for report in reports]),
+        tokens_given=agreement.tokens_given(reports, run.case),
         loss_first=run.loss[0] if run.loss else None,
         loss_last=known(fmean, run.loss[-tail:]),
     )

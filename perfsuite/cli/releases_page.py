@@ -9,10 +9,11 @@ from perfsuite.report.columns import STEP
 from perfsuite.report.explained import explained
 from perfsuite.report.markdown import grid, text
 from perfsuite.report.text import Table, plural
+from perfsuite.results.baseline import from_runs
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
-from perfsuite.verdict.loss import other_gradients
+from perfsuite.verdict.loss import may_differ
 
 ARROW = " → "
 SENSE = (
@@ -60,8 +61,10 @@ class Step:
         case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
         names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
         result = Measurement(**names, **arms, baseline_file=None, directory="")
-        told, gradients = explained(result), filter(None, [other_gradients(before, now)])
-        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *gradients)
+        told = explained(result)
+        differs = may_differ(from_runs([before]).launches, from_runs([now]).launches)
+        values = [] if differs is None else [differs]
+        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *values)
         self.same += not found
         if found:
             self.rows.append([case.id, *(column.text(result) for column in STEP)])

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from perfsuite import documents
+from perfsuite.analysis.agreement import tokens_given
 from perfsuite.analysis.cause import with_log
 from perfsuite.analysis.figures import is_in_tf32
 from perfsuite.case.case import Case, CaseFile
@@ -21,8 +22,8 @@ from perfsuite.launch.arm import HERE, Arm, ask
 from perfsuite.node.processes import KILL_S, has_ended, wait_for, wait_until
 from perfsuite.node.ranks import rank_variables, without_rank
 from perfsuite.results.counts import merged
-from perfsuite.results.rank_report import Failure, FailureKind, RankReport
-from perfsuite.results.run import Run
+from perfsuite.results.rank_report import Failure, FailureKind, RankReport, summed_dtypes
+from perfsuite.results.run import Figures, Run
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
 
 NO_TF32_ROOFLINE = (
@@ -68,6 +69,8 @@ def dry_run(
         duration_s=round(time.monotonic() - began, 3),
         flops=reports[0].flops,
         observed=reports[0].observed,
+        dtypes=summed_dtypes(report.dtypes for report in reports),
+        figures=Figures(tokens_given=tokens_given(reports, case)),
         counts=merged({report.rank: report.counts for report in reports if report.counts is not None}),
         dry_facts=facts_of(reports, case, machine),
         notes=tuple(dict.fromkeys(filter(None, (instead, *(n for report in reports for n in report.notes))))),

@@ -22,6 +22,7 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.worker import software
 from perfsuite.worker.counting import Counting
+from perfsuite.worker.dtypes import dtypes_of
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.observe import owner, wrapping
 from perfsuite.worker.recorder import Recorder
@@ -69,6 +70,7 @@ class DryRank:
             counting = self.recorder.counting = Counting(self._model)
             self._train()
             settings = self._settings()
+            dtypes = dtypes_of(self._model(), self._optimizer) if self._optimizer is not None else {}
         self._check(settings)
         if counting.counts is None:
             why = "; ".join(counting.notes) or f"training ended after {self.recorder.steps} steps"
@@ -79,6 +81,7 @@ class DryRank:
             counts=counting.counts,
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
+            dtypes=dtypes,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
             notes=(*self.workload.notes, *self.notes, *counting.notes),

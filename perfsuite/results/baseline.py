@@ -9,7 +9,7 @@ from pydantic import Field
 
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
-from perfsuite.results.rank_report import Flops, Observed
+from perfsuite.results.rank_report import Dtypes, Flops, Observed
 from perfsuite.results.run import Figures, Run
 
 MIN_ACCEPTED = 5  # fewest healthy launches of a reviewed baseline
@@ -54,6 +54,7 @@ class Baseline(BaselineDocument):
     launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
     flops: Flops | None = None
     observed: Observed | None = None
+    dtypes: Dtypes = Field(default_factory=dict)  # of what trained in the newest launch; empty: not recorded
     recorded_at: str
     accepted: Acceptance | None = None
 
@@ -111,6 +112,7 @@ def from_runs(
         ),
         flops=newest.flops,
         observed=newest.observed,
+        dtypes=newest.dtypes,
         recorded_at=first.started_at,
         accepted=accepted,
     )

@@ -8,12 +8,15 @@ from pydantic import Field
 
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import lines, plain
-from perfsuite.results.baseline import Acceptance, BaselineDocument
+from perfsuite.results import baseline as baselines
+from perfsuite.results.baseline import Acceptance, BaselineDocument, BaselineLaunch
 from perfsuite.results.counts import RankCounts, of_rank
 from perfsuite.results.quantities import differing
-from perfsuite.results.run import Run
+from perfsuite.results.rank_report import Dtypes
+from perfsuite.results.run import Figures, Run
 
 DRY = "dry-"  # how the target of a dry run begins
+COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures of what a launch computed
 OF_A_GPU = ["cuda", "cudnn", "triton"]  # what else decides which kernels a step calls on a GPU
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
@@ -26,6 +29,9 @@ class CountBaseline(BaselineDocument):
     target: str  # see `target_of`
     counts: tuple[RankCounts, ...] = Field(min_length=1)  # of the newest launch
     unsteady: tuple[str, ...] = ()  # fields not the same in all launches: shown and never judged
+    # What its launches computed: loss, norms of gradients, tokens. Older baselines have none.
+    computed: tuple[BaselineLaunch, ...] = ()
+    dtypes: Dtypes = Field(default_factory=dict)  # of what trained in the newest launch
     versions: dict[str, str]  # of torch and of the packages whose code makes a step
     launches: int = Field(ge=1)
     recorded_at: str
@@ -33,7 +39,13 @@ class CountBaseline(BaselineDocument):
 
     def as_json(self) -> str:
         """As other documents, but each collective, and what is counted by name, in one line."""
-        return lines(plain(self)) + "\n"
+        content = plain(self)
+        for launch in content["computed"]:
+            known = launch["figures"].items()
+            launch["figures"] = {
+                name: value for name, value in known if name in COMPUTED and value is not None
+            }
+        return lines(content) + "\n"
 
     @property
     def method(self) -> str:
@@ -54,11 +66,20 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Cou
         case=newest.case,
         counts=newest.counts,
         unsteady=unsteady(run.counts for run in runs),
+        computed=tuple(_computed(run) for run in runs),
+        dtypes=newest.dtypes,
         versions=versions_of(newest),
         launches=len(runs),
         recorded_at=runs[0].started_at,
         accepted=accepted,
     )
+
+
+def _computed(run: Run) -> BaselineLaunch:
+    """What a launch computed, without what depends on the machine."""
+    kept = baselines.from_runs([run]).launches[0]
+    values = {name: value for name in COMPUTED if (value := kept.figures.get(name)) is not None}
+    return BaselineLaunch(figures=Figures.of(values), loss=kept.loss)
 
 
 def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What one rank reports, as a versioned file."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -23,6 +24,22 @@ FailureKind = Literal[
     "not_dry",
     "error",
 ]
+
+
+Dtypes = dict[str, dict[str, int]]
+"""How many elements have each dtype, by what they are: `parameters`, `stepped weights`, `gradients`,
+`optimizer state`; and weights of `linear layers` by the dtype that they compute in."""
+
+
+def summed_dtypes(of_ranks: Iterable[Dtypes]) -> Dtypes:
+    """Return the elements of all ranks."""
+    sums: Dtypes = {}
+    for dtypes in of_ranks:
+        for what, elements in dtypes.items():
+            for dtype, count in elements.items():
+                kind = sums.setdefault(what, {})
+                kind[dtype] = kind.get(dtype, 0) + count
+    return sums
 
 
 class Failure(Data):
@@ -107,6 +124,8 @@ class RankReport(Document):
     counts: Counts | None = None  # what a step did, counted; None where it was not
     # Sum of squares of the rank's gradients, just before its clock's step `COUNTED_STEP`; None: not known.
     gradient_squares: float | None = None
+    unclipped_squares: float | None = None  # the same before they were clipped in that step; None: not known
+    dtypes: Dtypes = Field(default_factory=dict)  # of what trains, by this rank's elements
     hidden: tuple[str, ...] = ()  # why the counted step did more than `counts` tells; empty: nothing shows it
     fit: Fit | None = None  # the memory that it is predicted to need; None but in a dry run
     notes: tuple[str, ...] = ()  # what a reader of the figures should know

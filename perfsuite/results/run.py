@@ -13,7 +13,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
-from perfsuite.results.rank_report import Failure, Flops, Memory, Observed
+from perfsuite.results.rank_report import Dtypes, Failure, Flops, Memory, Observed
 
 
 class DeviceHealth(Data):
@@ -113,6 +113,10 @@ class Figures(Data):
     gradient_norm: float | None = None
     """Of the gradients just before step 4: the root of the sum of their squares over all ranks, or over one
     where all have the same. Judged with the loss."""
+    unclipped_norm: float | None = None
+    """The same norm before the gradients were clipped, without fp16's loss scale. Judged with the loss."""
+    tokens_given: float | None = None
+    """Tokens that the model was given in the second step, of all ranks together. None where they vary."""
     loss_first: float | None = None
     loss_last: float | None = None
     extra: dict[str, float] = Field(default_factory=dict)
@@ -168,6 +172,7 @@ class Run(Document):
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None
+    dtypes: Dtypes = Field(default_factory=dict)  #: Elements of all ranks of each dtype, of what trains.
     health: Health | None = None  #: The worst of the nodes. None where nothing was computed.
     nodes: tuple[Node, ...] = ()  #: The nodes in the order of their ranks; empty for a launch on one machine.
     device_probe: dict[str, float] = Field(default_factory=dict)

@@ -28,8 +28,15 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Options, Setup
 from perfsuite.session.way import Trial, Way, excused
-from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts, judge_gradients, judge_pairs, unhealthy_pairs
-from perfsuite.verdict.loss import other_gradients
+from perfsuite.verdict.arms import (
+    ARM_A,
+    ARM_B,
+    judge_counts,
+    judge_pairs,
+    needs_more,
+    unhealthy_pairs,
+    unless_other,
+)
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
@@ -126,7 +133,7 @@ class AgainstArm(TwoArms):
 class ByCounts(TwoArms):
     """Launches each arm once, on the machine that the case is meant for, however busy it is.
 
-    Twice if the gradients of the arms have another norm, to learn whether they always have.
+    Twice if the arms have another loss, other gradients or tokens, to learn whether they always have.
     """
 
     of_equals: ClassVar[str] = "only find what differs from run to run"
@@ -139,11 +146,11 @@ class ByCounts(TwoArms):
         trial.before.append(a)
         trial.runs.append(b)
         verdict = judge_counts(a, b).replace(launches=len(made))
-        if verdict.outcome not in ("regressed", "failed") and other_gradients(a, b) is not None:
+        if not self.dry and verdict.outcome not in ("regressed", "failed") and needs_more(a, b):
             again = self._made(trial, "ab", 2)
             trial.before.append(again["a"])
             trial.runs.append(again["b"])
-            verdict = judge_gradients(verdict, trial.before, trial.runs).replace(launches=len(made) + 2)
+            verdict = unless_other(verdict, trial.before, trial.runs).replace(launches=len(made) + 2)
         if not self.dry:  # nothing that a dry run does shows a known issue
             self.excuse(trial, verdict)
         return verdict

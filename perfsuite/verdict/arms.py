@@ -14,18 +14,25 @@ from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
+from perfsuite.verdict.computation import (
+    Computed,
+    differences,
+    may_have_other_tokens,
+    other_computation,
+)
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
     disagreement,
+    if_same,
     median_of,
     tolerance_check,
     unjudged,
     why_failed,
     worst,
 )
-from perfsuite.verdict.loss import loss_differs, loss_scale, other_gradients, scaled, steadily_other_gradients
+from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
-from perfsuite.verdict.overall import explained
+from perfsuite.verdict.overall import OF_A_DRY_RUN, explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A, ARM_B = "arm A", "arm B"
@@ -75,13 +82,13 @@ def judge_pairs(
         of_a, of_b = zip(*healthy, strict=True)
         is_last = len(a) >= max_pairs
         verdict = _judge_healthy(of_a, of_b, tolerance, metric, max_pairs, corrects, is_last=is_last)
+    verdict = _if_same(verdict, a, b)
     set_aside = [f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
     verdict = _with_differences(verdict, a, b)
     return verdict.replace(
         launches=launches,
         unhealthy_launches=tuple(problems),
         reasons=(*verdict.reasons, *set_aside),
-        changed=(*scaled(b, baselines.from_runs(a)), *verdict.changed),
     )
 
 
@@ -100,23 +107,54 @@ def judge_counts(a: Run, b: Run) -> Verdict:
         verdict = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
     elif counts is None:
         verdict = verdict.replace(reasons=("nothing was counted", *a.notes, *b.notes))
-    elif counts.outcome == "improved" and (gradients := other_gradients(a, b)) is not None:
-        verdict = verdict.replace(reasons=(f"{gradients}: what does less may compute something else",))
     elif counts.outcome in ("regressed", "improved", "passed"):
-        verdict = verdict.replace(outcome=counts.outcome)
+        verdict = _of_one_launch(verdict.replace(outcome=counts.outcome), a, b)
     else:
         verdict = verdict.replace(reasons=counts.notes)
-    return _with_differences(verdict, [a], [b])
+    return _with_differences(unless_other(verdict, [a], [b]), [a], [b])
 
 
-def judge_gradients(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """The verdict of `judge_counts` after more launches: `failed` if the arms always have other gradients."""
-    scale = loss_scale(b, baselines.from_runs(a)) or 1
-    if (told := steadily_other_gradients(a, b, scale)) is None:
+def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
+    """The verdict of one launch of each arm, which is not `improved` unless both computed the same."""
+    then, now = Computed.of([a]), Computed.of([b])
+    told = may_differ(then.launches, now.launches)
+    if verdict.outcome == "regressed" and told is not None:
+        return verdict.replace(reasons=(*verdict.reasons, f"{told}, in one launch of each arm"))
+    if verdict.outcome != "improved":
         return verdict
-    others = [reason for reason in verdict.reasons if not reason.startswith(told)]
-    reasons = (f"{told}, in {len(b)} launches of each arm", *others)
-    return verdict.replace(outcome="failed", failure="loss", reasons=reasons)
+    if told is not None or may_have_other_tokens(then, now):
+        what = told or "the model was given other tokens"
+        reason = f"{what}: what does less may compute something else"
+        return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
+    if b.dry:
+        return verdict.replace(reasons=(*verdict.reasons, OF_A_DRY_RUN))
+    return if_same(verdict, then.launches, now.launches)
+
+
+def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
+    """The verdict by counts, or `failed` where the arms compute something else, whatever a step does.
+
+    Call it again after more launches: whether arms always differ, one launch of each may not tell.
+    """
+    if verdict.failure is not None:
+        return verdict
+    if (failed := _failed(a, b)) is not None:
+        return failed.replace(counts=verdict.counts)
+    if others := other_computation(Computed.of(a), Computed.of(b), ARM_A):
+        return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
+    once = may_differ(Computed.of(a).launches, Computed.of(b).launches)
+    if (told := few_differ(b, a, ARM_A)) is None:
+        is_new = once is not None and not any(reason.startswith(once) for reason in verdict.reasons)
+        scatter = (f"{once}, which more launches did not confirm",)
+        return verdict.replace(reasons=(*verdict.reasons, *scatter)) if len(a) > 1 and is_new else verdict
+    others = [reason for reason in verdict.reasons if once is None or not reason.startswith(once)]
+    return verdict.replace(outcome="failed", failure="loss", reasons=(told, *others))
+
+
+def needs_more(a: Run, b: Run) -> bool:
+    """Whether one launch of each arm leaves open if both compute the same: they may, without a seed."""
+    then, now = Computed.of([a]), Computed.of([b])
+    return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
@@ -153,7 +191,9 @@ def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> V
         for name, (then, now) in setting_differences(b[-1], known).items()
     )
     reasons = (*verdict.reasons, *other_settings)
-    return verdict.replace(reasons=reasons, changed=run_changes(b[-1], known), against=ARM_A)
+    computed = differences(Computed.of(a), Computed.of(b), ARM_A)
+    changed = (*scaled(b, known), *computed, *run_changes(b[-1], known))
+    return verdict.replace(reasons=reasons, changed=changed, against=ARM_A)
 
 
 def _judge_healthy(
@@ -166,8 +206,8 @@ def _judge_healthy(
     *,
     is_last: bool,
 ) -> Verdict:
-    known, awaited = baselines.from_runs(a), alone or TOKENS_PER_S.name
-    corrects = corrects and same_stack(b[-1], known)
+    awaited = alone or TOKENS_PER_S.name
+    corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
     for metric in judged((run.figures for run in (*a, *b)), b[0].machine.device):
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
@@ -183,11 +223,21 @@ def _judge_healthy(
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
         verdict = verdict.replace(outcome=state)
-    if verdict.outcome == "undecided" or len(a) < MIN_PAIRS:
+    return verdict
+
+
+def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
+    """The verdict, unless the arms compute something else: then it is `failed`, on any machine."""
+    if verdict.outcome in ("failed", "undecided"):
         return verdict
-    if (other_loss := loss_differs(b, known, ARM_A)) is None:
-        return verdict
-    return verdict.replace(outcome="failed", failure="loss", reasons=(other_loss,))
+    then, now = Computed.of(a), Computed.of(b)
+    if others := other_computation(then, now, ARM_A):
+        return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
+    is_enough = len(a) >= MIN_PAIRS
+    told = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
+    if told is not None:
+        return verdict.replace(outcome="failed", failure="loss", reasons=(told, *verdict.reasons))
+    return if_same(verdict, then.launches, now.launches)
 
 
 def _check(

@@ -126,7 +126,9 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
             found.append(f"FLOPs {arrow(then, today, 'FLOP')}: {rest}")
         elif today < GONE * then and not is_known:
             found.append(f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}")
-        then, *each = (sum(row.bytes for row in counts.collectives) for counts in (before, *now))
+        then, *each = (
+            sum(row.bytes for row in counts.collectives if row.ranks > 1) for counts in (before, *now)
+        )
         if max(each) < GONE * then:
             found.append(f"collectives {arrow(then, max(each), 'bytes')}{_OUT_OF_SIGHT}{advice}")
     return list(dict.fromkeys(found))
@@ -198,7 +200,8 @@ def _finding(
         return None
     by = [value - then for value in today if value is not None]
     noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
-    allowed = max(noise, quantity.floor(before))
+    floor = 0 if _has_other_calls(quantity, before, launches, by) else quantity.floor(before)
+    allowed = max(noise, floor)
     outcome: Judged | None = None  # they disagree
     if all(abs(each) <= allowed for each in by):
         outcome = "regressed" if _has_many_more_calls(quantity, before, launches) else "passed"
@@ -224,9 +227,22 @@ def _finding(
     )
 
 
+def _has_other_calls(quantity: Quantity, before: Counts, launches: list[Counts], by: Sequence[int]) -> bool:
+    """Whether ranks send more in more calls, or less in fewer: no floor hides a call."""
+    if not isinstance(quantity, Group) or quantity.ranks == 1:
+        return False
+    calls = [quantity.calls(counts) - quantity.calls(before) for counts in launches]
+    more, fewer = (
+        all(sign * n > 0 < sign * sent for n, sent in zip(calls, by, strict=True)) for sign in (1, -1)
+    )
+    return more or fewer
+
+
 def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Counts]) -> bool:
-    return isinstance(quantity, Group) and all(
-        quantity.calls(counts) > MANY_MORE * quantity.calls(before) > 0 for counts in launches
+    return (
+        isinstance(quantity, Group)
+        and quantity.ranks > 1
+        and all(quantity.calls(counts) > MANY_MORE * quantity.calls(before) > 0 for counts in launches)
     )
 
 

@@ -10,13 +10,14 @@ from functools import partial
 from statistics import median
 
 from perfsuite.analysis import health
-from perfsuite.results.baseline import Baseline
+from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import comparability
-from perfsuite.verdict.loss import loss_differs, scaled
+from perfsuite.verdict.computation import Computed, differences, other_computation
+from perfsuite.verdict.loss import Launches, are_compared, loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
@@ -28,6 +29,11 @@ SESSIONS_APART = 0.2
 15 % higher an hour later. A smaller change is called only if baselines tell how sessions differ."""
 ONE_SESSION = "sessions on a CPU may differ so: accept two of them (perfsuite baseline accept --sessions 2)"
 OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
+THE_BASELINE = "the baseline"
+NOT_THE_SAME = (
+    "better, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
+    "that it may compute something else"
+)
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 
 
@@ -78,7 +84,13 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         return verdict
     newest = runs[-1]
     choices = comparability.library_choices(newest, baseline)
-    changed = (*choices, *scaled(runs, baseline), *comparability.run_changes(newest, baseline))
+    computed = differences(Computed.of_baseline(baseline), Computed.of(runs), THE_BASELINE)
+    changed = (
+        *choices,
+        *scaled(runs, baseline),
+        *computed,
+        *comparability.run_changes(newest, baseline),
+    )
     reasons = (*comparability.unexplained(newest, baseline), *reasons)
     return verdict.replace(reasons=reasons, changed=changed)
 
@@ -125,7 +137,14 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
         return verdict.replace(outcome="undecided")
     if verdict.outcome != "undecided" and (failed := _other_loss(runs, baseline)) is not None:
         return failed.replace(checks=verdict.checks)
-    return verdict
+    return if_same(verdict, baseline.launches, from_runs(runs).launches)
+
+
+def if_same(verdict: Verdict, then: Launches, now: Launches) -> Verdict:
+    """The verdict, which is not `improved` where nothing shows that the same was computed."""
+    if verdict.outcome != "improved" or are_compared(then, now):
+        return verdict
+    return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, NOT_THE_SAME))
 
 
 def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]:
@@ -139,7 +158,8 @@ def _failed(runs: Sequence[Run], failure: FailureKind, *reasons: str) -> Verdict
 
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    why = comparability.unlike(runs[-1], baseline)
+    then, now = Computed.of_baseline(baseline), Computed.of(runs)
+    why = [*comparability.unlike(runs[-1], baseline), *other_computation(then, now, THE_BASELINE)]
     return _failed(runs, "unlike", *why) if why else None
 
 

@@ -1,80 +1,199 @@
-"""Compares loss curves with those of a baseline. Pure."""
+"""Compares loss curves and norms of gradients with those of a baseline or of another arm. Pure."""
 
 import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 
-from perfsuite.results.baseline import Baseline, loss_curve
+from perfsuite.results.baseline import Baseline, BaselineLaunch, from_runs
+from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
 LOSS_SIGMAS = 4.3  # standard deviations by which a tenth of a curve may differ: 1 in 60,000, if normal
 LOSS_DEGREES = 3  # of one launch for the estimated spread: under ten, as tenths correlate (by simulation)
 LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums in another order drift
+UNCLIPPED = "unclipped_norm"
+NORMS = {  # of the gradients, by figure: the one that clipping hides nothing of first
+    UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
+    "gradient_norm": f"the norm of the gradients before step {COUNTED_STEP}",
+}
+MOST_SCATTER = 0.2  # relative, of norms: what scatters more does not tell whether they are the same
+Launches = Sequence[BaselineLaunch]
 CLEAR = 30
 """Times the largest difference within two sides, of two launches each, by which they must differ: by chance
 they do in 1 of 3,000 cases, where gradients scatter at all."""
 
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
-    """The first tenth of the steps where a run's loss differs from the baseline's by more than is allowed.
+    """What says that runs have another loss or other gradients than the baseline; None if nothing does.
 
-    None if there is none, or if it is the same curve at another `loss_scale`. From a spike of the baseline
-    on, it differs only where it is higher than that. `whose` names the baseline in the message.
+    It is a common factor of both, or the first tenth of the steps where a run's loss differs by more than is
+    allowed, or another norm of the gradients. From a spike of the baseline on, a loss differs only where it
+    is higher than that. `whose` names the baseline in the message.
     """
-    usual = _usual_loss(baseline)
-    scale, spike = _scale(runs, usual) or 1, _spike([mean for mean, _ in usual])
-    for run in runs:
-        for position, (now, (then, allowed)) in enumerate(zip(loss_curve(run.loss), usual, strict=False)):
-            share = f"the loss over {10 * position} to {10 * position + 10} % of the steps is {now:.4f}"
+    then, now = baseline.launches, from_runs(runs).launches
+    usual = _usual_loss(then)
+    if (scale := _scale(now, usual)) is not None:
+        return _scaled_computation(scale, then, now, whose)
+    spike = _spike([mean for mean, _ in usual])
+    for launch in now:
+        for position, (value, (mean, allowed)) in enumerate(zip(launch.loss, usual, strict=False)):
+            share = f"the loss over {10 * position} to {10 * position + 10} % of the steps is {value:.4f}"
             if position >= spike:
                 highest, above = usual[spike]
-                if not now / scale <= highest + above:
+                if not value <= highest + above:
                     return f"{share}, {whose}'s highest {highest:.4f} + {above:.4f}"
-            elif not abs(now / scale - then) <= allowed:
-                return f"{share}, {whose}'s {then:.4f} +- {allowed:.4f}"
-    return _gradients_differ(runs, baseline, whose, scale)
+            elif not abs(value - mean) <= allowed:
+                return f"{share}, {whose}'s {mean:.4f} +- {allowed:.4f}"
+    return _gradients_differ(then, now, whose)
 
 
-def _gradients_differ(runs: Sequence[Run], baseline: Baseline, whose: str, scale: float) -> str | None:
+def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str) -> str | None:
+    """What another `scale` of the loss in every step means; None if the gradients show that it means nothing.
+
+    A library that takes the mean over micro-batches after backward, and not before, has another loss and the
+    same gradients. Only their norm before clipping can show that: clipping makes all alike.
+    """
+    factor = f"x {_times(scale)} in every step, compared with {whose}"
+    norms = {figure: [_values(side, figure) for side in (then, now)] for figure in NORMS}
+    ratios = {figure: _ratio(*sides) for figure, sides in norms.items() if all(map(_is_size, sides))}
+    for figure, (ratio, near) in ratios.items():
+        if figure == UNCLIPPED and abs(ratio - 1) <= near:
+            return None
+        if abs(ratio / scale - 1) <= near:
+            read = f"{NORMS[figure]}, is x {_times(ratio)}"
+            return f"loss and gradients {factor}: is gradient accumulation averaged? ({read})"
+    if UNCLIPPED in ratios:
+        return f"loss {factor}, and {NORMS[UNCLIPPED]}, is x {_times(ratios[UNCLIPPED][0])}"
+    lacks = whose if norms[UNCLIPPED][1] else "this side" if norms[UNCLIPPED][0] else "neither side"
+    has = "has" if lacks == "neither side" else "lacks"
+    return f"loss {factor}: is gradient accumulation averaged? ({lacks} {has} {NORMS[UNCLIPPED]}, to tell)"
+
+
+def _ratio(before: Sequence[float], today: Sequence[float]) -> tuple[float, float]:
+    """How many times the norm before that of today is, and the relative difference that scatter explains."""
+    near = max(LOSS_FLOOR, _spread(before), _spread(today))
+    return median(today) / median(before), min(near, MOST_SCATTER)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3f}" if 0.01 <= factor < 1000 else f"{factor:.4g}"
+
+
+def _is_size(values: Sequence[float]) -> bool:
+    return bool(values) and median(values) > 0
+
+
+def _values(launches: Launches, figure: str) -> list[float]:
+    return [value for each in launches if (value := each.figures.get(figure)) is not None]
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Half of the relative range of some values."""
+    return (max(values) - min(values)) / (2 * median(values))
+
+
+def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
     """The norm of a run's gradients if it is not the baseline's: a wrong one may long have an equal loss."""
-    usual = baseline.values("gradient_norm")
-    if len(usual) < 3:
-        return None
-    then, sigmas = fmean(usual), t_quantile(LOSS_SIGMAS, len(usual) - 1) * math.sqrt(1 + 1 / len(usual))
-    allowed = max(LOSS_FLOOR * then, sigmas * stdev(usual))
-    for run in runs:
-        now = run.figures.gradient_norm
-        if now is not None and not min(abs(now - then), abs(now / scale - then)) <= allowed:
-            return (
-                f"the norm of the gradients before step 4 is {now:.4g}, {whose}'s {then:.4g} +- {allowed:.2g}"
-            )
+    for figure, said in NORMS.items():
+        usual, values = _values(then, figure), _values(now, figure)
+        if len(usual) < 3:  # which tell no scatter: two launches of each side that agree do
+            if _is_apart([(usual, values)], 0):
+                return f"{said}: {usual[0]:.4g} in {whose} -> {values[0]:.4g}"
+            continue
+        mean = fmean(usual)
+        sigmas = t_quantile(LOSS_SIGMAS, len(usual) - 1) * math.sqrt(1 + 1 / len(usual))
+        allowed = max(LOSS_FLOOR * mean, sigmas * stdev(usual))
+        for value in values:
+            if not abs(value - mean) <= allowed:
+                return f"{said} is {value:.4g}, {whose}'s {mean:.4g} +- {allowed:.2g}"
     return None
 
 
-def other_gradients(before: Run, now: Run) -> str | None:
-    """That two launches of the same start have gradients of another norm; None if not, or if unknown."""
-    then, today = before.figures.gradient_norm, now.figures.gradient_norm
-    if then is None or today is None or abs(today - then) <= LOSS_FLOOR * then:
-        return None
-    return f"the norm of the gradients before step 4: {then:.4g} -> {today:.4g}"
+def may_differ(then: Launches, now: Launches) -> str | None:
+    """What differs by more than rounding between the first launches of two sides; None if nothing does.
 
-
-def steadily_other_gradients(before: Sequence[Run], now: Sequence[Run], scale: float) -> str | None:
-    """`other_gradients` of several launches of each side, where each side agrees with itself.
-
-    Without a seed it does not: the sides must lie `CLEAR` times as far apart as launches of one of them.
-    `scale`: how many times the loss of `before` that of `now` is, by which gradients may differ, too.
+    Launches without a seed differ so, too: more launches tell (`steadily_differ`).
     """
-    first, second = (
-        [norm for run in runs if (norm := run.figures.gradient_norm) is not None] for runs in (before, now)
-    )
-    if len(first) < len(before) or len(second) < len(now):
+    before, today = then[0], now[0]
+    for figure, said in NORMS.items():
+        one, other = before.figures.get(figure), today.figures.get(figure)
+        if one is not None and other is not None and not abs(other - one) <= LOSS_FLOOR * one:
+            return f"{said}: {one:.4g} -> {other:.4g}"
+    for position, (one, other) in enumerate(zip(before.loss, today.loss, strict=False)):
+        if not abs(other - one) <= LOSS_FLOOR * abs(one):
+            return _loss_change(position, one, other)
+    return None
+
+
+def _loss_change(position: int, before: float, now: float) -> str:
+    return f"the loss over {10 * position} to {10 * position + 10} % of the steps: {before:.4f} -> {now:.4f}"
+
+
+def steadily_differ(then: Launches, now: Launches) -> str | None:
+    """What differs between a few launches of each side, where each side agrees with itself; None if nothing.
+
+    Without a seed a side does not: the sides must lie `CLEAR` times as far apart as launches of one of them.
+    """
+    for figure, said in NORMS.items():
+        before, today = (_values(side, figure) for side in (then, now))
+        if len(before) == len(then) and len(today) == len(now) and _is_apart([(before, today)], 0):
+            return f"{said}: {before[0]:.4g} -> {today[0]:.4g}"
+    tenths = [
+        ([each.loss[place] for each in then], [each.loss[place] for each in now])
+        for place in range(min(len(each.loss) for each in (*then, *now)))
+    ]
+    for position, (before, today) in enumerate(tenths):
+        if _is_apart(tenths, position):
+            return _loss_change(position, before[0], today[0])
+    if not tenths:
         return None
-    within = max(max(side) - min(side) for side in (first, second))
-    apart = max(min(first) - max(second), min(second) - max(first))
-    is_scaled = abs(second[0] / scale - first[0]) <= LOSS_FLOOR * first[0]
-    return other_gradients(before[0], now[0]) if apart > CLEAR * within and not is_scaled else None
+    # A mean over all steps scatters less than its tenths.
+    means = [[fmean(launch.loss) for launch in side] for side in (then, now)]
+    if not _is_apart([(means[0], means[1])], 0):
+        return None
+    factor = f" (x {_times(means[1][0] / means[0][0])})" if means[0][0] > 0 < means[1][0] else ""
+    return f"the mean loss of all steps: {means[0][0]:.4f} -> {means[1][0]:.4f}{factor}"
+
+
+def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> bool:
+    """Whether two sides differ at a place, by more than rounding and `CLEAR` times their largest scatter.
+
+    A side of one launch does not tell how it scatters.
+    """
+    if any(len(side) < 2 for side in sides[place]):
+        return False
+    within = max(max(side) - min(side) for both in sides for side in both)
+    before, today = sides[place]
+    apart = max(min(before) - max(today), min(today) - max(before))
+    return apart > max(CLEAR * within, LOSS_FLOOR * abs(before[0])) or not all(map(math.isfinite, today))
+
+
+def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
+    """That the loss, and not only the loss, is a multiple of that of `whose` in every step; None if not.
+
+    One launch of each side is enough: scatter is not the same in each step.
+    """
+    scale = _scale(now, _usual_loss(then))
+    return None if scale is None else _scaled_computation(scale, then, now, whose)
+
+
+def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | None:
+    """As `loss_differs`, for fewer launches than tell how they scatter."""
+    then, now = from_runs(before).launches, from_runs(runs).launches
+    if (factor := common_factor(then, now, whose)) is not None:
+        return factor
+    if (told := steadily_differ(then, now)) is not None:
+        return f"{told}, in {len(now)} launches of each arm"
+    return None
+
+
+def are_compared(then: Launches, now: Launches) -> bool:
+    """Whether the values that both sides computed can be compared at all: those of the loss, or gradients."""
+    both = (then, now)
+    return all(any(each.loss for each in side) for side in both) or all(
+        _values(side, UNCLIPPED) for side in both
+    )
 
 
 def _spike(curve: Sequence[float]) -> int:
@@ -85,13 +204,9 @@ def _spike(curve: Sequence[float]) -> int:
     return curve.index(max(curve))
 
 
-def loss_scale(runs: Sequence[Run], baseline: Baseline) -> float | None:
-    """How many times the baseline's loss the runs' is, or one part of so many, in each step; else None."""
-    return _scale(runs, _usual_loss(baseline))
-
-
-def _scale(runs: Sequence[Run], usual: Sequence[tuple[float, float]]) -> float | None:
-    tenths = (zip(loss_curve(run.loss), usual, strict=False) for run in runs)
+def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | None:
+    """How many times the usual loss a loss is in each step, or one part of so many; None if it is neither."""
+    tenths = (zip(launch.loss, usual, strict=False) for launch in launches)
     both = [(now, then, allowed) for tenth in tenths for now, (then, allowed) in tenth]
     ratios = [now / then for now, then, _ in both if then]
     if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
@@ -104,19 +219,24 @@ def _scale(runs: Sequence[Run], usual: Sequence[tuple[float, float]]) -> float |
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
-    """That the loss is a multiple of the baseline's, in words; nothing where it is not."""
-    scale = loss_scale(runs, baseline)
-    return [] if scale is None else [f"the loss is x {scale:.3g} in every step: scaled elsewhere"]
+    """That the loss alone is a multiple of the baseline's, in words; nothing where it is not."""
+    then, now = baseline.launches, from_runs(runs).launches
+    scale = _scale(now, _usual_loss(then))
+    if scale is None or _scaled_computation(scale, then, now, "") is not None:
+        return []
+    return [
+        f"the loss is x {_times(scale)} in every step, and the gradients are the same: it is scaled elsewhere"
+    ]
 
 
-def _usual_loss(baseline: Baseline) -> list[tuple[float, float]]:
+def _usual_loss(launches: Launches) -> list[tuple[float, float]]:
     """The baseline's mean loss over each tenth of the steps, and the difference from it that is allowed.
 
     That is the largest of: Student's t quantile times the spread of that tenth with its neighbours; the same
     times the median relative spread of all tenths, times the mean; `LOSS_FLOOR` times the mean. The quantile
     is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches).
     """
-    curves = [launch.loss for launch in baseline.launches if launch.loss]
+    curves = [launch.loss for launch in launches if launch.loss]
     count, longest = len(curves), max(map(len, curves), default=0)
     tenths = [[curve[place] for curve in curves if len(curve) > place] for place in range(longest)]
     means = [fmean(tenth) for tenth in tenths]

@@ -11,12 +11,22 @@ from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Excuse, Ou
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
+from perfsuite.verdict.computation import Computed, other_computation
 from perfsuite.verdict.judge import Policy
+from perfsuite.verdict.loss import are_compared, common_factor, may_differ
 from perfsuite.verdict.noise import ClassNoise
 
 THE_SAME = "the work is the same: look at"
 """Begins what is said of a slower case whose counts are equal; what to look at depends on the machine."""
 
+OF_COUNTS = "the baseline of counts"
+OF_A_DRY_RUN = (
+    "a dry run computes no values: tokens and dtypes were compared, the loss and the gradients were not"
+)
+LESS_OF_WHAT = (
+    "less, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
+    "that it may compute something else (accept the counts anew: perfsuite baseline accept --counts)"
+)
 NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"
 
 
@@ -31,15 +41,24 @@ class Reference:
 
 
 def with_counts(
-    timed: Verdict, runs: Sequence[Run], baseline: CountBaseline | None, file: str | None = None
+    timed: Verdict,
+    runs: Sequence[Run],
+    baseline: CountBaseline | None,
+    file: str | None = None,
+    *,
+    known: Baseline | None = None,
 ) -> Verdict:
     """The verdict on launches, of which `timed` is what time and memory say, with their counts.
 
     It is the worse of both. A noisy or a new machine hides no change of the counts, as these do not depend on
     it; what failed stays failed. `file` is where the baseline of counts stands, or will: where there is none,
     the counts are recorded, unless the launches are worse than a baseline of times, or a fault was injected.
+    Less work is `improved` only where the same was computed as in the baseline of counts, or in that of
+    times, `known`.
     """
     counts = exact.check(runs, baseline)
+    if counts is not None and baseline is not None:
+        counts = _if_same(counts, runs, baseline, known)
     is_sound = timed.outcome not in ("failed", "regressed") and all(run.inject is None for run in runs)
     if counts is not None and counts.outcome == "recorded" and not is_sound:
         counts = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
@@ -50,10 +69,44 @@ def with_counts(
         reasons = (*verdict.reasons, reason)
         unlike = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
         return verdict if timed.outcome == "failed" else unlike
-    if counts is None or counts.outcome not in ("regressed", "improved"):
+    if baseline is not None and timed.outcome != "failed":
+        verdict = _unless_other(verdict, runs, baseline)
+    if verdict.failure is not None or counts is None or counts.outcome not in ("regressed", "improved"):
         return verdict
     worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)
     return verdict.replace(outcome=worse)
+
+
+def _unless_other(verdict: Verdict, runs: Sequence[Run], baseline: CountBaseline) -> Verdict:
+    """The verdict, or `failed` where the launches compute something else than those of the counts.
+
+    One launch may have become the counts, so that values which scatter are no failure: a common factor is.
+    """
+    sound = [run for run in runs if run.failure is None]
+    if not sound:
+        return verdict
+    then, now = Computed.of_counts(baseline), Computed.of(sound)
+    if others := other_computation(then, now, OF_COUNTS):
+        return verdict.replace(outcome="failed", failure="unlike", reasons=(*verdict.reasons, *others))
+    if (factor := common_factor(then.launches, now.launches, OF_COUNTS)) is not None:
+        return verdict.replace(outcome="failed", failure="loss", reasons=(*verdict.reasons, factor))
+    return verdict
+
+
+def _if_same(
+    counts: CountCheck, runs: Sequence[Run], baseline: CountBaseline, known: Baseline | None
+) -> CountCheck:
+    """The check of the counts. Less work is only listed where nothing shows that the same was computed."""
+    if counts.outcome != "improved":
+        return counts
+    if runs[-1].dry:
+        return counts.replace(notes=(*counts.notes, OF_A_DRY_RUN))
+    then, now = Computed.of_counts(baseline), Computed.of(runs)
+    is_same = are_compared(then.launches, now.launches) and may_differ(then.launches, now.launches) is None
+    if is_same or (known is not None and are_compared(known.launches, now.launches)):
+        return counts
+    listed = tuple(finding.replace(outcome="passed") for finding in counts.findings)
+    return counts.replace(outcome="passed", findings=listed, notes=(*counts.notes, LESS_OF_WHAT))
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:

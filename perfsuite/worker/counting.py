@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import (
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts, MemoryLog
 from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.gradients import NormBeforeClipping
 from perfsuite.worker.hidden import Watch
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import squares
@@ -51,13 +52,16 @@ class Counting:
     def __init__(self, model: Callable[[], Any]) -> None:
         self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted
         self.log: MemoryLog | None = None  # births and deaths in the counted steps; there when `counts` is
-        self.notes: list[str] = []  # why the step was not counted
+        self.notes: list[str] = []  # why the step was not counted, or a norm not read
         self.gradient_squares: float | None = None  # of this rank, as `RankReport` has it
+        self.unclipped_squares: float | None = None  # the same before clipping
         self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
         self._model = model
         self._watch: Watch | None = None
         self._optimizers: list[Any] = []  # those that stepped: the first is the clock, which may step others
         self._counter: StepCounter | None = None
+        self._norm: NormBeforeClipping | None = None  # in the step that is reported
+        self._runs_closure = False  # its optimizer makes forward and backward itself
         self._ended = 0
         self._modes = _len_torch_dispatch_stack()
 
@@ -74,8 +78,15 @@ class Counting:
         if self._counter is not None and optimizer is self._optimizers[0]:
             runs_closure = any(map(callable, (*args[1:], *(kwargs or {}).values())))
             self._counter.before_optimizer(runs_closure=runs_closure)
-            if self._ended == COUNTED_STEP - 1 and not runs_closure and active_fake_mode() is None:
+            self._runs_closure = runs_closure
+            if self._norm is not None and not runs_closure:
                 self.gradient_squares = squares(each.grad for each in parameters_of(optimizer))
+                self._read_norm(self._norm)
+
+    def _read_norm(self, norm: NormBeforeClipping) -> None:
+        self.unclipped_squares = norm.result(norm.read())
+        if norm.note is not None:
+            self.notes.append(norm.note)
 
     def rebuilt(self) -> None:
         """Another optimizer has taken the place of the first: its state is not known as such."""
@@ -88,6 +99,8 @@ class Counting:
         self._ended += 1
         if self._counter is None:
             return
+        if self._norm is not None:
+            self._norm.leave()
         if not _leave(self._counter):
             raise RuntimeError("its TorchDispatchMode was taken away during the step")
         if in_backward():  # autograd puts back what was there when its backward began
@@ -98,11 +111,18 @@ class Counting:
             raise error
         if self._ended == COUNTED_STEP:
             self.counts, self.log = counts, self._counter.memory.log()
-            if (norm := deepspeed.gradient_norm(self._optimizers[0])) is not None:  # it keeps no gradients
-                self.gradient_squares = norm**2
+            self._read_late()
             if self._watch is not None:
                 self.hidden = self._watch.found(self._counter, counts, self._model())
             self.abandon()
+
+    def _read_late(self) -> None:
+        """Read the norms that were not there before the optimizer's step."""
+        if self._norm is not None and self._runs_closure:  # which leaves the gradients that it used
+            self._read_norm(self._norm)
+        # DeepSpeed keeps no gradients, and knows their norm before clipping and without fp16's scale.
+        if (norm := deepspeed.gradient_norm(self._optimizers[0])) is not None:
+            self.gradient_squares = self.unclipped_squares = norm**2
 
     @_to_a_note
     def begin_step(self) -> None:
@@ -116,7 +136,11 @@ class Counting:
         elif _len_torch_dispatch_stack() != self._modes:
             self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
         else:
-            self._watch = Watch() if active_fake_mode() is None else None
+            is_real = active_fake_mode() is None
+            self._watch = Watch() if is_real else None
+            if is_real and self._ended == COUNTED_STEP - 1:
+                self._norm = NormBeforeClipping(self._optimizers[0], self._counter.python.unseen)
+                self._norm.enter()
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
@@ -139,6 +163,9 @@ class Counting:
     def abandon(self) -> None:
         """Count nothing more, and leave nothing behind."""
         counter, self._counter, self._watch = self._counter, None, None
+        if self._norm is not None:
+            self._norm.leave()
+            self._norm = None
         if counter is not None:
             _leave(counter)
             counter.memory.forget()

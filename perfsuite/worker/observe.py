@@ -24,8 +24,9 @@ from perfsuite.frameworks.common.model import (
     is_checkpointed,
 )
 from perfsuite.frameworks.common.sharding import meshes_text
-from perfsuite.results.rank_report import Evidence, Observed
+from perfsuite.results.rank_report import Dtypes, Evidence, Observed
 from perfsuite.worker import deepspeed, replicas, software
+from perfsuite.worker.dtypes import dtypes_of
 from perfsuite.worker.optimizers import living, parameters_of
 from perfsuite.worker.second_step import NO_LINEAR, SecondStep, layers
 
@@ -61,6 +62,7 @@ class Observer:
         self._after: dict[str, float] = {}
         self._collectives_before: int | None = None
         self._settings: dict[str, str] = {}
+        self.dtypes: Dtypes = {}  # of what trains; known before the second step of the optimizer
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Look before a step; for `register_optimizer_step_pre_hook`. The first optimizer seen counts."""
@@ -75,6 +77,7 @@ class Observer:
             self.optimizer = optimizer
         elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
+            self.dtypes = dtypes_of(self.model, optimizer, self._second_step.linear_layers())
 
     @property
     def settings(self) -> Mapping[str, str]:

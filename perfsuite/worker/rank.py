@@ -181,11 +181,15 @@ class Rank:
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=counting.result(), hidden=counting.hidden)
-            report = report.replace(gradient_squares=counting.gradient_squares)
+            report = report.replace(
+                gradient_squares=counting.gradient_squares, unclipped_squares=counting.unclipped_squares
+            )
             self.notes += counting.notes
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         notes = (*self.notes, *flops.notes(self.case))
-        report = report.replace(observed=observed, evidence=observer.evidence(), notes=notes)
+        report = report.replace(
+            observed=observed, evidence=observer.evidence(), dtypes=observer.dtypes, notes=notes
+        )
         try:
             observer.check(observed)
         except errors.MismatchError as error:  # an error of every rank: none waits for another

@@ -1,7 +1,7 @@
 """Observes the second step, which is not measured, by hooks: blocks, dtypes, attention kernel, tokens."""
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -30,6 +30,7 @@ class SecondStep:
         self.tokens = TokenCount()
         self._handles: list[Any] = []
         self._errors: list[Exception] = []
+        self._layers: dict[int, tuple[str, int]] = {}  # by identity of a layer: its dtype, its weights
         self.forwards: list[int] = []  # of the first linear layer of each block, but those in backward
         self.recomputed: list[int] = []  # the same in backward: activations are recomputed
         try:
@@ -56,6 +57,8 @@ class SecondStep:
         plain = [linear for linear in _linears(model) if finetuning.quantization_of(linear) is None]
         for module in plain[:1]:  # a quantised layer gives back the dtype that it was given
             self._hook(module.register_forward_hook, self._see_dtype)
+        for module in plain:
+            self._hook(module.register_forward_hook, self._see_layer)
         for module in _linears(blocks[-1]) if blocks else ():
             self._hook(module.register_forward_pre_hook, self._see_attention)
 
@@ -74,9 +77,20 @@ class SecondStep:
         (self.recomputed if in_backward() else self.forwards)[index] += 1
 
     def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, list | tuple) and output else output
-        if isinstance(first, Tensor):
-            self.compute_dtype = dtype_name(first.dtype)
+        if (dtype := _dtype_of(output)) is not None:
+            self.compute_dtype = dtype
+
+    def _see_layer(self, module: nn.Module, args: Any, output: Any) -> None:
+        if (dtype := _dtype_of(output)) is not None:
+            weight: Any = module.weight
+            self._layers[id(module)] = (dtype, weight.numel())
+
+    def linear_layers(self) -> dict[str, int]:
+        """Return how many weights of linear layers, but for quantised ones, compute in each dtype."""
+        elements = Counter[str]()
+        for dtype, count in self._layers.values():
+            elements[dtype] += count
+        return dict(sorted(elements.items()))
 
     def _see_attention(self, module: nn.Module, args: Any) -> None:
         if self.attention_kernel in (NO_KERNEL, UNFUSED) and args and isinstance(args[0], Tensor):
@@ -94,6 +108,11 @@ class SecondStep:
         if not self.inside:
             return NOT_OBSERVED
         return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
+
+
+def _dtype_of(output: Any) -> str | None:
+    first = output[0] if isinstance(output, list | tuple) and output else output
+    return dtype_name(first.dtype) if isinstance(first, Tensor) else None
 
 
 class TokenCount:

@@ -19,6 +19,7 @@ from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.verdict.arms import judge_counts
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
 from tests.samples import known, make_case, make_machine
@@ -600,3 +601,63 @@ def test_faults_are_injected_under_any_launcher(tmp_path: Path) -> None:
     failure = known(measured(case, tmp_path, inject="crash").failure)
     assert (failure.kind, failure.rank) == ("crash", 1)
     assert "injected crash" in failure.message
+
+
+CLIPS = """
+import sys
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(1000):
+    optimizer.zero_grad()
+    for _ in range(4):
+        loss = (model(torch.ones(4, 8)) - 1).square().mean()
+        (loss if "--sum" in sys.argv else loss / 4).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+"""
+TRAINS_WITH_THE_TRAINER = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+torch.manual_seed(0)
+
+class Summed(Trainer):
+    def compute_loss(self, *args, **kwargs):
+        return (4 if "--sum" in sys.argv else 1) * super().compute_loss(*args, **kwargs)
+
+config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                     num_attention_heads=2, num_key_value_heads=2)
+data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 64, (640, 8))]
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], per_device_train_batch_size=4, gradient_accumulation_steps=4, max_steps=40,
+    max_grad_norm=0.05, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+    lr_scheduler_type="constant",
+)
+Summed(LlamaForCausalLM(config), arguments, train_dataset=data).train()
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "text",
+    [CLIPS, pytest.param(TRAINS_WITH_THE_TRAINER, marks=pytest.mark.nightly)],
+    ids=["plain", "trainer"],
+)
+def test_a_missing_mean_is_found_behind_clipping(tmp_path: Path, text: str) -> None:
+    """Loss and gradients are four times as large, and clipped to the same norm; a step does less."""
+    path = script(tmp_path, text)
+    runs = []
+    for name, more in (("mean", ()), ("sum", ("--sum",))):
+        framework = Script(path=path, arguments=("{launch_dir}", *more), loss="finite")
+        case = case_of(framework, topology=ONE, gradient_accumulation=4, sequence_length=8)
+        runs.append(measured(case.replace(max_warmup_steps=4, steps=10), tmp_path / name))
+    norms = [known(run.figures.unclipped_norm) for run in runs]
+    assert norms[1] / norms[0] == pytest.approx(4, rel=0.01)
+    clipped = [known(run.figures.gradient_norm) for run in runs]
+    assert clipped[1] == pytest.approx(clipped[0], rel=0.01)
+    verdict = judge_counts(*runs)
+    assert (verdict.outcome, verdict.failure) == ("failed", "loss")
+    assert verdict.reasons[0].startswith("loss and gradients x 4.0")

@@ -54,6 +54,43 @@ def called(times: int) -> Counts:
     return counts(collectives=(more, GATHERED_AGAIN, REDUCED))
 
 
+def reduced(count: int, sent: int, *, ranks: int = 8) -> Counts:
+    """A step that all-reduces so many bytes in so many calls among these ranks."""
+    rows = (
+        [collective("all_reduce", ranks=ranks, apart=min(ranks - 1, 1), count=count, bytes=sent)]
+        if count
+        else []
+    )
+    return counts(collectives=(GATHERED, *rows))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome"),
+    [
+        (reduced(1, 10_000_000), reduced(1, 10_065_536), "passed"),  # 64 KiB
+        (reduced(1, 10_000_000), reduced(1, 10_065_537), "regressed"),
+        (reduced(1, 10_000_000), reduced(1, 9_934_464), "passed"),
+        (reduced(1, 10_000_000), reduced(1, 9_934_463), "improved"),
+        (reduced(1, 10_000), reduced(1, 10_101), "regressed"),  # more than one in a hundred
+        (reduced(1, 10_000), reduced(1, 10_100), "passed"),
+        # A call takes time, however little it sends.
+        (reduced(1, 10_000_000), reduced(2, 10_000_004), "regressed"),
+        (reduced(0, 0), reduced(1, 4), "regressed"),
+        (reduced(2, 10_000_004), reduced(1, 10_000_000), "improved"),
+        # A group of one rank moves nothing.
+        (reduced(0, 0, ranks=1), reduced(1, 2_048, ranks=1), "passed"),
+        (reduced(1, 2_048, ranks=1), reduced(9, 16_000_000_000, ranks=1), "passed"),
+        (reduced(9, 16_000_000_000, ranks=1), reduced(0, 0, ranks=1), "passed"),
+        (reduced(1, 0, ranks=1), reduced(2, 0, ranks=1), "passed"),
+        (reduced(1, 0), reduced(2, 0), "regressed"),
+    ],
+)
+def test_collectives_have_a_floor_that_hides_no_call(before: Counts, now: Counts, outcome: str) -> None:
+    check = judged(now, before=before)
+    assert check.outcome == outcome
+    assert [finding.outcome for finding in check.findings] == [outcome]
+
+
 @pytest.mark.parametrize(("field", "more"), WORSE.items(), ids=list(WORSE))
 def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
     same = counts() if more.python is None else python()

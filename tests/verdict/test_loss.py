@@ -1,12 +1,14 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.run import Run
-from perfsuite.verdict.loss import _near, loss_differs, other_gradients, steadily_other_gradients
+from perfsuite.verdict.judge import NOT_THE_SAME
+from perfsuite.verdict.loss import _near, few_differ, loss_differs, may_differ
 from tests.samples import make_run
 from tests.verdict.judging import check_of, judged, session, with_loss
 
@@ -26,25 +28,92 @@ def test_a_loss_that_leaves_the_baselines_fails_and_hides_no_speed(factor: float
         assert check_of(verdict, "tokens_per_s").outcome == outcome
 
 
-def test_a_loss_that_is_the_same_multiple_in_every_step_is_scaled_elsewhere() -> None:
+def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = None, **more: Any) -> Run:
+    run = with_loss(scale, **more)
+    return run.replace(figures=run.figures.replace(gradient_norm=norm, unclipped_norm=unclipped))
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"), [(0.252, "0.252"), (0.5, "0.500"), (3.99, "3.990"), (65536, "6.554e+04")]
+)
+def test_a_loss_alone_that_is_a_multiple_is_scaled_elsewhere(factor: float, said: str) -> None:
     """As where a library takes the mean over micro-batches after backward, and not before."""
-    factors = {0.252: "0.252", 0.5: "0.5", 3.99: "3.99", 1 / 1024: "0.000977", 65536: "6.55e+04"}
-    for factor, said in factors.items():
-        verdict = judged([with_loss(factor)], FIVE)
-        assert (verdict.outcome, verdict.failure) == ("passed", None)
-        assert verdict.changed == (f"the loss is x {said} in every step: scaled elsewhere",)
+    baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
+    verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
+    assert (verdict.outcome, verdict.failure) == ("improved", None)
+    told = f"the loss is x {said} in every step, and the gradients are the same: it is scaled elsewhere"
+    assert verdict.changed == (told,)
 
 
-def with_norm(norm: float | None, scale: float = 1) -> Run:
-    run = with_loss(scale)
-    return run.replace(figures=run.figures.replace(gradient_norm=norm))
+@pytest.mark.parametrize("factor", [4, 0.25])
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+@pytest.mark.parametrize("clipped", [True, False])
+def test_a_common_factor_fails_whether_or_not_it_is_clipped(
+    factor: float, speed: float, clipped: bool
+) -> None:
+    baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
+    now = with_norm(1.0 if clipped else factor, factor, unclipped=7.0 * factor, speed=speed)
+    verdict = session([now] * 15, baseline)
+    assert (verdict.outcome, verdict.failure) == ("failed", "loss")
+    said = f"loss and gradients x {factor:.3f} in every step, compared with the baseline"
+    assert verdict.reasons == (
+        f"{said}: is gradient accumulation averaged? (the norm of the gradients in step 4, before clipping, "
+        f"is x {factor:.3f})",
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (7.0, None, "(this side lacks the norm"),
+        (None, 7.0, "(the baseline lacks the norm"),
+        (None, None, "(neither side has the norm"),
+        (7.0, 14.0, "loss x 4.000 in every step, compared with the baseline, and the norm"),
+    ],
+)
+def test_a_factor_of_the_loss_is_never_excused_unseen(
+    before: float | None, now: float | None, words: str
+) -> None:
+    """As in a baseline from before these norms were recorded: clipped ones show nothing."""
+    baseline = from_runs([with_norm(1.0, unclipped=before)] * 5)
+    verdict = judged([with_norm(1.0, 4, unclipped=now)], baseline)
+    assert (verdict.outcome, verdict.failure) == ("failed", "loss")
+    assert words in verdict.reasons[0]
+
+
+def test_gradients_alone_times_four_fail_behind_clipping() -> None:
+    baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
+    verdict = judged([with_norm(1.0, unclipped=28.0)], baseline)
+    said = "the norm of the gradients in step 4, before clipping is 28, the baseline's 7 +- 0.14"
+    assert (verdict.outcome, verdict.reasons) == ("failed", (said,))
+    assert judged([with_norm(1.0, unclipped=7.05)], baseline).outcome == "passed"
+
+
+def test_an_old_baseline_without_these_norms_still_judges() -> None:
+    verdict = judged([with_norm(1.0, unclipped=28.0)], from_runs([with_norm(1.0)] * 5))
+    said = "not compared, as the baseline does not have it: the norm of the gradients before clipping"
+    assert (verdict.outcome, verdict.changed) == ("passed", (said,))
+
+
+def test_faster_is_not_improved_where_no_value_can_be_compared() -> None:
+    """As with loss=None and no counts."""
+    fast = with_loss(1, speed=2)
+    blind = from_runs([with_loss(1).replace(loss=())] * 5)
+    for now, baseline in ((fast.replace(loss=()), FIVE), (fast, blind), (fast.replace(loss=()), blind)):
+        verdict = session([now] * 15, baseline)
+        assert (verdict.outcome, verdict.reasons) == ("inconclusive", (NOT_THE_SAME,))
+        assert check_of(verdict, "tokens_per_s").outcome == "improved"
+    by_norm = session(
+        [with_norm(1.0, unclipped=7.0, speed=2).replace(loss=())] * 15,
+        from_runs([with_norm(1.0, unclipped=7.0).replace(loss=())] * 5),
+    )
+    assert by_norm.outcome == "improved"
 
 
 def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
     for before, now, differs in (
         *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
         *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
-        *(([1.0] * 3, with_norm(norm, scale=4), norm == 2.0) for norm in (4.0, 1.0, 2.0)),
         *(([0.0] * 3, with_norm(norm), norm > 0) for norm in (0.0, 1e-9)),  # nothing is allowed
         ([1.0] * 2, with_norm(0.36), False),  # two launches tell no scatter
         *(([0.9, 1.0, 1.1, 0.8, 1.2], with_norm(norm), norm > 5.65) for norm in (1.5, 5.6, 5.7)),
@@ -52,17 +121,82 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
         verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
         assert (verdict.failure == "loss") == differs
         assert any("norm of the gradients before step 4" in why for why in verdict.reasons) == differs
-    norms = [other_gradients(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
-    assert norms == [None, None, "the norm of the gradients before step 4: 50 -> 51.1", None]
+
+
+def once(before: Run, now: Run) -> str | None:
+    """What may differ between one launch of each side."""
+    return may_differ(from_runs([before]).launches, from_runs([now]).launches)
+
+
+def few(before: list[Run], now: list[Run]) -> str | None:
+    """What differs between two launches of each side."""
+    found = few_differ(now, before, "arm A")
+    return None if found is None else found.removesuffix(", in 2 launches of each arm")
+
+
+def test_two_launches_of_each_side_tell_other_gradients() -> None:
+    told = "the norm of the gradients before step 4: 50 -> 51.1"
+    norms = [once(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
+    assert norms == [None, None, told, None]
     one, other, unknown = with_norm(50.0), with_norm(51.1), with_norm(None)
-    assert steadily_other_gradients([one, one], [other, other], 1) == norms[2]
-    assert steadily_other_gradients([one, one], [other, unknown], 1) is None
-    assert steadily_other_gradients([one, other], [other, one], 1) is None, "each side has both"
-    assert steadily_other_gradients([one, with_norm(50.5)], [other, other], 1) is None, "without a seed"
     near = with_norm(50.01)
-    assert steadily_other_gradients([one, near], [other, other], 1) == norms[2]
-    back = "the norm of the gradients before step 4: 51.1 -> 50"
-    assert steadily_other_gradients([other, other], [one, near], 1) == back
+    assert few([one, one], [other, other]) == few([one, near], [other, other]) == told
+    assert few([other, other], [one, near]) == "the norm of the gradients before step 4: 51.1 -> 50"
+    assert few([one, one], [other, unknown]) is None
+    assert few([one, other], [other, one]) is None, "each side has both"
+    assert few([one, with_norm(50.5)], [other, other]) is None, "without a seed"
+    hidden, shown = with_norm(1.0, unclipped=7.0), with_norm(1.0, unclipped=28.0)
+    assert few([hidden, hidden], [shown, shown]) == (
+        "the norm of the gradients in step 4, before clipping: 7 -> 28"
+    )
+
+
+def test_two_launches_of_each_side_tell_another_loss() -> None:
+    told = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850"
+    one, late = with_loss(1), with_loss(1.1, first=12)
+    assert once(one, with_loss(1.019)) is None
+    assert once(one, late) == few([one, one], [late, late]) == told
+    assert few([one], [late]) is None, "one launch of each tells no scatter"
+    assert few([one, late], [late, one]) is None
+    assert few([one, with_loss(1.01)], [late, late]) is None, "without a seed"
+
+
+def test_one_launch_of_each_side_tells_a_common_factor() -> None:
+    before, now = with_norm(1.0, unclipped=7.0), with_norm(1.0, 4, unclipped=28.0)
+    assert "loss and gradients x 4.000 in every step, compared with arm A" in str(few([before], [now]))
+    assert few([before], [with_norm(1.0, 4, unclipped=7.0)]) is None, "the loss alone"
+    assert few([before], [with_norm(1.0, -1, unclipped=7.0)]) is None, "that is another loss, told by two"
+    assert few([before] * 2, [with_norm(1.0, -1, unclipped=7.0)] * 2) is not None
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+@pytest.mark.parametrize("sigma", [0.001, 0.01, 0.05])
+def test_unseeded_launches_of_the_same_code_never_differ(sigma: float, launches: int) -> None:
+    """Not in 300 nights."""
+    rng = random.Random(7)
+
+    def launch() -> Run:
+        norm = 7 * rng.lognormvariate(0, sigma)
+        return with_norm(min(1.0, norm), unclipped=norm).replace(loss=unseeded(rng, sigma))
+
+    for _ in range(300):
+        before, now = ([launch() for _ in range(launches)] for _ in range(2))
+        assert few_differ(now, before, "arm A") is None
+
+
+@pytest.mark.parametrize(("sigma", "launches"), [(0.0, 1), (0.005, 2), (0.02, 2), (0.04, 2)])
+def test_a_factor_of_four_is_found_where_launches_scatter(sigma: float, launches: int) -> None:
+    rng = random.Random(8)
+
+    def launch(factor: float) -> Run:
+        norm = 7 * factor * rng.lognormvariate(0, sigma)
+        return with_norm(1.0, unclipped=norm).replace(loss=unseeded(rng, sigma, factor))
+
+    found = 0
+    for _ in range(100):
+        before, now = ([launch(factor) for _ in range(launches)] for factor in (1, 4))
+        found += few_differ(now, before, "arm A") is not None
+    assert found >= 80
 
 
 def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches_is_another() -> None:
@@ -76,6 +210,7 @@ def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches
     ):
         verdict = judged(runs, FIVE)
         assert (verdict.failure, verdict.changed) == ("loss", ())
+        assert "every step" not in verdict.reasons[0]
 
 
 def test_a_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
@@ -181,7 +316,7 @@ def test_a_loss_may_differ_by_two_percent_or_as_much_as_three_launches_or_more_s
             for launches in (1, 2, 3)
             for now in (0.0, 1e-9, -1e-9)
         ),
-        ([(1.0, *ZEROS)] * 3, (4.0, *ZEROS), False),  # scaled elsewhere
+        ([(1.0, *ZEROS)] * 3, (4.0, *ZEROS), True),  # a factor of what is not 0
     ],
 )
 def test_curves_are_compared_as_far_as_they_go(
@@ -207,7 +342,7 @@ def test_from_a_spike_of_the_baseline_on_a_loss_may_only_not_be_higher() -> None
     for tenth, loss in ((0, 8.3), (1, 6.7), (2, 9.3), (9, math.nan), (9, 9.3)):
         said = told([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
         assert said is not None
-    assert told([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)) is None, "scaled elsewhere"
+    assert "x 4.000 in every step" in str(told([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)))
     highest = "the loss over 90 to 100 % of the steps is 9.3000, the baseline's highest 9.0000 + 0.1800"
     assert said == highest
 

@@ -35,6 +35,9 @@ GUARDS = {
     "before.<locals>.watched",
     "LiveMemory._see_storage.<locals>.<lambda>",
     "LiveMemory._died",
+    "_clips",
+    "_show",
+    "watch_backward.<locals>.watched",
 }
 """Functions that cannot fail: all that they do is in a `try`, or in another one of these."""
 
@@ -50,6 +53,7 @@ def train() -> list[float]:
             loss = (model(torch.ones(2, 4)) - 1).square().mean()
             loss.backward()
             losses.append(loss.item())
+            nn.utils.clip_grad_norm_(model.parameters(), 100.0)
             optimizer.step()
             optimizer.zero_grad()
     except Measured:

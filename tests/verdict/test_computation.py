@@ -1,0 +1,160 @@
+"""Whether two sides compute the same, by tokens and dtypes, in each mode."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from perfsuite.results import baseline as baselines
+from perfsuite.results import count_baseline
+from perfsuite.results.outcome import Verdict
+from perfsuite.results.run import Run
+from perfsuite.verdict.arms import judge_counts, judge_pairs, needs_more, unless_other
+from perfsuite.verdict.computation import less_precise, more_precise
+from perfsuite.verdict.overall import LESS_OF_WHAT, OF_A_DRY_RUN, with_counts
+from tests.samples import make_figures
+from tests.twin_counts import counts, launch
+from tests.verdict.judging import judged, with_loss
+
+FP32 = {"parameters": {"float32": 100}, "optimizer state": {"float32": 200}}
+MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "less", "more"),
+    [
+        ({"float32": 100}, {"float32": 100}, [], []),
+        ({"float32": 100}, {"bfloat16": 100}, ["x: float32 -> bfloat16"], []),
+        ({"bfloat16": 100}, {"float32": 100}, [], ["x: bfloat16 -> float32"]),
+        ({"float32": 200}, {"float32": 100}, [], []),  # another world size
+        ({"float32": 3}, {"float32": 2, "bfloat16": 1}, ["x: float32 -> float32 66.7%, bfloat16 33.3%"], []),
+        ({"float32": 100}, {"uint8": 100, "float32": 1}, ["x: float32 -> uint8 99%, float32 0.99%"], []),
+        ({"float16": 100}, {"bfloat16": 100}, ["x: float16 -> bfloat16"], []),
+        # Some became more precise, and some less: that is less.
+        ({"bfloat16": 9}, {"float32": 5, "int8": 5}, ["x: bfloat16 -> float32 50%, int8 50%"], []),
+        ({"int64": 5}, {"float32": 5}, [], []),  # indices have no precision
+        ({"float32": 3}, {"float32": 999, "bfloat16": 1}, ["x: float32 -> float32 99.9%, bfloat16 0.1%"], []),
+    ],
+)  # fmt: skip
+def test_precision_is_compared_by_shares_of_elements(
+    then: dict[str, int], now: dict[str, int], less: list[str], more: list[str]
+) -> None:
+    assert less_precise({"x": then}, {"x": now}) == less
+    assert more_precise({"x": then}, {"x": now}) == more
+    assert less_precise({"x": then}, {"y": now}) == less_precise({}, {"x": now}) == []
+
+
+def lowered(what: str) -> dict[str, dict[str, int]]:
+    return {**FP32, what: {"bfloat16": 100}}
+
+
+def each_mode(before: Run, now: Run) -> dict[str, Verdict]:
+    """The verdict on launches like these in each way to compare them."""
+    known = baselines.from_runs([before] * 5)
+    recorded = count_baseline.from_runs([before] * 3)
+    passed = Verdict(outcome="passed", launches=1)
+    dry = [run.replace(dry=True) for run in (before, now)]
+    return {
+        "times against a baseline": judged([now], known),
+        "counts against a baseline": with_counts(passed, [now], recorded),
+        "times of pairs": judge_pairs([before] * 3, [now] * 3),
+        "a quick look at pairs": judge_pairs([before] * 2, [now] * 2, max_pairs=2),
+        "counts of one launch": judge_counts(before, now),
+        "counts of dry runs": judge_counts(*dry),
+    }
+
+
+@pytest.mark.parametrize("what", ["parameters", "optimizer state"])
+def test_less_precision_fails_in_each_mode_and_more_is_listed(what: str) -> None:
+    exact, low = launch(dtypes=FP32), launch(dtypes=lowered(what))
+    for mode, verdict in each_mode(exact, low).items():
+        assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
+        assert any(f"{what}: float32 -> bfloat16" in reason for reason in verdict.reasons), mode
+    for mode, verdict in each_mode(low, exact).items():
+        assert verdict.failure is None, mode
+        listed = any(f"{what}: bfloat16 -> float32" in told for told in verdict.changed)
+        assert listed or mode == "counts against a baseline", mode
+
+
+def valued(factor: float = 1, *, clipped: bool, more: bool = False, **figures: Any) -> Run:
+    """A launch whose loss and gradients are so many times the usual ones."""
+    norm = 1.0 if clipped else 7.0 * factor
+    known = make_figures(gradient_norm=norm, unclipped_norm=7.0 * factor, **figures)
+    return launch(MORE if more else counts(), loss=with_loss(factor).loss, figures=known)
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+@pytest.mark.parametrize("factor", [4, 0.25])
+@pytest.mark.parametrize("less_work", [True, False])
+def test_a_common_factor_fails_in_each_mode(factor: float, clipped: bool, less_work: bool) -> None:
+    before = valued(clipped=clipped, more=less_work)
+    for mode, verdict in each_mode(before, valued(factor, clipped=clipped)).items():
+        assert (verdict.outcome, verdict.failure) == ("failed", "loss"), mode
+        said = f"loss and gradients x {factor:.3f} in every step"
+        assert any(reason.startswith(said) for reason in verdict.reasons), mode
+    for mode, verdict in each_mode(before, valued(1.0005, clipped=clipped)).items():
+        assert verdict.failure is None, mode
+
+
+def tokened(tokens: float | None, **changes: Any) -> Run:
+    return launch(figures=make_figures(tokens_given=tokens), **changes)
+
+
+def test_other_tokens_are_another_computation() -> None:
+    """63 in place of 64 is 1.6 % less work, and no improvement."""
+    more = launch(MORE, figures=make_figures(tokens_given=64.0))
+    said = "the model was given 63 in the second step, and 64 there"
+    for mode, verdict in each_mode(more, tokened(63.0)).items():
+        if mode == "counts of one launch":
+            assert (verdict.outcome, needs_more(more, tokened(63.0))) == ("inconclusive", True)
+            verdict = unless_other(verdict, [more] * 2, [tokened(63.0)] * 2)
+        assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
+        assert any(reason.endswith(said) for reason in verdict.reasons), mode
+
+
+@pytest.mark.parametrize(("then", "now"), [((64.0, 63.0), (63.0, 64.0)), ((None, None), (63.0, 63.0))])
+def test_tokens_that_vary_or_are_unknown_say_nothing(
+    then: Sequence[float | None], now: Sequence[float | None]
+) -> None:
+    a, b = ([tokened(tokens) for tokens in side] for side in (then, now))
+    assert unless_other(judge_counts(a[0], b[0]), a, b).outcome == "passed"
+
+
+def test_less_work_without_any_value_is_not_improved() -> None:
+    more, less = launch(MORE, loss=()), launch(loss=())
+    assert judge_counts(more, less).outcome == "inconclusive"
+    old = count_baseline.from_runs([more]).replace(computed=())
+    timed = Verdict(outcome="recorded", launches=1)
+    for run in (less, launch()):
+        verdict = with_counts(timed, [run], old)
+        assert verdict.outcome == "recorded"
+        assert verdict.counts is not None
+        assert (verdict.counts.outcome, verdict.counts.notes) == ("passed", (LESS_OF_WHAT,))
+        assert {finding.outcome for finding in verdict.counts.findings} == {"passed"}
+    assert with_counts(timed, [launch()], count_baseline.from_runs([launch(MORE)])).outcome == "improved"
+    known = baselines.from_runs([launch()] * 3)
+    assert with_counts(timed, [launch()], old, known=known).outcome == "improved", (
+        "the loss is in that of times"
+    )
+
+
+def test_a_dry_run_that_does_less_says_that_it_computes_no_values() -> None:
+    more, less = (launch(each, loss=(), dry=True) for each in (MORE, counts()))
+    verdict = judge_counts(more, less)
+    assert (verdict.outcome, verdict.reasons) == ("improved", (OF_A_DRY_RUN,))
+    verdict = with_counts(Verdict(outcome="passed", launches=1), [less], count_baseline.from_runs([more]))
+    assert verdict.outcome == "improved"
+    assert verdict.counts is not None
+    assert verdict.counts.notes == (OF_A_DRY_RUN,)
+
+
+def test_a_baseline_of_counts_keeps_what_its_launches_computed() -> None:
+    run = valued(clipped=True, tokens_given=64.0).replace(dtypes=FP32)
+    kept = count_baseline.from_runs([run])
+    assert kept.dtypes == FP32
+    (launch_kept,) = kept.computed
+    assert launch_kept.figures.by_name() == {
+        "gradient_norm": 1.0, "unclipped_norm": 7.0, "tokens_given": 64.0
+    }  # fmt: skip
+    assert len(launch_kept.loss) == 10
+    assert type(kept).model_validate_json(kept.as_json()) == kept
