@@ -51,9 +51,11 @@ def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
 
     def train(loop: Loop) -> None:
         batches.append(next(loader))
-        loop.model(batches.pop(0)["x"]).square().mean().backward()
+        held[:] = [batches.pop(0)["x"]]  # until the next step has its own
+        loop.model(held[0]).square().mean().backward()
         kept.append(loop.model[0].bias.detach() * 2)
 
+    held: list[torch.Tensor] = []
     kept: list[torch.Tensor] = []
     loader = iter(DataLoader([{"x": row} for row in torch.ones(100, 16)], batch_size=8))  # type: ignore[arg-type]
     batches = [next(loader) for _ in range(ahead)]
