@@ -21,6 +21,7 @@ from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.gradients import NormBeforeClipping
 from perfsuite.worker.hidden import Watch
+from perfsuite.worker.live_memory import Batches
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import squares
 from perfsuite.worker.second_step import in_backward
@@ -62,6 +63,7 @@ class Counting:
         self._counter: StepCounter | None = None
         self._norm: NormBeforeClipping | None = None  # in the step that is reported
         self._runs_closure = False  # its optimizer makes forward and backward itself
+        self._batches: Batches | None = None  # those that were loaded before a step is counted
         self._ended = 0
         self._modes = _len_torch_dispatch_stack()
 
@@ -127,8 +129,12 @@ class Counting:
     @_to_a_note
     def begin_step(self) -> None:
         """The next step is about to begin."""
+        if self._ended < FIRST_COUNTED - 1 and self._batches is None:
+            self._batches = Batches()
         if self._ended == FIRST_COUNTED - 1:
             self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()))
+            for storage in self._end_batches():
+                self._counter.memory.received(storage)
         if self._counter is None:
             return
         if in_backward():  # autograd takes away what is entered there
@@ -155,6 +161,10 @@ class Counting:
             return self.counts
         return self.counts.replace(memory=None, compiled=compiled)
 
+    def _end_batches(self) -> list[Any]:
+        batches, self._batches = self._batches, None
+        return [] if batches is None else batches.end()
+
     def _give_up(self, why: str) -> None:
         self.counts = None
         self.notes.append(f"what a step does was not counted: {why}")
@@ -162,6 +172,7 @@ class Counting:
 
     def abandon(self) -> None:
         """Count nothing more, and leave nothing behind."""
+        self._end_batches()
         counter, self._counter, self._watch = self._counter, None, None
         if self._norm is not None:
             self._norm.leave()

@@ -12,7 +12,7 @@ import functools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -72,6 +72,11 @@ class LiveMemory:
             yield
         finally:
             self._waiting.discard(get_ident())
+
+    def received(self, storage: Any) -> None:
+        """Note a storage on the host that holds data, before any operator is seen to use it."""
+        if storage.device.type == "cpu":
+            self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
         """Note that a storage is about to be resized to so many bytes."""
@@ -183,6 +188,39 @@ def _storage(tensor: Tensor) -> Any:
     with contextlib.suppress(NotImplementedError):
         return tensor.untyped_storage()
     return None
+
+
+class Batches:
+    """Remembers what `DataLoader`s make from now on, until `end`: later nobody could know it for data."""
+
+    def __init__(self) -> None:
+        self._made: list[Any] = []  # weak references to storages
+        plain = self._plain = _BaseDataLoaderIter.__next__
+
+        @functools.wraps(plain)
+        def remembered(loader: Any) -> Any:
+            batch = plain(loader)
+            with contextlib.suppress(Exception):  # whatever a batch is
+                self._made += map(weakref.ref, filter(None, map(_storage, _tensors_in(batch))))
+            return batch
+
+        _BaseDataLoaderIter.__next__ = remembered  # type: ignore[method-assign,assignment]
+
+    def end(self) -> list[Any]:
+        """Return the storages of batches that are still there."""
+        _BaseDataLoaderIter.__next__ = self._plain  # type: ignore[method-assign]
+        living = [made() for made in self._made]
+        return [storage for storage in living if storage is not None]
+
+
+def _tensors_in(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from _tensors_in(list(batch.values()))
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _tensors_in(part)
 
 
 def _is_loading() -> bool:

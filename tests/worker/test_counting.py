@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
@@ -11,7 +13,7 @@ from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
 from tests.samples import known
-from tests.worker.loops import Loop
+from tests.worker.loops import Loop, memory
 
 
 def test_two_steps_are_counted_and_the_second_is_reported() -> None:
@@ -40,6 +42,26 @@ def told(counting: Counting) -> str:
 def assert_nothing_is_left() -> None:
     assert _get_current_dispatch_mode() is None
     assert "resize_" not in vars(torch.UntypedStorage)
+    assert not hasattr(_BaseDataLoaderIter.__next__, "__wrapped__")
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
+    """A loader that is a batch ahead: what is freed was not part of the training, and hides no growth."""
+
+    def train(loop: Loop) -> None:
+        batches.append(next(loader))
+        held[:] = [batches.pop(0)["x"]]  # until the next step has its own
+        loop.model(held[0]).square().mean().backward()
+        kept.append(loop.model[0].bias.detach() * 2)
+
+    held: list[torch.Tensor] = []
+    kept: list[torch.Tensor] = []
+    loader = iter(DataLoader([{"x": row} for row in torch.ones(100, 16)], batch_size=8))  # type: ignore[arg-type]
+    batches = [next(loader) for _ in range(ahead)]
+    counts = known(Loop().run(train).result())
+    assert memory(counts).growth == 4 * 32, "of what is kept in each step"
+    assert_nothing_is_left()
 
 
 def test_the_gradients_of_the_counted_step_are_squared_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
