@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -196,6 +197,20 @@ def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path) -> None:
     for more, first in ((0, "first"), (1, "irst")):
         log = "first\n" + "y" * (256 * 1024 - len("first\n") + more)
         assert str(cause(tmp_path, logs={"agent-0.log": log}).traceback).splitlines()[1] == first
+
+
+def test_a_secret_in_a_log_is_not_kept(tmp_path: Path) -> None:
+    token = "hf_" + "a1" * 17
+    log = f"cannot log in with {token} at https://u:pw@host\n"
+    told = str(cause(tmp_path, logs={"agent-0.log": log}).traceback)
+    assert "cannot log in with *** at https://***@host" in told
+    cut_in_two = "x" * 10 + token + "\n" + "y" * (256 * 1024 - 20)
+    assert token[10:] not in str(cause(tmp_path, logs={"agent-0.log": cut_in_two}).traceback)
+
+
+def test_a_log_that_is_a_fifo_hangs_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "agent-0.log")
+    assert "it is a FIFO" in str(cause(tmp_path).traceback)
 
 
 @pytest.mark.fault("rank makes fewer steps")

@@ -466,7 +466,11 @@ def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
     """Print every row that is a traceback, a hang or a wrong green, and how many of each there are."""
     draw = random.Random(seed)
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C ends it, and the numbers are printed
+        tempfile.TemporaryDirectory() as directory,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         simulated.patch(patch)
         patch.setattr("cpuinfo.get_cpu_info", dict)
         patch.setenv(LOCK_FILE, f"{directory}/lock")

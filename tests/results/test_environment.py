@@ -19,6 +19,15 @@ def test_variables_that_may_explain_a_change_and_no_secret() -> None:
     assert told == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "no change from the launch before"
 
 
+def test_a_secret_in_a_value_is_not_recorded() -> None:
+    given = {"PYTORCH_INDEX_URL": "https://u:pw@h/simple", "NVIDIA_PASS": "x", "NCCL_IB_PKEY": "0"}
+    assert environment.variables(given) == {"PYTORCH_INDEX_URL": "https://***@h/simple", "NCCL_IB_PKEY": "0"}
+
+
+def test_a_variable_that_is_not_utf8_is_recorded_readably() -> None:
+    assert environment.variables({"NCCL_\udc80": "a\udcff"}) == {"NCCL_\\udc80": "a\\udcff"}
+
+
 def test_a_secret_is_known_by_the_name_of_its_variable_or_in_an_address() -> None:
     for given, found in (
         ({"LR": "1", "HF_TOKEN": "hf_x", "WANDB_API_KEY": "y"}, "HF_TOKEN"),

@@ -73,6 +73,25 @@ def test_a_case_that_cannot_be_launched_is_a_failed_result_with_the_traceback_of
         assert "in broken" in file.read_text()
 
 
+def test_an_error_is_recorded_even_if_nothing_can_be_written(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> Any:
+        raise ValueError("what was wrong")
+
+    def cannot(*args: object) -> None:
+        raise UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates not allowed")
+
+    sessions.measure_by(broken)
+    ours = sessions.make()
+    monkeypatch.setattr(documents, "write", cannot)
+    monkeypatch.setattr(documents, "write_text", cannot)
+    with pytest.raises(ValueError, match="what was wrong"):
+        ours.measure(make_case(), "test")
+    ((reason,),) = (result.verdict.reasons for result in ours.results)
+    assert "ValueError: what was wrong (its traceback was not kept: UnicodeEncodeError" in reason
+
+
 def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_same(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

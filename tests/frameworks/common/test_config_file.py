@@ -44,3 +44,12 @@ def test_what_cannot_be_read_is_named_with_what_to_give(
         Mine.read_text(file)
     assert str(caught.value).startswith(said.format(file=file))
     assert str(caught.value).endswith("Give a file of mine.")
+
+
+@pytest.mark.parametrize("content", ["a: 1\ncomet:\n  api_key: hidden\n", "a: 1\nb:\n  c: hf_" + "a1" * 15])
+def test_a_file_with_a_secret_is_refused_and_not_repeated(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(FileError, match="line 3 looks like a secret") as raised:
+        Mine.read_text(file)
+    assert content[-6:] not in str(raised.value)
