@@ -1,5 +1,6 @@
 """What pytest accepts, made of the option table, and the session that it describes."""
 
+import argparse
 import contextlib
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from perfsuite.report.text import printable
 from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session
-from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together, options_of
+from perfsuite.session.option_table import OPTIONS, Option, check_together, options_of
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host, Setup
 
@@ -36,10 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
         elif option.ini:
             parser.addini(option.key, f"as {option.spelled}", default=option.default)
-    for old, new in OLD.items():
-        group.addoption(f"--perf-{old}", nargs="?", const="", help="==SUPPRESS==")
-        parser.addini(f"perf_{old.replace('-', '_')}", f"is {new} now", default="")
-    group.addoption("--perf-cases", help="==SUPPRESS==")  # a file for the selected cases: tools use it
+    # A file for the selected cases: commands use it. argparse hides an option by the identity of this value.
+    group.addoption("--perf-cases", help=argparse.SUPPRESS)
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
     )
@@ -68,9 +67,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """What every option was set to, by its name. Raises `UsageError` for a bad one, with what is allowed."""
-    for old, new in OLD.items():
-        if config.getoption(f"--perf-{old}") is not None or config.getini(f"perf_{old.replace('-', '_')}"):
-            raise pytest.UsageError(f"there is no --perf-{old} any more: it is {new} now")
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
         return {option.name: _value(config, option) for option in OPTIONS}

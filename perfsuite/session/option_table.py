@@ -345,11 +345,6 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-OLD = {  # options that were, and what they are now
-    "no-baseline": "--perf-missing-baseline=fail",
-    "strict-improved": "--perf-strict=improved",
-    "strict-inconclusive": "--perf-strict=inconclusive",
-}
 EXCLUDING = (  # options that do not go with some others, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "only launches are resumed"),

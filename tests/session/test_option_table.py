@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.cli.cases import options
 from perfsuite.errors import CaseError
-from perfsuite.session.option_table import BY_NAME, OLD, OPTIONS, check_together, of_verdicts, options_of
+from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, of_verdicts, options_of
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
 
@@ -120,11 +120,3 @@ def test_the_page_has_the_table_as_it_is() -> None:
     written = runpy.run_path(str(DOCS / "option_table.py"))["written"]
     page = (DOCS / "options.md").read_text()
     assert written(page) == page, "run python docs/option_table.py"
-
-
-@pytest.mark.parametrize("old", OLD)
-def test_an_old_spelling_names_the_new_one(pytester: pytest.Pytester, old: str) -> None:
-    said = f"^there is no --perf-{old} any more: it is {OLD[old]} now$"
-    for given in ([f"--perf-{old}"], [f"--perf-{old}=fail"], ["-o", f"perf_{old.replace('-', '_')}=fail"]):
-        with pytest.raises(pytest.UsageError, match=said):
-            pytester.parseconfigure(*given)
