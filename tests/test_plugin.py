@@ -454,6 +454,18 @@ def test_two_sessions_measure_one_after_the_other(
     held.take(print)  # the session let go
 
 
+def test_a_lock_that_stays_taken_fails_its_cases(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "POLL_S", 0.5)
+    write_cases(suite, batches(4, 8))
+    with lock.machine_lock(print):
+        result = run_cpu(suite, "--perf-wait-lock=1s", status=1)
+    result.stdout.fnmatch_lines(["another session still measures on this machine after a wait of 1 s: pid *"])
+    result.stdout.fnmatch_lines(["*2 failed*"])
+    result.stdout.no_fnmatch_line("*traceback*")
+
+
 @pytest.mark.parametrize("on_ci", [False, True])
 def test_a_failure_prints_its_text_once(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, on_ci: bool

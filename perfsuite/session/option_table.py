@@ -14,6 +14,7 @@ from typing import Any
 
 from perfsuite.case.fault import Fault
 from perfsuite.errors import CaseError
+from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session.setup import Options
@@ -273,6 +274,16 @@ OPTIONS = (
         ini=True,
         help="wait at most so long for others who use the machine; 0: launch again at once",
         page="With the local launcher",
+    ),
+    Option(
+        name="wait-lock",
+        metavar="TIME",
+        parse=seconds,
+        default=f"{LOCK_WAIT_S / 3600:.0f}h",
+        sets="wait_lock_s",
+        ini=True,
+        help="wait at most so long for another session on this machine (90s, 40min, 12h), then fail",
+        page="See [A shared machine](not-judged.md#a-shared-machine)",
     ),
     Option(
         name="allow-shared",

@@ -13,6 +13,7 @@ from perfsuite.errors import CaseError, MachineError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.preflight import preflight
 from perfsuite.launch.quiet import WAIT_S, Neighbours
@@ -46,6 +47,7 @@ class Options:
     budget_s: float | None = None  # time of the session after which no case begins
     shard: tuple[int, int] | None = None  # which of how many jobs this is, from 1
     wait_quiet_s: float = WAIT_S
+    wait_lock_s: float = LOCK_WAIT_S
     allow_shared: bool = False
     preflight: bool = True
     json: Path | None = None
@@ -134,7 +136,7 @@ class Setup:
     @cached_property
     def lock(self) -> MachineLock:
         """Lets one session at a time measure on these nodes."""
-        return MachineLock(self.host.launcher.lock)
+        return MachineLock(self.host.launcher.lock, longest_wait_s=self.options.wait_lock_s)
 
     @cached_property
     def neighbours(self) -> Neighbours | None:
