@@ -77,8 +77,9 @@ class MachineLock:
             holder = holder or "it has not said who it is"
             if self._waited_s >= self._longest_wait_s:
                 raise MachineError(
-                    f"another session still measures on this machine after a wait of {self._waited_s:,.0f} s: "
-                    f"{holder}. End it, wait longer (pytest's --perf-wait-lock), or name another file in {LOCK_FILE}"
+                    "another session still measures on this machine after a wait of "
+                    f"{self._waited_s:,.0f} s: {holder}. End it, wait longer (pytest's --perf-wait-lock), or "
+                    f"name another file in {LOCK_FILE}"
                 )
             if holder != said:
                 said = holder

@@ -12,8 +12,10 @@ from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
-from perfsuite.plugin.collection import PROGRESS, SESSION, is_worker, terminal_of, usage_error
+from perfsuite.plugin.collection import NO_BENCH, PROGRESS, SESSION, is_worker, terminal_of, usage_error
 from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
+from perfsuite.plugin.others import turn_off_xdist
+from perfsuite.plugin.selection import CommandLine, hardware_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm
@@ -21,14 +23,15 @@ from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import OPTIONS, Option, check_together, options_of
 from perfsuite.session.session import Session
-from perfsuite.session.setup import Host, Setup
+from perfsuite.session.setup import DryHost, Host, Setup
 
 SLURM_KEYS = ("options", "wait_start", "srun_options", "python")
 """Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` or the launcher slurm reads."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the `--perf-*` options; those that a repository may want to fix have an ini key, too."""
+    pluginmanager.register(CommandLine(parser), CommandLine.NAME)
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
     for option in OPTIONS:
         takes: dict[str, Any] = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
@@ -50,9 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the hardware markers, check the options, and begin the session that they describe."""
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
+    config.addinivalue_line("markers", f"{NO_BENCH}: a test that has a perfsuite case and measures nothing")
     progress = config.stash[PROGRESS] = _progress(config)
     session = config.stash[SESSION] = _session(config, progress)
     session.saves = not is_worker(config)
+    if isinstance(session.setup.host, DryHost):
+        session.setup.host.hardware = hardware_of(config.option.markexpr)
+    turn_off_xdist(config)
     config.pluginmanager.register(HoldsInterrupts(config))
     if not is_worker(config):
         config.pluginmanager.register(CollectsFromWorkers(config))

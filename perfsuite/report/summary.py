@@ -8,7 +8,7 @@ from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
 from perfsuite.report import counts as told_counts
 from perfsuite.report.nodes import scalings
-from perfsuite.report.text import detectable, percent, plural
+from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
 from perfsuite.results.metric import in_unit
 from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdict
@@ -17,6 +17,7 @@ from perfsuite.verdict.comparability import UNEXPLAINED
 
 MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # what may stand next to a verdict
 NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
+UNCLAIMED_SHOWN = 10  # baselines without a case that a report names
 LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ended: their figures are judged, and say which of them regressed."""
@@ -239,6 +240,15 @@ def interruption(session: SessionFile) -> str | None:
     if session.status == "running":
         return f"The session is running, or was killed{lost}; what comes after it is not measured."
     return f"The session was interrupted{lost}; what came after it was not measured."
+
+
+def unclaimed(session: SessionFile) -> list[str]:
+    """Return which reviewed baselines no case of a whole night claims, in a sentence; empty without any."""
+    if not (count := len(session.unclaimed)):
+        return []
+    has = "has" if count == 1 else "have"
+    told = "; ".join(cut(session.unclaimed, UNCLAIMED_SHOWN))
+    return [f"{plural(count, 'reviewed baseline')} {has} no case: {told}"]
 
 
 def needs_words(result: Measurement) -> bool:

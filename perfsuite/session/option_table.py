@@ -78,18 +78,30 @@ def shard(value: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def path(value: str) -> Path:
+    """A path that can be, whether or not there is something."""
+    try:
+        os.stat(value)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # who writes there will say it
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"a path that can be: {reason}") from None
+    return Path(value)
+
+
 def file(value: str) -> Path:
     """A file to write."""
     if os.path.isdir(value):
         raise ValueError("a file: this is a directory")
-    return Path(value)
+    return path(value)
 
 
 def report(value: str) -> Path:
     """A directory for a report, whose page replaces no other page."""
     if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
-    page = Path(value) / "index.html"
+    page = path(value) / "index.html"
     if page.exists() and b"<title>perfsuite: " not in page.read_bytes():
         raise ValueError("a directory without an index.html of your own")
     return Path(value)
@@ -228,6 +240,8 @@ OPTIONS = (
         ini=True,
         of_verdict=True,
         help="a case without a baseline: record one in the store, or fail",
+        page="With `fail`, a [reviewed baseline without a case](your-repository.md#4-the-night) fails a "
+        "whole night, too",
     ),
     Option(
         name="strict",
@@ -332,7 +346,7 @@ OPTIONS = (
     Option(
         name="store",
         metavar="DIR",
-        parse=Path,
+        parse=path,
         default=str(STORE),
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
@@ -340,7 +354,7 @@ OPTIONS = (
     Option(
         name="baselines",
         metavar="DIR",
-        parse=Path,
+        parse=path,
         default=str(BASELINES),
         ini=True,
         of_verdict=True,

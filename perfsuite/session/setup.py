@@ -83,6 +83,10 @@ class Host:
             return detect_cpu("a case meant for cpu")
         return self.machine.for_nodes(case.topology.nodes)
 
+    def meant(self, case: Case) -> Case:
+        """The case as it is measured here."""
+        return case
+
     def why_not(self, case: Case) -> str | None:
         """Why this machine cannot run `case`, or None. Raises `CaseError` if only the torch is wrong."""
         machine = self.machine_for(case)
@@ -97,6 +101,7 @@ class DryHost(Host):
     """The machines that dry runs pretend, and which cases can be run dry on them."""
 
     device: Device | None = None  # what to pretend; None: what a case is meant for
+    hardware: frozenset[str] = frozenset()  # what `-m` selects; empty: nothing, or not hardware alone
 
     @cached_property
     def machine(self) -> Machine:
@@ -108,7 +113,15 @@ class DryHost(Host):
 
     def machine_for(self, case: Case) -> Machine:
         """The machine that is pretended for `case`."""
-        return pretended(case, self.device)[0]
+        return pretended(self.meant(case), self.device)[0]
+
+    def meant(self, case: Case) -> Case:
+        """The case with the hardware first that `-m` selects, if that is one of its own: it is pretended."""
+        chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
+        if len(chosen) != 1 or chosen[0] == case.hardware[0]:
+            return case
+        others = (name for name in case.hardware if name != chosen[0])
+        return case.replace(hardware=(chosen[0], *others))
 
     def why_not(self, case: Case) -> str | None:
         """Why `case` cannot be run dry, or None."""

@@ -73,6 +73,10 @@ def test_a_quick_look_ends_with_one_unhealthy_launch() -> None:
         ("max-pairs", "13", "--perf-max-pairs=13: give a whole number from 5 to 12"),
         ("json", "/", "--perf-json=/: give a file: this is a directory"),
         ("report", __file__, "give a directory: this is a file"),
+        *(
+            (name, 300 * "x", f"--perf-{name}={80 * 'x'}: give a path that can be: File name too long")
+            for name in ("store", "baselines", "report", "json")
+        ),
     ],
 )
 def test_what_is_no_value_is_refused_with_what_is_allowed(name: str, value: str, said: str) -> None:
