@@ -39,7 +39,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Give every test the mark of its layer: `unit` if it has no other, `launch` if it starts processes."""
+    """Give every test the mark of its layer: `unit` if it has no other, `launch` if it starts processes.
+
+    Tests of perfsuite itself may have cases that they do not measure.
+    """
+    if hasattr(item, "callspec"):
+        item.add_marker("no_bench")
     marks = {mark.name for mark in item.iter_markers()}
     if not marks & LAYERS:
         item.add_marker("unit")

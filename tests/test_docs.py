@@ -21,7 +21,6 @@ from perfsuite.frameworks.base import Framework
 from perfsuite.launch.lock import USUAL
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
-from perfsuite.session.option_table import OLD
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
 from tests.sample_reports import WIDTH, picture, texts, with_samples, write_live
 from tests.synthetic import commit, git
@@ -286,8 +285,7 @@ def test_the_reference_is_of_every_public_package() -> None:
 
 
 def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> None:
-    gone = {f"--perf-{name}" for name in OLD}
-    options = perf_options(pytestconfig) - gone - {"--perf-cases"}  # which tools use
+    options = perf_options(pytestconfig) - {"--perf-cases"}  # which commands use
     words = words_in_code("options")
     assert {name for name in options if name not in words} == set()
     keys = {option[2:].replace("-", "_") for option in options}

@@ -4,7 +4,6 @@ Where nothing depends on processes, launches are simulated in this one (`tests.s
 tests, and of sessions in a process of their own, are not.
 """
 
-import dataclasses
 import itertools
 import json
 import os
@@ -194,9 +193,27 @@ def test_what_cannot_be_run_is_skipped_with_the_reason_and_is_not_a_pass(
     assert "1 skipped" in read_report(suite)[0]
 
 
-def test_xdist_is_refused_with_the_reason(suite: pytest.Pytester) -> None:
-    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider", status=1)
-    result.stdout.fnmatch_lines(["*perfsuite does not run under pytest-xdist*Run without -n*"])
+def test_xdist_is_refused_before_anything_is_launched(suite: pytest.Pytester) -> None:
+    result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider", status=pytest.ExitCode.USAGE_ERROR)
+    result.stdout.fnmatch_lines(["ERROR: perfsuite does not run under pytest-xdist*Run without -n*"])
+    assert not (suite.path / ".perfsuite").exists()
+
+
+def test_xdist_fails_cases_next_to_other_tests(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_others="def test_other():\n    pass\n")
+    result = run(suite, "-n", "1", "-p", "no:cacheprovider", "--perf-report=out", status=1)
+    assert result.parseoutcomes() == {"passed": 1, "errors": 2}
+    for text in read_report(suite):
+        assert "perfsuite does not run under pytest-xdist" in text
+
+
+@pytest.mark.parametrize("addopts", ["-n 2", "-n auto", "--dist=loadfile --tx=2*popen"])
+def test_xdist_of_the_settings_is_ignored_for_cases_alone(suite: pytest.Pytester, addopts: str) -> None:
+    suite.makeini(f"[pytest]\naddopts = {addopts}\nfilterwarnings = error\n")
+    suite.mkdir("bench_cases")
+    (suite.path / "test_cases.py").rename(suite.path / "bench_cases" / "test_cases.py")
+    result = run_cpu(suite, "bench_cases", "--perf-record-launches=1")
+    result.stdout.fnmatch_lines(["perfsuite: -n is ignored: cases run one after the other", "*1 recorded*"])
 
 
 @pytest.mark.parametrize(
@@ -231,25 +248,15 @@ def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pyt
     assert (suite.path / "out" / "index.html").exists()
 
 
-def test_one_case_in_two_tests_is_run_twice(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second launch dies; the reports of the first must not be taken for its own."""
-    write_cases(suite, batches(4, 8), "bench(FAKE)")
-    real: Any = measure.measure
-    faults = iter((None, "exit"))
-
-    def second_dies(*args: Any, **options: Any) -> Any:
-        *others, how = args
-        return real(*others, dataclasses.replace(how, inject=next(faults)), **options)
-
-    monkeypatch.setattr(against_baseline, "measure", second_dies)
-    result = run(suite, status=1)
-    result.stdout.fnmatch_lines(["*crash: exit code 13*", "*1 failed*1 recorded*"])
-
-
 @pytest.mark.parametrize(
     ("body", "outcome", "said"),
     [
         ("pass", "errors", "*asked for bench and never called it: nothing was measured*"),
+        (
+            "try: bench(1)\n        except BaseException: pass",
+            "errors",
+            "*bench was given 1: give it the case *",
+        ),
         ("bench(case); bench(case)", "failed", "*bench measures one case per test: parametrize*"),
         ("pytest.skip('not today')", "skipped", "*nothing was measured*"),
         ("1 / 0", "failed", "*nothing was measured*"),
@@ -261,18 +268,46 @@ def test_bench_is_called_exactly_once_by_a_test_that_comes_so_far(
     write_cases(suite, body=body)
     result = run(suite, "-W", "ignore", status=1)
     assert result.parseoutcomes()[outcome] == 1
-    assert ("never called" in str(result.stdout)) == (body == "pass")
+    assert ("asked for bench and never called" in str(result.stdout)) == (body == "pass")
     result.stdout.fnmatch_lines([said])
 
 
-def test_another_case_than_that_of_the_test_is_checked_too(suite: pytest.Pytester) -> None:
-    write_cases(suite, body="bench(case.replace(hardware='h100'))")
-    result = run_cpu(suite, "-rs", status=1)
-    result.stdout.fnmatch_lines(["*SKIPPED*it is meant for h100, this machine is cpu-*"])
-    write_cases(suite, batches(4, 8), "bench(FAKE.replace(may_run_out_of_memory=case.micro_batch == 8))")
-    run(suite, status=1).stdout.fnmatch_lines(
-        ["*two different cases have the id fake-*differ in may_run_out_of_memory*", "*1 failed, 1 recorded*"]
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("micro_batch=8", ID.replace("b4", "b8")),
+        ("hardware='h100'", "another one of that id, with another hardware"),
+        ("timeout_s=7, steps=60", ID.replace("1x2", "steps60-1x2")),
+    ],
+)
+def test_another_case_than_the_parameter_is_refused(suite: pytest.Pytester, change: str, name: str) -> None:
+    write_cases(suite, body=f"bench(case.replace({change}))")
+    result = run_cpu(suite, "--perf-json=out.json", status=1)
+    said = (
+        f"bench measures the case that is the test's parameter, {ID}, and was given {name}. Make that case a*"
     )
+    result.stdout.fnmatch_lines([said])
+    (kept,) = read_json(suite)["results"]
+    assert (kept["outcome"], kept["runs"]) == ("failed", [])
+
+
+def test_a_case_that_is_equal_to_the_parameter_is_measured(suite: pytest.Pytester) -> None:
+    write_cases(suite, body="bench(case.replace(micro_batch=4))")
+    run_cpu(suite, "--perf-record-launches=1")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "thread = threading.Thread(target=bench, args=(case,))\n        thread.start(); thread.join()",
+        "with ThreadPoolExecutor() as pool: pool.submit(bench, case)",
+    ],
+)
+def test_bench_in_another_thread_is_refused(suite: pytest.Pytester, body: str) -> None:
+    imports = "    import threading\n    from concurrent.futures import ThreadPoolExecutor\n"
+    suite.makepyfile(test_cases=imports + CASES.replace("bench(case)", body))
+    result = run_cpu(suite, "-W", "ignore", status=1)
+    result.stdout.fnmatch_lines(["*bench was called in another thread, where its verdict would be lost*"])
 
 
 @pytest.mark.fault("store is read-only")
@@ -306,11 +341,6 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
     assert said.startswith("ERROR: torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this")
     assert not (suite.path / ".perfsuite").exists()
     run_cpu(suite)
-    write_cases(suite, body="bench(case.replace(framework=DDP(), hardware='gpu'))")  # known in the test alone
-    result = run(suite, "--perf-json=out.json", status=pytest.ExitCode.TESTS_FAILED)
-    result.stdout.fnmatch_lines(["torch 2.13.0+cpu is built without CUDA and cannot use the GPUs *"])
-    (kept,) = read_json(suite)["results"]
-    assert (kept["verdict"]["failure"], kept["runs"]) == ("error", [])
 
 
 def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_concern_to_others(
@@ -452,6 +482,18 @@ def test_two_sessions_measure_one_after_the_other(
         ]
     )
     held.take(print)  # the session let go
+
+
+def test_a_lock_that_stays_taken_fails_its_cases(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "POLL_S", 0.5)
+    write_cases(suite, batches(4, 8))
+    with lock.machine_lock(print):
+        result = run_cpu(suite, "--perf-wait-lock=1s", status=1)
+    result.stdout.fnmatch_lines(["another session still measures on this machine after a wait of 1 s: pid *"])
+    result.stdout.fnmatch_lines(["*2 failed*"])
+    result.stdout.no_fnmatch_line("*traceback*")
 
 
 @pytest.mark.parametrize("on_ci", [False, True])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,16 +18,19 @@ from perfsuite.cli import cases as shared
 from perfsuite.cli.cases import say
 from perfsuite.cli.github import BEFORE_AFTER
 from perfsuite.cli.report import LocalStore
-from perfsuite.errors import CaseError, FileError
+from perfsuite.dry.cases import NO_TESTS_COLLECTED
+from perfsuite.errors import CaseError, FileError, readable
 from perfsuite.files import read_bytes, read_text
+from perfsuite.node.processes import captured
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.results.store import BASELINES, CASES, STORE, Store
 from perfsuite.session.outputs import write_report
 
-NOTHING = "Nothing was measured: see the log.\n\n<!-- sessions before: {} -->\n"
-BEGUN = re.compile(NOTHING.format(r"(\d+)"))
-"""A summary until there is a report: which sessions are of another night."""
+NOTHING = "Nothing was measured: {}\n\n<!-- sessions before: {} -->\n"
+"""A summary until there is a report: why there is none, and which sessions are of another night."""
+BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
+MOST_SAID = 2000  # characters of what pytest said
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
 REFRESHED = Path(".perfsuite/refresh")  # the store of `refresh`
 LAUNCHES = 10  # of each case that is refreshed
@@ -70,21 +74,39 @@ def night(
         return
     for name in ("index.html", "results.json"):  # of an earlier night
         (out / name).unlink(missing_ok=True)
-    documents.write_text(summary, NOTHING.format(len(known)))
+
+    def note(why: str) -> None:
+        from perfsuite.report import markdown  # not for every command: it imports Jinja
+
+        documents.write_text(summary, NOTHING.format(markdown.text(why), len(known)))
+
+    note("see the log.")
     if only_summary:
         _summarise(summary, [])
         return
     # torch alone has no model for the self-test
     trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
     checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
+    options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
+    measure = (str(cases), "-m", hardware, *options, *(pytest_options or ()))
     try:
+        if (problem := refused(*measure)) is not None:
+            note(problem)
+            say(f"perfsuite night: nothing was measured: {problem}")
+            raise typer.Exit(2)
         for command, bad in zip(checks, (2, 1), strict=True):
             status = run("perfsuite.cli", *command)
             if status not in (0, CANNOT_TELL):
+                note(f"perfsuite {command[0]} ended with {status}: see the log.")
                 say(f"perfsuite night: nothing was measured, as perfsuite {command[0]} ended with {status}")
                 raise typer.Exit(bad)
-        options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
-        status = run("pytest", str(cases), "-m", hardware, *options, *(pytest_options or ()))
+        note("pytest wrote no report: see the log.")
+        status = run("pytest", *measure)
+        if BEGUN.search(summary.read_text()) and Store(store).results() == known:
+            why = f"pytest ended with {status} and wrote no report: does a file of the cases end Python?"
+            note(why)
+            say(f"perfsuite night: nothing was measured: {why}")
+            raise typer.Exit(2)
     finally:
         _summarise(summary, [each for each in Store(store).results() if each not in known])
     say(f"report: {out / 'index.html'}; to keep the results: perfsuite history push {out / 'results.json'}")
@@ -106,14 +128,17 @@ def refresh(
     shared.check_asked(hardware, cases)
     if not reason.strip():
         raise CaseError("--reason is empty: say why a baseline may change, as 'torch 2.14'")
-    if run("perfsuite.cli", "doctor", f"--expect={hardware}") == 2:
-        raise typer.Exit(2)
-    shutil.rmtree(REFRESHED, ignore_errors=True)
     # The settings of a repository may say that a case without a baseline fails.
     measure = [f"--perf-min-launches={LAUNCHES}", "--perf-missing-baseline=record", "--perf-explain"]
     measure.append(f"--perf-report={out}")
     where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")
-    status = run("pytest", str(cases), "-m", hardware, *measure, *where, *(pytest_options or ()))
+    chosen = (str(cases), "-m", hardware, *measure, *where, *(pytest_options or ()))
+    if (problem := refused(*chosen)) is not None:
+        raise CaseError(problem)
+    if run("perfsuite.cli", "doctor", f"--expect={hardware}") == 2:
+        raise typer.Exit(2)
+    shutil.rmtree(REFRESHED, ignore_errors=True)
+    status = run("pytest", *chosen)
     if status not in (0, 1):  # 1: a case is slower, which is why it gets a new baseline
         raise typer.Exit(2)
     before = _contents(baselines)
@@ -136,6 +161,18 @@ def run(module: str, *arguments: str) -> int:
     """Run a module of this environment in a process of its own. Returns its exit status."""
     say(f"$ {module} {' '.join(arguments)}")
     return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+
+
+def refused(*arguments: str) -> str | None:
+    """Return why pytest would measure nothing, given these arguments: it only collects. None if it would."""
+    done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet"])
+    if done.returncode == 0:
+        return None
+    if done.returncode == NO_TESTS_COLLECTED:
+        return f"pytest selects no case: {shlex.join(arguments)}"
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+    said = "\n".join(errors) or (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
+    return f"pytest cannot collect the cases: {readable(said)[-MOST_SAID:]}"
 
 
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:

@@ -14,23 +14,36 @@ from pathlib import Path
 
 import psutil
 
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, MachineError
 
 LOCK_FILE = "PERFSUITE_LOCK"  # variable with another lock file, whose sessions wait for each other alone
 USUAL = Path("/tmp/perfsuite.lock")  # the same for every user: `tempfile.gettempdir()` may be a user's own
 POLL_S = 1.0
+WAIT_S = 12 * 3600.0  # longest wait: longer than a night of cases
 LONGEST = 4096  # most bytes that are read of the file: another user may have written it
 
 
 class MachineLock:
     """The lock of this machine, or `file`, for nodes that are not shared with its other users."""
 
-    def __init__(self, file: str | None = None, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        file: str | None = None,
+        *,
+        longest_wait_s: float = WAIT_S,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._file, self._sleep = file, sleep
+        self._longest_wait_s = longest_wait_s
+        self._waited_s = 0.0
         self._descriptor: int | None = None
 
     def take(self, say: Callable[[str], None]) -> None:
-        """Take the lock, or wait and say for whom. Raises `FileError`."""
+        """Take the lock, or wait and say for whom.
+
+        Raises `FileError`, and `MachineError` after the longest wait. What was waited before counts, so that
+        only the first case of a session waits.
+        """
         if self._descriptor is not None:
             return
         file = Path(os.environ.get(LOCK_FILE) or self._file or USUAL)
@@ -54,22 +67,30 @@ class MachineLock:
             self._descriptor = None
 
     def _queue(self, descriptor: int, say: Callable[[str], None]) -> None:
-        told = None
+        said = None
         while True:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             written = os.pread(descriptor, LONGEST, 0).decode(errors="replace")
             holder = "".join(letter if letter.isprintable() else "?" for letter in written)
-            if holder != told:
-                told = holder
-                say(f"waiting for another session on this machine: {holder or 'it has not said who it is'}")
+            holder = holder or "it has not said who it is"
+            if self._waited_s >= self._longest_wait_s:
+                raise MachineError(
+                    "another session still measures on this machine after a wait of "
+                    f"{self._waited_s:,.0f} s: {holder}. End it, wait longer (pytest's --perf-wait-lock), or "
+                    f"name another file in {LOCK_FILE}"
+                )
+            if holder != said:
+                said = holder
+                say(f"waiting for another session on this machine: {holder}")
             self._sleep(POLL_S)
+            self._waited_s += POLL_S
 
 
 @contextlib.contextmanager
 def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock inside of a `with`; `say` prints for whom it waits. Raises `FileError`."""
+    """Hold the lock inside of a `with`; `say` prints for whom it waits. Raises as `MachineLock.take`."""
     lock = MachineLock()
     lock.take(say)
     try:

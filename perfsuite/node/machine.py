@@ -167,9 +167,16 @@ def detect_cpu(reason: str) -> Machine:
     )
 
 
+CPU_FILE = Path("/proc/cpuinfo")
+
+
 @functools.cache
 def _cpu_name() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    try:
+        told = CPU_FILE.read_text()
+    except OSError as error:
+        raise MachineError(f"{CPU_FILE} cannot be read: {error.strerror}. Mount /proc") from None
+    found = re.search(r"^model name\s*:\s*(.+)$", told, re.MULTILINE)
     return found[1].strip() if found else platform.machine()
 
 

@@ -1,3 +1,6 @@
 """The pytest plugin: markers, the `bench` fixture, skips, statuses and reports, each a hook of a module."""
 
-pytest_plugins = [f"{__name__}.{name}" for name in ("collection", "benchmark", "ending", "options", "run")]
+pytest_plugins = [
+    f"{__name__}.{name}"
+    for name in ("collection", "benchmark", "selection", "ending", "others", "options", "run")
+]

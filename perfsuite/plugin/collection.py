@@ -1,8 +1,9 @@
 """Which tests measure a case, what is refused of them before any launch, and what all hooks keep."""
 
 import contextlib
+import dataclasses
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,13 @@ ENDED = pytest.StashKey[bool]()  # of a test: whether it came to its end: not wh
 # Of the session:
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
+COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, whatever is selected
+OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # the ids of the cases that other jobs of a night measure
 SELECTED = pytest.StashKey[int]()  # how many tests ask for a measurement
-COLLECTED = pytest.StashKey[list[pytest.Item]]()  # the tests that ask for one, before any is deselected
+BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # the tests that ask for one, before any is deselected
 NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, and all of them are those of other jobs
 UNWRITTEN = pytest.StashKey[str]()  # why the results could not be written as files
+REFUSED = pytest.StashKey[str]()  # why the processes of pytest-xdist run nothing
 
 LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
 """pytest's letters for verdicts."""
@@ -42,6 +46,8 @@ NO_CASE = (
 )
 NOT_SELECTABLE = frozenset(("parametrize", "usefixtures", "filterwarnings"))
 """Marks that say how a test runs: nobody selects a case by them."""
+NO_BENCH = "no_bench"  # the mark of a test that has a case and measures nothing, as one of a framework
+MORE_LAUNCHES = "What runs a test several times runs no case so: --perf-min-launches=N launches each N times"
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
 """A name after `-m`, as its group: none after `not`, which selects nothing, and none in arguments."""
 
@@ -70,10 +76,37 @@ def usage_error() -> Iterator[None]:
         raise pytest.UsageError(str(error)) from None
 
 
+def refuse(config: pytest.Config, items: list[pytest.Item], why: str) -> None:
+    """Run no test in a process of pytest-xdist, which prints nothing: `CollectsFromWorkers` says why."""
+    config.workeroutput["perf_refused"] = why  # type: ignore[attr-defined]
+    items.clear()
+
+
 def case_of(item: pytest.Item) -> Case | None:
     """The case of a test: the first of its parameters that is one."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return next((value for value in parameters.values() if isinstance(value, Case)), None)
+
+
+def cases_in(values: Iterable[object]) -> list[Case]:
+    """The cases among these values, also inside of lists, dictionaries and dataclasses, each id once."""
+    found = dict[str, Case]()
+    seen = set[int]()  # a list may hold itself
+    left = [*values][::-1]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Case):
+            found.setdefault(value.id, value)
+        elif isinstance(value, dict):
+            left += [*value.values()][::-1]
+        elif isinstance(value, list | tuple | set | frozenset):
+            left += [*value][::-1]
+        elif dataclasses.is_dataclass(value):
+            left += [getattr(value, field.name, None) for field in dataclasses.fields(value)][::-1]
+    return [*found.values()]
 
 
 def uses_bench(item: pytest.Item) -> bool:
@@ -102,7 +135,12 @@ def pytest_collection_modifyitems(
     A test that lost its cases has no hardware either. Unless it has marks of its own, it is left whatever
     `-m` selects: else nobody would see that it measures nothing.
     """
-    check_collected(config, items)
+    try:
+        check_collected(config, items)
+    except pytest.UsageError as error:
+        if not is_worker(config):
+            raise
+        refuse(config, items, str(error))
     lost = [item for item in items if EMPTY in item.stash]
     lost = [item for item in lost if {mark.name for mark in item.iter_markers()} <= {"parametrize"}]
     result = yield
@@ -122,6 +160,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
         others = {item: None for item, case in cases.items() if case.id not in ours}
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=[*others])
+        config.stash[OF_OTHER_JOBS] = frozenset(case.id for item, case in cases.items() if item in others)
         config.stash[NO_SHARE] = bool(others) and not items
         cases = {item: case for item, case in cases.items() if item not in others}
     if options.budget_s is not None:
@@ -164,7 +203,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 progress.cases -= sum(ours.earlier_result(*each) is not None for each in found)
     if (file := session.config.getoption("--perf-cases")) is not None:
         by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
-        tests = _collected_tests(session.config.stash.get(COLLECTED, []), benchmarks)
+        tests = _collected_tests(session.config.stash.get(BENCHMARKS, []), benchmarks)
         with usage_error():
             documents.write(Path(file), CaseList(cases=tuple(by_id.values()), tests=tests))
 
@@ -209,7 +248,10 @@ def _may_run(host: Host, case: Case | None) -> bool:
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Find the tests that lost their cases. Raises `UsageError` for what is measured wrongly, or never."""
     benchmarks = [item for item in items if uses_bench(item)]
-    config.stash[COLLECTED] = benchmarks
+    config.stash[BENCHMARKS] = benchmarks
+    without = set[int]()
+    for item in items:
+        _check_is_measured(item, without)
     if not benchmarks:
         return
     if not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
@@ -229,12 +271,47 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
         with usage_error():
             check_same(same, case)
         if first is not item:
+            more = f". {MORE_LAUNCHES}" if _function_of(first) == _function_of(item) else ""
             raise pytest.UsageError(
                 f"{first.nodeid} and {item.nodeid} measure the same case, {case.id}, and would share a "
-                "baseline: leave one of them out, or change a field of its case"
+                f"baseline: leave one of them out, or change a field of its case{more}"
             )
+    config.stash[COLLECTED] = {case_id: case for case_id, (_, case) in known.items()}
     config.stash[SESSION].collected = frozenset(known)
     _check_marker_names(config, items)
+
+
+def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
+    """Raise `UsageError` if the parameters of a test hold a case that bench would not measure.
+
+    `without` gets the ids of parameters that hold no case. Many tests may share one, and it may be large.
+    """
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    values = [value for value in parameters.values() if id(value) not in without]
+    cases = cases_in(values)
+    if not cases:
+        without.update(map(id, values))
+        return
+    names = ", ".join(case.id for case in cases[:3]) + (" and more" if len(cases) > 3 else "")
+    if not uses_bench(item):
+        if item.get_closest_marker(NO_BENCH) is not None:
+            return
+        raise pytest.UsageError(
+            f"{item.nodeid} has a case among its parameters, {names}, and does not ask for bench: nothing "
+            "would measure it. Write def test_it(bench, case) and bench(case), or mark a test that is to "
+            f"measure nothing: @pytest.mark.{NO_BENCH}"
+        )
+    if case_of(item) is None:
+        raise pytest.UsageError(f"{item.nodeid}: {names} stands inside of a parameter. {NO_CASE}")
+    if len(cases) > 1:
+        raise pytest.UsageError(
+            f"{item.nodeid} has {len(cases)} cases among its parameters, {names}, and bench measures one of "
+            "them: write a test for each, or make them values of one parameter"
+        )
+
+
+def _function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _check_root(config: pytest.Config) -> None:

@@ -14,6 +14,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.plugin.collection import (
     ENDED,
     NO_SHARE,
+    REFUSED,
     SELECTED,
     SESSION,
     UNWRITTEN,
@@ -21,6 +22,7 @@ from perfsuite.plugin.collection import (
     shown,
     uses_bench,
 )
+from perfsuite.plugin.selection import is_whole
 from perfsuite.report import summary
 from perfsuite.report.text import plural, printable
 from perfsuite.results.outcome import STYLES
@@ -28,6 +30,9 @@ from perfsuite.results.session_file import Measurement, Skipped, Status
 from perfsuite.session import outputs
 from perfsuite.session.session import Session, session_file
 
+TEST_ENDED = pytest.StashKey[dict[str, str]]()  # how each test ended by itself, whatever its verdict
+CUT_SHORT = pytest.StashKey[bool]()  # whether pytest ended early without an error of its own
+CRASHED = pytest.StashKey[bool]()  # whether a process of pytest-xdist has died
 NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -41,12 +46,13 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
-    """Write the results before other plugins can fail. Fail the session where nothing was measured."""
+    """Write the results before other plugins can fail. Fail the session by what it found."""
     try:
         _finish(session, exitstatus)
     finally:
         HoldsInterrupts.release(session.config)
         result = yield
+        _fail_if_due(session, session.exitstatus)  # again, as a hook of conftest.py may have set it
     return result
 
 
@@ -56,10 +62,9 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         return  # the controller has all
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(NO_SHARE, False):
         session.exitstatus = pytest.ExitCode.OK
-    too_little = _nothing_measured(config) or ours.too_few_judged or not _has_all_cases(ours)
-    too_little = too_little and not ours.setup.options.shadow
-    if too_little and exitstatus in NO_ERROR:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    _fail_if_due(session, exitstatus)
+    if REFUSED in config.stash:
+        return
     if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
@@ -71,10 +76,27 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
+def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
+    """Set the exit status by the results of the session: a test can swallow its verdict."""
+    config, ours = session.config, session.config.stash[SESSION]
+    if is_worker(config) or config.option.collectonly or exitstatus not in NO_ERROR:
+        return
+    if REFUSED in config.stash:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        return
+    too_little = _nothing_measured(config) or ours.too_few_judged or not _has_all_cases(ours)
+    too_little = too_little and not ours.setup.options.shadow
+    if too_little or ours.failing or ours.misses_baselines:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif config.stash.get(SELECTED, 0) and not _is_complete(session, exitstatus):
+        config.stash[CUT_SHORT] = True
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+
+
 def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
     """Whether every case had its turn. pytest's exit status alone does not tell: see `HoldsInterrupts`."""
     has_run = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED)
-    if not has_run or session.shouldstop or session.shouldfail:
+    if not has_run or session.shouldstop or session.shouldfail or CRASHED in session.config.stash:
         return False
     benchmarks = [item for item in session.items if uses_bench(item)]  # none where pytest-xdist runs them
     has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
@@ -95,6 +117,10 @@ def _nothing_measured(config: pytest.Config) -> bool:
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the table, each verdict in words where somebody may have to act, and what went wrong."""
     session, terminal = config.stash[SESSION], terminalreporter
+    if (why := config.stash.get(REFUSED, None)) is not None:
+        terminal.section("perfsuite: no test was run", red=True, bold=True)
+        terminal.write_line(f"ERROR: {shown(config, why)}")
+        return
     if session.results:
         _write_verdicts(terminal, config, session)
     if count := len(session.only_shown):
@@ -105,6 +131,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if (why := config.stash.get(UNWRITTEN, None)) is not None:
         terminal.section("perfsuite: the results were not written", red=True, bold=True)
         terminal.write_line(shown(config, why))
+    _write_swallowed(terminal, config, session)
+    _write_unclaimed(terminal, config, session)
     if missed := [skip for skip in session.skipped if skip.not_reached]:
         terminal.section("perfsuite: the budget is used up", yellow=True, bold=True)
         terminal.write_line(
@@ -116,6 +144,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminal.section("perfsuite: the arms have other cases", yellow=True, bold=True)
         for line in changed:
             terminal.write_line(shown(config, line))
+    if config.stash.get(CUT_SHORT, False):
+        terminal.section("perfsuite: not every case had its turn", red=True, bold=True)
+        terminal.write_line("pytest was told to end, or to leave tests out, while it ran: not a pass")
     if session.running is not None:
         terminal.write_line(f"interrupted, not judged: {session.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
@@ -133,6 +164,36 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
             told += f", --perf-min-judged asks for {session.setup.options.min_judged:.0%}: not a pass"
         terminal.write_line(told)
+
+
+def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> None:
+    """Say which tests took no notice of their verdicts."""
+    ended = config.stash.get(TEST_ENDED, {})
+    swallowed = [each for each in session.failing if ended.get(each.nodeid, "failed") != "failed"]
+    if not swallowed:
+        return
+    verb = "verdict was" if len(swallowed) == 1 else "verdicts were"
+    terminal.section(f"perfsuite: {len(swallowed)} {verb} swallowed by the test", red=True, bold=True)
+    for each in swallowed:
+        how = ended[each.nodeid]
+        terminal.write_line(shown(config, f"{each.nodeid}: {each.outcome}, and its test ended as {how}"))
+    terminal.write_line(
+        "The exit status goes by the verdict. To expect a failure, declare known_issue in the case or waive "
+        "it in perf-waivers.toml"
+    )
+
+
+def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> None:
+    """Say which reviewed baselines no case of a whole night claims."""
+    if not (count := len(session.unclaimed)):
+        return
+    color = {"red": True} if session.misses_baselines else {"yellow": True}
+    has = "has" if count == 1 else "have"
+    terminal.section(f"perfsuite: {plural(count, 'reviewed baseline')} {has} no case", bold=True, **color)
+    for told in session.unclaimed:
+        terminal.write_line(f"  {shown(config, told)}")
+    fails = "--perf-missing-baseline=fail: not a pass. " if session.misses_baselines else ""
+    terminal.write_line(f"{fails}Was a case lost? If it was removed on purpose, delete its baseline")
 
 
 def _write_verdicts(terminal: Any, config: pytest.Config, session: Session) -> None:
@@ -163,13 +224,22 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config, session: Sessi
 
 
 class CollectsFromWorkers:
-    """Takes what the processes of pytest-xdist measured into the session of this process."""
+    """Takes what the processes of pytest-xdist measured and found into the session of this process.
+
+    Without pytest-xdist it hears of the tests of this process itself.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.session = config, config.stash[SESSION]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what was found of a test that ran in another process."""
+        """Keep how a test ended by itself, and what was found of one that ran in another process."""
+        if report.when not in ("setup", "call", "teardown"):
+            self.config.stash[CRASHED] = True  # as pytest-xdist reports a test whose process has died
+        ended = self.config.stash.setdefault(TEST_ENDED, {})
+        how = getattr(report, "perf_swallowed", "failed" if report.failed else None)
+        if how is not None or report.nodeid not in ended:
+            ended[report.nodeid] = how or report.outcome
         if (found := getattr(report, "perf_found", None)) is None:
             return
         results, skipped = found
@@ -177,6 +247,20 @@ class CollectsFromWorkers:
         self.session.skipped += [Skipped.model_validate(each) for each in skipped]
         for each in results:
             self.session.keep(Measurement.model_validate(each, context=documents.FROM_FILE))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a process what only this one's command line says."""
+        node.workerinput["perf_is_whole"] = is_whole(self.config)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Keep what a process that has ended found when it collected, which nobody sees if it prints it."""
+        told = getattr(node, "workeroutput", {})
+        if "perf_refused" in told:
+            self.config.stash[REFUSED] = told["perf_refused"]
+        if "perf_unclaimed" in told:
+            self.session.unclaimed = tuple(told["perf_unclaimed"])
 
 
 class HoldsInterrupts:

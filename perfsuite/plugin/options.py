@@ -1,5 +1,6 @@
 """What pytest accepts, made of the option table, and the session that it describes."""
 
+import argparse
 import contextlib
 import re
 import shutil
@@ -15,23 +16,26 @@ from perfsuite.files import read_text
 from perfsuite.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
-from perfsuite.plugin.collection import PROGRESS, SESSION, is_worker, terminal_of, usage_error
+from perfsuite.plugin.collection import NO_BENCH, PROGRESS, SESSION, is_worker, terminal_of, usage_error
 from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
+from perfsuite.plugin.others import turn_off_xdist
+from perfsuite.plugin.selection import CommandLine, hardware_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session
-from perfsuite.session.option_table import OLD, OPTIONS, Option, check_together, options_of
+from perfsuite.session.option_table import OPTIONS, Option, check_together, options_of
 from perfsuite.session.session import Session
-from perfsuite.session.setup import Host, Setup
+from perfsuite.session.setup import DryHost, Host, Setup
 
 SLURM_KEYS = ("options", "wait_start", "srun_options", "python")
 """Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` or the launcher slurm reads."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the `--perf-*` options; those that a repository may want to fix have an ini key, too."""
+    pluginmanager.register(CommandLine(parser), CommandLine.NAME)
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
     for option in OPTIONS:
         takes: dict[str, Any] = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
@@ -40,10 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
         elif option.ini:
             parser.addini(option.key, f"as {option.spelled}", default=option.default)
-    for old, new in OLD.items():
-        group.addoption(f"--perf-{old}", nargs="?", const="", help="==SUPPRESS==")
-        parser.addini(f"perf_{old.replace('-', '_')}", f"is {new} now", default="")
-    group.addoption("--perf-cases", help="==SUPPRESS==")  # a file for the selected cases: tools use it
+    # A file for the selected cases: commands use it. argparse hides an option by the identity of this value.
+    group.addoption("--perf-cases", help=argparse.SUPPRESS)
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
     )
@@ -55,9 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the hardware markers, check the options, and begin the session that they describe."""
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
+    config.addinivalue_line("markers", f"{NO_BENCH}: a test that has a perfsuite case and measures nothing")
     progress = config.stash[PROGRESS] = _progress(config)
     session = config.stash[SESSION] = _session(config, progress)
     session.saves = not is_worker(config)
+    if isinstance(session.setup.host, DryHost):
+        session.setup.host.hardware = hardware_of(config.option.markexpr)
+    turn_off_xdist(config)
     config.pluginmanager.register(HoldsInterrupts(config))
     if not is_worker(config):
         config.pluginmanager.register(CollectsFromWorkers(config))
@@ -72,9 +78,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """What every option was set to, by its name. Raises `UsageError` for a bad one, with what is allowed."""
-    for old, new in OLD.items():
-        if config.getoption(f"--perf-{old}") is not None or config.getini(f"perf_{old.replace('-', '_')}"):
-            raise pytest.UsageError(f"there is no --perf-{old} any more: it is {new} now")
     _check_settings(config)
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})

@@ -1,5 +1,6 @@
 """Runs a test that measures a case: the `bench` fixture, and what becomes of the test."""
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -7,16 +8,20 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import AllocationOverError, PerfsuiteError, told
+from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError, told
 from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
 from perfsuite.plugin.collection import EMPTY, ENDED, NO_CASE, SESSION, case_of, is_worker, shown, uses_bench
+from perfsuite.plugin.others import NOT_SIDE_BY_SIDE
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
 from perfsuite.report.text import printable, visible
 from perfsuite.results.session_file import Measurement
 
 PASSED = pytest.StashKey[bool]()  # whether the test itself had no complaint
-MEASUREMENT = pytest.StashKey[Measurement]()
+MEASUREMENT = pytest.StashKey[Measurement]()  # what became of the case of a test
+ENDED_AS = pytest.StashKey[str]()  # the outcome of a test, before its verdict was looked at
+WHY = pytest.StashKey[str]()  # what a test that did not pass said
+NEVER_CALLED = "the test asked for bench and never called it: nothing was measured"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -25,11 +30,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not uses_bench(item):
         return
     if is_worker(item.config) and not item.config.getoption("--perf-dry"):
-        pytest.fail(
-            "perfsuite does not run under pytest-xdist: cases side by side would disturb each other. "
-            "Run without -n (or with -p no:xdist); --perf-dry, which times nothing, may have it.",
-            pytrace=False,
-        )
+        pytest.fail(NOT_SIDE_BY_SIDE, pytrace=False)
     if EMPTY in item.stash:
         pytest.fail("no case: the parameters of this test are empty", pytrace=False)
     if (case := case_of(item)) is not None:
@@ -43,6 +44,7 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
         reason = session.skip_reason(case)
     except Exception as error:
         session.record_error(case, item.nodeid, error)
+        item.stash[MEASUREMENT] = session.results[-1]
         if isinstance(error, PerfsuiteError) or _is_shadow(item):
             raise _failed(item, told(error)) from None
         raise
@@ -56,30 +58,54 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Measurement]]:
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
-    item = request.node
-    if not uses_bench(item) or case_of(item) is None:  # by `request.getfixturevalue`, unseen when collected
+    item, thread = request.node, threading.get_ident()
+    known = case_of(item)
+    if not uses_bench(item) or known is None:  # by `request.getfixturevalue`, unseen when collected
         pytest.fail(NO_CASE, pytrace=False)
     cases: list[Case] = []
+    refused = [NEVER_CALLED]
 
     def measure(case: Case) -> Measurement:
-        if cases:
-            pytest.fail("bench measures one case per test: parametrize the test instead", pytrace=False)
+        if (why := _why_refused(case, known, is_first=not cases)) is None and threading.get_ident() != thread:
+            why = "bench was called in another thread, where its verdict would be lost: call it in the test"
+        if why is not None:
+            refused.append(why)
+            pytest.fail(why, pytrace=False)
         cases.append(case)
-        if case != case_of(item):
-            _skip_if_impossible(item, case)
         return _measure(item, case, benchmark)
 
     yield measure
+    if not cases:
+        replay_nothing(benchmark)
     if not cases and item.stash.get(PASSED, False):
-        pytest.fail("the test asked for bench and never called it: nothing was measured", pytrace=False)
+        pytest.fail(refused[-1], pytrace=False)
+
+
+def _why_refused(given: object, known: Case, *, is_first: bool) -> str | None:
+    """Why bench does not measure what it was given in a test of the case `known`; None if it does."""
+    if given == known:
+        return None if is_first else "bench measures one case per test: parametrize the test instead"
+    if not isinstance(given, Case):
+        return f"bench was given {given!r:.80}: give it the case that is the test's parameter, {known.id}"
+    name = given.id
+    if name == known.id:
+        differing = (field for field in Case.model_fields if getattr(given, field) != getattr(known, field))
+        name = f"another one of that id, with another {', '.join(differing)}"
+    return (
+        f"bench measures the case that is the test's parameter, {known.id}, and was given {name}. Make that "
+        'case a parameter: @pytest.mark.parametrize("case", [case.replace(...)])'
+    )
 
 
 def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     session = item.config.stash[SESSION]
+    before = session.measured
     try:
         measurement = session.measure(case, item.nodeid)
     except BaseException as error:
         replay_nothing(benchmark)
+        if session.measured > before:
+            item.stash[MEASUREMENT] = session.results[-1]
         if isinstance(error, AllocationOverError):
             told_how = "--perf-resume measures what is left in another allocation"
             raise pytest.exit.Exception(f"perfsuite: {error}. {told_how}") from None
@@ -102,9 +128,13 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
         raise pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
     if measurement.shadow:
         raise _failed(item, summary.reason(measurement) or "no step was measured", measurement.outcome)
-    if measurement.is_empty or session.setup.options.is_failing(measurement):
-        raise _failed(item, report.explanation(measurement, whole=item.config.get_verbosity() > 0))
+    if session.fails(measurement):
+        raise _failed(item, _explanation(item, measurement))
     return measurement
+
+
+def _explanation(item: pytest.Item, measurement: Measurement) -> str:
+    return report.explanation(measurement, whole=item.config.get_verbosity() > 0)
 
 
 def _is_shadow(item: pytest.Item) -> bool:
@@ -117,23 +147,83 @@ def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseExcept
     return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Carry the verdict to the terminal, and all that was found from a process of pytest-xdist."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around what makes an expected failure of it
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Carry the verdict to the terminal, and all that was found from a process of pytest-xdist.
+
+    A test whose verdict fails is a failed test, whatever it made of that itself. One that ended without a
+    verdict is noted as skipped by its test, or else failed: every case is in the results.
+    """
     test_report: pytest.TestReport = yield
+    if not uses_bench(item):
+        return test_report
     session = item.config.stash[SESSION]
     item.stash[ENDED] = test_report.when == "teardown"
-    if item.stash[ENDED] and is_worker(item.config) and uses_bench(item):
+    _note_outcome(item, test_report, call)
+    if test_report.when == "call":
+        item.stash[PASSED] = test_report.passed
+    has_verdict = MEASUREMENT in item.stash
+    if item.stash[ENDED] and not has_verdict:
+        _note_unmeasured(item)
+    measurement = item.stash.get(MEASUREMENT, None)
+    if measurement is not None and test_report.when != "setup":
+        if session.fails(measurement) and not measurement.shadow and item.stash[ENDED_AS] != "failed":
+            if has_verdict:
+                test_report.perf_swallowed = item.stash[ENDED_AS]  # type: ignore[attr-defined]
+            _fail(item, test_report, measurement)
+        is_failing = session.setup.options.is_failing(measurement)
+        if test_report.when == "call" and test_report.outcome == ("failed" if is_failing else "passed"):
+            test_report.perf_outcome = measurement.outcome  # type: ignore[attr-defined]
+    if item.stash[ENDED] and is_worker(item.config):
         test_report.perf_found = [  # type: ignore[attr-defined]
             [documents.plain(each) for each in kept if each.nodeid == item.nodeid]
             for kept in (session.results, session.skipped)
         ]
-    if test_report.when != "call":
-        return test_report
-    item.stash[PASSED] = test_report.passed
-    if (measurement := item.stash.get(MEASUREMENT, None)) is None:
-        return test_report
-    is_failing = session.setup.options.is_failing(measurement)
-    if test_report.outcome == ("failed" if is_failing else "passed"):  # else the test itself had more to say
-        test_report.perf_outcome = measurement.outcome  # type: ignore[attr-defined]
     return test_report
+
+
+def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytest.CallInfo[Any]) -> None:
+    """Note how a test ended so far, and why: the first phase that did not pass says it."""
+    if test_report.when == "setup":
+        item.stash[ENDED_AS] = "passed"
+        item.stash[WHY] = "it ended as passed"
+    if item.stash[ENDED_AS] == "failed" or test_report.passed:
+        return
+    was_expected = hasattr(test_report, "wasxfail")
+    item.stash[ENDED_AS] = "xfailed" if was_expected else test_report.outcome
+    if call.excinfo is not None:
+        error = call.excinfo.value
+        is_outcome = isinstance(error, (pytest.fail.Exception, pytest.skip.Exception))
+        item.stash[WHY] = str(error) if is_outcome else told(error)
+
+
+def _note_unmeasured(item: pytest.Item) -> None:
+    """Keep the case of a test that ended, in whatever way, without a verdict."""
+    session, case = item.config.stash[SESSION], case_of(item)
+    is_noted = any(skip.nodeid == item.nodeid for skip in session.skipped)
+    if case is None or is_noted:
+        return  # its parametrization is empty, and it has failed; or this machine cannot run it
+    why, how = item.stash[WHY], item.stash[ENDED_AS]
+    if how == "skipped" and (missing := session.why_required(case)) is None:
+        session.record_skip(case, item.nodeid, why, by_test=True)
+        return
+    if how == "skipped":
+        why = f"its test skipped it: {why}; but {missing}"
+    elif how == "xfailed":
+        why = f"its test expected a failure: {why}. Declare it in the case (known_issue), or waive it"
+    error = CaseError(f"it was not measured: {why}")
+    session.record_error(case, item.nodeid, error)
+    item.stash[MEASUREMENT] = session.results[-1].replace(shadow=False)  # it is the test that is wrong
+
+
+def _fail(item: pytest.Item, test_report: pytest.TestReport, measurement: Measurement) -> None:
+    """Make a test fail that took no notice of its verdict."""
+    ended = item.stash[ENDED_AS]
+    item.stash[ENDED_AS] = "failed"
+    test_report.outcome = "failed"
+    if hasattr(test_report, "wasxfail"):
+        del test_report.wasxfail
+    text = f"its test ended as {ended}, and its verdict fails\n{_explanation(item, measurement)}"
+    test_report.longrepr = shown(item.config, text)

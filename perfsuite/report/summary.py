@@ -18,6 +18,7 @@ from perfsuite.verdict.comparability import UNEXPLAINED
 MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # what may stand next to a verdict
 NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
 MOST_JUDGE_CHANGES = 30  # sentences on what judges; results.json has all
+UNCLAIMED_SHOWN = 10  # baselines without a case that a report names
 LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
 """Failures of launches that ended: their figures are judged, and say which of them regressed."""
@@ -310,6 +311,15 @@ def _became(change: CaseChange) -> str:
     }
     where = f" ({change.nodeid.partition('[')[0]})" if change.nodeid else ""
     return words[change.kind] + where
+
+
+def unclaimed(session: SessionFile) -> list[str]:
+    """Return which reviewed baselines no case of a whole night claims, in a sentence; empty without any."""
+    if not (count := len(session.unclaimed)):
+        return []
+    has = "has" if count == 1 else "have"
+    told = "; ".join(cut(session.unclaimed, UNCLAIMED_SHOWN))
+    return [f"{plural(count, 'reviewed baseline')} {has} no case: {told}"]
 
 
 def needs_words(result: Measurement) -> bool:

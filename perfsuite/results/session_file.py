@@ -172,13 +172,14 @@ class Preflight(Data):
 
 
 class Skipped(Data):
-    """A case that this machine cannot run, or for which the budget of its session had no time."""
+    """A case that this machine cannot run, for which a budget had no time, or that its own test skipped."""
 
     nodeid: str
     case_id: str
     framework: str
     reason: str
     not_reached: bool = False  # by the budget: it counts as not judged
+    by_test: bool = False  # its test skipped it, and not this machine: it counts as not judged
 
 
 class CaseChange(Data):
@@ -210,6 +211,7 @@ class SessionFile(Document):
     preflights: tuple[Preflight, ...] = ()  # of several nodes before the first launches, oldest first
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case of a whole night claims, each with why
     waivers: tuple[str, ...] = ()  # what is to be said of waivers that match nothing, or are not needed
     judge_changes: JudgeChanges | None = None  # None: there was no commit to compare with
     interrupted_case: str | None = None  # the case that an interrupt cut short

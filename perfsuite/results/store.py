@@ -188,7 +188,14 @@ class SessionDir:
 
 
 def _first_free(paths: Iterator[Path]) -> Path:
-    return next(path for path in paths if not path.exists())
+    """Return the first path that is not there. Raises `FileError` for one that cannot be, as a long name."""
+    for path in paths:
+        try:
+            if not path.exists():
+                return path
+        except OSError as error:
+            raise FileError(f"cannot use {path}: {error.strerror}. Name another directory") from None
+    raise AssertionError("there is always another number")
 
 
 @dataclass(frozen=True)

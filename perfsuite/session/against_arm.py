@@ -177,7 +177,9 @@ class ByDryRuns(ByCounts):
 
         def run(arm: str) -> Run:
             directory, environment = _launch(trial, arm, launch), self.arms["ab".index(arm)]
-            return dry_run(trial.case, directory, device=self.device, arm=environment, stop=stop)
+            return dry_run(
+                self.setup.host.meant(trial.case), directory, device=self.device, arm=environment, stop=stop
+            )
 
         with ThreadPoolExecutor(len(arms)) as threads:
             begun = {arm: threads.submit(run, arm) for arm in arms}

@@ -36,7 +36,7 @@ class Dry(Way):
         known = store.find(target, trial.case)
         self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
         directory = RunDir.of_launch(trial.directory, 1).path
-        run = dry_run(trial.case, directory, ranks=self.ranks, device=self.device)
+        run = dry_run(self.setup.host.meant(trial.case), directory, ranks=self.ranks, device=self.device)
         trial.runs.append(run)
         file = known.file if known else store.local_file(target, trial.case.id)
         verdict = self._uncounted(run, target, is_known=known is not None)

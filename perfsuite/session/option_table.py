@@ -15,6 +15,7 @@ from typing import Any
 from perfsuite import files
 from perfsuite.case.fault import Fault
 from perfsuite.errors import CaseError, FileError
+from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session.setup import Options
@@ -78,18 +79,30 @@ def shard(value: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def path(value: str) -> Path:
+    """A path that can be, whether or not there is something."""
+    try:
+        os.stat(value)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # who writes there will say it
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"a path that can be: {reason}") from None
+    return Path(value)
+
+
 def file(value: str) -> Path:
     """A file to write."""
     if os.path.isdir(value):
         raise ValueError("a file: this is a directory")
-    return Path(value)
+    return path(value)
 
 
 def report(value: str) -> Path:
     """A directory for a report, whose page replaces no other page."""
     if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
-    page = Path(value) / "index.html"
+    page = path(value) / "index.html"
     try:
         is_ours = not page.exists() or b"<title>perfsuite: " in files.read_bytes(page)
     except (FileError, OSError):
@@ -232,6 +245,8 @@ OPTIONS = (
         ini=True,
         of_verdict=True,
         help="a case without a baseline: record one in the store, or fail",
+        page="With `fail`, a [reviewed baseline without a case](your-repository.md#4-the-night) fails a "
+        "whole night, too",
     ),
     Option(
         name="strict",
@@ -280,6 +295,16 @@ OPTIONS = (
         page="With the local launcher",
     ),
     Option(
+        name="wait-lock",
+        metavar="TIME",
+        parse=seconds,
+        default=f"{LOCK_WAIT_S / 3600:.0f}h",
+        sets="wait_lock_s",
+        ini=True,
+        help="wait at most so long for another session on this machine (90s, 40min, 12h), then fail",
+        page="See [A shared machine](not-judged.md#a-shared-machine)",
+    ),
+    Option(
         name="allow-shared",
         help="if others use the machine, do not wait: counts alone are judged and recorded, figures are "
         "only shown",
@@ -326,7 +351,7 @@ OPTIONS = (
     Option(
         name="store",
         metavar="DIR",
-        parse=Path,
+        parse=path,
         default=str(STORE),
         ini=True,
         help="local baselines, and the files of each launch, from the root directory",
@@ -334,7 +359,7 @@ OPTIONS = (
     Option(
         name="baselines",
         metavar="DIR",
-        parse=Path,
+        parse=path,
         default=str(BASELINES),
         ini=True,
         of_verdict=True,
@@ -350,11 +375,6 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-OLD = {  # options that were, and what they are now
-    "no-baseline": "--perf-missing-baseline=fail",
-    "strict-improved": "--perf-strict=improved",
-    "strict-inconclusive": "--perf-strict=inconclusive",
-}
 EXCLUDING = (  # options that do not go with some others, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "only launches are resumed"),

@@ -57,8 +57,12 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
 
 def is_decided(result: Measurement) -> bool:
     """Whether a case keeps its verdict when its session goes on: one that says something of the code."""
-    is_of_machine = result.verdict.failure in FAILURES_OF_THE_MACHINE
-    return result.outcome not in ("unhealthy", "undecided") and not is_of_machine
+    return result.outcome not in ("unhealthy", "undecided") and not is_of_machine(result)
+
+
+def is_of_machine(result: Measurement) -> bool:
+    """Whether a case failed for a reason that says nothing of its code."""
+    return result.verdict.failure in FAILURES_OF_THE_MACHINE
 
 
 def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:

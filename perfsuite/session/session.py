@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsuite import __version__, documents, errors, git
 from perfsuite.analysis.health import all_shared
-from perfsuite.case.case import Case, check_same
+from perfsuite.case.case import Case
 from perfsuite.report.text import plural
 from perfsuite.results import environment, waivers
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
@@ -52,7 +52,8 @@ class Session:
     collected: frozenset[str] = frozenset()  # the ids of all cases, selected or not; empty: not known
     case_changes: tuple[CaseChange, ...] = ()  # of two arms: which cases arm B lacks or has otherwise
     cases_unknown: str | None = None  # why that is not known
-    _cases: dict[str, Case] = field(default_factory=dict)
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with why
+    _begun: set[str] = field(default_factory=set)  # the ids of the cases that this part measures
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     _unsaved: str | None = None  # why `results.json` could not be written last
@@ -131,16 +132,25 @@ class Session:
         this hardware class has a reviewed one: it could run there once, and a package or a GPU is missing.
         """
         reason = self.setup.host.why_not(case)
-        if reason is None or not self.setup.options.fail_without_baseline:
-            return reason
-        if is_there(file := self.way.reviewed_file(case)):
-            raise errors.CaseError(f"{reason}; but there is {file}, and {MISSING_FAILS}")
+        if reason is None:
+            return None
+        if (missing := self.why_required(case)) is not None:
+            raise errors.CaseError(f"{reason}; but {missing}")
         return reason
 
-    def record_skip(self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False) -> None:
-        """Keep a case that this machine cannot run, or that the budget does not reach."""
+    def why_required(self, case: Case) -> str | None:
+        """Why a case has to be measured here, if it has to: baselines are required, and it has one."""
+        file = self.way.reviewed_file(case)
+        if not self.setup.options.fail_without_baseline or not is_there(file):
+            return None
+        return f"there is {file}, and {MISSING_FAILS}"
+
+    def record_skip(
+        self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False, by_test: bool = False
+    ) -> None:
+        """Keep a case that this machine cannot run, the budget does not reach, or its own test skips."""
         names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
-        skip = Skipped(**names, reason=reason, not_reached=not_reached)
+        skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
         if skip not in self.skipped:  # an earlier part of this session may have skipped it
             self.skipped.append(skip)
 
@@ -165,16 +175,22 @@ class Session:
 
         A case that an earlier part of this session decided has that result. One that cannot be launched is a
         failed result, and its error is raised. `AllocationOverError` leaves none: it says nothing of the
-        case, and no other can be launched either.
+        case, and no other can be launched either. A case that was measured before is refused with
+        `CaseError`, and leaves none either: who measures it until it passes gains nothing.
         """
         _ = self.noted, self.judge_changes  # as they are now, and not after hours
         if (known := self.earlier_result(case, nodeid)) is not None:
             return known
+        if case.id in self._begun:
+            raise errors.CaseError(
+                f"{case.id} was measured in this session already, and its first verdict stays. "
+                "--perf-min-launches=N launches each case N times"
+            )
+        self._begun.add(case.id)
         self.trial = None
         try:
             directory = self.directory.new_case(case.id)
             self.trial = trial = Trial(case, self.setup.host.machine_for(case), directory)
-            check_same(self._cases.setdefault(case.id, case), case)
             verdict = self.way.refused(trial) or self._judge(trial)
         except errors.AllocationOverError:
             raise
@@ -221,14 +237,29 @@ class Session:
         )
         is_waived, told = waive(result, self.waivers, self.today)
         result = result.replace(excused="waived" if is_waived else result.excused, waivers=told)
+        return result.replace(shadow=self.setup.options.shadow and self.fails(result))
+
+    def fails(self, result: Measurement) -> bool:
+        """Whether a result fails its session, or would without shadow mode."""
+        return self.setup.options.is_failing(result) or (result.excused is None and result.is_empty)
+
+    @property
+    def failing(self) -> list[Measurement]:
+        """The results that fail this session, whatever their tests made of them."""
+        return [result for result in self.results if not result.shadow and self.fails(result)]
+
+    @property
+    def misses_baselines(self) -> bool:
+        """Whether it fails because reviewed baselines have no case: some cases may have been lost."""
         options = self.setup.options
-        fails = options.is_failing(result) or (result.excused is None and result.is_empty)
-        return result.replace(shadow=options.shadow and fails)
+        return bool(self.unclaimed) and options.fail_without_baseline and not options.shadow
 
     def keep(self, measurement: Measurement) -> None:
         """Take a result in, in place of what an earlier part of this session had for it, and save it."""
-        replaced = self._earlier.pop((measurement.nodeid, measurement.case_id), None)
+        key = (measurement.nodeid, measurement.case_id)
+        replaced = self._earlier.pop(key, None)
         self.results = [*(each for each in self.results if each is not replaced), measurement]
+        self.skipped = [each for each in self.skipped if (each.nodeid, each.case_id) != key]
         self.measured += 1
         self.save()
 
@@ -266,18 +297,20 @@ class Session:
     @property
     def judged(self) -> int:
         """How many of the results are a verdict on the code."""
-        judged = [each for each in self.results if each.outcome not in UNJUDGED]
+        judged = [
+            each for each in self.results if each.outcome not in UNJUDGED and not resume.is_of_machine(each)
+        ]
         return sum(each.excused in (None, "waived") for each in judged)
 
     @property
     def asked(self) -> int:
-        """How many cases were to be judged: measured ones, and those that the budget did not reach."""
-        return len(self.results) + sum(each.not_reached for each in self.skipped)
+        """How many cases were to be judged: measured ones, and those that a budget or a test left out."""
+        return len(self.results) + sum(each.not_reached or each.by_test for each in self.skipped)
 
     @property
     def too_few_judged(self) -> bool:
         """Whether fewer of the cases were judged than the user wants."""
-        return bool(self.results) and self.judged / self.asked < self.setup.options.min_judged
+        return bool(self.asked) and self.judged / self.asked < self.setup.options.min_judged
 
 
 def session_file(session: Session, status: Status) -> SessionFile:
@@ -301,6 +334,7 @@ def session_file(session: Session, status: Status) -> SessionFile:
         preflights=(*(() if earlier is None else earlier.preflights), *session.nodes.made),
         results=tuple(session.results),
         skipped=tuple(session.skipped),
+        unclaimed=session.unclaimed,
         waivers=session.remarks,
         judge_changes=session.judge_changes,
         interrupted_case=session.running,

@@ -13,6 +13,7 @@ from perfsuite.errors import CaseError, MachineError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.lock import MachineLock
 from perfsuite.launch.preflight import preflight
 from perfsuite.launch.quiet import WAIT_S, Neighbours
@@ -46,6 +47,7 @@ class Options:
     budget_s: float | None = None  # time of the session after which no case begins
     shard: tuple[int, int] | None = None  # which of how many jobs this is, from 1
     wait_quiet_s: float = WAIT_S
+    wait_lock_s: float = LOCK_WAIT_S
     allow_shared: bool = False
     preflight: bool = True
     json: Path | None = None
@@ -81,6 +83,10 @@ class Host:
             return detect_cpu("a case meant for cpu")
         return self.machine.for_nodes(case.topology.nodes)
 
+    def meant(self, case: Case) -> Case:
+        """The case as it is measured here."""
+        return case
+
     def why_not(self, case: Case) -> str | None:
         """Why this machine cannot run `case`, or None. Raises `CaseError` if only the torch is wrong."""
         machine = self.machine_for(case)
@@ -95,6 +101,7 @@ class DryHost(Host):
     """The machines that dry runs pretend, and which cases can be run dry on them."""
 
     device: Device | None = None  # what to pretend; None: what a case is meant for
+    hardware: frozenset[str] = frozenset()  # what `-m` selects; empty: nothing, or not hardware alone
 
     @cached_property
     def machine(self) -> Machine:
@@ -106,7 +113,15 @@ class DryHost(Host):
 
     def machine_for(self, case: Case) -> Machine:
         """The machine that is pretended for `case`."""
-        return pretended(case, self.device)[0]
+        return pretended(self.meant(case), self.device)[0]
+
+    def meant(self, case: Case) -> Case:
+        """The case with the hardware first that `-m` selects, if that is one of its own: it is pretended."""
+        chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
+        if len(chosen) != 1 or chosen[0] == case.hardware[0]:
+            return case
+        others = (name for name in case.hardware if name != chosen[0])
+        return case.replace(hardware=(chosen[0], *others))
 
     def why_not(self, case: Case) -> str | None:
         """Why `case` cannot be run dry, or None."""
@@ -134,7 +149,7 @@ class Setup:
     @cached_property
     def lock(self) -> MachineLock:
         """Lets one session at a time measure on these nodes."""
-        return MachineLock(self.host.launcher.lock)
+        return MachineLock(self.host.launcher.lock, longest_wait_s=self.options.wait_lock_s)
 
     @cached_property
     def neighbours(self) -> Neighbours | None:

@@ -1,6 +1,7 @@
 """`perfsuite night` and `refresh`. What they run is stood in for."""
 
 import sys
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Night:
 
     def __init__(self) -> None:
         self.statuses: dict[str, int] = {}
+        self.refusal: str | None = None
+        self.asked: list[tuple[str, ...]] = []
         self.commands: list[list[str]] = []
         self.measures, self.reports = True, True
 
@@ -37,6 +40,10 @@ class Night:
                 documents.write(Path("out/results.json"), SESSION)
         return self.statuses.get(arguments[0] if module == "perfsuite.cli" else module, 0)
 
+    def refused(self, *arguments: str) -> str | None:
+        self.asked.append(arguments)
+        return self.refusal
+
 
 @pytest.fixture
 def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
@@ -44,6 +51,7 @@ def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
     Path("bench_cases").mkdir()
     made = Night()
     monkeypatch.setattr(night, "run", made.run)
+    monkeypatch.setattr(night, "refused", made.refused)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / PAGE))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     accept(f"mkdir -p baselines; echo new > {BASELINE}; exit 0")
@@ -92,7 +100,53 @@ def test_a_bad_machine_or_a_blind_gate_ends_a_night(
     told = run("--selftest", "fake", status=status).stderr
     assert f"nothing was measured, as perfsuite {command} ended with {ended}" in told
     assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
-    assert PAGE.read_text().startswith("Nothing was measured: see the log.\n")
+    assert PAGE.read_text().startswith(
+        f"Nothing was measured: perfsuite {command} ended with {ended}: see the "
+    )
+
+
+def test_what_pytest_refuses_is_found_before_the_checks(tonight: Night) -> None:
+    tonight.refusal = "pytest cannot collect the cases: ERROR: *x* [y]"
+    assert "nothing was measured: pytest cannot collect the cases: ERROR: *x* [y]" in run(status=2).stderr
+    assert tonight.commands == []
+    assert PAGE.read_text().startswith(
+        "Nothing was measured: pytest cannot collect the cases: ERROR: &#42;x&#42;"
+    )
+    refresh = ("refresh", "--hardware", "h100", "--reason", "torch 2.14")
+    assert "pytest cannot collect the cases" in error_of(*refresh)
+    assert tonight.commands == []
+    tonight.refusal = None
+    run("--", "-k", "fsdp2")
+    assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "it is asked what is run then"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), None),
+        (("-m", "h100"), "pytest selects no case: bench_cases -m h100"),
+        (("--perf-shard=9/9",), None),
+        (
+            ("--perf-min-launches=x",),
+            "pytest cannot collect the cases: ERROR: --perf-min-launches=x: give a whole*",
+        ),
+        (("-n", "2"), None),
+    ],
+)
+def test_what_pytest_would_say_is_known(
+    suite: pytest.Pytester, arguments: tuple[str, ...], said: str | None
+) -> None:
+    suite.mkdir("bench_cases")
+    (suite.path / "test_cases.py").rename(suite.path / "bench_cases" / "test_cases.py")
+    told = night.refused("bench_cases", *arguments)
+    assert told == said if said is None else fnmatch(str(told), said)
+
+
+@pytest.mark.launch
+def test_a_file_that_cannot_be_imported_is_said(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_cases="import nosuch")
+    assert "No module named 'nosuch'" in str(night.refused("."))
 
 
 def test_github_shows_what_is_worse_next_to_its_file(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,16 +176,18 @@ def test_a_night_that_was_cut_short_is_reported_once(tonight: Night, monkeypatch
 
 def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None:
     run("--only-summary")
-    assert PAGE.read_text() == night.NOTHING.format(0)
+    assert PAGE.read_text() == night.NOTHING.format("see the log.", 0)
     run()
     tonight.statuses = {"doctor": 1}
     run(status=2)
     run("--only-summary")
-    assert PAGE.read_text().endswith(f"\n{night.NOTHING.format(1)}")
+    assert PAGE.read_text().endswith(
+        f"\n{night.NOTHING.format('perfsuite doctor ended with 1: see the log.', 1)}"
+    )
     assert PAGE.read_text().count("Nothing was measured") == 2
     assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
     tonight.statuses, tonight.measures = {}, False
-    run()
+    assert "pytest ended with 0 and wrote no report" in run(status=2).stderr
     assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not told as tonight's"
 
 

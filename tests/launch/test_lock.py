@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import FileError
+from perfsuite.errors import FileError, MachineError
 from perfsuite.launch import lock
 from perfsuite.launch.lock import LOCK_FILE, MachineLock
 
@@ -109,3 +109,26 @@ def test_an_interrupt_while_waiting_leaves_nothing_open() -> None:
     with pytest.raises(KeyboardInterrupt):
         MachineLock(sleep=interrupt).take(lambda line: None)
     assert len(os.listdir("/proc/self/fd")) == opened
+
+
+@pytest.mark.usefixtures("held")
+def test_the_longest_wait_is_of_all_tries_together() -> None:
+    naps = list[float]()
+    waiting = MachineLock(longest_wait_s=3, sleep=naps.append)
+    said = (
+        f"another session still measures on this machine after a wait of 3 s: pid {os.getpid()} of .*"
+        rf"--perf-wait-lock\), or name another file in {LOCK_FILE}$"
+    )
+    for _ in range(2):
+        with pytest.raises(MachineError, match=said):
+            waiting.take(lambda line: None)
+    assert naps == [lock.POLL_S] * 3
+
+
+def test_a_lock_that_got_free_is_taken_after_the_longest_wait(file: Path) -> None:
+    waiting = MachineLock(longest_wait_s=1, sleep=lambda seconds: None)
+    with lock.machine_lock(print), pytest.raises(MachineError):
+        waiting.take(lambda line: None)
+    waiting.take(print)
+    assert str(os.getpid()) in file.read_text()
+    waiting.release()

@@ -1,5 +1,6 @@
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -122,6 +123,13 @@ def test_an_instance_of_mig_has_a_class_of_its_own(monkeypatch: pytest.MonkeyPat
     mode = {"nvmlDeviceGetMigMode": InvalidArgument("Invalid Argument"), "nvmlDeviceGetUUID": ("MIG-5",)}
     machine = detected(monkeypatch, A100, f"{A100} MIG 1g.5gb", changes={1: mode}, visible="MIG-5")
     assert machine.hardware_class == "a100-sxm4-40gb-mig-1g-5gb-81gb"
+
+
+def test_a_machine_without_proc_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "CPU_FILE", tmp_path / "cpuinfo")
+    module._cpu_name.cache_clear()
+    with pytest.raises(MachineError, match=r"cpuinfo cannot be read: No such file or directory\. Mount"):
+        detected(monkeypatch, missing="no driver")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_an_odd_value_is_a_usage_error(pytester: pytest.Pytester, given: str, sa
     assert fnmatch(str(caught.value), said)
 
 
+def test_the_help_shows_every_option_but_that_of_commands(suite: pytest.Pytester) -> None:
+    shown = str(run(suite, "--help").stdout)
+    assert "--perf-strict=OUTCOMES" in shown
+    assert "--perf-cases" not in shown
+    assert "SUPPRESS" not in shown
+
+
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])
 def test_no_value_moves_the_root(pytester: pytest.Pytester, tmp_path: Path, setup: str | None) -> None:
     """pytest takes a value that is an existing path for a test, and the directory of that for its root."""

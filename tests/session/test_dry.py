@@ -15,6 +15,7 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK, dry_session
 from perfsuite.session.session import Session, session_file
+from perfsuite.session.setup import DryHost
 from tests.samples import make_case
 from tests.session.making import DryRuns, make_setup
 
@@ -55,6 +56,25 @@ def test_dry_runs_are_judged_by_counts_by_architecture(runs: DrySessions) -> Non
     assert worse.outcome == "regressed"
     assert worse.verdict.counts is not None
     assert [(each.before, each.now) for each in worse.verdict.counts.findings] == [(100, 200)]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "selected", "pretended"),
+    [
+        (("cpu", "h100"), {"h100"}, "h100"),
+        (("h100", "a100-40gb-sxm"), {"a100"}, "a100"),
+        (("cpu", "h100"), set(), "cpu"),
+        (("cpu", "h100"), {"cpu", "h100"}, "cpu"),
+        (("cpu", "h100"), {"h200"}, "cpu"),
+    ],
+)
+def test_a_dry_run_pretends_the_hardware_that_is_selected(
+    runs: DrySessions, hardware: tuple[str, ...], selected: set[str], pretended: str
+) -> None:
+    ours = runs.session()
+    ours.setup.host = DryHost(hardware=frozenset(selected))
+    (run,) = ours.measure(H100.replace(hardware=hardware), "test").runs
+    assert run.machine.hardware_class.split("-")[0] == pretended
 
 
 def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.cli.cases import options
 from perfsuite.errors import CaseError
-from perfsuite.session.option_table import BY_NAME, OLD, OPTIONS, check_together, of_verdicts, options_of
+from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, of_verdicts, options_of
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
 
@@ -73,6 +73,10 @@ def test_a_quick_look_ends_with_one_unhealthy_launch() -> None:
         ("max-pairs", "13", "--perf-max-pairs=13: give a whole number from 5 to 12"),
         ("json", "/", "--perf-json=/: give a file: this is a directory"),
         ("report", __file__, "give a directory: this is a file"),
+        *(
+            (name, 300 * "x", f"--perf-{name}={80 * 'x'}: give a path that can be: File name too long")
+            for name in ("store", "baselines", "report", "json")
+        ),
     ],
 )
 def test_what_is_no_value_is_refused_with_what_is_allowed(name: str, value: str, said: str) -> None:
@@ -120,11 +124,3 @@ def test_the_page_has_the_table_as_it_is() -> None:
     written = runpy.run_path(str(DOCS / "option_table.py"))["written"]
     page = (DOCS / "options.md").read_text()
     assert written(page) == page, "run python docs/option_table.py"
-
-
-@pytest.mark.parametrize("old", OLD)
-def test_an_old_spelling_names_the_new_one(pytester: pytest.Pytester, old: str) -> None:
-    said = f"^there is no --perf-{old} any more: it is {OLD[old]} now$"
-    for given in ([f"--perf-{old}"], [f"--perf-{old}=fail"], ["-o", f"perf_{old.replace('-', '_')}=fail"]):
-        with pytest.raises(pytest.UsageError, match=said):
-            pytester.parseconfigure(*given)

@@ -57,8 +57,9 @@ def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
 FOUR = Allocation(job_id="7", nodes=tuple(AllocatedNode(name=f"n{number}") for number in range(1, 5)))
 
 
-def on_nodes(count: int) -> Case:
-    return make_case(framework=DDP(), topology=Topology(nodes=count, processes_per_node=1))
+def on_nodes(count: int, micro_batch: int = 1) -> Case:
+    topology = Topology(nodes=count, processes_per_node=1)
+    return make_case(framework=DDP(), topology=topology, micro_batch=micro_batch)
 
 
 class Nodes:
@@ -92,7 +93,8 @@ class Nodes:
         )
 
     def outcomes(self, *counts: int) -> list[str]:
-        return [self.session.measure(on_nodes(count), f"test{count}").outcome for count in counts]
+        cases = [on_nodes(count, number) for number, count in enumerate(counts, 1)]
+        return [self.session.measure(case, f"test_it[{case.id}]").outcome for case in cases]
 
 
 @pytest.mark.fault("node is bad")
@@ -100,7 +102,7 @@ def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(sessions: Sessions) 
     nodes = Nodes(sessions, {"n3"}, {"n3"}, set())
     assert nodes.outcomes(3, 4, 2, 1) == ["unhealthy", "unhealthy", "passed", "passed"]
     launched = [each.case_id for each in nodes.session.results if each.runs]
-    assert launched == [on_nodes(2).id, on_nodes(1).id]
+    assert launched == [on_nodes(2, 3).id, on_nodes(1, 4).id]
     verdict = nodes.session.results[0].verdict
     assert (verdict.launches, verdict.reasons) == (0, ("n3, by two preflights: matmul 0.02 TFLOP/s",))
     assert reason(nodes.session.results[0]) == "n3, by two preflights: matmul 0.02 TFLOP/s"

@@ -75,13 +75,14 @@ def rendered(
                 [
                     *filter(None, [summary.interruption(each)]),
                     *map(str.strip, summary.case_changes(each)),
+                    *summary.unclaimed(each),
                     *each.waivers,
                 ],
             )
             for each in sessions
         ],
         skipped=Table(
-            caption="Cases that this hardware cannot run, and why.",
+            caption="Cases that this hardware cannot run, or that their tests skipped, and why.",
             headers=("case", "reason"),
             rows=[(skip.case_id, skip.reason) for session in sessions for skip in session.skipped],
             text_columns=2,

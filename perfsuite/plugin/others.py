@@ -1,0 +1,77 @@
+"""Keeps other plugins of pytest from disturbing tests that measure a case.
+
+A case has its own limit (`timeout_s`), is launched again until its launches decide, and needs the machine for
+itself. pytest-timeout would kill it, pytest-rerunfailures measure it until it passes, and pytest-xdist run
+another one beside it. Ordinary tests of the same session keep all of that.
+"""
+
+import faulthandler
+from typing import Any
+
+import pytest
+
+from perfsuite.plugin.collection import SESSION, is_worker, refuse, uses_bench
+
+NOT_SIDE_BY_SIDE = (
+    "perfsuite does not run under pytest-xdist: cases side by side would disturb each other. Run without -n "
+    "(or with -n 0); --perf-dry, which times nothing, may have it"
+)
+IGNORED = pytest.StashKey[bool]()  # of the session: whether processes of pytest-xdist were asked for in vain
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
+    """Answer pytest-timeout in its place: it sets no timer for a case, whoever asks for one."""
+    return True if uses_bench(item) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+    """Run a test that measures a case by pytest's own loop, once: those of other plugins run it again."""
+    if not uses_bench(item):
+        return None
+    runner: Any = item.config.pluginmanager.getplugin("runner")
+    return runner.pytest_runtest_protocol(item=item, nextitem=nextitem)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stop the timer of pytest's `faulthandler_timeout`, which can end the whole session."""
+    if uses_bench(item) and float(item.config.getini("faulthandler_timeout") or 0) > 0:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def turn_off_xdist(config: pytest.Config) -> None:
+    """Turn pytest-xdist off where only cases are asked for, by their directory; before it reads its options.
+
+    `addopts = -n auto` is for the other tests of a repository.
+    """
+    asks = not is_worker(config) and config.getoption("dist", "no") != "no"
+    if asks and not config.getoption("--perf-dry") and _are_of_cases(config):
+        config.option.numprocesses = 0
+        config.option.dist = "no"
+        config.option.tx = []
+        config.stash[IGNORED] = True
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Return a line about processes that were asked for in vain."""
+    is_ignored = config.stash.get(IGNORED, False)
+    return "perfsuite: -n is ignored: cases run one after the other" if is_ignored else None
+
+
+def _are_of_cases(config: pytest.Config) -> bool:
+    """Whether all paths that pytest was given are in the directory of the cases."""
+    root = config.stash[SESSION].setup.options.root
+    cases = (root / config.getini("perf_cases")).resolve()
+    here = config.invocation_params.dir
+    paths = [(here / argument.partition("::")[0]).resolve() for argument in config.args]
+    return bool(paths) and all(path.is_relative_to(cases) for path in paths)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a session of cases alone in the processes of pytest-xdist, before anything is launched."""
+    is_timed = is_worker(config) and not config.getoption("--perf-dry")
+    if is_timed and items and all(map(uses_bench, items)):
+        refuse(config, items, NOT_SIDE_BY_SIDE)

@@ -1,0 +1,45 @@
+"""Which reviewed baselines no case of a whole night claims: a case may have been lost without a word."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from perfsuite.case.case import Case
+from perfsuite.report.text import relative
+from perfsuite.session.session import Session
+
+
+def unclaimed(
+    session: Session, collected: Mapping[str, Case], claimed: Collection[str], markers: Collection[str]
+) -> tuple[str, ...]:
+    """Return these baselines, each with why nothing claims it.
+
+    Only folders of hardware that a claimed case is measured on are looked at. `collected` are all cases and
+    `claimed` those that are selected, by their ids; `markers` are those of `-m`, if it names hardware.
+    """
+    files = [session.way.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
+    found = []
+    for folder in dict.fromkeys(file.parent for file in files):
+        for file in sorted(folder.glob("*.json")):
+            case = collected.get(file.stem)
+            if file.stem not in claimed and not (case and _is_of_another_night(session, case, file, markers)):
+                name = relative(str(file), session.setup.options.root)
+                found.append(f"{name}: {_why(case, markers)}")
+    return tuple(found)
+
+
+def _is_of_another_night(session: Session, case: Case, file: Path, markers: Collection[str]) -> bool:
+    """Whether `-m` leaves a case out that this machine could measure by that baseline: `-m gpu` an H100's."""
+    if not markers or not set(case.markers).isdisjoint(markers):
+        return False
+    try:
+        return session.setup.host.why_not(case) is None and session.way.reviewed_file(case) == file
+    except Exception:  # it would fail in its own night, too
+        return False
+
+
+def _why(case: Case | None, markers: Collection[str]) -> str:
+    if case is None:
+        return "no case has this id"
+    if markers and set(case.markers).isdisjoint(markers):
+        return f"its case is for {' or '.join(case.hardware)} now"
+    return "its case was deselected, by pytest's settings or by a hook of conftest.py"

@@ -1,0 +1,240 @@
+"""No test turns a session green that measured its case badly, or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.suite import CASES, ID, batches, read_json, read_junit, read_report, run_cpu, write_cases
+
+pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("simulated")]
+
+SLOW = "--perf-inject=slowdown=30%"
+FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
+TRIED = "try: bench(case)\n        except BaseException: pass"
+RAISES = "with pytest.raises(BaseException): bench(case)"
+SUPPRESSED = "import contextlib\n        with contextlib.suppress(BaseException): bench(case)"
+FINALLY = "try: bench(case)\n        finally: return"
+SKIPPED = f"{TRIED}\n        pytest.skip('not today')"
+XFAILED = f"{TRIED}\n        pytest.xfail('known')"
+PASSES = """
+    import pytest
+
+    @pytest.hookimpl(wrapper=True{})
+    def pytest_runtest_makereport(item):
+        report = yield
+        report.outcome, report.longrepr = "passed", None
+        return report
+"""
+ENDS_WELL = "def pytest_sessionfinish(session):\n    session.exitstatus = 0\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "ended"),
+    [
+        (TRIED, "passed"),
+        (RAISES, "passed"),
+        (SUPPRESSED, "passed"),
+        (FINALLY, "passed"),
+        (SKIPPED, "skipped"),
+        (XFAILED, "xfailed"),
+    ],
+)
+def test_a_body_cannot_swallow_a_verdict(recorded: pytest.Pytester, body: str, ended: str) -> None:
+    write_cases(recorded, body=body)
+    result = run_cpu(recorded, SLOW, *FILES, "-W", "ignore", status=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*23.0% fewer*",
+            "*perfsuite: 1 verdict was swallowed by the test*",
+            f"*test_it?{ID}?: regressed, and its test ended as {ended}",
+            "*1 regressed*",
+        ]
+    )
+    assert read_json(recorded)["results"][0]["outcome"] == "regressed"
+    (failure,) = read_junit(recorded).iter("failure")
+    assert str(failure.text).startswith(f"its test ended as {ended}, and its verdict fails\n")
+
+
+@pytest.mark.parametrize(
+    ("mark", "ended"),
+    [("xfail", "xfailed"), ("xfail(strict=True)", "xfailed"), ("xfail(raises=BaseException)", "xfailed")],
+)
+def test_an_expected_failure_cannot_swallow_a_verdict(
+    recorded: pytest.Pytester, mark: str, ended: str
+) -> None:
+    recorded.makepyfile(
+        test_cases=CASES.replace("@pytest.mark.param", f"@pytest.mark.{mark}\n    @pytest.mark.param")
+    )
+    result = run_cpu(recorded, SLOW, "-x", status=1)
+    result.stdout.fnmatch_lines([f"*: regressed, and its test ended as {ended}", "*1 regressed*"])
+
+
+@pytest.mark.parametrize("conftest", [PASSES.format(""), PASSES.format(", tryfirst=True"), ENDS_WELL])
+def test_a_hook_cannot_swallow_a_verdict(recorded: pytest.Pytester, conftest: str) -> None:
+    recorded.makeconftest(conftest)
+    result = run_cpu(recorded, SLOW, status=1)
+    assert ("swallowed" in str(result.stdout)) == (conftest != ENDS_WELL)
+
+
+def test_maxfail_counts_a_swallowed_verdict(recorded: pytest.Pytester) -> None:
+    write_cases(recorded, batches(4, 8), TRIED)
+    result = run_cpu(recorded, "--perf-inject=crash", "-x", "--perf-json=out.json", status=1)
+    assert len(read_json(recorded)["results"]) == 1
+    result.stdout.fnmatch_lines(["*1 failed*"])
+
+
+def test_a_verdict_is_swallowed_with_an_error_of_its_own(suite: pytest.Pytester) -> None:
+    write_cases(suite, "[FAKE.replace(framework=Script(path='none.py'))]", TRIED)
+    result = run_cpu(suite, status=1)
+    result.stdout.fnmatch_lines(["*No such file or directory*", "*: failed, and its test ended as passed"])
+
+
+def test_shadow_mode_and_waivers_still_excuse(recorded: pytest.Pytester) -> None:
+    write_cases(recorded, body=TRIED)
+    result = run_cpu(recorded, SLOW, "--perf-shadow")
+    result.stdout.no_fnmatch_line("*swallowed*")
+
+
+BY_CASE = "if case.micro_batch == 4: bench(case); return\n        {}"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            "pytest.xfail('no')",
+            "its test expected a failure: no. Declare it in the case (known_issue), or waive it",
+        ),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("pytest.fail('no')", "no"),
+        ("pass", "the test asked for bench and never called it: nothing was measured"),
+        (
+            "try: bench(FAKE)\n        except BaseException: pass",
+            "bench measures the case that is the test's par*",
+        ),
+    ],
+)
+def test_a_test_without_a_verdict_fails_everywhere(suite: pytest.Pytester, body: str, why: str) -> None:
+    write_cases(suite, batches(4, 8), BY_CASE.format(body))
+    run_cpu(suite, *FILES[1:], "--perf-record-launches=1", "-W", "ignore", status=1)
+    first, unmeasured = read_json(suite)["results"]
+    assert first["outcome"] == "recorded"
+    assert (unmeasured["outcome"], unmeasured["verdict"]["failure"]) == ("failed", "error")
+    (reason,) = unmeasured["verdict"]["reasons"]
+    assert reason.startswith(f"it was not measured: {why.rstrip('*')}")
+    assert read_report(suite)[1].startswith("## perfsuite: 1 failed, 1 recorded")
+
+
+@pytest.mark.parametrize("way", ["body", "mark"])
+def test_a_skip_by_the_test_is_not_judged(suite: pytest.Pytester, way: str) -> None:
+    if way == "body":
+        write_cases(suite, batches(4, 8), BY_CASE.format("pytest.skip('not today')"))
+    else:
+        skip = "pytest.param(FAKE.replace(micro_batch=8), marks=pytest.mark.skip(reason='not today'))"
+        write_cases(suite, f"[FAKE, {skip}]")
+    chosen = ("--perf-record-launches=1", *FILES[1:])
+    result = run_cpu(suite, *chosen)
+    result.stdout.fnmatch_lines(["0 of 2 cases judged"])
+    (skipped,) = read_json(suite)["skipped"]
+    assert (skipped["reason"], skipped["by_test"], skipped["not_reached"]) == ("not today", True, False)
+    assert "1 skipped" in read_report(suite)[1]
+    run_cpu(suite, *chosen, "--perf-min-judged=60%", status=1)
+
+
+def test_a_skip_of_a_reviewed_case_fails(suite: pytest.Pytester) -> None:
+    run_cpu(suite, "--perf-record-launches=1", "--perf-json=out.json")
+    folder = suite.mkdir("baselines") / read_json(suite)["machine"]["hardware_class"]
+    folder.mkdir()
+    (folder / f"{ID}.json").write_text("{}")
+    write_cases(
+        suite,
+        batches(4, 8),
+        BY_CASE.format("bench(case)").replace("bench(case); return", "pytest.skip('no')"),
+    )
+    result = run_cpu(suite, "--perf-missing-baseline=fail", "--perf-json=out.json", status=1)
+    result.stdout.fnmatch_lines(["*it was not measured: its test skipped it: no; but there is*"])
+    (reason,) = read_json(suite)["results"][0]["verdict"]["reasons"]
+    assert reason.endswith(f"{ID}.json, and --perf-missing-baseline=fail")
+
+
+def test_a_replaced_bench_measures_nothing(suite: pytest.Pytester) -> None:
+    replaced = (
+        CASES
+        + """
+    @pytest.fixture
+    def bench():
+        return lambda case: None
+"""
+    )
+    suite.makepyfile(test_cases=replaced)
+    result = run_cpu(suite, "--perf-json=out.json", status=1)
+    result.stdout.fnmatch_lines(["*it was not measured: it ended as passed*"])
+    assert len(read_json(suite)["results"]) == 1
+
+
+def test_an_end_of_pytest_in_a_test_is_no_pass(suite: pytest.Pytester) -> None:
+    write_cases(suite, batches(4, 8), BY_CASE.format("pytest.exit('enough', returncode=0)"))
+    result = run_cpu(
+        suite, "--perf-record-launches=1", "--perf-json=out.json", status=pytest.ExitCode.INTERRUPTED
+    )
+    result.stdout.fnmatch_lines(["*perfsuite: not every case had its turn*"])
+    assert read_json(suite)["status"] == "interrupted"
+
+
+def test_a_test_that_is_not_run_at_all_is_no_pass(suite: pytest.Pytester) -> None:
+    write_cases(suite, batches(4, 8))
+    suite.makeconftest("""
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_protocol(item):
+            return True if "b8" in item.nodeid else None
+    """)
+    run_cpu(suite, "--perf-record-launches=1", status=pytest.ExitCode.INTERRUPTED)
+
+
+def test_only_verdicts_on_code_count_as_judged(recorded: pytest.Pytester) -> None:
+    write_cases(recorded, "[FAKE, FAKE.replace(framework=Script(path='none.py'))]")
+    run_cpu(recorded, status=1).stdout.fnmatch_lines(["1 of 2 cases judged"])
+
+
+STANDS_IN_FOR_DRY_RUNS = """
+    from perfsuite.session import dry
+    from tests.session.making import DryRuns
+
+    dry.dry_run = DryRuns()
+"""
+SIDE_BY_SIDE = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json=out.json")
+
+
+@pytest.fixture
+def dry_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Of a case whose dry run is a stand-in, also in processes of pytest-xdist."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
+    return suite
+
+
+def test_processes_of_xdist_swallow_no_verdict(dry_suite: pytest.Pytester) -> None:
+    dry_suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()").replace("bench(case)", TRIED))
+    result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE, "--perf-missing-baseline=fail")
+    assert result.ret == 1, result.outlines
+    result.stdout.fnmatch_lines(["*: failed, and its test ended as passed", "*1 failed*"])
+    (kept,) = read_json(dry_suite)["results"]
+    assert kept["verdict"]["failure"] == "no_baseline"
+
+
+def test_what_processes_of_xdist_refuse_is_said(dry_suite: pytest.Pytester) -> None:
+    dry_suite.makepyfile(test_cases=CASES.replace("bench, case", "case"))
+    result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR, result.outlines
+    result.stdout.fnmatch_lines(["ERROR: test_cases.py::test_it* has a case among its parameters, *"])
+
+
+def test_a_dead_process_of_xdist_is_no_complete_session(dry_suite: pytest.Pytester) -> None:
+    body = BY_CASE.format("import os; os._exit(0)")
+    cases = CASES.replace("Fake()", "DDP()").replace("[FAKE, A100]", batches(4, 8))
+    dry_suite.makepyfile(test_cases=cases.replace("bench(case)", body))
+    result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE, "--max-worker-restart=0")
+    assert result.ret != 0
+    assert read_json(dry_suite)["status"] == "interrupted"

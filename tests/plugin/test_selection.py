@@ -1,0 +1,97 @@
+"""A whole night names the reviewed baselines that no case claims."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.suite import CASES, ID, batches, read_json, read_report, run, run_cpu, write_cases
+
+pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("simulated")]
+
+LOST = ID.replace("b4", "b2")
+ONE_LAUNCH = ("--perf-record-launches=1", "--perf-json=out.json", "--perf-report=out")
+FAIL = "--perf-missing-baseline=fail"
+
+
+@pytest.fixture
+def reviewed(recorded: pytest.Pytester) -> pytest.Pytester:
+    """`recorded`, with its baseline reviewed, and an empty one for a case that is not there."""
+    local = recorded.path / ".perfsuite" / "baselines"
+    local.rename(recorded.path / "baselines")
+    (folder,) = (each for each in (recorded.path / "baselines").iterdir() if each.name.startswith("cpu-"))
+    (folder / f"{LOST}.json").write_text("{}")
+    recorded.mkdir("bench_cases")
+    return recorded
+
+
+def unclaimed(suite: pytest.Pytester, *options: str, status: int = 0) -> list[str]:
+    """What a session says of baselines without a case, which is the same everywhere."""
+    result = run(suite, "-p", "no:cacheprovider", *ONE_LAUNCH, *options, status=status)
+    told: list[str] = read_json(suite)["unclaimed"]
+    has = "1 reviewed baseline has no case"
+    assert (has in str(result.stdout)) == bool(told)
+    assert all(has in text for text in read_report(suite)) == bool(told)
+    return [each.removeprefix("baselines/").partition("/")[2] for each in told]
+
+
+def test_a_deleted_case_is_named_and_fails_on_request(reviewed: pytest.Pytester) -> None:
+    assert unclaimed(reviewed, "-m", "cpu") == [f"{LOST}.json: no case has this id"]
+    assert unclaimed(reviewed, "-m", "cpu", FAIL, status=1) == [f"{LOST}.json: no case has this id"]
+    assert unclaimed(reviewed, "-m", "cpu", FAIL, "--perf-shadow") == [f"{LOST}.json: no case has this id"]
+
+
+def test_a_case_for_other_hardware_is_named(reviewed: pytest.Pytester) -> None:
+    write_cases(reviewed, "[FAKE, FAKE.replace(micro_batch=2, hardware='a100-80gb')]")
+    assert unclaimed(reviewed, "-m", "cpu") == [f"{LOST}.json: its case is for a100-80gb now"]
+
+
+@pytest.mark.parametrize("way", ["addopts", "hook", "ignore"])
+def test_what_settings_leave_out_is_named(reviewed: pytest.Pytester, way: str) -> None:
+    write_cases(reviewed, batches(4, 2))
+    if way == "addopts":
+        reviewed.makeini("[pytest]\naddopts = -k b4\n")
+    elif way == "hook":
+        reviewed.makeconftest("def pytest_collection_modifyitems(items):\n    items[:] = items[:1]\n")
+    else:
+        reviewed.makepyfile(test_more=CASES.replace("[FAKE, A100]", batches(2)))
+        write_cases(reviewed)
+        reviewed.makeini("[pytest]\naddopts = --ignore=test_more.py\n")
+    (told,) = unclaimed(reviewed, "-m", "cpu", FAIL, status=1)
+    assert told.startswith(f"{LOST}.json: ")
+
+
+@pytest.mark.parametrize(
+    "chosen", [("-k", "b4"), ("-qk", "b4"), ("test_cases.py",), ("-m", "not gpu"), ("--deselect", "nosuch")]
+)
+def test_who_chooses_cases_hears_nothing(reviewed: pytest.Pytester, chosen: tuple[str, ...]) -> None:
+    assert unclaimed(reviewed, *chosen) == []
+
+
+def test_a_shard_knows_the_cases_of_other_jobs(reviewed: pytest.Pytester) -> None:
+    write_cases(reviewed, batches(4, 2))
+    assert unclaimed(reviewed, "-m", "cpu", "--perf-shard=1/2") == []
+
+
+def test_the_directory_of_the_cases_is_a_whole_night(reviewed: pytest.Pytester) -> None:
+    (reviewed.path / "test_cases.py").rename(Path("bench_cases") / "test_cases.py")
+    run_cpu(reviewed, "bench_cases", *ONE_LAUNCH)
+    assert len(read_json(reviewed)["unclaimed"]) == 1
+    assert unclaimed(reviewed, "bench_cases/test_cases.py") == []
+
+
+def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    conftest = """
+        from perfsuite.session import dry
+        from tests.session.making import DryRuns
+
+        dry.dry_run = DryRuns()
+    """
+    suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=conftest)
+    folder = suite.path / "baselines" / "counts" / "dry-cpu"
+    folder.mkdir(parents=True)
+    (folder / "lost.json").write_text("{}")
+    options = ("--perf-dry", "-m", "cpu", "-n", "1", "--benchmark-disable", "--perf-json=out.json")
+    result = suite.runpytest_subprocess(*options)
+    result.stdout.fnmatch_lines(["*perfsuite: 1 reviewed baseline has no case*"])
+    assert read_json(suite)["unclaimed"] == ["baselines/counts/dry-cpu/lost.json: no case has this id"]
