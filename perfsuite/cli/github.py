@@ -163,8 +163,8 @@ def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = 
 def conclusion(sessions: Sequence[SessionFile]) -> str:
     """Return GitHub's word for what sessions found: `failure`, `neutral` or `success`.
 
-    Only sessions that ended, each of which measured something, and that lost no case between the arms, can be
-    a `success`.
+    Only sessions that ended, each of which measured something, and that lost no case, neither between arms nor
+    of a reviewed baseline, can be a `success`.
     """
     results = [result for session in sessions for result in session.results]
     open_ones = [result for result in results if result.excused is None and not result.shadow]
@@ -172,7 +172,7 @@ def conclusion(sessions: Sequence[SessionFile]) -> str:
         return "failure"
     has_ended = all(session.status == "complete" and session.results for session in sessions)
     is_cut_short = any(skip.not_reached for session in sessions for skip in session.skipped)
-    has_all_cases = all(session.has_all_cases for session in sessions)
+    has_all_cases = all(session.has_all_cases and not session.unclaimed for session in sessions)
     is_whole = bool(sessions) and has_ended and has_all_cases and not is_cut_short
     is_green = is_whole and all(each.outcome in QUIET for each in open_ones)
     return "success" if is_green else "neutral"

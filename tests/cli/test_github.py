@@ -132,6 +132,10 @@ def test_a_comparison_that_lost_a_case_is_not_green() -> None:
     assert conclusion([make_session_file(GOOD, case_changes=(unasked,))]) == "success"
 
 
+def test_a_night_whose_reviewed_baseline_lost_its_case_is_not_green() -> None:
+    assert conclusion([make_session_file(GOOD, unclaimed=("llama-8b: deselected",))]) == "neutral"
+
+
 def test_the_check_is_of_the_commit_that_was_measured(told: Gh) -> None:
     assert "check dry of decaf000deca: success" in answer(GOOD, commit=OLDER)
     assert check_of(told)["head_sha"] == OLDER
