@@ -114,7 +114,6 @@ def test_a_script_sees_what_its_own_launcher_sets(
     passed(case(tmp_path, "dry", *launcher, ranks=ranks), tmp_path / "dry")
     for rank in ["0", "1"][:ranks] if ranks > 1 else ["none"]:
         expected = told(tmp_path, "real", rank)
-        print(expected)
         for by in ("launch", "dry"):
             if (by, rank) != ("dry", "1"):
                 seen = told(tmp_path, by, rank)
