@@ -163,8 +163,8 @@ def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = 
 def conclusion(sessions: Sequence[SessionFile]) -> str:
     """Return GitHub's word for what sessions found: `failure`, `neutral` or `success`.
 
-    Only sessions that ended, each of which measured something, and that lost no case, neither between arms nor
-    of a reviewed baseline, can be a `success`.
+    It is a `success` only if every session ended, measured something, and lost no case, neither between arms
+    nor of a reviewed baseline.
     """
     results = [result for session in sessions for result in session.results]
     open_ones = [result for result in results if result.excused is None and not result.shadow]
