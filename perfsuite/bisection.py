@@ -18,7 +18,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, GitError, PackageError
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.launch.arm import RELEASE, Arm, resolve
 from perfsuite.launch.installed import Consent, refuse_large, versions
 from perfsuite.report.text import plural

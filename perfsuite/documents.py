@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from perfsuite import files
 from perfsuite.errors import CaseError, FileError
+from perfsuite.inputs import files
 
 D = TypeVar("D", bound="Data")
 

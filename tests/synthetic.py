@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import perfsuite.git
+import perfsuite.inputs.git
 from perfsuite.case.case import Case
 from perfsuite.history import store
 from perfsuite.history.store import StoredResult, StoredSession
@@ -32,7 +32,7 @@ Levels = Callable[[int, int], Level]
 def git(where: Path, *arguments: str) -> str:
     """What git prints in a directory, by the hand of Ada."""
     ada = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-    return perfsuite.git.git(*ada, *arguments, cwd=where).strip()
+    return perfsuite.inputs.git.git(*ada, *arguments, cwd=where).strip()
 
 
 def commit(where: Path, message: str = "a change") -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfsuite import bisection, documents
 from perfsuite.bisection import BisectFile, History, UndecidedError, begun, search
 from perfsuite.errors import CaseError, PackageError
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check, Outcome, Verdict

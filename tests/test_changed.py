@@ -24,7 +24,7 @@ def test_what_is_committed_changed_deleted_or_new_has_changed(tmp_path: Path) ->
 def test_the_rooms_that_changed_are_tested_and_those_that_import_them() -> None:
     tests = affected_tests(["perfsuite/report/text.py"])
     assert {"tests/report", "tests/cli", "tests/plugin", "tests/session"} <= set(tests)
-    assert not {"tests/verdict", "tests/launch", "tests/case", "tests/test_git.py"} & set(tests)
+    assert not {"tests/verdict", "tests/launch", "tests/case", "tests/inputs/test_git.py"} & set(tests)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_the_rooms_that_changed_are_tested_and_those_that_import_them() -> None:
     [
         ("perfsuite/report/html/templates/page.html", {"tests/report", "tests/cli"}),
         ("perfsuite/report/gone.py", {"tests/report", "tests/cli"}),
-        ("perfsuite/git.py", {"tests/test_git.py", "tests/history"}),
+        ("perfsuite/inputs/git.py", {"tests/inputs", "tests/history"}),
         ("tests/history/test_trend.py", {"tests/history/test_trend.py"}),
         ("tests/traces.py", {"tests/analysis/test_trace.py"}),
         ("tests/conftest.py", {"tests"}),

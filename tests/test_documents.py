@@ -80,7 +80,8 @@ def test_any_text_of_a_session_is_written_and_read_back(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "session.json"
-    framework = Script(command=("a", text), env={"A": text}, cwd=text)
+    word = text.replace("\0", "")  # a process cannot be given NUL, so that a case with it is refused
+    framework = Script(command=("a", word), env={"A": word}, cwd=word)
     observed = Observed(settings={"a": text}, environment={"b": text})
     failure = Failure(kind="error", message=text, traceback=text)
     run = make_run(case=make_case(framework=framework), observed=observed, failure=failure, notes=(text,))

@@ -41,15 +41,13 @@ NO_TEST_FILE = {
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
     "perfsuite.cli.releases_page": "run by cli/test_releases.py",
     "perfsuite.launch.base": "a Protocol: session/test_setup.py implements it",
-    **dict.fromkeys(
-        (f"perfsuite.plugin.{name}" for name in ("ending", "run")),
-        "run by test_plugin.py and test_plugin_resume.py, which run pytest",
-    ),
+    "perfsuite.plugin.ending": "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     **dict.fromkeys(
         (f"perfsuite.frameworks.common.{name}" for name in ("llama", "sharding")),
         "what they refuse is in frameworks/test_refusals.py",
     ),
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
+    "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
     "perfsuite.session.way": "its subclasses are tested",
     "perfsuite.worker.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",

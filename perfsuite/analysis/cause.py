@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfsuite import files
 from perfsuite.case.case import Case
 from perfsuite.errors import FileError
+from perfsuite.inputs import files
 from perfsuite.redaction import masked
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir

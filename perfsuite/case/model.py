@@ -8,9 +8,9 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, Field, JsonValue, PlainSerializer, field_validator
 
-from perfsuite import files
 from perfsuite.documents import Data
 from perfsuite.errors import CaseError, FileError
+from perfsuite.inputs import files
 
 V = TypeVar("V")
 FrozenMapping = Annotated[

@@ -21,7 +21,7 @@ from perfsuite.cli.releases import releases
 from perfsuite.cli.report import export, report
 from perfsuite.cli.selftest import selftest
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ini import read_ini
+from perfsuite.inputs.ini import read_ini
 from perfsuite.report.terminal import console
 
 GONE = {  # commands and options that were, and what is in their place

@@ -10,7 +10,7 @@ from perfsuite import bisection as searching
 from perfsuite import documents
 from perfsuite.bisection import BisectFile, Step
 from perfsuite.cli import cases as shared
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress

@@ -16,8 +16,8 @@ from perfsuite.cli.cases import say
 from perfsuite.cli.github_issue import LONGEST, Step, ask_gh, fitting, gh, issue, unlinked
 from perfsuite.cli.history import COMMITTER
 from perfsuite.errors import CaseError, FileError, ToolError
-from perfsuite.files import read_text
-from perfsuite.git import git
+from perfsuite.inputs.files import read_text
+from perfsuite.inputs.git import git
 from perfsuite.report import markdown
 from perfsuite.report.summary import headline
 from perfsuite.report.text import plural, visible

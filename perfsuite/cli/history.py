@@ -16,13 +16,13 @@ from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
-from perfsuite.git import git
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
 from perfsuite.history import verdicts
 from perfsuite.history.asv import export as asv
 from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
+from perfsuite.inputs.git import git
 from perfsuite.report import summary
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural

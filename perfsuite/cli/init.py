@@ -18,8 +18,8 @@ from perfsuite.case.hardware import hardware_error
 from perfsuite.cli.cases import Cases
 from perfsuite.cli.night import gate
 from perfsuite.errors import CaseError, FileError
-from perfsuite.files import read_text
-from perfsuite.ini import FILES, read_ini
+from perfsuite.inputs.files import read_text
+from perfsuite.inputs.ini import FILES, read_ini
 from perfsuite.results.store import CASES
 
 IGNORED = (".perfsuite/", "out/", "/history/")

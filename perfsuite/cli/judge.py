@@ -24,7 +24,7 @@ from perfsuite.cli.cases import tolerance as share
 from perfsuite.cli.judge_logs import LONGEST, MEGATRON_TAG, check_different, read_log
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
-from perfsuite.files import LARGEST, open_file
+from perfsuite.inputs.files import LARGEST, open_file
 from perfsuite.report.text import printable, visible
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 

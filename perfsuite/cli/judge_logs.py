@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import CaseError, FileError
-from perfsuite.files import LARGEST_LOG, open_file
 from perfsuite.frameworks.base import require
+from perfsuite.inputs.files import LARGEST_LOG, open_file
 
 EVENT_FILES = "*tfevents*"  # the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"

@@ -20,7 +20,7 @@ from perfsuite.cli.github import BEFORE_AFTER
 from perfsuite.cli.report import LocalStore
 from perfsuite.dry.cases import NO_TESTS_COLLECTED
 from perfsuite.errors import CaseError, FileError, readable
-from perfsuite.files import read_bytes, read_text
+from perfsuite.inputs.files import read_bytes, read_text
 from perfsuite.node.processes import captured
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile

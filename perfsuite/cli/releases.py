@@ -19,7 +19,7 @@ from perfsuite.cli.releases_page import DRY, LAUNCH, Ran, Step, page
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
-from perfsuite.files import read_text
+from perfsuite.inputs.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import Consent, versions
 from perfsuite.launch.launchers import launcher as launcher_of

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from perfsuite.errors import CaseError
-from perfsuite.ini import Ini, read_ini, split
+from perfsuite.inputs.ini import Ini, read_ini, split
 from perfsuite.launch.slurm import ENVIRONMENT, PREFIX
 from perfsuite.launch.slurm import submit as jobs
 from perfsuite.report.terminal import console

@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from perfsuite import files
 from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
 from perfsuite.case.hardware import Machine
@@ -26,6 +25,7 @@ from perfsuite.case.model import FrozenMapping
 from perfsuite.documents import digest
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import Command, DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.inputs import files
 from perfsuite.redaction import secret_variable, secret_word
 
 

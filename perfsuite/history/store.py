@@ -18,11 +18,12 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from perfsuite import documents, git
+from perfsuite import documents
 from perfsuite.case.case import NO_TOKENS, Case, Unit
 from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
+from perfsuite.inputs import git
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 

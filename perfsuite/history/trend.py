@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
-from perfsuite import documents, git
+from perfsuite import documents
 from perfsuite.documents import Data, Document
 from perfsuite.errors import FileError
 from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.store import Place, StoredResult, StoredSession
+from perfsuite.inputs import git
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric
 from perfsuite.results.store import BASELINES, BaselineStore

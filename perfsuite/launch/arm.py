@@ -28,7 +28,7 @@ from pathlib import Path
 
 from perfsuite import __version__
 from perfsuite.errors import CaseError, GitError, PackageError
-from perfsuite.git import git, revision
+from perfsuite.inputs.git import git, revision
 from perfsuite.launch import image
 from perfsuite.launch.installed import Consent, environment, locked, refuse_large, release
 from perfsuite.node.processes import captured

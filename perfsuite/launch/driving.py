@@ -13,8 +13,8 @@ from pathlib import Path
 
 from perfsuite import documents
 from perfsuite.errors import FileError
-from perfsuite.files import LARGEST_OWN, read_text
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
+from perfsuite.inputs.files import LARGEST_OWN, read_text
 from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
 from perfsuite.node.lease import Beats, text_of

@@ -25,8 +25,9 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
-from perfsuite import documents, files
+from perfsuite import documents
 from perfsuite.errors import FileError, PackageError
+from perfsuite.inputs import files
 from perfsuite.node.processes import captured
 
 INSTALL_S = 3600

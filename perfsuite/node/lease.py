@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite.errors import FileError
-from perfsuite.files import LARGEST_OWN, read_text
+from perfsuite.inputs.files import LARGEST_OWN, read_text
 
 BEAT_S = 1.0  # seconds between two texts of the driver
 LOOK_S = 0.25  # seconds between two looks of an agent at the text

@@ -14,7 +14,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseList, CollectedTest, check_same
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ini import read_ini
+from perfsuite.inputs.ini import read_ini
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable, relative
 from perfsuite.results.outcome import STYLES

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from perfsuite import ini
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.documents import did_you_mean
-from perfsuite.files import read_text
-from perfsuite.ini import read_ini
+from perfsuite.inputs import ini
+from perfsuite.inputs.files import read_text
+from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
 from perfsuite.plugin.collection import NO_BENCH, PROGRESS, SESSION, is_worker, terminal_of, usage_error

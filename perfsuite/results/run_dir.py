@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite import files
 from perfsuite.errors import FileError
+from perfsuite.inputs import files
 
 LAUNCH_DIR = "{launch_dir}"  # in the words and variables of a script: replaced by the path of `RunDir.files`
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from perfsuite import files
 from perfsuite.documents import Data, explain
 from perfsuite.errors import FileError
+from perfsuite.inputs import files
 
 FILE = "perf-waivers.toml"  # in the root directory of the cases
 

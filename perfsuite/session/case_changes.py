@@ -17,7 +17,7 @@ from perfsuite import documents
 from perfsuite.case.case import Case, CaseList, CollectedTest
 from perfsuite.dry.cases import collect
 from perfsuite.errors import PerfsuiteError
-from perfsuite.ini import read_ini
+from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.arm import Arm
 from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange

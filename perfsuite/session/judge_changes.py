@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfsuite.errors import PerfsuiteError
-from perfsuite.git import blobs, git
-from perfsuite.ini import read_ini
+from perfsuite.inputs.git import blobs, git
+from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.arm import Arm
 from perfsuite.results.session_file import JudgeChanges
 from perfsuite.results.store import CASES

@@ -12,9 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from perfsuite import files
 from perfsuite.case.fault import Fault
 from perfsuite.errors import CaseError, FileError
+from perfsuite.inputs import files
 from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.store import BASELINES, STORE

@@ -6,9 +6,10 @@ from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
 
-from perfsuite import __version__, documents, errors, git
+from perfsuite import __version__, documents, errors
 from perfsuite.analysis.health import all_shared
 from perfsuite.case.case import Case
+from perfsuite.inputs import git
 from perfsuite.report.text import plural
 from perfsuite.results import environment, waivers
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict

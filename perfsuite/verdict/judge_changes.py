@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from perfsuite import documents, ini
+from perfsuite import documents
 from perfsuite.errors import PerfsuiteError
+from perfsuite.inputs import ini
 from perfsuite.results import waivers
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance, Baseline, BaselineDocument, BaselineLaunch

@@ -16,9 +16,9 @@ from perfsuite import documents
 from perfsuite.analysis import agreement
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, message_of
-from perfsuite.files import LARGEST_OWN, read_text
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.float8 import with_float8
+from perfsuite.inputs.files import LARGEST_OWN, read_text
 from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers

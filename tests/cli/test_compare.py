@@ -15,7 +15,7 @@ from perfsuite import Model, Script
 from perfsuite.cli import cases
 from perfsuite.dry import driver, guard
 from perfsuite.errors import AllocationOverError, CaseError
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.session_file import CaseChange
 from perfsuite.session import against_arm, setup

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from perfsuite import documents, git
+from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.errors import FileError
 from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import ChangePoint
 from perfsuite.history.trend import Trend, _differences, trend
+from perfsuite.inputs import git
 from perfsuite.results.store import BASELINES
 from tests.cli import commands
 from tests.samples import IMAGES, make_baseline, make_case, make_figures, make_run

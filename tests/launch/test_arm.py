@@ -11,7 +11,7 @@ import pytest
 
 import perfsuite
 from perfsuite.errors import CaseError
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.launch import arm as arms
 from perfsuite.launch.arm import Arm, resolve
 from tests.processes import executable

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import CaseError, PackageError
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.installed import Package

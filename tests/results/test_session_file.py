@@ -103,7 +103,14 @@ def test_json_is_strict_though_figures_and_intervals_are_no_numbers(file: Path) 
 
 
 def test_json_has_every_launch_and_verdict_in_order_and_what_was_skipped(file: Path) -> None:
-    skipped = {"nodeid": "n", "case_id": "c", "framework": "f", "reason": "r", "not_reached": False}
+    skipped = {
+        "nodeid": "n",
+        "case_id": "c",
+        "framework": "f",
+        "reason": "r",
+        "not_reached": False,
+        "by_test": False,
+    }
     good = make_result(now(), now(tokens_per_s=98767), now())
     results, left_out = (never_run(), good, samples.make_shared()), (Skipped.model_validate(skipped),)
     written = strict(file, *results, skipped=left_out, status="interrupted")

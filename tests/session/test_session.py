@@ -4,11 +4,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from perfsuite import documents, git
+from perfsuite import documents
 from perfsuite import measure as running
 from perfsuite.case.case import Case
 from perfsuite.documents import plain
 from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.inputs import git
 from perfsuite.launch.arm import HERE
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline

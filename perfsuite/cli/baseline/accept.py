@@ -15,7 +15,7 @@ from perfsuite.cli.baseline import counts as of_counts
 from perfsuite.cli.baseline import times as of_times
 from perfsuite.cli.baseline.times import Launch
 from perfsuite.errors import FileError, GitError
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.report.terminal import console
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance
 from perfsuite.results.count_baseline import target_of

@@ -16,7 +16,7 @@ from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, pro
 from perfsuite.cli.cases import Reviewed, RowsAsJson
 from perfsuite.cli.report import LocalStore
 from perfsuite.errors import FileError, PerfsuiteError
-from perfsuite.git import git
+from perfsuite.inputs.git import git
 from perfsuite.node.machine import detect
 from perfsuite.report.terminal import console, plain_table, print_json, step_of
 from perfsuite.results.baseline import Baseline

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from perfsuite import files
 from perfsuite.documents import Data, digest
 from perfsuite.errors import FileError
+from perfsuite.inputs import files
 from perfsuite.redaction import masked
 
 

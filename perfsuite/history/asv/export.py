@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite import documents, git
+from perfsuite import documents
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ToolError
 from perfsuite.history import store
 from perfsuite.history.asv import results as asv
 from perfsuite.history.store import Place, StoredCase, StoredSession
+from perfsuite.inputs import git
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
 PER_TOKEN = r".*\.seconds_per_(token|sample)\b"  # by which an export is known, too

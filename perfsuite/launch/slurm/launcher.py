@@ -20,10 +20,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from perfsuite import documents, files
+from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import AllocationOverError, LaunchError, MachineError, SlurmError
-from perfsuite.ini import read_ini, split
+from perfsuite.inputs import files
+from perfsuite.inputs.ini import read_ini, split
 from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
 from perfsuite.launch.slurm import ENVIRONMENT, PREFIX, commands

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfsuite.errors import SlurmError
-from perfsuite.ini import Ini
+from perfsuite.inputs.ini import Ini
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.results.store import STORE

@@ -10,7 +10,6 @@ from asv.benchmarks import Benchmarks
 from asv.config import Config
 from asv.results import Results, iter_results
 
-from perfsuite import git
 from perfsuite.case.case import Case
 from perfsuite.case.model import Model
 from perfsuite.errors import FileError
@@ -19,6 +18,7 @@ from perfsuite.history import store
 from perfsuite.history.asv import export as asv_export
 from perfsuite.history.asv.export import Exported, export
 from perfsuite.history.asv.results import COLUMNS, METRICS
+from perfsuite.inputs import git
 from tests.samples import IMAGES, make_case, make_machine
 from tests.synthetic import BEGIN, TOKENS_PER_STEP, Level, make_repository, write_history
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import SlurmError
-from perfsuite.ini import Ini
+from perfsuite.inputs.ini import Ini
 from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm import submit as jobs
 from perfsuite.launch.slurm.commands import SlurmJob

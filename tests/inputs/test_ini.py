@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import CaseError, FileError
-from perfsuite.ini import read_ini
+from perfsuite.inputs.ini import read_ini
 
 TOML = """
 perf_slurm_partition = "gpu"

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import documents, files, ini
+from perfsuite import documents
 from perfsuite.cli.judge_logs import read_log
 from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.inputs import files, ini
 from perfsuite.results import waivers
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.session_file import SessionFile
@@ -157,7 +158,7 @@ def test_no_race_lets_a_fifo_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "file").write_bytes(b"x")
     fifo(tmp_path / "fifo")
     of_file = os.stat(tmp_path / "file")
-    monkeypatch.setattr("perfsuite.files.os.stat", lambda path: of_file)
+    monkeypatch.setattr("perfsuite.inputs.files.os.stat", lambda path: of_file)
     before = os.listdir("/proc/self/fd")
     error = within(30, lambda: files.open_file(tmp_path / "fifo"))
     assert isinstance(error, FileError)

@@ -9,8 +9,8 @@ from typing import Any
 
 from iniconfig import IniConfig, ParseError
 
-from perfsuite import files
 from perfsuite.errors import CaseError, FileError
+from perfsuite.inputs import files
 
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 """Files that may hold pytest's settings, in the order in which pytest looks for them."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from perfsuite.errors import GitError
-from perfsuite.git import Revision, changes, current_branch, dates, revision, unplaced
-from perfsuite.git import git as perfsuite_git
+from perfsuite.inputs.git import Revision, changes, current_branch, dates, revision, unplaced
+from perfsuite.inputs.git import git as perfsuite_git
 from tests.cli.commands import error_of, flat, run
 from tests.processes import executable
 from tests.synthetic import BEGIN, commit, git, make_repository
@@ -265,7 +265,7 @@ def test_a_repository_of_another_user_is_read_in_a_container_alone(
 ) -> None:
     head = git(hostile.top, "rev-parse", "HEAD")
     hostile.owned_by(NOBODY)
-    monkeypatch.setattr("perfsuite.git._is_container", lambda: in_container)
+    monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: in_container)
     found = revision(hostile.top)
     if in_container:
         assert found == Revision(head, dirty=False)
@@ -280,7 +280,7 @@ def test_a_git_that_somebody_put_above_is_not_trusted(
     hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     """Of /tmp, which is of root and open to everybody, and of a directory of root, the owner does not fit."""
-    monkeypatch.setattr("perfsuite.git._is_container", lambda: True)
+    monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: True)
     hostile.owned_by(NOBODY)
     os.chown(hostile.top, 0, 0)
     hostile.top.chmod(mode)
@@ -295,7 +295,7 @@ def test_a_git_that_somebody_put_above_is_not_trusted(
 def test_an_open_directory_of_another_user_is_not_trusted(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfsuite.git._is_container", lambda: True)
+    monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: True)
     hostile.owned_by(NOBODY)
     hostile.top.chmod(0o777)
     assert revision(hostile.top).commit is None
