@@ -27,7 +27,7 @@ REPLICATED = TINY.replace(
     model=TWO_LAYERS, sequence_length=32, micro_batch=2, activation_checkpointing="full"
 )
 SHARDED = REPLICATED.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
-PARAMETERS = 524_928  # of the model
+PARAMETERS, TENSORS = 524_928, 21  # of the model
 
 
 def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
