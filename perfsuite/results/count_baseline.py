@@ -32,6 +32,7 @@ class CountBaseline(BaselineDocument):
     # What its launches computed: loss, norms of gradients, tokens. Older baselines have none.
     computed: tuple[BaselineLaunch, ...] = ()
     dtypes: Dtypes = Field(default_factory=dict)  # of what trained in the newest launch
+    settings: dict[str, str] = Field(default_factory=dict)  # that its ranks observed in the newest launch
     versions: dict[str, str]  # of torch and of the packages whose code makes a step
     launches: int = Field(ge=1)
     recorded_at: str
@@ -68,6 +69,7 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Cou
         unsteady=unsteady(run.counts for run in runs),
         computed=tuple(_computed(run) for run in runs),
         dtypes=newest.dtypes,
+        settings={} if newest.observed is None else newest.observed.settings,
         versions=versions_of(newest),
         launches=len(runs),
         recorded_at=runs[0].started_at,

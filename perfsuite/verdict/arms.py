@@ -127,8 +127,8 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
         reason = f"{what}: what does less may compute something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
     if b.dry:
-        return verdict.replace(reasons=(*verdict.reasons, OF_A_DRY_RUN))
-    return if_same(verdict, then.launches, now.launches)
+        verdict = verdict.replace(reasons=(*verdict.reasons, OF_A_DRY_RUN))
+    return if_same(verdict, then, now, ARM_A)
 
 
 def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
@@ -237,7 +237,7 @@ def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     told = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
     if told is not None:
         return verdict.replace(outcome="failed", failure="loss", reasons=(told, *verdict.reasons))
-    return if_same(verdict, then.launches, now.launches)
+    return if_same(verdict, then, now, ARM_A)
 
 
 def _check(

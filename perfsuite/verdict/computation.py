@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfsuite.results.baseline import Baseline, BaselineLaunch, from_runs
 from perfsuite.results.count_baseline import CountBaseline
@@ -29,6 +29,13 @@ DIGITS: Mapping[str, float] = {
 }
 """Bits of the fraction of a number. Integers are quantised numbers, which lie between floats of their size
 and the next smaller ones. Larger integers are not here: they may be indices, or packed numbers."""
+PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in products of fp32, by torch's words
+PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings with one of these words
+LAYOUT = (
+    *("wrapper", "sharding", "parallelism", "mesh", "world_size", "rank_holds", "offload", "pipeline"),
+    *("experts_per_rank", "lora", "quantised_layers"),
+)
+"""Settings that decide how many elements of a model the ranks hold: where one differs, these say nothing."""
 MOVED = 1e-6  # share of all elements that must change their precision: padding of shards may do so
 FEWEST = 3  # values of tokens on both sides together that show that they do not vary from launch to launch
 TOKENS = "tokens_given"
@@ -45,22 +52,30 @@ class Computed:
 
     launches: Sequence[BaselineLaunch]
     dtypes: Dtypes
+    settings: Mapping[str, str] = field(default_factory=dict)  # as `Observed` has them
     is_dry: bool = False  # nothing was computed, and nothing varies from run to run
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Computed":
-        """What these launches computed; dtypes are those of the newest."""
-        return cls(launches=from_runs(runs).launches, dtypes=runs[-1].dtypes, is_dry=runs[-1].dry)
+        """What these launches computed; dtypes and settings are those of the newest."""
+        newest = runs[-1]
+        return cls(
+            launches=from_runs(runs).launches,
+            dtypes=newest.dtypes,
+            settings={} if newest.observed is None else newest.observed.settings,
+            is_dry=newest.dry,
+        )
 
     @classmethod
     def of_baseline(cls, baseline: Baseline) -> "Computed":
         """What the launches of a baseline computed."""
-        return cls(launches=baseline.launches, dtypes=baseline.dtypes)
+        settings = {} if baseline.observed is None else baseline.observed.settings
+        return cls(launches=baseline.launches, dtypes=baseline.dtypes, settings=settings)
 
     @classmethod
     def of_counts(cls, baseline: CountBaseline) -> "Computed":
         """What the launches of a baseline of counts computed."""
-        return cls(launches=baseline.computed, dtypes=baseline.dtypes)
+        return cls(launches=baseline.computed, dtypes=baseline.dtypes, settings=baseline.settings)
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it."""
@@ -72,11 +87,56 @@ class Computed:
 
 
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
-    """What makes these launches another computation than that of `whose`: other tokens, less precision."""
+    """What makes these launches another computation than that of `whose`.
+
+    That is less precision, fewer parameters, others that are trained, or other tokens.
+    """
+    less = [*less_precise(then.dtypes, now.dtypes), *_less_precise_products(then, now)]
     return [
-        *(f"less precise than in {whose}: {change}" for change in less_precise(then.dtypes, now.dtypes)),
+        *(f"less precise than in {whose}: {change}" for change in less),
+        *_fewer_parameters(then, now, whose),
+        *_other_trained(then, now, whose),
         *_other_tokens(then, now, whose),
     ]
+
+
+def _less_precise_products(then: Computed, now: Computed) -> Iterator[str]:
+    for name in PRODUCTS:
+        before, today = (side.settings.get(name, "") for side in (then, now))
+        if PRECISE.get(today, 0) < PRECISE.get(before, 0) and today in PRECISE:
+            yield f"{name}: {before} -> {today}"
+
+
+def _fewer_parameters(then: Computed, now: Computed, whose: str) -> Iterator[str]:
+    before, today = _totals("parameters", then, now)
+    if today < (1 - MOVED) * before:
+        yield f"a smaller model than in {whose}: {before:,} -> {today:,} elements of parameters on all ranks"
+
+
+def _other_trained(then: Computed, now: Computed, whose: str) -> Iterator[str]:
+    before, today = (side.settings.get("trained") for side in (then, now))
+    if before is not None and today is not None and before != today:
+        yield f"other parameters are trained than in {whose}: {before} -> {today}"
+
+
+def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
+    """What shows that less work may be another training, though it need not: it is not `improved`."""
+    found = []
+    before, today = _totals("gradients", then, now)
+    if today < (1 - MOVED) * before:
+        found.append(f"fewer gradients than in {whose}: {before:,} -> {today:,} elements on all ranks")
+    kinds = [side.settings.get("optimizer", "").partition(" ")[0] for side in (then, now)]
+    if all(kinds) and kinds[0] != kinds[1]:
+        found.append(f"another optimizer than in {whose}: {kinds[0]} -> {kinds[1]}")
+    return found
+
+
+def _totals(what: str, then: Computed, now: Computed) -> tuple[int, int]:
+    """How many elements both sides have of something; (0, 0) where these cannot be compared."""
+    is_alike = all(then.settings.get(name) == now.settings.get(name) for name in LAYOUT)
+    if not is_alike or what not in then.dtypes or what not in now.dtypes:
+        return 0, 0
+    return sum(then.dtypes[what].values()), sum(now.dtypes[what].values())
 
 
 def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:

@@ -10,14 +10,14 @@ from functools import partial
 from statistics import median
 
 from perfsuite.analysis import health
-from perfsuite.results.baseline import Baseline, from_runs
+from perfsuite.results.baseline import Baseline
 from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
 from perfsuite.verdict import comparability
-from perfsuite.verdict.computation import Computed, differences, other_computation
-from perfsuite.verdict.loss import Launches, are_compared, loss_differs, scaled
+from perfsuite.verdict.computation import Computed, differences, does_less, other_computation
+from perfsuite.verdict.loss import are_compared, loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
@@ -137,14 +137,21 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
         return verdict.replace(outcome="undecided")
     if verdict.outcome != "undecided" and (failed := _other_loss(runs, baseline)) is not None:
         return failed.replace(checks=verdict.checks)
-    return if_same(verdict, baseline.launches, from_runs(runs).launches)
+    return if_same(verdict, Computed.of_baseline(baseline), Computed.of(runs), THE_BASELINE)
 
 
-def if_same(verdict: Verdict, then: Launches, now: Launches) -> Verdict:
-    """The verdict, which is not `improved` where nothing shows that the same was computed."""
-    if verdict.outcome != "improved" or are_compared(then, now):
+def if_same(verdict: Verdict, then: Computed, now: Computed, whose: str) -> Verdict:
+    """The verdict, which is `improved` only where the loss or the gradients show that the same was computed.
+
+    A dry run has neither.
+    """
+    if verdict.outcome != "improved":
         return verdict
-    return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, NOT_THE_SAME))
+    is_known = now.is_dry or are_compared(then.launches, now.launches)
+    reasons = [*([] if is_known else [NOT_THE_SAME]), *does_less(then, now, whose)]
+    if not reasons:
+        return verdict
+    return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, *reasons))
 
 
 def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]:
@@ -159,7 +166,7 @@ def _failed(runs: Sequence[Run], failure: FailureKind, *reasons: str) -> Verdict
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
     then, now = Computed.of_baseline(baseline), Computed.of(runs)
-    why = [*comparability.unlike(runs[-1], baseline), *other_computation(then, now, THE_BASELINE)]
+    why = comparability.unlike(runs[-1], baseline) or other_computation(then, now, THE_BASELINE)
     return _failed(runs, "unlike", *why) if why else None
 
 

@@ -123,6 +123,8 @@ def may_differ(then: Launches, now: Launches) -> str | None:
         one, other = before.figures.get(figure), today.figures.get(figure)
         if one is not None and other is not None and not abs(other - one) <= LOSS_FLOOR * one:
             return f"{said}: {one:.4g} -> {other:.4g}"
+    if _is_scaled_elsewhere(then, now):
+        return None
     for position, (one, other) in enumerate(zip(before.loss, today.loss, strict=False)):
         if not abs(other - one) <= LOSS_FLOOR * abs(one):
             return _loss_change(position, one, other)
@@ -142,6 +144,8 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
         before, today = (_values(side, figure) for side in (then, now))
         if len(before) == len(then) and len(today) == len(now) and _is_apart([(before, today)], 0):
             return f"{said}: {before[0]:.4g} -> {today[0]:.4g}"
+    if _is_scaled_elsewhere(then, now):
+        return None
     tenths = [
         ([each.loss[place] for each in then], [each.loss[place] for each in now])
         for place in range(min(len(each.loss) for each in (*then, *now)))
@@ -221,11 +225,17 @@ def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | 
     return scale if is_whole and is_same else None
 
 
+def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
+    """Whether the loss is a multiple in every step, and the gradients show that this means nothing."""
+    scale = _scale(now, _usual_loss(then))
+    return scale is not None and _scaled_computation(scale, then, now, "") is None
+
+
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
     """That the loss alone is a multiple of the baseline's, in words; nothing where it is not."""
     then, now = baseline.launches, from_runs(runs).launches
     scale = _scale(now, _usual_loss(then))
-    if scale is None or _scaled_computation(scale, then, now, "") is not None:
+    if scale is None or not _is_scaled_elsewhere(then, now):
         return []
     return [
         f"the loss is x {_times(scale)} in every step, and the gradients are the same: it is scaled elsewhere"

@@ -11,9 +11,9 @@ from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Excuse, Ou
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
-from perfsuite.verdict.computation import Computed, other_computation
+from perfsuite.verdict.computation import Computed, does_less, other_computation
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.loss import are_compared, common_factor, may_differ
+from perfsuite.verdict.loss import are_compared, common_factor, may_differ, steadily_differ
 from perfsuite.verdict.noise import ClassNoise
 
 THE_SAME = "the work is the same: look at"
@@ -23,10 +23,11 @@ OF_COUNTS = "the baseline of counts"
 OF_A_DRY_RUN = (
     "a dry run computes no values: tokens and dtypes were compared, the loss and the gradients were not"
 )
-LESS_OF_WHAT = (
-    "less, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
-    "it may compute something else (accept the counts anew: perfsuite baseline accept --counts)"
+NOT_COMPARED = (
+    "neither the loss nor the gradients before clipping could be compared, so it may compute something else "
+    "(accept the counts again: perfsuite baseline accept --counts)"
 )
+ONE_LAUNCH = "launches without a seed differ so, too: two launches on each side tell"
 NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"
 
 
@@ -70,17 +71,21 @@ def with_counts(
         unlike = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
         return verdict if timed.outcome == "failed" else unlike
     if baseline is not None and timed.outcome != "failed":
-        verdict = _unless_other(verdict, runs, baseline)
+        is_judged = known is not None and timed.outcome in ("passed", "improved", "regressed")
+        verdict = _unless_other(verdict, runs, baseline, is_judged=is_judged)
     if verdict.failure is not None or counts is None or counts.outcome not in ("regressed", "improved"):
         return verdict
     worse: Outcome = min(timed.outcome, counts.outcome, key=WORST_FIRST.index)
     return verdict.replace(outcome=worse)
 
 
-def _unless_other(verdict: Verdict, runs: Sequence[Run], baseline: CountBaseline) -> Verdict:
+def _unless_other(
+    verdict: Verdict, runs: Sequence[Run], baseline: CountBaseline, *, is_judged: bool
+) -> Verdict:
     """The verdict, or `failed` where the launches compute something else than those of the counts.
 
-    One launch may have become the counts, so that values which scatter are no failure: a common factor is.
+    Two launches on each side tell whether values differ or scatter. With one, only a common factor fails.
+    `is_judged`: a baseline of times has judged the loss, with the scatter that it knows.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:
@@ -88,9 +93,18 @@ def _unless_other(verdict: Verdict, runs: Sequence[Run], baseline: CountBaseline
     then, now = Computed.of_counts(baseline), Computed.of(sound)
     if others := other_computation(then, now, OF_COUNTS):
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*verdict.reasons, *others))
-    if (factor := common_factor(then.launches, now.launches, OF_COUNTS)) is not None:
-        return verdict.replace(outcome="failed", failure="loss", reasons=(*verdict.reasons, factor))
-    return verdict
+    if not then.launches:
+        return verdict
+    told = common_factor(then.launches, now.launches, OF_COUNTS)
+    if told is None and not is_judged:
+        told = steadily_differ(then.launches, now.launches)
+    if told is not None:
+        return verdict.replace(outcome="failed", failure="loss", reasons=(*verdict.reasons, told))
+    once = None if is_judged else may_differ(then.launches, now.launches)
+    if once is None:
+        return verdict
+    reason = f"not as in {OF_COUNTS}: {once} ({ONE_LAUNCH})"
+    return verdict.replace(reasons=(*verdict.reasons, reason))
 
 
 def _if_same(
@@ -99,14 +113,20 @@ def _if_same(
     """The check of the counts. Less work is only listed where nothing shows that the same was computed."""
     if counts.outcome != "improved":
         return counts
-    if runs[-1].dry:
-        return counts.replace(notes=(*counts.notes, OF_A_DRY_RUN))
     then, now = Computed.of_counts(baseline), Computed.of(runs)
-    is_same = are_compared(then.launches, now.launches) and may_differ(then.launches, now.launches) is None
-    if is_same or (known is not None and are_compared(known.launches, now.launches)):
+    why = does_less(then, now, OF_COUNTS)
+    if runs[-1].dry and not why:
+        return counts.replace(notes=(*counts.notes, OF_A_DRY_RUN))
+    if not runs[-1].dry and not (known is not None and are_compared(known.launches, now.launches)):
+        if not are_compared(then.launches, now.launches):
+            why.append(NOT_COMPARED)
+        elif (told := may_differ(then.launches, now.launches)) is not None:
+            why.append(f"{told}, so it may compute something else")
+    if not why:
         return counts
     listed = tuple(finding.replace(outcome="passed") for finding in counts.findings)
-    return counts.replace(outcome="passed", findings=listed, notes=(*counts.notes, LESS_OF_WHAT))
+    notes = (*counts.notes, f"less, but not `improved`: {'; '.join(why)}")
+    return counts.replace(outcome="passed", findings=listed, notes=notes)
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:

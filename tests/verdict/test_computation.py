@@ -12,7 +12,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, needs_more, unless_other
 from perfsuite.verdict.computation import DIGITS, less_precise, more_precise
-from perfsuite.verdict.overall import LESS_OF_WHAT, OF_A_DRY_RUN, with_counts
+from perfsuite.verdict.overall import NOT_COMPARED, OF_A_DRY_RUN, with_counts
 from tests.samples import make_figures
 from tests.twin_counts import counts, launch
 from tests.verdict.judging import judged, with_loss
@@ -159,7 +159,7 @@ def test_less_work_without_any_value_is_not_improved() -> None:
         verdict = with_counts(timed, [run], old)
         assert verdict.outcome == "recorded"
         assert verdict.counts is not None
-        assert (verdict.counts.outcome, verdict.counts.notes) == ("passed", (LESS_OF_WHAT,))
+        assert (verdict.counts.outcome, verdict.counts.notes) == ("passed", (f"less, but not `improved`: {NOT_COMPARED}",))
         assert {finding.outcome for finding in verdict.counts.findings} == {"passed"}
     assert with_counts(timed, [launch()], count_baseline.from_runs([launch(MORE)])).outcome == "improved"
     known = baselines.from_runs([launch()] * 3)
