@@ -8,11 +8,21 @@ import torch
 
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
+from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, needs_more, unless_other
-from perfsuite.verdict.computation import DIGITS, less_precise, more_precise
-from perfsuite.verdict.overall import NOT_COMPARED, OF_A_DRY_RUN, with_counts
+from perfsuite.verdict.computation import (
+    DIGITS,
+    Computed,
+    does_less,
+    less_precise,
+    more_precise,
+    other_computation,
+)
+from perfsuite.verdict.loss import few_differ
+from perfsuite.verdict.overall import NOT_COMPARED, OF_A_DRY_RUN, OF_COUNTS, with_counts
 from tests.samples import make_figures
 from tests.twin_counts import counts, launch
 from tests.verdict.judging import judged, with_loss
@@ -159,7 +169,10 @@ def test_less_work_without_any_value_is_not_improved() -> None:
         verdict = with_counts(timed, [run], old)
         assert verdict.outcome == "recorded"
         assert verdict.counts is not None
-        assert (verdict.counts.outcome, verdict.counts.notes) == ("passed", (f"less, but not `improved`: {NOT_COMPARED}",))
+        assert (verdict.counts.outcome, verdict.counts.notes) == (
+            "passed",
+            (f"less, but not `improved`: {NOT_COMPARED}",),
+        )
         assert {finding.outcome for finding in verdict.counts.findings} == {"passed"}
     assert with_counts(timed, [launch()], count_baseline.from_runs([launch(MORE)])).outcome == "improved"
     known = baselines.from_runs([launch()] * 3)
@@ -188,3 +201,101 @@ def test_a_baseline_of_counts_keeps_what_its_launches_computed() -> None:
     }  # fmt: skip
     assert len(launch_kept.loss) == 10
     assert type(kept).model_validate_json(kept.as_json()) == kept
+
+
+def observed(counted: Counts | None = None, *, elements: int = 100, **settings: str) -> Run:
+    """A launch with these settings, whose ranks hold so many elements of parameters and of gradients."""
+    environment = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
+    seen = Observed(settings={"wrapper": "DDP", **settings}, environment=environment)
+    dtypes = {"parameters": {"float32": elements}, "gradients": {"float32": elements}}
+    return launch(counted or counts(), observed=seen, dtypes=dtypes)
+
+
+@pytest.mark.parametrize("counted", [MORE, None])
+def test_a_smaller_model_is_another_computation(counted: Counts | None) -> None:
+    for mode, verdict in each_mode(observed(counted), observed(elements=99)).items():
+        assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
+        assert any("100 -> 99 elements of parameters" in reason for reason in verdict.reasons), mode
+
+
+def test_a_larger_model_is_not_called_smaller() -> None:
+    assert {verdict.failure for verdict in each_mode(observed(), observed(elements=101)).values()} == {None}
+
+
+def test_another_sharding_is_not_called_a_smaller_model() -> None:
+    sharded = observed(elements=50, sharding="FULL_SHARD")
+    assert other_computation(Computed.of([observed()]), Computed.of([sharded]), "arm A") == []
+
+
+@pytest.mark.parametrize("setting", ["fp32_matmul", "fp32_convolution"])
+def test_less_precise_products_fail_in_each_mode(setting: str) -> None:
+    exact, low = observed(**{setting: "ieee"}), observed(MORE, **{setting: "tf32"})
+    for mode, verdict in each_mode(exact, low).items():
+        assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
+    more_exact = Computed.of([low]), Computed.of([exact])
+    assert other_computation(*more_exact, "arm A") == []
+
+
+def test_other_trained_parameters_fail_in_each_mode() -> None:
+    for mode, verdict in each_mode(observed(MORE, trained="all"), observed(trained="others")).items():
+        assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
+
+
+def frozen() -> Run:
+    run = observed()
+    return run.replace(dtypes={**run.dtypes, "gradients": {"float32": 80}})
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (frozen(), "fewer gradients than in arm A: 100 -> 80 elements on all ranks"),
+        (observed(optimizer="SGD (fused)"), "another optimizer than in arm A: AdamW -> SGD"),
+    ],
+)
+def test_less_work_of_another_training_is_not_improved(now: Run, said: str) -> None:
+    before = observed(MORE, optimizer="AdamW (fused)")
+    for verdict in (
+        judge_counts(before, now),
+        judge_counts(*(run.replace(dry=True) for run in (before, now))),
+    ):
+        assert verdict.outcome == "inconclusive"
+        assert said in verdict.reasons
+    recorded = with_counts(
+        Verdict(outcome="recorded", launches=1), [now], count_baseline.from_runs([before] * 3)
+    )
+    assert recorded.outcome == "recorded"
+    assert recorded.counts is not None
+    assert any(said.replace("arm A", OF_COUNTS) in note for note in recorded.counts.notes)
+
+
+def test_another_form_of_one_optimizer_is_the_same() -> None:
+    then, now = (Computed.of([observed(optimizer=name)]) for name in ("AdamW", "AdamW (fused)"))
+    assert does_less(then, now, "arm A") == []
+
+
+def test_counts_alone_judge_the_loss_by_two_launches() -> None:
+    timed = Verdict(outcome="unhealthy", launches=2)
+    recorded = count_baseline.from_runs([valued(clipped=True)] * 2)
+    other = valued(1.5, clipped=True)
+    assert with_counts(timed, [other] * 2, recorded).failure == "loss"
+    once = with_counts(timed, [other], recorded)
+    assert (once.outcome, once.failure) == ("unhealthy", None)
+    assert once.reasons[0].startswith(f"not as in {OF_COUNTS}: the norm of the gradients in step 4")
+
+
+def test_counts_leave_a_loss_to_the_baseline_of_times() -> None:
+    """It knows how much launches scatter."""
+    recorded = count_baseline.from_runs([valued(clipped=True)] * 2)
+    known = baselines.from_runs([valued(clipped=True)] * 5)
+    verdict = with_counts(
+        Verdict(outcome="passed", launches=2), [valued(1.5, clipped=True)] * 2, recorded, known=known
+    )
+    assert (verdict.outcome, verdict.reasons) == ("passed", ())
+
+
+def test_a_loss_that_is_scaled_elsewhere_is_no_finding_of_few_launches() -> None:
+    before = valued(clipped=True)
+    scaled = before.replace(loss=tuple(2 * value for value in before.loss))
+    assert few_differ([scaled] * 2, [before] * 2, "arm A") is None
+    assert not needs_more(before, scaled)
