@@ -203,7 +203,7 @@ def test_a_baseline_of_counts_keeps_what_its_launches_computed() -> None:
     assert type(kept).model_validate_json(kept.as_json()) == kept
 
 
-def observed(counted: Counts | None = None, *, elements: int = 100, **settings: str) -> Run:
+def observed(counted: Counts | None = None, *, elements: int = 100, **settings: Any) -> Run:
     """A launch with these settings, whose ranks hold so many elements of parameters and of gradients."""
     environment = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
     seen = Observed(settings={"wrapper": "DDP", **settings}, environment=environment)
