@@ -229,7 +229,9 @@ def test_another_sharding_is_not_called_a_smaller_model() -> None:
 
 @pytest.mark.parametrize("setting", ["fp32_matmul", "fp32_convolution"])
 def test_less_precise_products_fail_in_each_mode(setting: str) -> None:
-    exact, low = observed(**{setting: "ieee"}), observed(MORE, **{setting: "tf32"})
+    ieee: dict[str, Any] = {setting: "ieee"}
+    tf32: dict[str, Any] = {setting: "tf32"}
+    exact, low = observed(**ieee), observed(MORE, **tf32)
     for mode, verdict in each_mode(exact, low).items():
         assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
     more_exact = Computed.of([low]), Computed.of([exact])
