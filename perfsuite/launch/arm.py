@@ -211,12 +211,12 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
     with locked(directory):  # the processes of pytest-xdist make the same arms
         try:
             if (directory / ".git").exists():
-                git("reset", "--quiet", "--hard", commit, cwd=directory, filters=True)
+                git("reset", "--quiet", "--hard", commit, cwd=directory)
                 return directory
         except GitError:  # the repository that it was of is gone
             shutil.rmtree(directory)
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit)
-        git(*add, cwd=root, filters=True)  # launches run the code of the commit anyway
+        git(*add, cwd=root)
         return directory
 
 
