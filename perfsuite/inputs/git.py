@@ -54,7 +54,7 @@ _RUNS_A_PROGRAM = {
 }
 """Settings by which a command that reads runs a program; what each becomes if only the repository sets it."""
 _PROTOCOLS = "http:https"
-"""How git may get what a partial clone lacks while it reads: others run programs that the repository names."""
+"""How a command that reads may get what a partial clone lacks: other ways run what the repository names."""
 _OF_THE_USER = ("system", "global", "command")
 _IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/.singularity.d"))
 
