@@ -7,6 +7,7 @@ others: pytest collects these with the code and the interpreter of that arm.
 import os
 import shlex
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from perfsuite.results.session_file import CaseChange
 SHOWN_FIELDS = 5  # changed fields of a case that are listed
 LONGEST_ERROR = 500  # letters of why cases could not be collected
 LONGEST_VALUE = 60  # letters of a value
+MOST_PAIRS = 40_000  # of cases of one test that are compared: beyond, cases are matched by their position
 SAME_TEST_FIELDS = 12
 """Fields in which a case may differ from one of the same test that is taken to stand in its place."""
 
@@ -150,19 +152,32 @@ def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest])
 
     Of the new cases of the same test function the one that differs in the fewest fields is taken.
     """
-    pairs = sorted(
-        (
-            (_differing(then.case, now.case), abs(at - place), at, place)
-            for at, then in enumerate(lost)
-            for place, now in enumerate(new)
-            if _function(then) == _function(now)
-        ),
-        key=lambda pair: (len(pair[0]), *pair[1:]),
-    )
+    candidates = defaultdict[tuple[str, str], list[CollectedTest]](list)
+    for test in new:
+        candidates[_function(test)].append(test)
+    without = defaultdict[tuple[str, str], list[CollectedTest]](list)
+    for test in lost:
+        without[_function(test)].append(test)
+    found: dict[str, CollectedTest] = {}
+    for function, tests in without.items():
+        found |= _nearest(tests, candidates[function])
+    return found
+
+
+def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
+    """Return the nearest new test of each lost one, all of one function, by the lost case's id."""
+    if len(lost) * len(new) > MOST_PAIRS:
+        # Every pair would take minutes: what a loop generates keeps its order.
+        places = [(at, at) for at in range(min(len(lost), len(new)))]
+    else:
+        places = [(at, place) for at in range(len(lost)) for place in range(len(new))]
+    then = [_flat(documents.plain(test.case)) for test in lost]
+    now = [_flat(documents.plain(test.case)) for test in new]
+    pairs = [(len(_differing(then[at], now[place])), abs(at - place), at, place) for at, place in places]
     found: dict[str, CollectedTest] = {}
     taken = set[int]()
-    for fields, _, at, place in pairs:
-        if lost[at].case.id not in found and place not in taken and len(fields) <= SAME_TEST_FIELDS:
+    for fields, _, at, place in sorted(pairs):
+        if lost[at].case.id not in found and place not in taken and fields <= SAME_TEST_FIELDS:
             found[lost[at].case.id] = new[place]
             taken.add(place)
     return found
@@ -176,13 +191,13 @@ def _function(test: CollectedTest) -> tuple[str, str]:
 
 def differences(then: Case, now: Case) -> str:
     """Return the fields in which two cases differ, in words: `micro_batch 2 -> 1, steps 50 -> 20`."""
-    told = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in _differing(then, now).items()]
+    changed = _differing(_flat(documents.plain(then)), _flat(documents.plain(now)))
+    told = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in changed.items()]
     return ", ".join(cut(told, SHOWN_FIELDS))
 
 
-def _differing(then: Case, now: Case) -> dict[str, tuple[Any, Any]]:
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the values of the fields that differ, by path: `topology.processes_per_node`."""
-    old, new = (_flat(documents.plain(case)) for case in (then, now))
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
     for whole in ("model", "framework"):  # another one has other fields, which say no more than its name
         if f"{whole}.name" in names:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_the_nearest_new_case_of_the_test_stands_in_its_place() -> None:
         (SMALL.id, "changed", f"{other.id}: learning_rate 0.001 -> 0.0001, seed 0 -> 7"),
         (LARGE.id, "changed", f"{less.id}: steps 20 -> 10"),
     ]
+
+
+def test_of_many_cases_each_is_matched_in_about_a_second() -> None:
+    then = [of_test(SMALL.replace(micro_batch=size)) for size in range(1, 1001)]
+    now = [of_test(test.case.replace(steps=10)) for test in then]
+    begun = time.process_time()
+    found = told(then, now)
+    assert [kind for _, kind, _ in found] == ["changed"] * 1000
+    assert all(words.endswith(": steps 20 -> 10") for _, _, words in found)
+    assert time.process_time() - begun < 5, "every pair would take minutes"
+
+
+def test_cases_of_many_tests_are_matched_within_their_own() -> None:
+    then = [of_test(SMALL.replace(micro_batch=size), f"test_{size}") for size in range(1, 301)]
+    now = [of_test(test.case.replace(steps=10), f"test_{test.case.micro_batch}") for test in then[::-1]]
+    assert all(words.endswith(": steps 20 -> 10") for _, _, words in told(then, now))
 
 
 def test_what_the_id_does_not_show_is_a_change_too() -> None:
