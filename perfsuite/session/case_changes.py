@@ -19,7 +19,7 @@ from perfsuite.case.case import Case, CaseList, CollectedTest
 from perfsuite.dry.cases import collect
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
-from perfsuite.launch.arm import Arm
+from perfsuite.launch.arm import Arm, at_commit, merge_base
 from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange
 
@@ -58,7 +58,29 @@ def case_changes(
         except PerfsuiteError as error:
             why = _in_short(str(error))
             return (), f"arm {letter}'s cases could not be collected: {why}: what vanished is unknown"
-    return tuple(_changes(*found, asked=selection.asked)), None
+    changes = tuple(_changes(*found, asked=selection.asked))
+    return _of_this_branch(changes, arms, selection, store), None
+
+
+def _of_this_branch(
+    changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
+) -> tuple[CaseChange, ...]:
+    """Call a change new if arm A got its case only after the arms had parted: arm B has not lost it.
+
+    Where it is not known at which commit they parted, or which cases that has, nothing is called new.
+    """
+    a, b = arms
+    if not changes or a.moved is None:
+        return changes
+    try:
+        base = merge_base(a, b, Path(a.moved[0]))
+        if base is None or base == a.commit:
+            return changes
+        tests = _tests_of(at_commit(a, base, store), selection, store)
+    except PerfsuiteError:
+        return changes
+    before = {test.case.id for test in tests if test.left_out is None}
+    return tuple(each if each.case_id in before else each.replace(kind="new", told="") for each in changes)
 
 
 def _in_short(error: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.git import blobs, git
 from perfsuite.inputs.ini import read_ini
-from perfsuite.launch.arm import Arm
+from perfsuite.launch.arm import Arm, merge_base
 from perfsuite.results.session_file import JudgeChanges
 from perfsuite.results.store import CASES
 from perfsuite.session.setup import Options
@@ -24,16 +24,16 @@ UNKNOWN = (
 def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
     """Return how what judges differs from the base; None if there is no base, as in a night.
 
-    The base of a comparison is the commit of arm A. In a job of a pull request it is the commit into which
-    that is merged.
+    The base of a comparison is the commit at which arm A and the branch parted: what arm A's branch has
+    changed since is not this branch's doing. In a job of a pull request it is the commit into which that is
+    merged.
     """
     base_branch = os.environ.get("GITHUB_BASE_REF", "")
     if not base_branch and not (arms and arms[0].moved is not None):
         return None
     try:
-        if arms and arms[0].moved is not None and arms[0].commit is not None:
-            base = arms[0].commit
-        else:
+        base = merge_base(*arms, options.root) if arms else None
+        if base is None:
             base = _merged_into(options.root, base_branch)
         return JudgeChanges(base=base, sentences=tuple(_since(base, options)))
     except PerfsuiteError as error:

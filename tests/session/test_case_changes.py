@@ -197,6 +197,28 @@ def test_settings_and_hooks_of_the_repository_are_none_of_a_worktree_below_it(re
 
 
 @pytest.mark.launch
+def test_a_case_that_main_has_since_the_branch_began_is_not_lost(repo: Path) -> None:
+    git(repo, "checkout", "--quiet", "-b", "feature")
+    git(repo, "checkout", "--quiet", "main")
+    edit(repo, PARAMETERS, PARAMETERS.replace("]", ", CASE.replace(micro_batch=1)]"))
+    commit(repo, "a case more on main")
+    git(repo, "checkout", "--quiet", "feature")
+    edit(repo, PARAMETERS, "[CASE]")
+    changes, unknown = found(repo)
+    assert {each.case_id: each.kind for each in changes} == {B1: "new", B2: "deleted"}
+    assert unknown is None
+
+
+@pytest.mark.launch
+def test_without_a_common_commit_every_missing_case_is_lost(repo: Path) -> None:
+    git(repo, "checkout", "--quiet", "--orphan", "other")
+    edit(repo, PARAMETERS, "[CASE]")
+    commit(repo, "another beginning")
+    ((change,), _) = found(repo)
+    assert (change.case_id, change.kind) == (B2, "deleted")
+
+
+@pytest.mark.launch
 def test_cases_that_cannot_be_collected_are_said_to_be_unknown(repo: Path) -> None:
     edit(repo, "import pytest", "import nosuch_module")
     commit(repo, "broken")
