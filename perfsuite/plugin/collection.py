@@ -176,14 +176,26 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config, ours = session.config, session.config.stash[SESSION]
     if not ours.way.arms or is_worker(config) or config.option.collectonly:
         return
+    wanted = selection_of(config)
+    ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
+
+
+def selection_of(config: pytest.Config) -> Selection:
+    """Return which tests a session was asked for, to ask arm A for the same."""
     is_given = config.args_source is config.ArgsSource.ARGS
     here = config.invocation_params.dir
-    paths = [here / argument.partition("::")[0] for argument in config.args] if is_given else []
+    arguments = [argument.partition("::") for argument in config.args] if is_given else []
+    paths = [here / file for file, _, _ in arguments]
+    whole = [here / file for file, _, name in arguments if not name]
+    names = dict[Path, list[str]]()
+    for file, _, name in arguments:
+        if name and not any((here / file).is_relative_to(path) for path in whole):
+            names.setdefault(here / file, []).append(name)
     given = (("-k", config.option.keyword), ("-m", config.option.markexpr))
     words = [word for option, value in given if value for word in (option, value)]
     words += [f"--deselect={each}" for each in config.option.deselect or ()]
-    wanted = Selection(paths=paths, words=words)
-    ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
+    is_directory = len(paths) == 1 and paths[0].is_dir()
+    return Selection(paths=paths, names=names, words=words, is_directory_of_cases=is_directory)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

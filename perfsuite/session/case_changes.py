@@ -10,7 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,6 +22,7 @@ from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.arm import Arm, at_commit, merge_base
 from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange
+from perfsuite.results.store import CASES
 
 SHOWN_FIELDS = 5  # changed fields of a case that are listed
 LONGEST_ERROR = 500  # letters of why cases could not be collected
@@ -36,6 +37,8 @@ class Selection:
     """Which tests a comparison is asked for."""
 
     paths: Sequence[Path] = ()  # none: what pytest finds by itself
+    # The names of the tests that were asked for by node id, by their file, of which nothing else was.
+    names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     words: Sequence[str] = ()  # pytest's words that select among them: `-k`, `-m`
     asked: bool = True  # false where ids were given: no other case was asked for
     # Where arm A may keep its cases instead if it has none of `paths`: as its own settings say.
@@ -100,7 +103,16 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
         found = collect(
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"
         )
-    return _tests(found)
+    names = {_in_arm(path, arm): names for path, names in selection.names.items()}
+    return tuple(test for test in _tests(found) if _is_asked(test, names))
+
+
+def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
+    """Return whether a test was asked for: not if others of its file were, by node ids."""
+    file, _, name = test.nodeid.partition("::")
+    parts = PurePosixPath(file).parts
+    asked = [each for path, listed in names.items() if path.parts[-len(parts) :] == parts for each in listed]
+    return not asked or any(name == each or name.startswith((f"{each}[", f"{each}::")) for each in asked)
 
 
 def _tests(found: CaseList) -> tuple[CollectedTest, ...]:
@@ -113,12 +125,19 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
     if arm.directory is None:
         return [*selection.paths]
     there = arm.directory
-    moved = [Path(os.path.normpath(there / os.path.relpath(path))) for path in selection.paths]
-    kept = [path for path in moved if path.exists()]
+    kept = [path for path in (_in_arm(path, arm) for path in selection.paths) if path.exists()]
     if kept or not selection.is_directory_of_cases:
         return kept
-    own = Path(read_ini(there).directories().get("cases", there / "bench_cases"))
-    return [own] if own.is_dir() else []
+    own = Path(read_ini(there).directories().get("cases", there / CASES))
+    here = Path(os.path.relpath(own, there))
+    # Where the directory is here as well, it was not renamed, and its cases were not asked for.
+    was_renamed = next(here.rglob("*.py"), None) is None
+    return [own] if own.is_dir() and was_renamed else []
+
+
+def _in_arm(path: Path, arm: Arm) -> Path:
+    """Return a path as it is in the worktree of an arm."""
+    return path if arm.directory is None else Path(os.path.normpath(arm.directory / os.path.relpath(path)))
 
 
 def _limits(arm: Arm) -> list[str]:

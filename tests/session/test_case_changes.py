@@ -232,6 +232,33 @@ def test_cases_that_cannot_be_collected_are_said_to_be_unknown(repo: Path) -> No
 
 
 @pytest.mark.launch
+def test_of_a_node_id_no_other_test_of_its_file_is_lost(repo: Path) -> None:
+    file = repo / "bench_cases/test_a.py"
+    other = (
+        FILE.partition("\n\n")[2]
+        .replace("test_it", "test_b")
+        .replace(PARAMETERS, "[CASE.replace(micro_batch=1)]")
+    )
+    other = other[other.index("@") :]
+    file.write_text(FILE + other)
+    commit(repo, "another test")
+    edit(repo, other, "")
+    edit(repo, PARAMETERS, "[CASE]")
+    selection = Selection(paths=[file], names={file: ["test_it"]})
+    ((change,), unknown) = case_changes(arms(repo), selection, repo / ".perfsuite")
+    assert (change.case_id, change.kind, unknown) == (B2, "deleted", None)
+
+
+@pytest.mark.launch
+def test_a_directory_that_main_lacks_is_not_its_renamed_cases(repo: Path) -> None:
+    (repo / "perf").mkdir()
+    os.rename("bench_cases/test_a.py", "perf/test_b.py")
+    (repo / "bench_cases/test_a.py").write_text("")
+    selection = Selection(paths=[Path("perf")], is_directory_of_cases=True)
+    assert case_changes(arms(repo), selection, repo / ".perfsuite") == ((), None)
+
+
+@pytest.mark.launch
 def test_a_commit_without_cases_loses_none_and_a_renamed_directory_is_found(repo: Path) -> None:
     git(repo, "rm", "--quiet", "-r", "--cached", "bench_cases")
     commit_of_nothing = commit_without_adding(repo)
