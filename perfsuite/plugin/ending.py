@@ -184,7 +184,12 @@ def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> 
 
 
 def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> None:
-    """Say which reviewed baselines no case of a whole night claims."""
+    """Say which reviewed baselines no selected case of a whole night claims."""
+    if session.deselected:
+        count = plural(len(session.deselected), "reviewed baseline")
+        terminal.section(f"perfsuite: {count} deselected", yellow=True)
+        for told in session.deselected:
+            terminal.write_line(f"  {shown(config, told)}")
     if not (count := len(session.unclaimed)):
         return
     color = {"red": True} if session.misses_baselines else {"yellow": True}
@@ -261,6 +266,7 @@ class CollectsFromWorkers:
             self.config.stash[REFUSED] = told["perf_refused"]
         if "perf_unclaimed" in told:
             self.session.unclaimed = tuple(told["perf_unclaimed"])
+            self.session.deselected = tuple(told["perf_deselected"])
 
 
 class HoldsInterrupts:

@@ -54,6 +54,7 @@ class Session:
     case_changes: tuple[CaseChange, ...] = ()  # of two arms: which cases arm B lacks or has otherwise
     cases_unknown: str | None = None  # why that is not known
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with why
+    deselected: tuple[str, ...] = ()  # those whose cases `-m` of the settings leaves out by a mark, with why
     _begun: set[str] = field(default_factory=set)  # the ids of the cases that this part measures
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
