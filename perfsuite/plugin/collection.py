@@ -57,6 +57,12 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def runs_no_test(config: pytest.Config) -> bool:
+    """Return whether pytest only lists tests or their fixtures."""
+    options = config.option
+    return bool(options.collectonly or options.setuponly or options.setupplan)
+
+
 def terminal_of(config: pytest.Config) -> Any:
     """pytest's terminal, or None."""
     return config.pluginmanager.getplugin("terminalreporter")
@@ -174,7 +180,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find out which cases of arm A are no longer among those that were asked for."""
     config, ours = session.config, session.config.stash[SESSION]
-    if not ours.way.arms or is_worker(config) or config.option.collectonly:
+    if not ours.way.arms or is_worker(config) or runs_no_test(config):
         return
     wanted = selection_of(config)
     ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
@@ -205,7 +211,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[SELECTED] = len(benchmarks)
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
-    if benchmarks and not session.config.option.collectonly:
+    if benchmarks and not runs_no_test(session.config):
         with usage_error():
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
             if session.config.getoption("--perf-resume"):
@@ -373,5 +379,5 @@ def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
     """Return the line below the number of tests; with -v pytest shows words, which need none."""
-    shows_letters = config.get_verbosity() <= 0 and not config.option.collectonly
+    shows_letters = config.get_verbosity() <= 0 and not runs_no_test(config)
     return f"perfsuite: {LETTERS}" if shows_letters and any(map(uses_bench, items)) else None

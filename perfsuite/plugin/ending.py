@@ -19,6 +19,7 @@ from perfsuite.plugin.collection import (
     SESSION,
     UNWRITTEN,
     is_worker,
+    runs_no_test,
     shown,
     uses_bench,
 )
@@ -65,7 +66,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     _fail_if_due(session, exitstatus)
     if REFUSED in config.stash:
         return
-    if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
+    if runs_no_test(config) or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
     try:
@@ -79,7 +80,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
 def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
     """Set the exit status by the results of the session: a test can swallow its verdict."""
     config, ours = session.config, session.config.stash[SESSION]
-    if is_worker(config) or config.option.collectonly or exitstatus not in NO_ERROR:
+    if is_worker(config) or runs_no_test(config) or exitstatus not in NO_ERROR:
         return
     if REFUSED in config.stash:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -109,7 +110,7 @@ def _has_all_cases(session: Session) -> bool:
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
-    is_asked = bool(config.stash.get(SELECTED, 0)) and not config.option.collectonly
+    is_asked = bool(config.stash.get(SELECTED, 0)) and not runs_no_test(config)
     return is_asked and config.stash[SESSION].nothing_measured
 
 

@@ -21,6 +21,7 @@ from perfsuite.plugin.collection import (
     SESSION,
     case_of,
     is_worker,
+    runs_no_test,
     usage_error,
     uses_bench,
 )
@@ -75,7 +76,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cases = [case_of(item) for item in session.items if uses_bench(item)]
     selected = {case.id for case in cases if case is not None}
     collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if something was refused
-    is_measured = selected and collected and not config.option.collectonly
+    is_measured = selected and collected and not runs_no_test(config)
     if not is_measured or ours.way.arms or not is_whole(config):
         return
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
