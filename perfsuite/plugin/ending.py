@@ -85,7 +85,7 @@ def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
     if REFUSED in config.stash:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
-    too_little = _nothing_measured(config) or ours.too_few_judged or not _has_all_cases(ours)
+    too_little = _nothing_measured(config) or ours.too_few_judged or not ours.has_all_cases
     too_little = too_little and not ours.setup.options.shadow
     if too_little or ours.failing or ours.misses_baselines:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -102,11 +102,6 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
     benchmarks = [item for item in session.items if uses_bench(item)]  # none where pytest-xdist runs them
     has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
     return has_ended and session.config.stash[SESSION].running is None
-
-
-def _has_all_cases(session: Session) -> bool:
-    """Whether the comparison of two arms has lost no case of arm A."""
-    return not session.way.arms or session_file(session, "running").has_all_cases
 
 
 def _nothing_measured(config: pytest.Config) -> bool:

@@ -1,5 +1,6 @@
 """What a session measured, as one versioned file: `results.json`."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, computed_field, model_validator
@@ -193,6 +194,13 @@ class CaseChange(Data):
     asked: bool = True  # whether arm A has it among the cases that were selected; not where ids were given
 
 
+def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
+    """Return the cases of arm A that were asked for and that no result is of: they vanished in arm B."""
+    measured = {result.case_id for result in results}
+    lost = (each for each in changes if each.asked and each.kind != "new")
+    return tuple(each for each in lost if each.case_id not in measured)
+
+
 class SessionFile(Document):
     """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
 
@@ -221,9 +229,7 @@ class SessionFile(Document):
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:
         """The cases of arm A that were asked for and that no result is of: they vanished in arm B."""
-        measured = {result.case_id for result in self.results}
-        lost = (each for each in self.case_changes if each.asked and each.kind != "new")
-        return tuple(each for each in lost if each.case_id not in measured)
+        return lost_cases(self.case_changes, self.results)
 
     @property
     def has_all_cases(self) -> bool:

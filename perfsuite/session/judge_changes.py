@@ -1,11 +1,11 @@
 """Finds out with git how a branch changes what judges it; `perfsuite.verdict.judge_changes` has the words."""
 
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.inputs.files import read_bytes
 from perfsuite.inputs.git import blobs, git
 from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.arm import Arm, merge_base
@@ -87,11 +87,8 @@ def _text(content: bytes | None) -> str | None:
 def _now(file: Path) -> str | None:
     """Return the text of a file, also of one that git has not yet; None without one."""
     try:
-        found = file.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            return UNREADABLE
-        return _text(file.read_bytes())
+        return _text(read_bytes(file, LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         return UNREADABLE if file.is_symlink() else None
-    except OSError:
+    except (FileError, OSError):
         return UNREADABLE

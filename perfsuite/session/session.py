@@ -24,6 +24,7 @@ from perfsuite.results.session_file import (
     SessionFile,
     Skipped,
     Status,
+    lost_cases,
 )
 from perfsuite.results.store import SessionDir, is_there
 from perfsuite.session import resume
@@ -249,6 +250,11 @@ class Session:
     def failing(self) -> list[Measurement]:
         """The results that fail this session, whatever their tests made of them."""
         return [result for result in self.results if not result.shadow and self.fails(result)]
+
+    @property
+    def has_all_cases(self) -> bool:
+        """Return whether the comparison of two arms has lost no case of arm A, as far as that is known."""
+        return self.cases_unknown is None and not lost_cases(self.case_changes, self.results)
 
     @property
     def misses_baselines(self) -> bool:
