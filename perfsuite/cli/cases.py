@@ -153,7 +153,7 @@ def compare(
             say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
     is_decided = [result.outcome in ("passed", "improved") for result in session.results]
-    is_decided.append(session_file(session, "complete").has_all_cases)
+    is_decided.append(session.has_all_cases)
     raise typer.Exit(0 if session.results and all(is_decided) else UNDECIDED)
 
 

@@ -257,7 +257,7 @@ def _settings(wanted: Mapping[str, str]) -> None:
 def _owners(cases: Path) -> None:
     """Say which lines a file of code owners should have, who alone are known to their project."""
     file = next(filter(Path.exists, CODEOWNERS), None)
-    text = "" if file is None else file.read_text(errors="replace")
+    text = "" if file is None else read_text(file, errors="replace")
     known = {line.split()[0] for line in text.splitlines() if line.strip()}
     ini = next((name for name in FILES if Path(name).is_file()), "pytest.ini")
     lines = [each.format(ini=ini, cases=cases.as_posix()) for each in OWNED]

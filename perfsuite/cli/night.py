@@ -102,7 +102,7 @@ def night(
                 raise typer.Exit(bad)
         note("pytest wrote no report: see the log.")
         status = run("pytest", *measure)
-        if BEGUN.search(summary.read_text()) and Store(store).results() == known:
+        if BEGUN.search(read_text(summary, errors="replace")) and Store(store).results() == known:
             why = f"pytest ended with {status} and wrote no report: does a file of the cases end Python?"
             note(why)
             say(f"perfsuite night: nothing was measured: {why}")

@@ -1,8 +1,10 @@
 """Runs git, and asks it where commits stand in their branch. Imports neither torch nor pytest.
 
-A repository can name programs in its own configuration, which git then runs: a file monitor, hooks, filters
-and many more. Whoever can write `.git/config` could so run code as the user who only asks for a report. No
-command that perfsuite gives to git runs any of them. What users set for themselves (--global) holds.
+A repository can name programs in its own configuration, which git then runs: filters, external diffs and many
+more. Whoever can write `.git/config` could so run code as the user who only asks for a report. A command that
+reads runs none of them. A command that writes, or that talks to a remote, is given on purpose in the user's
+own checkout: it keeps the settings of the repository, for example the ssh command of a deploy key. Neither
+runs a file monitor or hooks. What users set for themselves (--global) holds.
 """
 
 import hashlib
@@ -20,65 +22,62 @@ from perfsuite.errors import GitError
 OF_A_HOOK = frozenset(  # what git sets where it runs a hook: git would work on that repository everywhere
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
-ALWAYS = {
-    "core.fsmonitor": "",
-    "core.hooksPath": os.devnull,
-    "fetch.recurseSubmodules": "false",  # a submodule has a configuration of its own
-    "gc.auto": "0",
+READS = frozenset(
+    [
+        "cat-file",
+        "diff",
+        "log",
+        "ls-files",
+        "ls-tree",
+        "merge-base",
+        "rev-list",
+        "rev-parse",
+        "show",
+        "status",
+    ]
+)
+"""The commands that only look at a repository."""
+ALWAYS = {"core.fsmonitor": "", "core.hooksPath": os.devnull}
+"""Settings of every command that perfsuite gives to git."""
+_OF_READING = {
+    "diff.submodule": "short",  # a submodule has a configuration of its own
     "log.showSignature": "false",  # it runs gpg.program
-    "maintenance.auto": "false",
-    "protocol.ext.allow": "never",  # the address of a remote would be a command
-    "push.recurseSubmodules": "no",
     "submodule.recurse": "false",
 }
-"""Settings of every command that perfsuite gives to git."""
-_RUNS_A_PROGRAM = (
-    (r"filter\..*\.(clean|smudge|process)", ""),
-    (r"filter\..*\.required", "false"),
-    (r"(commit|tag|push)\.gpgsign", "false"),
-    (r"core\.alternaterefscommand", "true"),
-    (r"core\.(askpass|editor|pager)", ""),
-    (r"core\.gitproxy", ""),
-    (r"core\.sshcommand", "ssh"),
-    (r"credential\.(.*\.)?helper", ""),
-    (r"diff\.(external|.*\.(command|textconv))", ""),
-    (r"gpg\.(.*\.)?(program|defaultkeycommand)", "false"),
-    (r"hook\..*\.command", "true"),
-    (r"merge\..*\.driver", "false"),
-    (r"remote\..*\.(receivepack|uploadpack)", None),
-    (r"remote\..*\.vcs", ""),
-)
-"""Settings by which git runs a program, and what each becomes where only the repository sets it.
-
-None: of this setting the first value counts, so that none can take its place; git then reaches no remote.
-"""
-_PROTOCOLS = ("file", "git", "http", "https", "ssh")
+_RUNS_A_PROGRAM = {
+    r"filter\..*\.(clean|smudge|process)": "",
+    r"filter\..*\.required": "false",
+    r"core\.askpass": "",
+    r"credential\.(.*\.)?helper": "",
+    r"diff\.(external|.*\.(command|textconv))": "",
+    r"hook\..*\.command": "true",
+}
+"""Settings by which a command that reads runs a program; what each becomes if only the repository sets it."""
+_PROTOCOLS = "http:https"
+"""How a command that reads may get what a partial clone lacks: other ways run what the repository names."""
 _OF_THE_USER = ("system", "global", "command")
 _IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/.singularity.d"))
 
 
-def git(*arguments: str, cwd: Path, filters: bool = False) -> str:
-    """Return what a git command prints. Raises `GitError` with what git said, or that it is not there.
-
-    `filters` lets git run the repository's own filters, for example git-lfs: only where its code runs anyway.
-    """
+def git(*arguments: str, cwd: Path) -> str:
+    """Return what a git command prints. Raises `GitError` with what git said, or that it is not there."""
     # Files and their names need not be UTF-8.
-    return output(*arguments, cwd=cwd, filters=filters).decode(errors="backslashreplace")
+    return output(*arguments, cwd=cwd).decode(errors="backslashreplace")
 
 
-def output(*arguments: str, cwd: Path, filters: bool = False, text: bytes = b"") -> bytes:
+def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
     """Return what a git command prints, which has `text` on its standard input. Raises as `git`."""
     name = f"git {' '.join(arguments)}"
     usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     try:
-        done, replaced = _run(arguments, cwd, usual, filters, text)
+        done, replaced = _run(arguments, cwd, usual, text)
         if done.returncode and b"safe.directory" in done.stderr and (top := _trusted(cwd)) is not None:
             # Before 2.38 git takes it from files alone.
             with tempfile.TemporaryDirectory() as home:
                 escaped = re.sub(r'[\\"]', r"\\\g<0>", str(top)).replace("\n", "\\n")
                 (Path(home) / "git").mkdir()
                 (Path(home) / "git" / "config").write_text(f'[safe]\ndirectory = "{escaped}"\n')
-                done, replaced = _run(arguments, cwd, usual | {"XDG_CONFIG_HOME": home}, filters, text)
+                done, replaced = _run(arguments, cwd, usual | {"XDG_CONFIG_HOME": home}, text)
     except OSError as error:
         raise GitError(f"{name}: {error.strerror}") from error
     if done.returncode:
@@ -92,53 +91,64 @@ def output(*arguments: str, cwd: Path, filters: bool = False, text: bytes = b"")
 
 
 def _run(
-    arguments: Sequence[str], cwd: Path, usual: Mapping[str, str], filters: bool, text: bytes
+    arguments: Sequence[str], cwd: Path, usual: Mapping[str, str], text: bytes
 ) -> tuple[subprocess.CompletedProcess[bytes], list[str]]:
     """Run git, and return with it the names of the repository's settings that were replaced."""
+    command = _command(cwd)
+    variables = dict(usual)
+    replaced = list[tuple[str, str]]()
+    if arguments[0] in READS:
+        for name, fixed in _OF_READING.items():
+            command += ["-c", f"{name}={fixed}"]
+        variables.setdefault("GIT_ALLOW_PROTOCOL", _PROTOCOLS)
+        replaced = _replaced(command, cwd, usual)
+    for name, value in replaced:
+        if "=" not in name:  # git 2.31 is the first to know the variables, which can name every setting
+            command += ["-c", f"{name}={value}"]
+            continue
+        count = int(variables.get("GIT_CONFIG_COUNT") or 0)
+        variables |= {f"GIT_CONFIG_KEY_{count}": name, f"GIT_CONFIG_VALUE_{count}": value}
+        variables["GIT_CONFIG_COUNT"] = str(count + 1)
+    done = subprocess.run([*command, *arguments], cwd=cwd, env=variables, input=text, capture_output=True)
+    return done, list(dict.fromkeys(name for name, _ in replaced))
+
+
+def _command(cwd: Path) -> list[str]:
     top = _trusted(cwd)
     command = ["git", *([] if top is None else ["-c", f"safe.directory={top}"])]
     if not _is_bare(cwd):  # else git would take what a directory above pretends to be
         command += ["-c", "safe.bareRepository=explicit"]
     for name, fixed in ALWAYS.items():
         command += ["-c", f"{name}={fixed}"]
-    replaced = _replaced([*command, "config", "--null", "--list"], cwd, usual, filters)
-    variables = dict[str, str]()
-    first = int(usual.get("GIT_CONFIG_COUNT") or 0)
-    for name, value in replaced:
-        if value is None:
-            command += [word for each in _PROTOCOLS for word in ("-c", f"protocol.{each}.allow=never")]
-        elif "=" not in name:  # git 2.31 is the first to know the variables, which can name every setting
-            command += ["-c", f"{name}={value}"]
-        else:
-            variables |= {f"GIT_CONFIG_KEY_{first}": name, f"GIT_CONFIG_VALUE_{first}": value}
-            first += 1
-            variables["GIT_CONFIG_COUNT"] = str(first)
-    names = list(dict.fromkeys(name for name, _ in replaced))
-    if "core.gitproxy" in names:  # of this setting, unlike of others, the first value counts
-        variables["GIT_PROXY_COMMAND"] = usual.get("GIT_PROXY_COMMAND", "")
-    done = subprocess.run(
-        [*command, *arguments], cwd=cwd, env={**usual, **variables}, input=text, capture_output=True
-    )
-    return done, names
+    return command
 
 
-def _replaced(
-    listing: Sequence[str], cwd: Path, environment: Mapping[str, str], filters: bool
-) -> list[tuple[str, str | None]]:
+def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return what replaces each setting of a repository by which git would run a program: names and values.
 
     What users set for themselves takes its place.
     """
-    settings = [*_settings(listing, cwd, environment)]
-    values = list[tuple[str, str | None]]()
+    settings = [*_settings([*command, "config", "--null", "--list"], cwd, environment)]
+    values = list[tuple[str, str]]()
     for name in sorted({name for scope, name, _ in settings if scope not in _OF_THE_USER}):
-        if filters and name.startswith("filter."):
-            continue
-        instead = [value for keys, value in _RUNS_A_PROGRAM if re.fullmatch(keys, name, re.DOTALL)]
+        instead = [value for keys, value in _RUNS_A_PROGRAM.items() if re.fullmatch(keys, name, re.DOTALL)]
         if instead:
             of_user = [value for scope, each, value in settings if each == name and scope in _OF_THE_USER]
             values += [(name, value) for value in (*instead, *of_user)]
     return values
+
+
+def _without_filters(cwd: Path) -> list[str]:
+    """Return the pathspec that leaves out files with a filter, if the repository's own filters are not run.
+
+    Without its filter, for example git-lfs, such a file differs from the commit, changed or not.
+    """
+    try:
+        values = dict(_replaced(_command(cwd), cwd, os.environ))
+    except OSError:  # without git the command itself says so
+        return []
+    is_filtered = any(name.startswith("filter.") and value == "" for name, value in values.items())
+    return ["--", ":(top,attr:!filter)"] if is_filtered else []
 
 
 def _settings(
@@ -208,7 +218,7 @@ def _submodules(directory: Path) -> list[Path]:
     git itself would look into them with another configuration than that of the repository: see `_replaced`.
     """
     top = _top(directory)
-    if top is None:
+    if top is None or not (top / ".gitmodules").is_file():
         return []
     entries = git("ls-files", "--stage", "-z", cwd=top).split("\0")
     modules = [
@@ -231,7 +241,8 @@ class Revision(NamedTuple):
 def revision(directory: Path) -> Revision:
     """The revision that is checked out where `directory` lies; outside of git, one without a commit."""
     try:
-        told = git("status", "--porcelain=v2", "--branch", *_OF_TRACKED, cwd=directory).splitlines()
+        asked = ("status", "--porcelain=v2", "--branch", *_OF_TRACKED, *_without_filters(directory))
+        told = git(*asked, cwd=directory).splitlines()
         modules = [revision(each) for each in _submodules(directory)]
     except GitError as error:
         here = directory.resolve()
@@ -258,6 +269,7 @@ def changes(directory: Path) -> str | None:
             "--no-textconv",
             "--ignore-submodules=dirty",
             "HEAD",
+            *_without_filters(directory),
             cwd=directory,
         )
         diff += "".join(

@@ -157,20 +157,42 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: 
         if lock and not (worktree / lock).is_file():
             raise CaseError("that commit has no such file; name it from the top on")
         python = environment(worktree / lock, commit, store) if lock else python
-        top = _top(root)
-        arm = replace(
-            arm,
-            python=python,
-            lock=lock,
-            paths=_import_paths(python, top, worktree),
-            moved=(str(top), str(worktree)),
-            directory=_place(worktree, top),
-            commit=commit,
-            dirty=False,
-        )
+        arm = _moved(replace(arm, python=python, lock=lock), commit, worktree, _top(root))
     if releases:
         arm = replace(arm, packages=str(release(releases, arm.python, store, consent)))
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
+
+
+def _moved(arm: Arm, commit: str, worktree: Path, top: Path) -> Arm:
+    return replace(
+        arm,
+        paths=_import_paths(arm.python, top, worktree),
+        moved=(str(top), str(worktree)),
+        directory=_place(worktree, top),
+        commit=commit,
+        dirty=False,
+    )
+
+
+def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
+    """Return the commit at which two arms parted; None if no commit is given for `a`.
+
+    An arm that is not a commit counts as what is checked out. Raises `GitError` if the arms have none.
+    """
+    if a.moved is None or a.commit is None:
+        return None
+    other = "HEAD" if b.moved is None or b.commit is None else b.commit
+    try:
+        return git("merge-base", a.commit, other, cwd=root).strip()
+    except GitError as error:
+        raise GitError(f"{a.commit[:12]} and {other[:12]} have no common commit here ({error})") from None
+
+
+def at_commit(arm: Arm, commit: str, store: Path) -> Arm:
+    """Make an arm with the environment of one that is a commit, at another commit. Raises as `resolve`."""
+    assert arm.moved is not None
+    top = Path(arm.moved[0])
+    return _moved(arm, commit, _worktree(commit, top, store), top)
 
 
 def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -211,12 +233,12 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
     with locked(directory):  # the processes of pytest-xdist make the same arms
         try:
             if (directory / ".git").exists():
-                git("reset", "--quiet", "--hard", commit, cwd=directory, filters=True)
+                git("reset", "--quiet", "--hard", commit, cwd=directory)
                 return directory
         except GitError:  # the repository that it was of is gone
             shutil.rmtree(directory)
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit)
-        git(*add, cwd=root, filters=True)  # launches run the code of the commit anyway
+        git(*add, cwd=root)
         return directory
 
 

@@ -57,6 +57,12 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def runs_no_test(config: pytest.Config) -> bool:
+    """Return whether pytest only lists tests or their fixtures."""
+    options = config.option
+    return bool(options.collectonly or options.setuponly or options.setupplan)
+
+
 def terminal_of(config: pytest.Config) -> Any:
     """pytest's terminal, or None."""
     return config.pluginmanager.getplugin("terminalreporter")
@@ -174,16 +180,28 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find out which cases of arm A are no longer among those that were asked for."""
     config, ours = session.config, session.config.stash[SESSION]
-    if not ours.way.arms or is_worker(config) or config.option.collectonly:
+    if not ours.way.arms or is_worker(config) or runs_no_test(config):
         return
+    wanted = selection_of(config)
+    ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
+
+
+def selection_of(config: pytest.Config) -> Selection:
+    """Return which tests a session was asked for, to ask arm A for the same."""
     is_given = config.args_source is config.ArgsSource.ARGS
     here = config.invocation_params.dir
-    paths = [here / argument.partition("::")[0] for argument in config.args] if is_given else []
+    arguments = [argument.partition("::") for argument in config.args] if is_given else []
+    paths = [here / file for file, _, _ in arguments]
+    whole = [here / file for file, _, name in arguments if not name]
+    names = dict[Path, list[str]]()
+    for file, _, name in arguments:
+        if name and not any((here / file).is_relative_to(path) for path in whole):
+            names.setdefault(here / file, []).append(name)
     given = (("-k", config.option.keyword), ("-m", config.option.markexpr))
     words = [word for option, value in given if value for word in (option, value)]
     words += [f"--deselect={each}" for each in config.option.deselect or ()]
-    wanted = Selection(paths=paths, words=words)
-    ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
+    is_directory = len(paths) == 1 and paths[0].is_dir()
+    return Selection(paths=paths, names=names, words=words, is_directory_of_cases=is_directory)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -193,7 +211,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[SELECTED] = len(benchmarks)
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
-    if benchmarks and not session.config.option.collectonly:
+    if benchmarks and not runs_no_test(session.config):
         with usage_error():
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
             if session.config.getoption("--perf-resume"):
@@ -361,5 +379,5 @@ def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
     """Return the line below the number of tests; with -v pytest shows words, which need none."""
-    shows_letters = config.get_verbosity() <= 0 and not config.option.collectonly
+    shows_letters = config.get_verbosity() <= 0 and not runs_no_test(config)
     return f"perfsuite: {LETTERS}" if shows_letters and any(map(uses_bench, items)) else None

@@ -19,6 +19,7 @@ from perfsuite.plugin.collection import (
     SESSION,
     UNWRITTEN,
     is_worker,
+    runs_no_test,
     shown,
     uses_bench,
 )
@@ -65,7 +66,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     _fail_if_due(session, exitstatus)
     if REFUSED in config.stash:
         return
-    if config.option.collectonly or exitstatus == pytest.ExitCode.USAGE_ERROR:
+    if runs_no_test(config) or exitstatus == pytest.ExitCode.USAGE_ERROR:
         return
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
     try:
@@ -79,12 +80,12 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
 def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
     """Set the exit status by the results of the session: a test can swallow its verdict."""
     config, ours = session.config, session.config.stash[SESSION]
-    if is_worker(config) or config.option.collectonly or exitstatus not in NO_ERROR:
+    if is_worker(config) or runs_no_test(config) or exitstatus not in NO_ERROR:
         return
     if REFUSED in config.stash:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
-    too_little = _nothing_measured(config) or ours.too_few_judged or not _has_all_cases(ours)
+    too_little = _nothing_measured(config) or ours.too_few_judged or not ours.has_all_cases
     too_little = too_little and not ours.setup.options.shadow
     if too_little or ours.failing or ours.misses_baselines:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -103,13 +104,8 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
     return has_ended and session.config.stash[SESSION].running is None
 
 
-def _has_all_cases(session: Session) -> bool:
-    """Whether the comparison of two arms has lost no case of arm A."""
-    return not session.way.arms or session_file(session, "running").has_all_cases
-
-
 def _nothing_measured(config: pytest.Config) -> bool:
-    is_asked = bool(config.stash.get(SELECTED, 0)) and not config.option.collectonly
+    is_asked = bool(config.stash.get(SELECTED, 0)) and not runs_no_test(config)
     return is_asked and config.stash[SESSION].nothing_measured
 
 
@@ -184,7 +180,12 @@ def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> 
 
 
 def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> None:
-    """Say which reviewed baselines no case of a whole night claims."""
+    """Say which reviewed baselines no selected case of a whole night claims."""
+    if session.deselected:
+        count = plural(len(session.deselected), "reviewed baseline")
+        terminal.section(f"perfsuite: {count} deselected", yellow=True)
+        for told in session.deselected:
+            terminal.write_line(f"  {shown(config, told)}")
     if not (count := len(session.unclaimed)):
         return
     color = {"red": True} if session.misses_baselines else {"yellow": True}
@@ -261,6 +262,7 @@ class CollectsFromWorkers:
             self.config.stash[REFUSED] = told["perf_refused"]
         if "perf_unclaimed" in told:
             self.session.unclaimed = tuple(told["perf_unclaimed"])
+            self.session.deselected = tuple(told["perf_deselected"])
 
 
 class HoldsInterrupts:

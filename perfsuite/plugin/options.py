@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.documents import did_you_mean
 from perfsuite.inputs import ini
-from perfsuite.inputs.files import read_text
 from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
@@ -94,16 +92,17 @@ def _check_settings(config: pytest.Config) -> None:
         return
     with usage_error():
         keys = ini.settings(file) or {}
-        text = read_text(file, errors="replace")
     ours = [option.key for option in OPTIONS if option.ini]
     for key in keys:
         hint = did_you_mean(key, ours)
-        if (key.startswith("perf_") or hint) and not _is_known(config, key):
+        is_meant = key.startswith("perf_") or (key.startswith("perf") and hint)
+        if is_meant and not _is_known(config, key):
             raise pytest.UsageError(f"{file}: perfsuite has no setting {key}.{hint} Correct or remove it")
-    found = re.search(rf"^[ \t]*({'|'.join(ours)})[ \t]*=", text, re.MULTILINE)
-    if found and not any(key.startswith("perf_") for key in keys):
+    if any(key.startswith("perf_") for key in keys):
+        return
+    if (outside := ini.misplaced(file, ours)) is not None:
         raise pytest.UsageError(
-            f"{file}: {found[1]} stands outside of pytest's section, so that nobody reads it. Move it to "
+            f"{file}: {outside} is outside pytest's section, so it is ignored. Move it to "
             "[pytest] in pytest.ini and tox.ini, [tool.pytest.ini_options] in pyproject.toml, or "
             "[tool:pytest] in setup.cfg"
         )

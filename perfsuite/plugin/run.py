@@ -10,7 +10,17 @@ from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError, told
 from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
-from perfsuite.plugin.collection import EMPTY, ENDED, NO_CASE, SESSION, case_of, is_worker, shown, uses_bench
+from perfsuite.plugin.collection import (
+    EMPTY,
+    ENDED,
+    NO_CASE,
+    SESSION,
+    case_of,
+    is_worker,
+    runs_no_test,
+    shown,
+    uses_bench,
+)
 from perfsuite.plugin.others import NOT_SIDE_BY_SIDE
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
@@ -33,7 +43,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(NOT_SIDE_BY_SIDE, pytrace=False)
     if EMPTY in item.stash:
         pytest.fail("no case: the parameters of this test are empty", pytrace=False)
-    if (case := case_of(item)) is not None:
+    if (case := case_of(item)) is not None and not runs_no_test(item.config):
         _skip_if_impossible(item, case)
     set_clock(item)
 
@@ -157,7 +167,7 @@ def pytest_runtest_makereport(
     verdict is noted as skipped by its test, or else failed: every case is in the results.
     """
     test_report: pytest.TestReport = yield
-    if not uses_bench(item):
+    if not uses_bench(item) or runs_no_test(item.config):
         return test_report
     session = item.config.stash[SESSION]
     item.stash[ENDED] = test_report.when == "teardown"

@@ -1,18 +1,27 @@
 """Whether a session is to measure every case, or those that somebody chose on its command line."""
 
+import os
 import re
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+# Private in pytest 8.3 to 9.0. Without it no case is known to be left out by its own mark, so that a whole
+# night fails for those that the settings leave out.
+from _pytest.mark.expression import Expression
+
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.plugin.collection import (
+    BENCHMARKS,
     COLLECTED,
     OF_OTHER_JOBS,
     SESSION,
     case_of,
     is_worker,
+    runs_no_test,
     usage_error,
     uses_bench,
 )
@@ -23,7 +32,7 @@ NARROWING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "
 
 
 class CommandLine:
-    """Reads what was given on the command line alone: pytest adds `addopts` and PYTEST_ADDOPTS to that."""
+    """Reads what was given to this session: on the command line and in PYTEST_ADDOPTS, not in `addopts`."""
 
     NAME = "perfsuite-command-line"
 
@@ -31,8 +40,9 @@ class CommandLine:
         self.parser = parser
 
     def given(self, config: pytest.Config) -> Any:
-        """The values of pytest's options on the command line, with their defaults."""
-        return self.parser.parse_known_args(list(map(str, config.invocation_params.args)))
+        """Return the values of pytest's options that were given, with their defaults."""
+        words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+        return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
 
 
 def hardware_of(expression: str) -> frozenset[str]:
@@ -42,7 +52,7 @@ def hardware_of(expression: str) -> frozenset[str]:
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether the command line asks for all cases, or for all of some hardware.
+    """Whether the command line and PYTEST_ADDOPTS ask for all cases, or for all of some hardware.
 
     What pytest's settings leave out was not chosen for this session.
     """
@@ -66,12 +76,50 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cases = [case_of(item) for item in session.items if uses_bench(item)]
     selected = {case.id for case in cases if case is not None}
     collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if something was refused
-    is_measured = selected and collected and not config.option.collectonly
+    is_measured = selected and collected and not runs_no_test(config)
     if not is_measured or ours.way.arms or not is_whole(config):
         return
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():
         markers = hardware_of(config.option.markexpr)
-        ours.unclaimed = unclaimed(ours, collected, selected | of_others, markers)
+        found = unclaimed(ours, collected, selected | of_others, markers)
+    by_mark = _left_out_by_mark(config)
+    ours.unclaimed = tuple(told for case_id, told in found if case_id not in by_mark)
+    ours.deselected = tuple(
+        f"{told.partition(': ')[0]}: deselected by -m of the settings"
+        for case_id, told in found
+        if case_id in by_mark
+    )
     if is_worker(config):
         config.workeroutput["perf_unclaimed"] = ours.unclaimed  # type: ignore[attr-defined]
+        config.workeroutput["perf_deselected"] = ours.deselected  # type: ignore[attr-defined]
+
+
+def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
+    """Return the ids of the cases that `-m` would select without one of the marks of their tests.
+
+    A case that lacks a mark, or is meant for other hardware, is not among them: it may have been lost.
+    """
+    if not config.option.markexpr:
+        return frozenset()
+    expression = Expression.compile(config.option.markexpr)
+    found = set[str]()
+    for item in config.stash[BENCHMARKS]:
+        if (case := case_of(item)) is None:
+            continue
+        marks = [*item.iter_markers()]
+        own = {mark.name for mark in marks} - {*case.markers}
+        rests = ([mark for mark in marks if mark.name != name] for name in own)
+        if not _matches(expression, marks) and any(_matches(expression, rest) for rest in rests):
+            found.add(case.id)
+    return frozenset(found)
+
+
+def _matches(expression: Expression, marks: Sequence[pytest.Mark]) -> bool:
+    def has(name: str, /, **values: object) -> bool:
+        return any(
+            mark.name == name and all(mark.kwargs.get(key) == value for key, value in values.items())
+            for mark in marks
+        )
+
+    return expression.evaluate(has)

@@ -307,6 +307,7 @@ def _became(change: CaseChange) -> str:
         "changed": f"changed in arm B: {change.told}",
         "re-marked": f"marked otherwise in arm B: {change.told}",
         "deselected": "deselected in arm B, by a hook or an option of pytest",
+        "new": "new in arm A since the branches parted",
         "skipped": f"skipped in arm B: {change.told}".removesuffix(": "),
     }
     where = f" ({change.nodeid.partition('[')[0]})" if change.nodeid else ""

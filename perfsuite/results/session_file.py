@@ -1,5 +1,6 @@
 """What a session measured, as one versioned file: `results.json`."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field, computed_field, model_validator
@@ -187,9 +188,17 @@ class CaseChange(Data):
 
     case_id: str  # in arm A
     nodeid: str  # of its test in arm A
-    kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped"]
+    # `new`: arm A's branch has it only since the branches parted, so that arm B has not lost it.
+    kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped", "new"]
     told: str = ""  # what is otherwise in arm B: `micro_batch 2 -> 1`
     asked: bool = True  # whether arm A has it among the cases that were selected; not where ids were given
+
+
+def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
+    """Return the cases of arm A that were asked for and that no result is of: they vanished in arm B."""
+    measured = {result.case_id for result in results}
+    lost = (each for each in changes if each.asked and each.kind != "new")
+    return tuple(each for each in lost if each.case_id not in measured)
 
 
 class SessionFile(Document):
@@ -220,8 +229,7 @@ class SessionFile(Document):
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:
         """The cases of arm A that were asked for and that no result is of: they vanished in arm B."""
-        measured = {result.case_id for result in self.results}
-        return tuple(each for each in self.case_changes if each.asked and each.case_id not in measured)
+        return lost_cases(self.case_changes, self.results)
 
     @property
     def has_all_cases(self) -> bool:

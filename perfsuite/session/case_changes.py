@@ -7,9 +7,10 @@ others: pytest collects these with the code and the interpreter of that arm.
 import os
 import shlex
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,13 +19,15 @@ from perfsuite.case.case import Case, CaseList, CollectedTest
 from perfsuite.dry.cases import collect
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
-from perfsuite.launch.arm import Arm
+from perfsuite.launch.arm import Arm, at_commit, merge_base
 from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange
+from perfsuite.results.store import CASES
 
 SHOWN_FIELDS = 5  # changed fields of a case that are listed
 LONGEST_ERROR = 500  # letters of why cases could not be collected
 LONGEST_VALUE = 60  # letters of a value
+MOST_PAIRS = 40_000  # of cases of one test that are compared: beyond, cases are matched by their position
 SAME_TEST_FIELDS = 12
 """Fields in which a case may differ from one of the same test that is taken to stand in its place."""
 
@@ -34,6 +37,8 @@ class Selection:
     """Which tests a comparison is asked for."""
 
     paths: Sequence[Path] = ()  # none: what pytest finds by itself
+    # The names of the tests that were asked for by node id, by their file, of which nothing else was.
+    names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     words: Sequence[str] = ()  # pytest's words that select among them: `-k`, `-m`
     asked: bool = True  # false where ids were given: no other case was asked for
     # Where arm A may keep its cases instead if it has none of `paths`: as its own settings say.
@@ -56,7 +61,29 @@ def case_changes(
         except PerfsuiteError as error:
             why = _in_short(str(error))
             return (), f"arm {letter}'s cases could not be collected: {why}: what vanished is unknown"
-    return tuple(_changes(*found, asked=selection.asked)), None
+    changes = tuple(_changes(*found, asked=selection.asked))
+    return _of_this_branch(changes, arms, selection, store), None
+
+
+def _of_this_branch(
+    changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
+) -> tuple[CaseChange, ...]:
+    """Call a change new if arm A got its case only after the arms had parted: arm B has not lost it.
+
+    Where it is not known at which commit they parted, or which cases that has, nothing is called new.
+    """
+    a, b = arms
+    if not changes or a.moved is None:
+        return changes
+    try:
+        base = merge_base(a, b, Path(a.moved[0]))
+        if base is None or base == a.commit:
+            return changes
+        tests = _tests_of(at_commit(a, base, store), selection, store)
+    except PerfsuiteError:
+        return changes
+    before = {test.case.id for test in tests if test.left_out is None}
+    return tuple(each if each.case_id in before else each.replace(kind="new", told="") for each in changes)
 
 
 def _in_short(error: str) -> str:
@@ -76,7 +103,16 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
         found = collect(
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"
         )
-    return _tests(found)
+    names = {_in_arm(path, arm): names for path, names in selection.names.items()}
+    return tuple(test for test in _tests(found) if _is_asked(test, names))
+
+
+def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
+    """Return whether a test was asked for: not if others of its file were, by node ids."""
+    file, _, name = test.nodeid.partition("::")
+    parts = PurePosixPath(file).parts
+    asked = [each for path, listed in names.items() if path.parts[-len(parts) :] == parts for each in listed]
+    return not asked or any(name == each or name.startswith((f"{each}[", f"{each}::")) for each in asked)
 
 
 def _tests(found: CaseList) -> tuple[CollectedTest, ...]:
@@ -89,12 +125,19 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
     if arm.directory is None:
         return [*selection.paths]
     there = arm.directory
-    moved = [Path(os.path.normpath(there / os.path.relpath(path))) for path in selection.paths]
-    kept = [path for path in moved if path.exists()]
+    kept = [path for path in (_in_arm(path, arm) for path in selection.paths) if path.exists()]
     if kept or not selection.is_directory_of_cases:
         return kept
-    own = Path(read_ini(there).directories().get("cases", there / "bench_cases"))
-    return [own] if own.is_dir() else []
+    own = Path(read_ini(there).directories().get("cases", there / CASES))
+    here = Path(os.path.relpath(own, there))
+    # Where the directory is here as well, it was not renamed, and its cases were not asked for.
+    was_renamed = next(here.rglob("*.py"), None) is None
+    return [own] if own.is_dir() and was_renamed else []
+
+
+def _in_arm(path: Path, arm: Arm) -> Path:
+    """Return a path as it is in the worktree of an arm."""
+    return path if arm.directory is None else Path(os.path.normpath(arm.directory / os.path.relpath(path)))
 
 
 def _limits(arm: Arm) -> list[str]:
@@ -150,19 +193,32 @@ def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest])
 
     Of the new cases of the same test function the one that differs in the fewest fields is taken.
     """
-    pairs = sorted(
-        (
-            (_differing(then.case, now.case), abs(at - place), at, place)
-            for at, then in enumerate(lost)
-            for place, now in enumerate(new)
-            if _function(then) == _function(now)
-        ),
-        key=lambda pair: (len(pair[0]), *pair[1:]),
-    )
+    candidates = defaultdict[tuple[str, str], list[CollectedTest]](list)
+    for test in new:
+        candidates[_function(test)].append(test)
+    without = defaultdict[tuple[str, str], list[CollectedTest]](list)
+    for test in lost:
+        without[_function(test)].append(test)
+    found: dict[str, CollectedTest] = {}
+    for function, tests in without.items():
+        found |= _nearest(tests, candidates[function])
+    return found
+
+
+def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
+    """Return the nearest new test of each lost one, all of one function, by the lost case's id."""
+    if len(lost) * len(new) > MOST_PAIRS:
+        # Every pair would take minutes: what a loop generates keeps its order.
+        places = [(at, at) for at in range(min(len(lost), len(new)))]
+    else:
+        places = [(at, place) for at in range(len(lost)) for place in range(len(new))]
+    then = [_flat(documents.plain(test.case)) for test in lost]
+    now = [_flat(documents.plain(test.case)) for test in new]
+    pairs = [(len(_differing(then[at], now[place])), abs(at - place), at, place) for at, place in places]
     found: dict[str, CollectedTest] = {}
     taken = set[int]()
-    for fields, _, at, place in pairs:
-        if lost[at].case.id not in found and place not in taken and len(fields) <= SAME_TEST_FIELDS:
+    for fields, _, at, place in sorted(pairs):
+        if lost[at].case.id not in found and place not in taken and fields <= SAME_TEST_FIELDS:
             found[lost[at].case.id] = new[place]
             taken.add(place)
     return found
@@ -176,13 +232,13 @@ def _function(test: CollectedTest) -> tuple[str, str]:
 
 def differences(then: Case, now: Case) -> str:
     """Return the fields in which two cases differ, in words: `micro_batch 2 -> 1, steps 50 -> 20`."""
-    told = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in _differing(then, now).items()]
+    changed = _differing(_flat(documents.plain(then)), _flat(documents.plain(now)))
+    told = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in changed.items()]
     return ", ".join(cut(told, SHOWN_FIELDS))
 
 
-def _differing(then: Case, now: Case) -> dict[str, tuple[Any, Any]]:
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the values of the fields that differ, by path: `topology.processes_per_node`."""
-    old, new = (_flat(documents.plain(case)) for case in (then, now))
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
     for whole in ("model", "framework"):  # another one has other fields, which say no more than its name
         if f"{whole}.name" in names:

@@ -1,14 +1,14 @@
 """Finds out with git how a branch changes what judges it; `perfsuite.verdict.judge_changes` has the words."""
 
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.inputs.files import read_bytes
 from perfsuite.inputs.git import blobs, git
 from perfsuite.inputs.ini import read_ini
-from perfsuite.launch.arm import Arm
+from perfsuite.launch.arm import Arm, merge_base
 from perfsuite.results.session_file import JudgeChanges
 from perfsuite.results.store import CASES
 from perfsuite.session.setup import Options
@@ -24,16 +24,16 @@ UNKNOWN = (
 def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
     """Return how what judges differs from the base; None if there is no base, as in a night.
 
-    The base of a comparison is the commit of arm A. In a job of a pull request it is the commit into which
-    that is merged.
+    The base of a comparison is the commit at which arm A and the branch parted: what arm A's branch has
+    changed since is not this branch's doing. In a job of a pull request it is the commit into which that is
+    merged.
     """
     base_branch = os.environ.get("GITHUB_BASE_REF", "")
     if not base_branch and not (arms and arms[0].moved is not None):
         return None
     try:
-        if arms and arms[0].moved is not None and arms[0].commit is not None:
-            base = arms[0].commit
-        else:
+        base = merge_base(*arms, options.root) if arms else None
+        if base is None:
             base = _merged_into(options.root, base_branch)
         return JudgeChanges(base=base, sentences=tuple(_since(base, options)))
     except PerfsuiteError as error:
@@ -87,11 +87,8 @@ def _text(content: bytes | None) -> str | None:
 def _now(file: Path) -> str | None:
     """Return the text of a file, also of one that git has not yet; None without one."""
     try:
-        found = file.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            return UNREADABLE
-        return _text(file.read_bytes())
+        return _text(read_bytes(file, LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         return UNREADABLE if file.is_symlink() else None
-    except OSError:
+    except (FileError, OSError):
         return UNREADABLE

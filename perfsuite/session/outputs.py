@@ -20,7 +20,7 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     measurements = session.results
     told = [f"note: {note}" for note in summary.machine_notes(measurements)]
     told += [f"note: {each}" for each in session.remarks]
-    told += map(printable, summary.judge_changes_told([session.judge_changes]))
+    told += summary.judge_changes_told([session.judge_changes])
     told += [f"{name}: {arm}" for name, arm in summary.arms_told(session.arm_facts).items()]
     told = [printable(line) for line in told]
     if measurements:

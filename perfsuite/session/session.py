@@ -24,6 +24,7 @@ from perfsuite.results.session_file import (
     SessionFile,
     Skipped,
     Status,
+    lost_cases,
 )
 from perfsuite.results.store import SessionDir, is_there
 from perfsuite.session import resume
@@ -54,6 +55,7 @@ class Session:
     case_changes: tuple[CaseChange, ...] = ()  # of two arms: which cases arm B lacks or has otherwise
     cases_unknown: str | None = None  # why that is not known
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with why
+    deselected: tuple[str, ...] = ()  # those whose cases `-m` of the settings leaves out by a mark, with why
     _begun: set[str] = field(default_factory=set)  # the ids of the cases that this part measures
     # The results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
@@ -248,6 +250,11 @@ class Session:
     def failing(self) -> list[Measurement]:
         """The results that fail this session, whatever their tests made of them."""
         return [result for result in self.results if not result.shadow and self.fails(result)]
+
+    @property
+    def has_all_cases(self) -> bool:
+        """Return whether the comparison of two arms has lost no case of arm A, as far as that is known."""
+        return self.cases_unknown is None and not lost_cases(self.case_changes, self.results)
 
     @property
     def misses_baselines(self) -> bool:

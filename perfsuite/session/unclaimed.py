@@ -10,8 +10,8 @@ from perfsuite.session.session import Session
 
 def unclaimed(
     session: Session, collected: Mapping[str, Case], claimed: Collection[str], markers: Collection[str]
-) -> tuple[str, ...]:
-    """Return these baselines, each with why nothing claims it.
+) -> list[tuple[str, str]]:
+    """Return the id of the case of each of these baselines, and why nothing claims it.
 
     Only folders of hardware that a claimed case is measured on are looked at. `collected` are all cases and
     `claimed` those that are selected, by their ids; `markers` are those of `-m`, if it names hardware.
@@ -23,8 +23,8 @@ def unclaimed(
             case = collected.get(file.stem)
             if file.stem not in claimed and not (case and _is_of_another_night(session, case, file, markers)):
                 name = relative(str(file), session.setup.options.root)
-                found.append(f"{name}: {_why(case, markers)}")
-    return tuple(found)
+                found.append((file.stem, f"{name}: {_why(case, markers)}"))
+    return found
 
 
 def _is_of_another_night(session: Session, case: Case, file: Path, markers: Collection[str]) -> bool:

@@ -18,6 +18,7 @@ from perfsuite.results import waivers
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance, Baseline, BaselineDocument, BaselineLaunch
 from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.counts import are_alike
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
@@ -308,7 +309,7 @@ def _ratio(before: float | None, now: float | None, *, more: str, less: str) -> 
 def _counts_differ(before: CountBaseline | None, now: CountBaseline | None) -> Iterator[str]:
     if before is None or now is None:
         return
-    if before.method != now.method:
+    if not are_alike(before.method, now.method):
         yield f"counted by the method {now.method!r}, before by {before.method!r}"
     else:
         found = [finding.sentence for finding in exact.count_differences(before, now)]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+import perfsuite.inputs.git
 from perfsuite.errors import GitError
 from perfsuite.inputs.git import Revision, changes, current_branch, dates, revision, unplaced
 from perfsuite.inputs.git import git as perfsuite_git
-from tests.cli.commands import error_of, flat, run
+from tests.cli.commands import run
 from tests.processes import executable
 from tests.synthetic import BEGIN, commit, git, make_repository
 
@@ -168,6 +169,7 @@ class Hostile:
             (top / name).write_text("text")
             with (top / ".gitattributes").open("a") as file:
                 file.write(f"{name} filter={kind} diff=evil merge=evil\n")
+        (top / "c.txt").write_text("text")
         commit(top)
         evil = executable(top.parent / f"{top.name}-evil", f'echo "$0 $@" >> "{self.ran}"', "exit 1")
         for key in KEYS:
@@ -199,63 +201,120 @@ def hostile(tmp_path: Path) -> Hostile:
 
 def test_no_program_that_a_repository_names_is_run(hostile: Hostile) -> None:
     top = hostile.top
-    assert revision(top) == Revision(git(top, "rev-parse", "HEAD"), dirty=False)
+    assert revision(top) == Revision(perfsuite_git("rev-parse", "HEAD", cwd=top).strip(), dirty=False)
     assert changes(top) is None
     assert len(dates(top, "main")) == 3
     (top / "a.txt").write_text("changed")
+    (top / "c.txt").write_text("changed")
     assert revision(top).dirty
     assert changes(top) is not None
-    git(top, "log", "-1", "--format=%H")
-    git(top, "show", "HEAD:a.txt")
-    git(top, "diff", "--name-only", "HEAD")
-    git(top, "worktree", "add", "--detach", str(top.parent / "other"))
-    commit(top)
-    git(top, "remote", "add", "elsewhere", f"ext::{hostile.top.parent}/hostile-evil x")
-    for remote in ("origin", "elsewhere"):
-        with pytest.raises(GitError):
-            git(top, "ls-remote", remote)
+    perfsuite_git("log", "-1", "--format=%H", cwd=top)
+    perfsuite_git("show", "HEAD:a.txt", cwd=top)
+    perfsuite_git("diff", "--name-only", "HEAD", cwd=top)
     assert not hostile.ran.exists()
     plain("status", cwd=top)
     assert hostile.ran.exists(), "git by itself runs it"
 
 
-@pytest.mark.parametrize("words", [["baseline", "diff", "HEAD"], ["history", "pull"]])
-def test_commands_run_no_program_that_a_repository_names(
-    hostile: Hostile, words: list[str], monkeypatch: pytest.MonkeyPatch
+def test_the_diff_of_a_branch_runs_no_program_of_a_repository(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    git(hostile.top, "init", "--quiet", "--bare", "../origin")
-    plain("config", "remote.origin.url", "../origin", cwd=hostile.top)
     monkeypatch.chdir(hostile.top)
-    if words[0] == "history":
-        told = error_of(*words)
-        assert "transport 'file' not allowed (without " in told
-        assert "remote.origin.uploadpack of the repository, which run programs" in flat(told)
-        for name in ("uploadpack", "receivepack"):
-            plain("config", "--unset", f"remote.origin.{name}", cwd=hostile.top)
-    run(*words)
+    run("baseline", "diff", "HEAD")
     assert not hostile.ran.exists()
 
 
-def test_a_filter_of_the_repository_serves_where_its_code_runs(hostile: Hostile) -> None:
+@pytest.mark.parametrize("address", ["origin", "ext::{evil}"])
+def test_a_partial_clone_runs_no_program_while_it_is_read(hostile: Hostile, address: str) -> None:
+    """git fetches what such a clone lacks, by the ssh command and the remote's programs that it names."""
+    evil = hostile.top.parent / "hostile-evil"
+    (blob,) = perfsuite_git("rev-parse", "HEAD:a.txt", cwd=hostile.top).split()
+    (hostile.top / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    settings = {"extensions.partialClone": "origin", "remote.origin.promisor": "true"}
+    settings |= {"remote.origin.url": address.format(evil=evil), "core.repositoryFormatVersion": "1"}
+    for name, value in settings.items():
+        plain("config", name, value, cwd=hostile.top)
+    with pytest.raises(GitError, match="not allowed"):
+        perfsuite_git("show", "HEAD:a.txt", cwd=hostile.top)
+    assert not hostile.ran.exists()
+    plain("show", "HEAD:a.txt", cwd=hostile.top)
+    assert hostile.ran.exists(), "git by itself runs it"
+
+
+def test_a_deploy_key_of_the_checkout_serves_its_remote(repo: Path, tmp_path: Path) -> None:
+    """actions/checkout with `ssh-key` writes core.sshCommand to the configuration of the checkout."""
+    git(tmp_path, "init", "--quiet", "--bare", "remote")
+    ssh = executable(tmp_path / "ssh", 'exec sh -c "$2"')
+    settings = {"core.sshCommand": str(ssh), "ssh.variant": "simple"}
+    settings |= {"remote.origin.url": f"git@github.invalid:{tmp_path / 'remote'}"}
+    for name, value in settings.items():
+        plain("config", name, value, cwd=repo)
+    perfsuite_git("push", "--quiet", "origin", "main", cwd=repo)
+    assert "refs/heads/main" in perfsuite_git("ls-remote", "--heads", "origin", cwd=repo)
+
+
+def test_a_command_that_writes_runs_no_hook(hostile: Hostile) -> None:
+    plain("config", "--remove-section", "filter.evil", cwd=hostile.top)
+    plain("config", "--remove-section", "filter.a=b", cwd=hostile.top)
+    plain("config", "commit.gpgSign", "false", cwd=hostile.top)
+    (hostile.top / "c.txt").write_text("changed")
+    commit(hostile.top)
+    git(hostile.top, "worktree", "add", "--detach", "../other")
+    assert not hostile.ran.exists()
+
+
+def test_a_filter_of_the_repository_serves_a_worktree(hostile: Hostile) -> None:
     with pytest.raises(GitError):
-        perfsuite_git("worktree", "add", "--detach", "../other", cwd=hostile.top, filters=True)
+        perfsuite_git("worktree", "add", "--detach", "../other", cwd=hostile.top)
     assert "evil" in hostile.ran.read_text()
 
 
-def test_what_users_set_for_themselves_holds(
+def lower_case(repo: Path, *scope: str) -> None:
+    """Commit a file that a filter changes, as git-lfs does."""
+    plain("config", *scope, "filter.lower.clean", "tr A-Z a-z", cwd=repo)
+    plain("config", *scope, "filter.lower.required", "true", cwd=repo)
+    (repo / ".gitattributes").write_text("*.bin filter=lower\n")
+    (repo / "a.bin").write_text("ABC")
+    (repo / "a.txt").write_text("ABC")
+    commit(repo)
+    assert perfsuite_git("show", "HEAD:a.bin", cwd=repo) == "abc"
+    os.utime(repo / "a.bin", (0, 0))  # git compares what it holds
+
+
+def test_a_checkout_with_a_filter_of_its_own_is_clean(repo: Path) -> None:
+    lower_case(repo)
+    assert not revision(repo).dirty
+    assert changes(repo) is None
+    (repo / "a.txt").write_text("changed")
+    assert revision(repo).dirty
+    assert changes(repo) is not None
+
+
+def test_a_filter_of_the_user_shows_changed_files(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = tmp_path / "mine"
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(mine))
-    plain("config", "--file", str(mine), "credential.helper", "store", cwd=repo)
-    plain("config", "credential.helper", "!evil", cwd=repo)
-    assert git(repo, "config", "--get-all", "credential.helper").splitlines()[-2:] == ["", "store"]
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "mine"))
+    lower_case(repo, "--global")
+    plain("config", "filter.lower.clean", "evil", cwd=repo)
+    assert not revision(repo).dirty
+    (repo / "a.bin").write_text("ABD")
+    assert revision(repo).dirty
 
 
 def test_an_error_names_the_settings_that_are_not_used(repo: Path) -> None:
-    plain("config", "credential.helper", "!evil", cwd=repo)
-    with pytest.raises(GitError, match=r"\(without credential.helper of the repository, which run programs"):
-        git(repo, "ls-remote", str(repo / "nowhere"))
+    plain("config", "diff.external", "evil", cwd=repo)
+    with pytest.raises(GitError, match=r"\(without diff.external of the repository, which run programs"):
+        perfsuite_git("show", "nowhere", cwd=repo)
+
+
+def test_a_repository_without_submodules_is_asked_once(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    ask = perfsuite.inputs.git.output
+    monkeypatch.setattr(
+        "perfsuite.inputs.git.output", lambda *words, **more: asked.append(words[0]) or ask(*words, **more)
+    )
+    revision(repo)
+    assert asked == ["status"]
 
 
 @only_root
@@ -263,7 +322,7 @@ def test_an_error_names_the_settings_that_are_not_used(repo: Path) -> None:
 def test_a_repository_of_another_user_is_read_in_a_container_alone(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, in_container: bool
 ) -> None:
-    head = git(hostile.top, "rev-parse", "HEAD")
+    head = perfsuite_git("rev-parse", "HEAD", cwd=hostile.top).strip()
     hostile.owned_by(NOBODY)
     monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: in_container)
     found = revision(hostile.top)
@@ -314,6 +373,7 @@ def test_changes_in_a_submodule_are_seen_and_its_filters_are_not_run(repo: Path,
     plain("-c", "core.fsmonitor=", "clone", "--no-checkout", str(inner.top), str(repo / "sub"), cwd=tmp_path)
     plain("config", "filter.evil.clean", str(tmp_path / "inner-evil"), cwd=repo / "sub")
     git(repo / "sub", "reset", "--hard")
+    (repo / ".gitmodules").write_text('[submodule "sub"]\npath = sub\nurl = ../sub\n')
     git(repo, "add", "sub")
     commit(repo)
     inner.ran.unlink(missing_ok=True)
@@ -321,6 +381,7 @@ def test_changes_in_a_submodule_are_seen_and_its_filters_are_not_run(repo: Path,
     assert not revision(repo).dirty
     assert changes(repo) is None
     (repo / "sub" / "a.txt").write_text("changed")
+    (repo / "sub" / "c.txt").write_text("changed")
     assert revision(repo).dirty
     assert changes(repo) is not None
     assert not inner.ran.exists()

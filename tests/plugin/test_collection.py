@@ -1,5 +1,6 @@
 import pytest
 
+from perfsuite.plugin.collection import selection_of
 from tests.suite import CASES, ID, OTHER, run, write_cases
 
 MADE_INSIDE = CASES.replace(
@@ -44,6 +45,22 @@ def test_what_would_be_measured_wrongly_or_never_is_refused_whatever_is_selected
     assert said in str(result.stderr)
     assert "Traceback" not in str(result.stderr)
     result.stdout.no_fnmatch_line("*nothing was measured*")
+
+
+def test_a_comparison_asks_arm_a_for_the_same_tests(pytester: pytest.Pytester) -> None:
+    pytester.mkdir("perf")
+    pytester.makepyfile(test_a="", test_b="")
+    top = pytester.path
+    ids = ("test_a.py::test_a", "test_a.py::TestIt::test_b", "test_b.py::test_c", "test_b.py")
+    selection = selection_of(pytester.parseconfigure(*ids))
+    assert selection.names == {top / "test_a.py": ["test_a", "TestIt::test_b"]}
+    assert {*selection.paths} == {top / "test_a.py", top / "test_b.py"}
+    assert not selection.is_directory_of_cases
+
+
+def test_a_comparison_may_find_a_renamed_directory(pytester: pytest.Pytester) -> None:
+    pytester.mkdir("perf")
+    assert selection_of(pytester.parseconfigure("perf")).is_directory_of_cases
 
 
 def test_a_fixture_with_cases_as_its_parameters_is_fine(suite: pytest.Pytester) -> None:

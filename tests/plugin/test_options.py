@@ -107,14 +107,15 @@ def test_baselines_here_that_are_not_the_roots_are_said(suite: pytest.Pytester, 
             "perfsuite has no setting perf_strixt. Did you mean 'perf_strict'?",
         ),
         (
-            "[pytest]\npref_strict = all\n",
-            "perfsuite has no setting pref_strict. Did you mean 'perf_strict'?",
+            "[pytest]\nperfstrict = all\n",
+            "perfsuite has no setting perfstrict. Did you mean 'perf_strict'?",
         ),
         ("[pytest]\nperf_nothing_of_ours = 1\n", "perfsuite has no setting perf_nothing_of_ours. Correct"),
         (
             "[pytesd]\nperf_missing_baseline = fail\n",
-            "perf_missing_baseline stands outside of pytest's section",
+            "perf_missing_baseline is outside pytest's section, so it is ignored",
         ),
+        ("[pytest]\n[tool:pytest]\nperf_strict = all\n", "perf_strict is outside pytest's section"),
     ],
 )
 def test_a_setting_that_nobody_reads_is_refused(suite: pytest.Pytester, content: str, said: str) -> None:
@@ -126,5 +127,28 @@ def test_a_setting_that_nobody_reads_is_refused(suite: pytest.Pytester, content:
 
 
 def test_a_setting_of_somebody_else_is_left_to_pytest(suite: pytest.Pytester) -> None:
-    suite.makefile(".ini", pytest="[pytest]\nsomebody_elses = 1\n")
+    names = ("somebody_elses", "store", "baselines", "launcher", "shadow", "max_launches", "perfetto_out")
+    suite.makefile(".ini", pytest="[pytest]\n" + "".join(f"{name} = 1\n" for name in names))
     assert suite.runpytest("--collect-only", "-q").ret == pytest.ExitCode.OK
+
+
+TOOL = '[tool.mytool]\nperf_store = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "is_refused"),
+    [
+        (TOOL, False),
+        (f"[tool.pytest.ini_options]\n{TOOL}", False),
+        (f"[tool.other]\ntext = '''\n[pytest]\nperf_store = 1\n'''\n{TOOL}", False),
+        ('[tool.pytest.ini_options]\n[pytest]\nperf_store = "x"\n', True),
+        ('perf_store = "x"\n[tool.pytest.ini_options]\n', True),
+        ('[tool.pytest.ini_options]\n[tool.pytest.ini_option]\nperf_store = "x"\n', True),
+    ],
+)
+def test_a_setting_is_misplaced_in_a_table_like_pytests(
+    suite: pytest.Pytester, content: str, is_refused: bool
+) -> None:
+    (suite.path / "pyproject.toml").write_text(content)
+    result = suite.runpytest("--collect-only", "-q", "-c", "pyproject.toml")
+    assert ("perf_store is outside pytest's section" in result.stderr.str()) == is_refused

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suite import CASES, ID, batches, read_json, read_junit, read_report, run_cpu, write_cases
+from tests.suite import CASES, ID, batches, read_json, read_junit, read_report, run, run_cpu, write_cases
 
 pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("simulated")]
 
@@ -238,3 +238,11 @@ def test_a_dead_process_of_xdist_is_no_complete_session(dry_suite: pytest.Pytest
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE, "--max-worker-restart=0")
     assert result.ret != 0
     assert read_json(dry_suite)["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
+def test_who_looks_at_fixtures_alone_measures_nothing(suite: pytest.Pytester, option: str) -> None:
+    result = run(suite, option, "-m", "cpu", "--perf-missing-baseline=fail")
+    result.stdout.fnmatch_lines(["*SETUP    F bench*"])
+    result.stdout.no_fnmatch_line("*nothing was measured*")
+    assert not (suite.path / ".perfsuite").exists()

@@ -60,6 +60,33 @@ def test_what_settings_leave_out_is_named(reviewed: pytest.Pytester, way: str) -
     assert told.startswith(f"{LOST}.json: ")
 
 
+def test_a_mark_that_the_settings_leave_out_is_listed_and_fine(reviewed: pytest.Pytester) -> None:
+    slow = "pytest.param(FAKE.replace(micro_batch=2), marks=pytest.mark.slow)"
+    write_cases(reviewed, f"[FAKE, {slow}]")
+    reviewed.makeini('[pytest]\nmarkers = slow\naddopts = -m "not slow"\n')
+    result = run(reviewed, "-p", "no:cacheprovider", *ONE_LAUNCH, FAIL)
+    result.stdout.fnmatch_lines(
+        ["*1 reviewed baseline deselected*", f"  *{LOST}.json: deselected by -m of the settings"]
+    )
+    assert read_json(reviewed)["unclaimed"] == []
+
+
+def test_a_mark_that_a_case_lacks_is_named(reviewed: pytest.Pytester) -> None:
+    nightly = "pytest.param(FAKE, marks=pytest.mark.nightly)"
+    write_cases(reviewed, f"[{nightly}, FAKE.replace(micro_batch=2)]")
+    reviewed.makeini("[pytest]\nmarkers = nightly\naddopts = -m nightly\n")
+    (told,) = unclaimed(reviewed, FAIL, status=1)
+    assert told.startswith(f"{LOST}.json: its case was deselected")
+
+
+def test_who_chooses_by_the_environment_hears_nothing(
+    reviewed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cases(reviewed, batches(4, 2))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k b4")
+    assert unclaimed(reviewed, FAIL) == []
+
+
 @pytest.mark.parametrize(
     "chosen", [("-k", "b4"), ("-qk", "b4"), ("test_cases.py",), ("-m", "not gpu"), ("--deselect", "nosuch")]
 )

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_the_nearest_new_case_of_the_test_stands_in_its_place() -> None:
         (SMALL.id, "changed", f"{other.id}: learning_rate 0.001 -> 0.0001, seed 0 -> 7"),
         (LARGE.id, "changed", f"{less.id}: steps 20 -> 10"),
     ]
+
+
+def test_of_many_cases_each_is_matched_in_about_a_second() -> None:
+    then = [of_test(SMALL.replace(micro_batch=size)) for size in range(1, 1001)]
+    now = [of_test(test.case.replace(steps=10)) for test in then]
+    begun = time.process_time()
+    found = told(then, now)
+    assert [kind for _, kind, _ in found] == ["changed"] * 1000
+    assert all(words.endswith(": steps 20 -> 10") for _, _, words in found)
+    assert time.process_time() - begun < 5, "every pair would take minutes"
+
+
+def test_cases_of_many_tests_are_matched_within_their_own() -> None:
+    then = [of_test(SMALL.replace(micro_batch=size), f"test_{size}") for size in range(1, 301)]
+    now = [of_test(test.case.replace(steps=10), f"test_{test.case.micro_batch}") for test in then[::-1]]
+    assert all(words.endswith(": steps 20 -> 10") for _, _, words in told(then, now))
 
 
 def test_what_the_id_does_not_show_is_a_change_too() -> None:
@@ -180,6 +197,28 @@ def test_settings_and_hooks_of_the_repository_are_none_of_a_worktree_below_it(re
 
 
 @pytest.mark.launch
+def test_a_case_that_main_has_since_the_branch_began_is_not_lost(repo: Path) -> None:
+    git(repo, "checkout", "--quiet", "-b", "feature")
+    git(repo, "checkout", "--quiet", "main")
+    edit(repo, PARAMETERS, PARAMETERS.replace("]", ", CASE.replace(micro_batch=1)]"))
+    commit(repo, "a case more on main")
+    git(repo, "checkout", "--quiet", "feature")
+    edit(repo, PARAMETERS, "[CASE]")
+    changes, unknown = found(repo)
+    assert {each.case_id: each.kind for each in changes} == {B1: "new", B2: "deleted"}
+    assert unknown is None
+
+
+@pytest.mark.launch
+def test_without_a_common_commit_every_missing_case_is_lost(repo: Path) -> None:
+    git(repo, "checkout", "--quiet", "--orphan", "other")
+    edit(repo, PARAMETERS, "[CASE]")
+    commit(repo, "another beginning")
+    ((change,), _) = found(repo)
+    assert (change.case_id, change.kind) == (B2, "deleted")
+
+
+@pytest.mark.launch
 def test_cases_that_cannot_be_collected_are_said_to_be_unknown(repo: Path) -> None:
     edit(repo, "import pytest", "import nosuch_module")
     commit(repo, "broken")
@@ -190,6 +229,33 @@ def test_cases_that_cannot_be_collected_are_said_to_be_unknown(repo: Path) -> No
     assert unknown.startswith("arm A's cases could not be collected: ")
     assert "No module named 'nosuch_module'" in unknown
     assert unknown.endswith(": what vanished is unknown")
+
+
+@pytest.mark.launch
+def test_of_a_node_id_no_other_test_of_its_file_is_lost(repo: Path) -> None:
+    file = repo / "bench_cases/test_a.py"
+    other = (
+        FILE.partition("\n\n")[2]
+        .replace("test_it", "test_b")
+        .replace(PARAMETERS, "[CASE.replace(micro_batch=1)]")
+    )
+    other = other[other.index("@") :]
+    file.write_text(FILE + other)
+    commit(repo, "another test")
+    edit(repo, other, "")
+    edit(repo, PARAMETERS, "[CASE]")
+    selection = Selection(paths=[file], names={file: ["test_it"]})
+    ((change,), unknown) = case_changes(arms(repo), selection, repo / ".perfsuite")
+    assert (change.case_id, change.kind, unknown) == (B2, "deleted", None)
+
+
+@pytest.mark.launch
+def test_a_directory_that_main_lacks_is_not_its_renamed_cases(repo: Path) -> None:
+    (repo / "perf").mkdir()
+    os.rename("bench_cases/test_a.py", "perf/test_b.py")
+    (repo / "bench_cases/test_a.py").write_text("")
+    selection = Selection(paths=[Path("perf")], is_directory_of_cases=True)
+    assert case_changes(arms(repo), selection, repo / ".perfsuite") == ((), None)
 
 
 @pytest.mark.launch

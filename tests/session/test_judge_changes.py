@@ -49,6 +49,27 @@ def test_a_comparison_with_a_commit_says_what_changed_since(repo: Path) -> None:
     assert against("HEAD~1", repo) == JudgeChanges(base=base, sentences=(SHADOW,))
 
 
+def test_what_main_changed_since_is_not_said_of_a_stale_branch(repo: Path) -> None:
+    base = git(repo, "rev-parse", "HEAD")
+    git(repo, "checkout", "--quiet", "-b", "feature")
+    (repo / "conftest.py").write_text("a\n")
+    commit(repo)
+    git(repo, "checkout", "--quiet", "main")
+    (repo / "pytest.ini").write_text(INI)
+    commit(repo)
+    git(repo, "checkout", "--quiet", "feature")
+    assert against("main", repo) == JudgeChanges(base=base, sentences=("conftest.py added: 1 line",))
+
+
+def test_branches_without_a_common_commit_are_said_to_be_unknown(repo: Path) -> None:
+    git(repo, "checkout", "--quiet", "--orphan", "other")
+    commit(repo)
+    found = against("main", repo)
+    assert found is not None
+    assert found.base is None
+    assert "and HEAD have no common commit here" in found.sentences[0]
+
+
 def test_files_that_git_does_not_know_yet_judge_too(repo: Path) -> None:
     (repo / "bench_cases" / "conftest.py").write_text("a\n")
     (repo / ".gitignore").write_text("ignored/\n")

@@ -6,6 +6,7 @@ import pytest
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.count_baseline import from_runs as counts_of
+from perfsuite.results.counts import READS_OF_THE_HOST
 from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_of_judge, sentences
 from tests.counted import make_counts, make_entries
 from tests.samples import make_figures, make_run
@@ -56,6 +57,15 @@ def test_of_a_long_setting_only_what_changed_is_said() -> None:
     assert of_ini(markers, markers.replace("hardware3", "other")) == [
         "pytest.ini: markers changed: without hardware3: cases of it; other: cases of it"
     ]
+
+
+def test_counts_of_the_method_before_are_compared() -> None:
+    before = make_counts(method=READS_OF_THE_HOST, kernels={"forward": 100})
+    now = make_counts(kernels={"forward": 300})
+    files = [counts_of([make_run(counts=make_entries(each))]).as_json() for each in (before, now)]
+    said = told(f"baselines/counts/cpu/{ID}.json", *files)
+    assert any("300" in sentence for sentence in said), said
+    assert not any("method" in sentence for sentence in said)
 
 
 def test_a_file_that_takes_over_the_settings_is_named() -> None:
