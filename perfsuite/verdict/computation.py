@@ -1,5 +1,6 @@
 """Whether two sides compute the same, by tokens and dtypes, and what of it could not be compared. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,17 +10,26 @@ from perfsuite.results.rank_report import Dtypes
 from perfsuite.results.run import Run
 from perfsuite.verdict.loss import UNCLIPPED
 
-DIGITS = {  # bits of the fraction of a number; quantised numbers of 8 bits lie between 16 bits and float8
+DIGITS: Mapping[str, float] = {
     "float64": 52,
+    "complex128": 52,
     "float32": 23,
+    "complex64": 23,
     "float16": 10,
+    "complex32": 10,
     "bfloat16": 7,
-    **dict.fromkeys(("int8", "uint8"), 4),
+    **dict.fromkeys(("int8", "uint8", "qint8", "quint8"), 4),
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), 3),
     **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz"), 2),
+    **{f"{sign}int{bits}": (bits - 1) / 2 for sign in ("", "u") for bits in range(1, 8)},
+    "quint4x2": 1.5,
     "float4_e2m1fn_x2": 1,
+    "quint2x4": 0.5,
+    "float8_e8m0fnu": 0,
 }
-MOVED = 1e-6  # share of the elements that a dtype must gain: counts are exact, and shares of them are rounded
+"""Bits of the fraction of a number. Integers are quantised numbers, which lie between floats of their size
+and the next smaller ones. Larger integers are not here: they may be indices, or packed numbers."""
+MOVED = 1e-6  # share of all elements that must change their precision: padding of shards may do so
 FEWEST = 3  # values of tokens on both sides together that show that they do not vary from launch to launch
 TOKENS = "tokens_given"
 NAMES = {  # of what may be recorded on one side alone
@@ -101,26 +111,39 @@ def _both(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
 
 
 def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
-    """-1 if some elements have fewer bits than before, 1 if some have more and none fewer, else 0."""
-    before, today = _shares(then), _shares(now)
-    if not before or not today:
-        return 0
-    grown = []
+    """-1 if some elements have fewer bits than before, 1 if some have more and none fewer, else 0.
+
+    Elements have moved where there are fewer above a precision and more below it. A part that only grew or
+    shrank, as where more layers train, has moved nothing.
+    """
+    least = MOVED * max(_known(then).total(), _known(now).total())
+    has_risen = False
     for digits in sorted(set(DIGITS.values())):
-        at_most = [
-            sum(share for name, share in side.items() if DIGITS[name] <= digits) for side in (before, today)
-        ]
-        grown.append(at_most[1] - at_most[0])
-    if max(grown) > MOVED:
-        return -1
-    return 1 if min(grown) < -MOVED else 0
+        (low_then, high_then), (low_now, high_now) = (_split(side, digits) for side in (then, now))
+        if min(high_then - high_now, low_now - low_then) > least:
+            return -1
+        has_risen = has_risen or min(high_now - high_then, low_then - low_now) > least
+    return int(has_risen)
 
 
-def _shares(elements: Mapping[str, int]) -> dict[str, float]:
-    """The share of each dtype in those that `DIGITS` knows: others, such as int64, hold indices."""
-    numbers = {name: count for name, count in elements.items() if name in DIGITS}
-    whole = sum(numbers.values())
-    return {name: count / whole for name, count in numbers.items() if count}
+def _split(elements: Mapping[str, int], digits: float) -> tuple[int, int]:
+    """The number of elements that have at most so many digits, and of those that have more."""
+    numbers = _known(elements)
+    low = sum(count for name, count in numbers.items() if DIGITS[name] <= digits)
+    return low, numbers.total() - low
+
+
+def _known(elements: Mapping[str, int]) -> Counter[str]:
+    return Counter({name: count for name, count in elements.items() if name in DIGITS and count})
+
+
+def _of_unknown_precision(then: Dtypes, now: Dtypes) -> Iterator[str]:
+    """Elements of dtypes that `DIGITS` lacks, where there are not as many as before."""
+    for what in _both(then, now):
+        for name in sorted((then[what].keys() | now[what].keys()) - DIGITS.keys()):
+            before, today = (side[what].get(name, 0) for side in (then, now))
+            if before != today:
+                yield f"{what}: {before:,} -> {today:,} elements of {name}"
 
 
 def _change(what: str, then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> str:
@@ -128,19 +151,20 @@ def _change(what: str, then: Mapping[str, Mapping[str, int]], now: Mapping[str, 
 
 
 def _told(elements: Mapping[str, int]) -> str:
-    shares = _shares(elements)
-    if len(shares) == 1:
-        return next(iter(shares))
-    largest_first = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {100 * share:.3g}%" for name, share in largest_first)
+    numbers = _known(elements)
+    if len(numbers) == 1:
+        return next(iter(numbers))
+    return ", ".join(f"{name} {100 * count / numbers.total():.3g}%" for name, count in numbers.most_common())
 
 
 def differences(then: Computed, now: Computed, whose: str) -> list[str]:
     """What is not as in `whose` and is no failure: more precision, and what one side did not record."""
     lacking = [name for key, name in NAMES.items() if now.has(key) and not then.has(key)]
+    unknown = list(_of_unknown_precision(then.dtypes, now.dtypes))
     unseen = [name for key, name in NAMES.items() if then.has(key) and not now.has(key)]
     return [
-        *(f"more precise than in {whose}, {change}" for change in more_precise(then.dtypes, now.dtypes)),
+        *(f"more precise than in {whose}: {change}" for change in more_precise(then.dtypes, now.dtypes)),
+        *([f"not compared, as the precision is not known: {'; '.join(unknown)}"] if unknown else []),
         *([f"not compared, as {whose} does not have it: {'; '.join(lacking)}"] if lacking else []),
         *([f"not compared, as only {whose} has it: {'; '.join(unseen)}"] if unseen else []),
     ]

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, needs_more, unless_other
-from perfsuite.verdict.computation import less_precise, more_precise
+from perfsuite.verdict.computation import DIGITS, less_precise, more_precise
 from perfsuite.verdict.overall import LESS_OF_WHAT, OF_A_DRY_RUN, with_counts
 from tests.samples import make_figures
 from tests.twin_counts import counts, launch
@@ -33,15 +34,44 @@ MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351})
         # Some became more precise, and some less: that is less.
         ({"bfloat16": 9}, {"float32": 5, "int8": 5}, ["x: bfloat16 -> float32 50%, int8 50%"], []),
         ({"int64": 5}, {"float32": 5}, [], []),  # indices have no precision
-        ({"float32": 3}, {"float32": 999, "bfloat16": 1}, ["x: float32 -> float32 99.9%, bfloat16 0.1%"], []),
+        ({"float32": 10}, {"float32": 9, "bfloat16": 1}, ["x: float32 -> float32 90%, bfloat16 10%"], []),
+        # A part that grows or shrinks makes nothing else less precise.
+        ({"bfloat16": 990, "float32": 10}, {"bfloat16": 991, "float32": 10}, [], []),
+        ({"bfloat16": 991, "float32": 10}, {"bfloat16": 990, "float32": 10}, [], []),
+        ({"bfloat16": 100, "float32": 4}, {"bfloat16": 100, "float32": 2}, [], []),
+        ({"bfloat16": 100, "float32": 4}, {"bfloat16": 100, "float32": 6}, [], []),
+        ({"bfloat16": 990, "float32": 10}, {"bfloat16": 1980, "float32": 20}, [], []),
+        ({"float32": 3}, {"float32": 3, "bfloat16": 1}, [], []),
+        ({"float32": 10**8, "bfloat16": 1}, {"float32": 10**8 - 1, "bfloat16": 2}, [], []),  # padding
+        # One half trains no more, and the other one is lower.
+        ({"float32": 100}, {"bfloat16": 50}, ["x: float32 -> bfloat16"], []),
+        ({"float32": 10}, {"int4": 10}, ["x: float32 -> int4"], []),
+        ({"float8_e4m3fn": 10}, {"uint4": 10}, ["x: float8_e4m3fn -> uint4"], []),
+        ({"int4": 10}, {"int8": 10}, [], ["x: int4 -> int8"]),
+        ({"float32": 10}, {"float8_e8m0fnu": 9}, ["x: float32 -> float8_e8m0fnu"], []),
     ],
 )  # fmt: skip
-def test_precision_is_compared_by_shares_of_elements(
+def test_elements_that_lose_bits_are_less_precise(
     then: dict[str, int], now: dict[str, int], less: list[str], more: list[str]
 ) -> None:
     assert less_precise({"x": then}, {"x": now}) == less
     assert more_precise({"x": then}, {"x": now}) == more
     assert less_precise({"x": then}, {"y": now}) == less_precise({}, {"x": now}) == []
+
+
+def test_every_float_of_torch_has_a_precision() -> None:
+    kinds = {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+    floats = {str(kind).removeprefix("torch.") for kind in kinds if kind.is_floating_point or kind.is_complex}
+    assert floats - DIGITS.keys() == set()
+
+
+def test_a_dtype_of_unknown_precision_is_reported() -> None:
+    exact, packed = launch(dtypes=FP32), launch(dtypes={**FP32, "parameters": {"float32": 1, "int32": 1234}})
+    said = "not compared, as the precision is not known: parameters: 0 -> 1,234 elements of int32"
+    for mode, verdict in each_mode(exact, packed).items():
+        assert said in verdict.changed or mode == "counts against a baseline", mode
+    for mode, verdict in each_mode(packed, packed).items():
+        assert verdict.changed == (), mode
 
 
 def lowered(what: str) -> dict[str, dict[str, int]]:
