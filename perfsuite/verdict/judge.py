@@ -32,7 +32,7 @@ OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept 
 THE_BASELINE = "the baseline"
 NOT_THE_SAME = (
     "better, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
-    "that it may compute something else"
+    "it may compute something else"
 )
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 

@@ -34,7 +34,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     then, now = baseline.launches, from_runs(runs).launches
     usual = _usual_loss(then)
     if (scale := _scale(now, usual)) is not None:
-        return _scaled_computation(scale, then, now, whose)
+        return _scaled_computation(scale, then, now, whose) or _gradients_differ(then, now, whose)
     spike = _spike([mean for mean, _ in usual])
     for launch in now:
         for position, (value, (mean, allowed)) in enumerate(zip(launch.loss, usual, strict=False)):
@@ -65,9 +65,12 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
             return f"loss and gradients {factor}: is gradient accumulation averaged? ({read})"
     if UNCLIPPED in ratios:
         return f"loss {factor}, and {NORMS[UNCLIPPED]}, is x {_times(ratios[UNCLIPPED][0])}"
-    lacks = whose if norms[UNCLIPPED][1] else "this side" if norms[UNCLIPPED][0] else "neither side"
-    has = "has" if lacks == "neither side" else "lacks"
-    return f"loss {factor}: is gradient accumulation averaged? ({lacks} {has} {NORMS[UNCLIPPED]}, to tell)"
+    before, today = norms[UNCLIPPED]
+    if before or today:
+        unknown = f"{whose if today else 'this side'} did not record"
+    else:
+        unknown = "neither side recorded"
+    return f"loss {factor}: is gradient accumulation averaged? (unknown: {unknown} {NORMS[UNCLIPPED]})"
 
 
 def _ratio(before: Sequence[float], today: Sequence[float]) -> tuple[float, float]:

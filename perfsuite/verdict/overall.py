@@ -25,7 +25,7 @@ OF_A_DRY_RUN = (
 )
 LESS_OF_WHAT = (
     "less, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
-    "that it may compute something else (accept the counts anew: perfsuite baseline accept --counts)"
+    "it may compute something else (accept the counts anew: perfsuite baseline accept --counts)"
 )
 NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"
 

@@ -45,6 +45,15 @@ def test_a_loss_alone_that_is_a_multiple_is_scaled_elsewhere(factor: float, said
     assert verdict.changed == (told,)
 
 
+@pytest.mark.parametrize("norm", [7.0, 0.1])
+def test_a_scaled_loss_hides_no_other_clipping(norm: float) -> None:
+    """The norm before clipping is the same, and clipping was removed, or is another one."""
+    baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
+    verdict = judged([with_norm(norm, 4, unclipped=7.0)], baseline)
+    said = f"the norm of the gradients before step 4 is {norm:.4g}, the baseline's 1 +- 0.02"
+    assert (verdict.outcome, verdict.failure, verdict.reasons) == ("failed", "loss", (said,))
+
+
 @pytest.mark.parametrize("factor", [4, 0.25])
 @pytest.mark.parametrize("speed", [1.0, 2.0])
 @pytest.mark.parametrize("clipped", [True, False])
@@ -65,9 +74,9 @@ def test_a_common_factor_fails_whether_or_not_it_is_clipped(
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
-        (7.0, None, "(this side lacks the norm"),
-        (None, 7.0, "(the baseline lacks the norm"),
-        (None, None, "(neither side has the norm"),
+        (7.0, None, "(unknown: this side did not record the norm"),
+        (None, 7.0, "(unknown: the baseline did not record the norm"),
+        (None, None, "(unknown: neither side recorded the norm"),
         (7.0, 14.0, "loss x 4.000 in every step, compared with the baseline, and the norm"),
     ],
 )
