@@ -140,7 +140,7 @@ def test_a_norm_that_cannot_be_read_is_unknown(
     assert counting.unclipped_squares is None
 
 
-def test_other_modules_clip_by_methods_and_functions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_modules_clip_with_their_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     called = list[str]()
     library = SimpleNamespace(clip_grad_norm=lambda: called.append("clips"))
     monkeypatch.setitem(sys.modules, "nanotron.trainer", library)
