@@ -1,7 +1,5 @@
 """Secrets are known by name and by value; ordinary options of training are not taken for secrets."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -409,11 +407,9 @@ def test_masking_twice_changes_nothing_more(text: str) -> None:
 @pytest.mark.parametrize(
     "part", ["a", "a.", "a-", "eyJ", "sk-", "://", ":", "bearer ", "password", "hf_", "=", " ", "-----BEGIN "]
 )
-def test_a_long_text_is_masked_in_no_time(part: str) -> None:
-    """Of a pattern that looks back the time grows with the square: hours, not a second."""
-    begin = time.process_time()
-    masked(part * 200_000)
-    assert time.process_time() - begin < 20
+def test_a_secret_after_a_long_text_is_found(part: str) -> None:
+    """If the time grew with the square, it would take hours, and pytest would end it."""
+    assert HF not in masked(f"{part * 200_000} {HF}")
 
 
 @pytest.mark.parametrize("name", ["--token", "token", "hub.token", "TOKEN", "Token"])
