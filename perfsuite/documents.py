@@ -220,7 +220,9 @@ def read(path: Path, kind: type[D]) -> D:
         raise FileError(f"{path}: cannot be used ({error}). Delete it or restore it.") from None
 
 
-def read_json(path: Path, most: int = files.LARGEST, restore: str = "Delete it or restore it") -> Any:
+def read_json(
+    path: Path, most: int = files.LARGEST_DOCUMENT, restore: str = "Delete it or restore it"
+) -> Any:
     """Return the JSON values of a file. Raises `FileError`; `restore` ends it where that is not JSON."""
     try:
         return parse(files.read_text(path, most))

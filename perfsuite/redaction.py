@@ -2,9 +2,10 @@
 
 One filter for all that is stored or printed: a case with a secret is refused, a variable with one is not
 recorded, and in text that others wrote (`masked`) a secret is replaced. What looks like no secret and has a
-harmless name passes, as nobody could tell it from an ordinary value.
+name that does not always hold one passes in a case, as nobody could tell it from an ordinary value.
 """
 
+import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,25 +14,24 @@ MASK = "***"
 # A name as words between underscores, in lower case: `--hub.apiKey` is `hub_api_key`.
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
+_SERVICE = (
+    r"hf|hub|huggingface|github|gh|gitlab|gl|wandb|comet|neptune|clearml|mlflow|slack|pypi|npm|aws|azure|git|ngc"
+    r"|openai|anthropic|dagshub|databricks|telegram|discord"
+)
 _ALWAYS = re.compile(  # names that hold nothing but secrets
     r"passwords?(_|$)|passwd(_|$)|(^|_)(passphrase|secrets?|credentials?|webhook|dsn|jwt|authorization)(_|$)"
-    r"|(^|_)connection_?string$|(^|_)[a-z]+_pwd$"
-    r"|(^|_)(api|access|auth|private|secret|ssh|signing|encryption|account|master|wandb|comet|neptune)_?key(_|$)"
-    r"|(^|_)(api|access|auth|bearer|refresh|private|secret|session|csrf|bot|user|login|personal)_?tokens?(_\d+)?$"
-    r"|(^|_)(hf|hub|huggingface|github|gh|gitlab|gl|wandb|comet|neptune|clearml|mlflow|slack|pypi|npm|aws|azure"
-    r"|git|ngc|openai|anthropic|dagshub|databricks|telegram|discord)_?(token|key|pat)(_\d+)?$"
+    r"|(^|_)(cookies?|bearer)$|(^|_)connection_?string$|(^|_)[a-z]+_pwd$|(^|_)pat(_\d+)?$|^token(_\d+)?$"
+    r"|(^|_)(api|access|auth|private|secret|ssh|signing|encryption|account|master|license)_?key(_|$)"
+    r"|(^|_)(wandb|comet|neptune)_?key(_|$)"
+    r"|(^|_)(api|access|auth|bearer|refresh|private|secret|session|csrf|personal)_?token(_\d+)?$"
+    rf"|(^|_)({_SERVICE})_?((bot|user|login|job|read|write)_?)?(token|key|pat)(_\d+)?$"
+    r"|(^|_)(http|https|proxy|basic|registry|docker|npm)_?auth$"
+    r"|(^|_)(db|pg|mysql|postgres|redis|mongo|smtp|mail|email|http|https|proxy|ftp|ldap|registry|docker|nvidia|ngc"
+    r"|user|admin|root|sudo)_?pass$"
 )
-_OFTEN = re.compile(  # names that hold secrets, unless the value says something else
-    r"(^|_)(pass|pat|auth|cookies?|bearer|token|session(_id|_key)?)(_\d+)?$"
-)
-_OF_A_VARIABLE = re.compile(r"(^|_)key(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
-"""In variables a key is a secret, in options (`--key text`) only if its value looks like one."""
-_HARMLESS = re.compile(  # a text's tokens, its samples' keys, and passes over data
-    r"(^|_)(pad|eos|bos|unk|mask|sep|cls|start|end|stop|image|video|audio|new|special|extra|per|text|label"
-    r"|prefix|suffix|begin|system|assistant|next|last|first|decoder|think|cache|sort|group|index|dict|column"
-    r"|dataset|data|sample|input|output|prompt|response|question|answer|primary|foreign|rng|prng|random|metric"
-    r"|forward|backward|second|single|multi|one|two|num|n|max|min|by|p)_(token|key|pass|pat)(_id)?$"
-)
+_OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
+"""Names that may hold a secret: the value tells. Tokens, keys and passes are also those of texts and data."""
+_KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
 _NO_SECRET = re.compile(  # values of options that switch something, count, or name a special token
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",
     re.IGNORECASE,
@@ -42,7 +42,9 @@ _REFERENCE = re.compile(
 _SHORT = re.compile(  # as secrets begin: enough under a name that may hold one
     r"(hf_|gh[pousr]_|github_pat_|glpat-|sk[-_]|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|pypi-|npm_)[\w.-]"
 )
-_RANDOM = re.compile(r"(?=[^\s/]*\d)(?=[^\s/]*[A-Za-z])[\w+=~.-]{24,}")
+_PATTERN = re.compile(r"[*?^$|\\]")  # of names of files
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_HEX = re.compile(r"(?=.*\d)[0-9a-f]{20,}", re.IGNORECASE)
 
 _VALUE = re.compile(
     r"""(?x)
@@ -60,7 +62,7 @@ _VALUE = re.compile(
       )
     | (?<![A-Za-z0-9-])sk-(?:[A-Za-z0-9]{20,}|(?=[\w-]{0,60}[0-9])(?=[\w-]{0,60}[A-Z])[\w-]{20,})
     | (?i:\bbearer)\s+(?=\S{0,80}[0-9A-Z._~+/=-])[A-Za-z0-9._~+/=-]{8,}
-    | (?i:\bbasic)\s+(?=[A-Za-z0-9+/]{0,80}[0-9=])[A-Za-z0-9+/]{10,}=*
+    | (?i:\bbasic)\s+(?P<basic>[A-Za-z0-9+/]{6,}=*)
     """
 )
 _NAMED = re.compile(  # a name and its value in a text, the latter as a group
@@ -100,7 +102,11 @@ def _without_secrets(text: str) -> Iterator[str]:
 
 def _spans(text: str) -> list[tuple[int, int]]:
     """Return where secrets begin and end, in their order."""
-    found = [match.span() for match in _VALUE.finditer(text)]
+    found = [
+        match.span()
+        for match in _VALUE.finditer(text)
+        if match["basic"] is None or _is_user_and_password(match["basic"])
+    ]
     for pattern in (_NAMED, _ADDRESS):
         for match in pattern.finditer(text):
             for name, value in match.groupdict().items():
@@ -111,8 +117,32 @@ def _spans(text: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
+def _is_user_and_password(word: str) -> bool:
+    """Whether a word after `basic` is `user:password` in base64: `basic transformer2d` is not."""
+    try:
+        return ":" in base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode()
+    except ValueError:
+        return False
+
+
 def _is_harmless(value: str) -> bool:
     return bool(_NO_SECRET.fullmatch(value) or _REFERENCE.fullmatch(value))
+
+
+def _looks_secret(value: str) -> bool:
+    """Whether a value looks as if a machine had drawn it, and not as a word, a number or a special token."""
+    if _SHORT.match(value) or _ID.fullmatch(value):
+        return True
+    return not re.search(r"[\s<>\[\]{}|]", value) and any(map(_is_random, re.split(r"[^A-Za-z0-9]+", value)))
+
+
+def _is_random(word: str) -> bool:
+    """Whether letters, cases and digits alternate more often than in a name such as `Conv2dForLlama3`."""
+    if _HEX.fullmatch(word):
+        return True
+    if len(re.findall(r"[A-Za-z]+|\d+", word)) >= 5:
+        return len(word) >= 10
+    return len(word) >= 12 and not word.isdigit() and len(word) < 3 * len(_CAMEL.sub("_", word).split("_"))
 
 
 def _words_of(name: str) -> str:
@@ -120,28 +150,35 @@ def _words_of(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", parts).strip("_").lower()
 
 
-def is_secret(name: str, value: str, *, is_option: bool = False) -> bool:
-    """Whether a variable's or an option's name and value look as if they held a secret."""
+def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
+    """Whether a variable's or an option's name and value look as if they held a secret.
+
+    What is not shown or not recorded costs little, so a name that may hold a secret is enough. What a case
+    declares would be refused: there the value of such a name has to look like a secret, too.
+    """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False
     if masked(value) != value:
         return True
     words = _words_of(name)
-    if _HARMLESS.search(words):
-        return bool(_SHORT.match(value))
+    is_plain = bool(_NO_SECRET.fullmatch(value) or (words.endswith("pat") and _PATTERN.search(value)))
     if _ALWAYS.search(words):
-        return not (is_option and _NO_SECRET.fullmatch(value))
-    if _OFTEN.search(words):
-        is_pattern = bool(re.search(r"[*?^$|\\]", value))
-        return not (_NO_SECRET.fullmatch(value) or is_pattern)
-    if _OF_A_VARIABLE.search(words):
-        return not is_option or bool(_SHORT.match(value) or _RANDOM.fullmatch(value))
+        return not (is_plain and is_declared)
+    if _OFTEN.search(words) or _KEY.search(words):
+        return _looks_secret(value) if is_declared else not is_plain
     return False
 
 
 def secret_variable(given: Mapping[str, str]) -> str | None:
-    """Return the name of the first variable that looks as if it held a secret, or None."""
-    return next((name for name, value in given.items() if is_secret(name, value)), None)
+    """Return the name of the first variable of a case that looks as if it held a secret, or None.
+
+    Other than an option, a variable of these names alone holds nothing else.
+    """
+    for name, value in given.items():
+        is_bare = _words_of(name) in ("key", "pass") and not _is_harmless(value)
+        if is_secret(name, value, is_declared=True) or is_bare:
+            return name
+    return None
 
 
 def secret_word(words: Sequence[str]) -> str | None:
@@ -153,10 +190,10 @@ def secret_word(words: Sequence[str]) -> str | None:
         if found := _spans(word):
             return word[: found[0][0]].rstrip("=:/\"' ") or MASK
         name, equals, value = word.partition("=")
-        if equals and is_secret(name, value, is_option=True):
+        if equals and is_secret(name, value, is_declared=True):
             return name
         following = words[number + 1] if number + 1 < len(words) else ""
         takes_value = word.startswith("-") and not equals and not re.match(r"-\D", following)
-        if takes_value and is_secret(word, following, is_option=True):
+        if takes_value and is_secret(word, following, is_declared=True):
             return word
     return None

@@ -119,7 +119,7 @@ def test_a_table_has_the_seconds_of_a_quiet_and_of_a_busy_machine_and_in_how_man
     assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
 
 
-def test_the_page_says_how_many_of_those_that_were_run_were_found() -> None:
+def test_the_page_says_how_many_of_those_run_were_found() -> None:
     made = tables(read())
     assert "**20 of 28 regressions were found**" in made
     assert "8 do not show in a step of our scripts, 0 were missed for another reason." in made

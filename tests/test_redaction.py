@@ -1,7 +1,5 @@
 """Secrets are known by name and by value; ordinary options of training are not taken for secrets."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,6 +189,176 @@ def test_an_ordinary_argument_is_no_secret(words: tuple[str, ...]) -> None:
     assert secret_word(["train.py", *words, "--lr", "1"]) is None
 
 
+ORDINARY = """
+transformers --tokenizer_name gpt2
+transformers --hub_model_id me/llama
+transformers --hub_strategy every_save
+transformers --hub_token $HF_TOKEN
+transformers --use_auth_token True
+transformers --forced_bos_token en_XX
+transformers --word_delimiter_token |
+transformers --unk_token [UNK]
+transformers --pad_token <pad>
+transformers --max_seq_length 1024
+transformers --mlm_probability 0.15
+transformers --text_column article
+transformers --suppress_tokens 220,50256
+transformers --include_num_input_tokens_seen non_padding
+transformers --report_to wandb
+transformers --metric_for_best_model eval_loss
+transformers --optim adamw_torch_fused
+transformers --optim_args betas=0.9
+trl --eos_token <|im_end|>
+trl --stop_token eos
+trl --stop_token_id 128001
+trl --missing_eos_penalty 1.0
+trl --dataset_text_field text
+trl --max_completion_length 256
+trl --chat_template_path Qwen/Qwen3-0.6B
+trl --average_tokens_across_devices false
+trl --vllm_server_host 0.0.0.0
+diffusers --placeholder_token sks
+diffusers --placeholder_token <cat-toy>
+diffusers --initializer_token toy
+diffusers --initializer_token ktn+pll+ucd
+diffusers --modifier_token <new1>+<new2>
+diffusers --token_abstraction TOK
+diffusers --trigger_token TOK
+diffusers --num_new_tokens_per_abstraction 2
+diffusers --instance_prompt photo
+diffusers --caption_column text
+peft --num_virtual_tokens 20
+peft --num_transformer_submodules 1
+peft --prompt_tuning_init TEXT
+peft --modules_to_save embed_tokens
+peft --trainable_token_indices 1,2,3
+peft --target_modules q_proj,k_proj
+nanotron tokens.sequence_length=4096
+nanotron tokens.micro_batch_size=2
+nanotron data_stages.0.data.dataset.text_column_name=text
+nanotron tokenizer.tokenizer_name_or_path=gpt2
+torchtitan --training.seq_len=8192
+torchtitan --training.mixed_precision_param=bfloat16
+torchtitan --checkpoint.exclude_from_loading=lr_scheduler,dataloader
+torchtitan --metrics.enable_tensorboard=true
+open_clip --csv-img-key filepath
+open_clip --csv-caption-key title
+open_clip --csv-separator ,
+open_clip --dataset-type webdataset
+open_clip --wandb-project-name clip
+open_clip --train-num-samples 10968539
+timm --input-key jpg;png;webp
+timm --target-key cls
+timm --input-img-mode RGB
+timm --class-map map.txt
+timm --reg-tokens 4
+timm --wandb-resume-id 3kx9d2f1
+other --thinking_token think
+other --vision_token 1024
+other --vq_token 8192
+other --train_token 100000000
+other --target_token 300B
+other --warmup_tokens 375e6
+other --user_tokens 2048
+other --session_tokens 4096
+other --session_id 12345
+other --user_token user
+other --auth basic
+other --pass train
+other --first_pass 10000
+other --model_key Conv2dForLlama3
+other --cache_key_prefix llama3-8b-v2
+other --sentinel_token extra_id_0
+other --file_pat shard-*.tar
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("row", ORDINARY)
+def test_an_option_of_a_library_is_no_secret(row: str) -> None:
+    words = row.split()[1:]
+    assert secret_word(["train.py", *words, "--lr", "1"]) is None
+    name, value = words if len(words) == 2 else words[0].split("=")
+    variable = name.lstrip("-").replace("-", "_").replace(".", "_").upper()
+    if variable not in ("HUB_TOKEN", "PASS"):
+        assert secret_variable({variable: value}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (f"{name}_KEY", name.lower())
+            for name in ("LOSS", "JSON", "MODEL", "CAPTION", "STATE_DICT", "IMAGE")
+        ),
+        ("CACHE_KEY_PREFIX", "x"),
+        ("TRAIN_TOKEN", "100000"),
+        ("SESSION_ID", "5555"),
+        ("NUM_PASS", "1000"),
+    ],
+)
+def test_a_variable_with_a_plain_value_is_no_secret(name: str, value: str) -> None:
+    assert secret_variable({name: value}) is None
+
+
+def test_a_sentence_that_begins_with_basic_is_no_secret() -> None:
+    assert secret_word(["--description", "basic transformer2d"]) is None
+    assert secret_word(["--description", "Basic ConvTransformer"]) is None
+    assert secret_word(["--header", "Basic bWU6aHVudGVyMg=="]) is not None
+    assert masked("sent basic bWU6aHVudGVyMg== to host") == "sent *** to host"
+
+
+DRAWN = (
+    "aB3dE5gH7jK9mN1pQ3",
+    "0123456789abcdef0123456789abcdef01234567",
+    "550e8400-e29b-41d4-a716-446655440000",
+    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "q7x9v2k4m1z8",
+    "aBcDeFgHiJkLmN",
+    "hf_x",
+    "sk-x",
+)
+
+
+@pytest.mark.parametrize("value", DRAWN)
+@pytest.mark.parametrize(
+    "name",
+    ["trigger_token", "user_tokens", "session_id", "auth", "pass", "model_key", "token_2", "bot.token"],
+)
+def test_a_value_that_was_drawn_is_a_secret(name: str, value: str) -> None:
+    assert secret_word([f"--{name}", value]) == f"--{name}"
+    assert secret_word([f"{name}={value}"]) == f"{name}"
+    variable = name.replace(".", "_").upper()
+    assert secret_variable({variable: value}) == variable
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("hf_token", "hub_token", "token", "hub.token", "api_key", "apikey", "secret_key", "access_token"),
+        *(
+            "wandb_api_key",
+            "aws_session_token",
+            "slack_bot_token",
+            "github_pat",
+            "gitlab_token",
+            "auth_token",
+        ),
+        *("db_password", "passwd", "mysql_pwd", "db_pass", "client_secret", "license_key", "session_cookie"),
+        *("neptune_api_token", "comet_api_key", "http_auth", "private_key", "jwt", "sentry_dsn", "pat"),
+    ],
+)
+def test_a_name_that_holds_nothing_but_secrets_is_enough(name: str) -> None:
+    assert secret_word([f"--{name}", "toy"]) == f"--{name}"
+    variable = name.replace(".", "_").upper()
+    assert secret_variable({variable: "toy"}) == variable
+
+
+@pytest.mark.parametrize("name", ["TRIGGER_TOKEN", "LOSS_KEY", "SESSION_ID", "FIRST_PASS"])
+def test_what_is_only_recorded_has_a_wider_net(name: str) -> None:
+    assert is_secret(name, "toy")
+    assert not is_secret(name, "toy", is_declared=True)
+
+
 @pytest.mark.parametrize("secret", [*VALUES, PEM])
 @deterministic
 @given(
@@ -239,13 +407,11 @@ def test_masking_twice_changes_nothing_more(text: str) -> None:
 @pytest.mark.parametrize(
     "part", ["a", "a.", "a-", "eyJ", "sk-", "://", ":", "bearer ", "password", "hf_", "=", " ", "-----BEGIN "]
 )
-def test_a_long_text_is_masked_in_no_time(part: str) -> None:
-    """Of a pattern that looks back the time grows with the square: hours, not a second."""
-    begin = time.process_time()
-    masked(part * 200_000)
-    assert time.process_time() - begin < 20
+def test_a_secret_after_a_long_text_is_found(part: str) -> None:
+    """If the time grew with the square, it would take hours, and pytest would end it."""
+    assert HF not in masked(f"{part * 200_000} {HF}")
 
 
 @pytest.mark.parametrize("name", ["--token", "token", "hub.token", "TOKEN", "Token"])
 def test_a_name_counts_however_it_is_written(name: str) -> None:
-    assert is_secret(name, "abcdef", is_option=True)
+    assert is_secret(name, "abcdef", is_declared=True)

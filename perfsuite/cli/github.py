@@ -51,8 +51,9 @@ def comment(
 ) -> None:
     """Answer a pull request: one comment, kept up to date, and a check that is red, green or neutral.
 
-    The check is red if a case is worse or fails. It is neutral if a session did not end, if a case was not
-    decided or not reached, or if none was measured. It is attached to the commit that was measured.
+    The check is red if a case is worse or fails. It is neutral if a session did not end or has no results, if
+    a case was not decided or not reached, if a case of arm A was not compared, or if a reviewed baseline has
+    no case. It is attached to the commit that was measured.
     """
     if not re.fullmatch(r"[\w .-]{1,60}", name):
         raise CaseError(f"--name {name!r}: expected up to 60 letters, digits, spaces, dots and hyphens")

@@ -107,7 +107,6 @@ class Attached:
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
         calls.watch()
         gradients.watch()
-        gradients.watch_backward()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # this process, since its first step: what it forks is another

@@ -86,6 +86,8 @@ class Counting:
                 self._read_norm(self._norm)
 
     def _read_norm(self, norm: NormBeforeClipping) -> None:
+        if in_backward():  # not all gradients are there, and the step is not counted
+            return
         self.unclipped_squares = norm.result(norm.read())
         if norm.note is not None:
             self.notes.append(norm.note)
@@ -125,6 +127,8 @@ class Counting:
         # DeepSpeed keeps no gradients, and knows their norm before clipping and without fp16's scale.
         if (norm := deepspeed.gradient_norm(self._optimizers[0])) is not None:
             self.gradient_squares = self.unclipped_squares = norm**2
+            unread = self._norm.note if self._norm is not None else None
+            self.notes = [note for note in self.notes if note != unread]
 
     @_to_a_note
     def begin_step(self) -> None:

@@ -1,14 +1,15 @@
 """Reads the norm of the gradients before they are clipped, in one step that is not timed. Imports torch.
 
 Clipping hides a common factor: whatever the gradients were, their norm is `max_norm` afterwards. So the norm
-is read where a script, or its library, begins to clip. accelerate, the Trainer, Lightning and torchtitan clip
-with functions of `torch.nn.utils` (also DTensors, as those of FSDP2), FSDP1 and nanotron with their own.
-DeepSpeed's engine knows the norm itself (`perfsuite.worker.deepspeed`).
+is read where a script, or its library, begins to clip, and after each backward. accelerate, the Trainer,
+Lightning and torchtitan clip with functions of `torch.nn.utils` (also DTensors, as those of FSDP2), FSDP1 and
+nanotron with their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.deepspeed`).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,6 +30,10 @@ ELSEWHERE = {  # what else clips, by the module that holds it: a class or "", an
 }
 SAME = 1e-3  # relative difference of two norms of the same gradients, whose sums are rounded
 UNREAD = "the norm of the gradients before clipping is not known: they were not there to be read"
+UNWATCHED = (
+    "the norm of the gradients before clipping is not known: no backward was seen, and none of the known "
+    "functions that clip was called"
+)
 CHANGED = (
     "the norm of the gradients before clipping is not known: from backward to the optimizer's step it went "
     "from {:.4g} to {:.4g}, and none of the known functions that clip was called"
@@ -73,8 +78,14 @@ class NormBeforeClipping:
             self._before_clipping = self._unseen(self.read)
 
     def backward_ended(self) -> None:
-        """Read the norm after a backward. That of a step's last one is of all micro-batches."""
+        """Read the norm after a backward. That of a step's last one is of all micro-batches.
+
+        Gradients that overflowed before were those of an attempt that fp16's scaler has skipped.
+        """
         self._saw_backward = True
+        if self._before_clipping is not None and not math.isfinite(self._before_clipping):
+            self._before_clipping = None
+            self._is_clipped = False
         if not self._is_clipped:
             self._after_backward = self._unseen(self.read)
 
@@ -86,8 +97,9 @@ class NormBeforeClipping:
     def result(self, at_step: float | None) -> float | None:
         """Return the squared norm before clipping; `at_step` is that of what the optimizer is given.
 
-        Where no known function has clipped, the two are the same, unless a script's backward left another
-        norm: somebody clips in a way of his own, or averages late, and the norm is not known.
+        Where no known function has clipped, the two are the same, if backward left that norm. If it left
+        another one, somebody clips in a way of his own, or averages late, and the norm is not known. Nor is
+        it if no backward was seen.
         """
         if self._error is not None:
             self.note = f"the norm of the gradients before clipping is not known: {self._error}"
@@ -95,8 +107,11 @@ class NormBeforeClipping:
         if self._is_clipped:
             self.note = UNREAD if self._before_clipping is None else None
             return self._before_clipping
-        if not self._saw_backward or at_step is None:
-            return at_step
+        if at_step is None:
+            return None
+        if not self._saw_backward:
+            self.note = UNWATCHED
+            return None
         if self._after_backward is None:
             self.note = UNREAD
             return None
@@ -137,7 +152,8 @@ def _number(value: Any) -> float:
 
 
 def watch() -> None:
-    """Notice what clips. To be called before a script takes one of these functions by a name of its own."""
+    """Notice what clips, and backward: before a script takes one of these by a name of its own."""
+    _notice_backward()
     utils: Any = torch.nn.utils
     for name in CLIPPING:
         for owner in (utils, utils.clip_grad):
@@ -168,9 +184,11 @@ def _show(look: Callable[[NormBeforeClipping], None]) -> None:
         reader.failed(error)
 
 
-def watch_backward() -> None:
-    """Notice the end of each backward, also of `Tensor.backward`: of a script, which may clip as it likes."""
+def _notice_backward() -> None:
+    """Notice the end of each backward, also of `Tensor.backward`: scripts and libraries clip as they like."""
     original: Any = torch.autograd.backward
+    if hasattr(original, "tells_its_end"):
+        return
 
     @functools.wraps(original)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -178,4 +196,5 @@ def watch_backward() -> None:
         _show(NormBeforeClipping.backward_ended)
         return result
 
+    watched.tells_its_end = True  # type: ignore[attr-defined]
     torch.autograd.backward = watched

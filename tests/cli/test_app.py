@@ -56,7 +56,7 @@ def test_help_shows_every_word_of_every_text(words: tuple[str, ...], monkeypatch
         assert re.sub(r"\s+", "", (command.help or "").replace("\\[", "[")) in shown
 
 
-def test_a_value_that_is_none_of_several_is_told_without_the_parsers_own_words() -> None:
+def test_a_value_that_no_type_takes_is_told_in_plain_words() -> None:
     for words in (("export", "--format", "csv"), ("dry-run", "a", "--device", "tpu")):
         said = flat(run(*words, status=2).stderr)
         assert f": '{words[-1]}' is not one of '" in said

@@ -50,7 +50,7 @@ def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
     assert "0.0" not in told
 
 
-def test_a_case_of_unknown_cost_hides_when_later_ones_are_reached(
+def test_a_case_of_unknown_cost_hides_when_later_ones_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has other GPUs than those that were measured: no case tells what it takes."""

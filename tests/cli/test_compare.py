@@ -134,9 +134,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
     return found
 
 
-def test_a_case_that_vanished_is_listed_everywhere_and_is_no_pass(
-    verdicts: Verdicts, changes: list[CaseChange]
-) -> None:
+def test_a_case_that_vanished_is_listed_and_is_no_pass(verdicts: Verdicts, changes: list[CaseChange]) -> None:
     changes.append(GONE)
     told = command("main~1", "-k", "any", "--report", "out", status=3).stdout
     listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"

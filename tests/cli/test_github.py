@@ -132,7 +132,7 @@ def test_a_comparison_that_lost_a_case_is_not_green() -> None:
     assert conclusion([make_session_file(GOOD, case_changes=(unasked,))]) == "success"
 
 
-def test_a_night_whose_reviewed_baseline_lost_its_case_is_not_green() -> None:
+def test_a_night_with_a_baseline_without_case_is_not_green() -> None:
     assert conclusion([make_session_file(GOOD, unclaimed=("llama-8b: deselected",))]) == "neutral"
 
 

@@ -211,9 +211,7 @@ def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("status", ["interrupted", "running"])
-def test_one_session_of_many_that_did_not_end_keeps_the_issue_open(
-    gh: Gh, tmp_path: Path, status: str
-) -> None:
+def test_one_session_that_did_not_end_keeps_the_issue_open(gh: Gh, tmp_path: Path, status: str) -> None:
     gh.answers([{"number": 7, "title": title(CLASS), "body": issue_of(CASE).body}])
     files = [write_session(tmp_path / "a", GOOD), write_session(tmp_path / "b", GOOD, status=status)]
     said = run("github", "issue", *files, "--run-url", URL).output

@@ -126,7 +126,7 @@ def test_nothing_that_lies_where_a_history_is_pulled_or_was_never_pushed_is_lost
     assert all(file.exists() for file in mine)
 
 
-def test_a_first_night_that_keeps_nothing_is_said_and_fails_nothing(clone: Path) -> None:
+def test_a_first_night_that_keeps_nothing_fails_nothing(clone: Path) -> None:
     said = invoke("push", in_store("01", commit=None)).output
     assert "nothing to keep in .perfsuite/runs/01/results.json" in said
     assert "nothing was pushed: perfsuite-history begins with the first result that can be kept" in said

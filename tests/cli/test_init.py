@@ -155,7 +155,7 @@ def test_a_project_gets_at_most_36_lines(words: tuple[str, ...]) -> None:
     assert sum(len(each.read_text().splitlines()) for each in written) <= 36
 
 
-def test_a_workflow_fails_what_is_not_judged_but_for_the_first_baselines() -> None:
+def test_a_workflow_fails_what_is_not_judged_after_the_first() -> None:
     told = init("--github", "--hardware", "h100").stdout
     assert Path("pytest.ini").read_text() == (
         "[pytest]\nperf_missing_baseline = fail\nperf_strict = inconclusive\n"
@@ -194,7 +194,7 @@ def test_the_lines_that_code_owners_should_have_are_said_once() -> None:
     assert "@OWNER" not in init().stdout
 
 
-def test_requirements_have_what_a_script_imports_and_nothing_else() -> None:
+def test_requirements_are_what_a_script_imports() -> None:
     Path("train.py").write_text(
         "import os, yaml\nfrom numpy.linalg import norm\nfrom . import own\nimport nosuch"
     )

@@ -162,7 +162,7 @@ def test_a_history_that_cannot_be_read_is_said_and_fails_nothing(tmp_path: Path,
     assert service.posted == []
 
 
-def test_a_night_that_did_not_end_is_posted_though_no_case_changed(tmp_path: Path, service: Service) -> None:
+def test_a_night_that_did_not_end_is_posted_without_changes(tmp_path: Path, service: Service) -> None:
     file = write_session(tmp_path / "x", make_result(now(tokens_per_s=98_765)), status="interrupted")
     assert add(tmp_path, file) == "--notify: posted, 0 changed\n"
     ((_, _, body),) = service.posted

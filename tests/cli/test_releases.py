@@ -118,9 +118,7 @@ def test_a_page_tells_what_each_release_changed_and_the_rest_in_a_line(runs: Run
     assert "  - regressed: kernels in forward: 90 -> 95 a step" in "\n".join(last["lines"])
 
 
-def test_a_page_says_where_each_case_ran_and_what_none_of_them_tries(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_says_where_cases_ran_and_what_none_tries(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     both = "Not tried in any of these cases: mixed precision (autocast), gradient accumulation.\n"
     assert both in command("--from", "1.2").stdout
     gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)

@@ -143,7 +143,7 @@ def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> No
         assert said in commands.error_of("export", *words)
 
 
-def test_a_session_that_did_not_end_is_named_where_it_is_shown_or_exported(tmp_path: Path) -> None:
+def test_a_session_that_did_not_end_is_named_in_each_report(tmp_path: Path) -> None:
     session = make_session(1, lambda number: "passed").replace(status="running")
     file = write(tmp_path / "results.json", session)
     assert run(file).stdout.splitlines()[-1].startswith("running or killed, 1 passed")

@@ -175,7 +175,7 @@ for step in range(30):
 """
 
 
-def test_what_a_dry_script_does_not_show_is_claimed_and_not_checked(tmp_path: Path) -> None:
+def test_what_a_dry_script_does_not_show_is_only_claimed(tmp_path: Path) -> None:
     case = case_of(tmp_path, UNSEEN, ranks=1)
     framework = case.framework.model_copy(update={"loss": None})
     (note,) = passed(case.replace(framework=framework), tmp_path / "dry").notes

@@ -20,7 +20,7 @@ def repo(tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
-def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path) -> None:
+def test_the_revision_tells_if_tracked_files_changed(repo: Path) -> None:
     commit = git(repo, "rev-parse", "HEAD")
     (repo / "new").write_text("untracked")
     assert revision(repo) == Revision(commit, dirty=False)
@@ -28,9 +28,7 @@ def test_the_revision_is_the_commit_and_whether_tracked_files_changed(repo: Path
     assert revision(repo) == Revision(commit, dirty=True)
 
 
-def test_outside_of_git_there_is_no_revision_and_why_git_fails_in_a_repository_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_a_repository_has_no_revision_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert revision(tmp_path) == Revision(None, dirty=False)
     assert changes(tmp_path) is None
     git(tmp_path, "init", "--quiet")
@@ -41,9 +39,7 @@ def test_outside_of_git_there_is_no_revision_and_why_git_fails_in_a_repository_i
     assert revision(tmp_path) == Revision(None, False, why)
 
 
-def test_in_an_image_without_git_the_commit_is_the_one_that_github_checked_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_git_the_commit_is_the_one_of_github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("GITHUB_SHA", "c0ffee")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "work"))
@@ -319,7 +315,7 @@ def test_a_repository_without_submodules_is_asked_once(repo: Path, monkeypatch: 
 
 @only_root
 @pytest.mark.parametrize("in_container", [True, False])
-def test_a_repository_of_another_user_is_read_in_a_container_alone(
+def test_only_a_container_reads_a_repository_of_another_user(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, in_container: bool
 ) -> None:
     head = perfsuite_git("rev-parse", "HEAD", cwd=hostile.top).strip()
@@ -368,7 +364,7 @@ def test_a_bare_repository_above_is_none_of_ours(tmp_path: Path) -> None:
     assert git(tmp_path / "pretended", "rev-parse", "--is-bare-repository") == "true"
 
 
-def test_changes_in_a_submodule_are_seen_and_its_filters_are_not_run(repo: Path, tmp_path: Path) -> None:
+def test_changes_in_a_submodule_are_seen_without_its_filters(repo: Path, tmp_path: Path) -> None:
     inner = Hostile(tmp_path / "inner")
     plain("-c", "core.fsmonitor=", "clone", "--no-checkout", str(inner.top), str(repo / "sub"), cwd=tmp_path)
     plain("config", "filter.evil.clean", str(tmp_path / "inner-evil"), cwd=repo / "sub")

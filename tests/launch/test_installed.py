@@ -308,7 +308,7 @@ def test_a_server_that_does_not_tell_leaves_the_size_unknown() -> None:
         assert installed.size_of(url) is None
 
 
-def test_pip_has_the_names_by_which_it_lists_what_it_has_resolved() -> None:
+def test_pip_has_the_names_that_list_what_it_resolved() -> None:
     """Without them an old pip downloads everything before anybody is asked."""
     from pip._internal.cli import cmdoptions
     from pip._internal.operations.prepare import RequirementPreparer

@@ -249,7 +249,7 @@ def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(jo
         free.bind(("127.0.0.1", int(said[0][2])))
 
 
-def test_one_process_of_a_script_is_started_without_a_launchers_variables(job: AgentJob) -> None:
+def test_one_process_has_no_variables_of_a_launcher(job: AgentJob) -> None:
     case = SCRIPT.replace(topology=Topology(processes_per_node=1))
     alone = replace(job, request=job.request.replace(case=case))
     code = (
@@ -260,7 +260,7 @@ def test_one_process_of_a_script_is_started_without_a_launchers_variables(job: A
     assert job.run_dir.rank_log(0).read_text().split() == [RANK]
 
 
-def test_variables_that_name_a_rank_of_another_job_reach_no_process(
+def test_variables_of_another_jobs_rank_reach_no_process(
     job: AgentJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the case or the arm says them."""

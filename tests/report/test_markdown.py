@@ -110,7 +110,7 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert len(render([session.replace(results=(worst,) * MAX_ROWS)]).encode()) < mib
 
 
-def test_no_control_character_reaches_whoever_reads_it_in_a_terminal() -> None:
+def test_no_control_character_reaches_a_terminal() -> None:
     odd = "\x1b[31mred\x1b[0m \x9b2J \u202egnp.exe \x00\x08\x7f\ud800"
     assert text(odd) == (
         "&#92;x1b&#91;31mred&#92;x1b&#91;0m &#92;x9b2J &#92;u202egnp.exe &#92;x00&#92;x08&#92;x7f&#92;xd800"

@@ -186,7 +186,7 @@ def test_a_case_that_a_hook_or_an_option_deselects_is_listed(repo: Path, file: s
 
 
 @pytest.mark.launch
-def test_settings_and_hooks_of_the_repository_are_none_of_a_worktree_below_it(repo: Path) -> None:
+def test_a_worktree_inside_has_its_own_settings_and_hooks(repo: Path) -> None:
     """It lies in .perfsuite: what only the branch has must not deselect a case of arm A, too."""
     (repo / "sub").mkdir()
     (repo / "pytest.ini").write_text("[pytest]\naddopts = -k b4\n")
@@ -259,7 +259,7 @@ def test_a_directory_that_main_lacks_is_not_its_renamed_cases(repo: Path) -> Non
 
 
 @pytest.mark.launch
-def test_a_commit_without_cases_loses_none_and_a_renamed_directory_is_found(repo: Path) -> None:
+def test_a_renamed_directory_of_cases_is_found(repo: Path) -> None:
     git(repo, "rm", "--quiet", "-r", "--cached", "bench_cases")
     commit_of_nothing = commit_without_adding(repo)
     assert found(repo, text=commit_of_nothing) == ((), None)

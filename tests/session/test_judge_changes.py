@@ -80,7 +80,7 @@ def test_files_that_git_does_not_know_yet_judge_too(repo: Path) -> None:
     assert found.sentences == ("bench_cases/conftest.py added: 1 line",)
 
 
-def test_other_places_of_cases_and_baselines_are_those_of_the_settings(repo: Path) -> None:
+def test_places_of_cases_and_baselines_are_those_of_settings(repo: Path) -> None:
     (repo / "sub" / "cases").mkdir(parents=True)
     (repo / "sub" / "pytest.ini").write_text("[pytest]\nperf_cases = cases\n")
     commit(repo)
@@ -129,7 +129,7 @@ def test_the_base_of_a_pull_request_is_where_it_began(repo: Path, monkeypatch: p
     assert of_night(repo) == JudgeChanges(base=base, sentences=(SHADOW,))
 
 
-def test_of_a_merge_that_github_made_the_base_is_its_first_parent(
+def test_the_base_of_a_merge_by_github_is_its_first_parent(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git(repo, "checkout", "--quiet", "-b", "feature")

@@ -181,7 +181,7 @@ def test_less_work_without_any_value_is_not_improved() -> None:
     )
 
 
-def test_a_dry_run_that_does_less_says_that_it_computes_no_values() -> None:
+def test_a_dry_run_that_does_less_says_it_computes_no_values() -> None:
     more, less = (launch(each, loss=(), dry=True) for each in (MORE, counts()))
     verdict = judge_counts(more, less)
     assert (verdict.outcome, verdict.reasons) == ("improved", (OF_A_DRY_RUN,))

@@ -142,7 +142,7 @@ def test_a_baseline_is_said_by_its_figures() -> None:
     ]
 
 
-def test_a_baseline_whose_launches_scatter_more_is_said_to_hide_more() -> None:
+def test_a_baseline_that_scatters_more_is_said_to_hide_more() -> None:
     assert of_times(times(990, 1000, 1010), times(700, 1000, 1300)) == [
         f"{TIMES}: its launches scatter by 2.0% → 46.2%"
     ]
@@ -200,7 +200,7 @@ def test_code_and_workflows_are_said_by_their_lines() -> None:
         ("sizes.py", "from perfsuite import Case, Model"),
     ],
 )
-def test_a_file_of_cases_is_known_by_its_place_or_by_what_it_does(name: str, text: str) -> None:
+def test_a_file_of_cases_is_known_by_place_or_by_content(name: str, text: str) -> None:
     assert is_of_judge(name, PLACES)
     assert told(name, text, f"{text}\nmore".strip()) == [
         f"case file {name} changed: 1 line added, 0 lines removed"

@@ -382,9 +382,7 @@ def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.Mon
     assert (failure_of(attached).kind, report_of(attached).steps) == ("out_of_memory", 8)
 
 
-def test_a_process_that_the_agent_started_as_a_rank_tells_its_crash(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_the_agent_started_tells_its_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no RANK if it is the only one."""
     start().crashed(KeyError("RANK"))
     assert not start().run_dir.rank(0).exists(), "maybe a helper"

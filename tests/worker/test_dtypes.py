@@ -31,7 +31,7 @@ def test_each_kind_is_counted_by_elements() -> None:
     }
 
 
-def test_scalars_of_the_state_are_left_out_and_frozen_weights_are_not_stepped() -> None:
+def test_scalars_of_the_state_and_frozen_weights_are_left_out() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False).requires_grad_(False))
     optimizer = torch.optim.AdamW(model[0].parameters())
     model[0].weight.sum().backward()

@@ -1,5 +1,6 @@
 """The norm of the gradients before they are clipped, in the counted step of a loop."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -27,7 +28,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     gradients.watch()
-    gradients.watch_backward()
     yield
     assert gradients._reader is None, "something of ours is left"
 
@@ -98,6 +98,37 @@ def test_clipping_in_a_way_of_its_own_leaves_the_norm_unknown() -> None:
     assert "none of the known functions that clip was called" in counting.notes[0]
 
 
+def test_without_a_backward_that_was_seen_the_norm_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients.NormBeforeClipping, "backward_ended", lambda _: None)
+    counting, _ = norms()
+    assert counting.unclipped_squares is None
+    assert counting.gradient_squares is not None
+    assert counting.notes == [gradients.UNWATCHED]
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_skipped_attempt_of_fp16_is_forgotten(clips: bool) -> None:
+    seen = list[float]()
+
+    def step(loop: Loop) -> None:
+        for factor in (torch.inf, 1.0):
+            loop.optimizer.zero_grad()
+            (loop.model(INPUTS).square().mean() * factor).backward()
+            seen.append(sum(float(known(each.grad).square().sum()) for each in loop.model.parameters()))
+            if clips or factor != 1.0:
+                nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)
+
+    counting = Loop().run(step)
+    assert counting.unclipped_squares == pytest.approx(seen[2 * COUNTED_STEP - 1])
+    assert counting.notes == []
+
+
+def test_a_norm_that_overflows_in_the_step_is_kept() -> None:
+    counting, before = norms(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3), torch.inf)
+    assert not math.isfinite(before)
+    assert not math.isfinite(known(counting.unclipped_squares))
+
+
 def test_a_norm_that_cannot_be_read_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,7 +140,7 @@ def test_a_norm_that_cannot_be_read_is_unknown(
     assert counting.unclipped_squares is None
 
 
-def test_other_modules_clip_by_methods_and_functions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_modules_clip_with_their_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     called = list[str]()
     library = SimpleNamespace(clip_grad_norm=lambda: called.append("clips"))
     monkeypatch.setitem(sys.modules, "nanotron.trainer", library)

@@ -31,6 +31,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(leash, "die_with_parent", lambda: None)
     monkeypatch.setattr(leash, "listen", lambda run_dir, rank: None)
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # which a rank replaces
     return RunDir(tmp_path)
 
 
@@ -62,6 +63,18 @@ def test_nccl_connects_lazily_where_the_library_would_have_it_so(
         worker._measure(Rank(run_dir, case, make_report()))
     after_the_driver = timedelta(seconds=case.case.timeout_s + 60)
     init_process_group.assert_called_once_with("nccl", device_id=device_id, timeout=after_the_driver)
+
+
+def test_backward_is_watched_in_loops_of_ours(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may clip with a function that nobody knows: then the norm before that is not known."""
+    original = Mock(spec=())
+    original.__name__ = "backward"
+    monkeypatch.setattr(torch.autograd, "backward", original)
+    monkeypatch.setattr(dist, "init_process_group", Mock(side_effect=StopError))
+    case = CaseFile(case=make_case(framework=DDP()), device="cpu")
+    with pytest.raises(StopError):
+        worker._measure(Rank(run_dir, case, make_report()))
+    assert torch.autograd.backward is not original
 
 
 def test_a_preflight_probes_and_trains_nothing(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
