@@ -98,13 +98,13 @@ def test_a_name_that_is_not_utf8_becomes_readable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"schema_version": 1, "text": "a", "text": "b"}', "the field 'text' stands there twice"),
+        ('{"schema_version": 1, "text": "a", "text": "b"}', "the field 'text' appears twice"),
         (
             '{"schema_version": 1, "part": {"size_bytes": 1, "size_bytes": 2}}',
-            "'size_bytes' stands there twice",
+            "'size_bytes' appears twice",
         ),
-        ('{"schema_version": 1, "step_s": [NaN]}', "NaN is no number in JSON"),
-        ('{"schema_version": 1, "step_s": [-Infinity]}', "-Infinity is no number in JSON"),
+        ('{"schema_version": 1, "step_s": [NaN]}', "NaN is not valid JSON"),
+        ('{"schema_version": 1, "step_s": [-Infinity]}', "-Infinity is not valid JSON"),
     ],
 )
 def test_what_json_does_not_allow_is_refused(tmp_path: Path, content: str, said: str) -> None:

@@ -73,7 +73,7 @@ def comment(
         each.judge_changes is not None and each.judge_changes.base and each.judge_changes.sentences
         for each in sessions
     )
-    title = headline(sessions) + ("; what judges changed" if is_other_judge else "")
+    title = headline(sessions) + ("; the judging files changed" if is_other_judge else "")
     output = {"title": title, "summary": f"[The job]({run_url})"}
     check = {"name": name, "head_sha": measured, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})

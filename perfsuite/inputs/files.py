@@ -79,7 +79,7 @@ def _check(path: Path, found: os.stat_result, most: int) -> None:
         return
     if kind != stat.S_IFREG:
         raise FileError(
-            f"cannot read {path}: it is {_KINDS.get(kind, 'no regular file')}, and only regular files are "
+            f"cannot read {path}: it is {_KINDS.get(kind, 'not a regular file')}, and only regular files are "
             "read. Copy what it holds into a file and name that"
         )
     if found.st_size > most:

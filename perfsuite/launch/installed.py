@@ -214,11 +214,11 @@ def ask_for(consent: Consent, downloads: Sequence[Package]) -> None:
     ]
     left = len(names) - NAMES_SHOWN
     listed = ", ".join([*names[:NAMES_SHOWN], *([f"and {left} more"] if left > 0 else [])])
-    size = _amount(total) if unknown < len(sizes) else "packages of a size that the index does not tell"
+    size = _amount(total) if unknown < len(sizes) else "packages of unknown size"
     more = f", and {unknown} of a size that is not known" if 0 < unknown < len(sizes) else ""
     text = f"pip downloads {size}{more}: {listed}"
     if not consent(text, total >= LARGE_BYTES):
-        needs = "That much needs --yes, an option of perfsuite compare, bisect and releases"
+        needs = "A download this large needs --yes, an option of perfsuite compare, bisect and releases"
         raise PackageError(f"{text}. {needs}")
 
 

@@ -320,7 +320,7 @@ def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
             f"measure nothing: @pytest.mark.{NO_BENCH}"
         )
     if case_of(item) is None:
-        raise pytest.UsageError(f"{item.nodeid}: {names} stands inside of a parameter. {NO_CASE}")
+        raise pytest.UsageError(f"{item.nodeid}: {names} is nested inside a parameter. {NO_CASE}")
     if len(cases) > 1:
         raise pytest.UsageError(
             f"{item.nodeid} has {len(cases)} cases among its parameters, {names}, and bench measures one of "

@@ -95,7 +95,7 @@ def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
-    """Whether every case had its turn. pytest's exit status alone does not tell: see `HoldsInterrupts`."""
+    """Whether every case was run. pytest's exit status alone does not tell: see `HoldsInterrupts`."""
     has_run = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED)
     if not has_run or session.shouldstop or session.shouldfail or CRASHED in session.config.stash:
         return False
@@ -141,7 +141,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         for line in changed:
             terminal.write_line(shown(config, line))
     if config.stash.get(CUT_SHORT, False):
-        terminal.section("perfsuite: not every case had its turn", red=True, bold=True)
+        terminal.section("perfsuite: not every case was run", red=True, bold=True)
         terminal.write_line("pytest was told to end, or to leave tests out, while it ran: not a pass")
     if session.running is not None:
         terminal.write_line(f"interrupted, not judged: {session.running}")
@@ -174,7 +174,7 @@ def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> 
         how = ended[each.nodeid]
         terminal.write_line(shown(config, f"{each.nodeid}: {each.outcome}, and its test ended as {how}"))
     terminal.write_line(
-        "The exit status goes by the verdict. To expect a failure, declare known_issue in the case or waive "
+        "The exit status follows the verdict. To expect a failure, declare known_issue in the case or waive "
         "it in perf-waivers.toml"
     )
 

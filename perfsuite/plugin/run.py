@@ -31,6 +31,8 @@ PASSED = pytest.StashKey[bool]()  # whether the test itself had no complaint
 MEASUREMENT = pytest.StashKey[Measurement]()  # what became of the case of a test
 ENDED_AS = pytest.StashKey[str]()  # the outcome of a test, before its verdict was looked at
 WHY = pytest.StashKey[str]()  # what a test that did not pass said
+ENDED_WORDS = {"passed": "passed", "skipped": "was skipped", "xfailed": "failed as expected"}
+UNMEASURED = "the test passed without measuring its case"
 NEVER_CALLED = "the test asked for bench and never called it: nothing was measured"
 
 
@@ -198,7 +200,7 @@ def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytes
     """Note how a test ended so far, and why: the first phase that did not pass says it."""
     if test_report.when == "setup":
         item.stash[ENDED_AS] = "passed"
-        item.stash[WHY] = "it ended as passed"
+        item.stash[WHY] = "its test gave no reason"
     if item.stash[ENDED_AS] == "failed" or test_report.passed:
         return
     was_expected = hasattr(test_report, "wasxfail")
@@ -223,7 +225,8 @@ def _note_unmeasured(item: pytest.Item) -> None:
         why = f"its test skipped it: {why}; but {missing}"
     elif how == "xfailed":
         why = f"its test expected a failure: {why}. Declare it in the case (known_issue), or waive it"
-    error = CaseError(f"it was not measured: {why}")
+    text = UNMEASURED if how == "passed" else f"it was not measured: {why}"
+    error = CaseError(text)
     session.record_error(case, item.nodeid, error)
     item.stash[MEASUREMENT] = session.results[-1].replace(shadow=False)  # it is the test that is wrong
 
@@ -235,5 +238,5 @@ def _fail(item: pytest.Item, test_report: pytest.TestReport, measurement: Measur
     test_report.outcome = "failed"
     if hasattr(test_report, "wasxfail"):
         del test_report.wasxfail
-    text = f"its test ended as {ended}, and its verdict fails\n{_explanation(item, measurement)}"
+    text = f"the test {ENDED_WORDS[ended]}, but its verdict is a failure\n{_explanation(item, measurement)}"
     test_report.longrepr = shown(item.config, text)

@@ -273,7 +273,7 @@ def judge_changes(known: Iterable[JudgeChanges | None]) -> list[tuple[str, list[
             continue
         heading = "What judges this branch:"
         if changes.base is not None:
-            heading = f"This branch changes what judges it, compared with {changes.base[:12]}:"
+            heading = f"This branch changes the files that judge it, compared with {changes.base[:12]}:"
         found.append((heading, cut(changes.sentences, MOST_JUDGE_CHANGES)))
     return found
 

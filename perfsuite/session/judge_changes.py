@@ -16,7 +16,7 @@ from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_o
 
 LARGEST = 16 * 2**20  # bytes of a file that is looked at
 UNKNOWN = (
-    "whether this branch changes what judges it is not known: {error}. Check out the base, too "
+    "cannot tell whether this branch changes its own checks: {error}. Check out the base, too "
     "(actions/checkout with fetch-depth: 0)"
 )
 

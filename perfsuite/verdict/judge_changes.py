@@ -25,7 +25,6 @@ from perfsuite.verdict import exact
 
 UNREADABLE = "\0"  # in place of the content of what is not a file, or is too large to be looked at
 LONGEST = 60  # most letters of a value of a setting
-TIMES = "\N{MULTIPLICATION SIGN}"
 MOST_COUNTS = 3  # counts of a baseline that are named
 COUNTS = "counts"  # the folder of the baselines of counts, below the directory of the baselines
 PROFILES = "profiles"  # the folder of profiles, which judge nothing
@@ -165,7 +164,7 @@ def _of_setting(key: str, before: Any, now: Any) -> str:
             each for each in new if each not in lost
         ]
         return f"{key} changed: {_cut('; '.join(words))}"
-    return f"{key} {both[0]} → {both[1]}"
+    return f"{key} {both[0]} -> {both[1]}"
 
 
 def _flat(value: Any) -> str | None:
@@ -197,7 +196,7 @@ def _of_waivers(change: FileChange, base: str) -> list[str]:
             told.append(f"waiver of {name} removed: {then.tolerated} were tolerated until {then.until}")
         elif then is not None and today is not None and then != today:
             fields = [
-                f"{field} {getattr(then, field)} → {getattr(today, field)}"
+                f"{field} {getattr(then, field)} -> {getattr(today, field)}"
                 for field in Waiver.model_fields
                 if getattr(then, field) != getattr(today, field)
             ]
@@ -232,7 +231,7 @@ def _of_baseline(change: FileChange, places: Places, base: str) -> list[str]:
 def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[str]:
     if change.word != "changed":
         return [f"{name} {change.word}"]
-    return [f"{name}: {', '.join(differences) or 'changed, by nothing that weighs'}"]
+    return [f"{name}: {', '.join(differences) or 'changed in nothing that is judged'}"]
 
 
 def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | None, B | None] | str:
@@ -256,10 +255,10 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
     peaks = before.median(PEAK_MEMORY.name), now.median(PEAK_MEMORY.name)
     yield from _ratio(peaks[0], peaks[1], more="more peak memory", less="less peak memory")
     if len(before.launches) != len(now.launches):
-        yield f"launches {len(before.launches)} → {len(now.launches)}"
+        yield f"launches {len(before.launches)} -> {len(now.launches)}"
     scatter = [_scatter(known) for known in (before, now)]
     if scatter[1] >= scatter[0] + 0.01:
-        yield f"its launches scatter by {scatter[0]:.1%} → {scatter[1]:.1%}"
+        yield f"its launches scatter by {scatter[0]:.1%} -> {scatter[1]:.1%}"
     if before.case != now.case:
         yield "another case"
     for name, read, least in (
@@ -268,7 +267,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
     ):
         then, today = _median(map(read, before.launches)), _median(map(read, now.launches))
         if then != today and (then is None or today is None or not math.isclose(then, today, rel_tol=least)):
-            yield f"{name} {_number(then)} → {_number(today)}"
+            yield f"{name} {_number(then)} -> {_number(today)}"
     if before.observed != now.observed:
         yield "settings or versions changed"
     if before.flops != now.flops:
@@ -299,11 +298,11 @@ def _ratio(before: float | None, now: float | None, *, more: str, less: str) -> 
     if before == now:
         return
     if not before or not now or before < 0 or now < 0:
-        yield f"{amount(before, 'tokens')} → {amount(now, 'tokens')} ({less if before else more})"
+        yield f"{amount(before, 'tokens')} -> {amount(now, 'tokens')} ({less if before else more})"
         return
     word = more if now > before else less
     factor = max(now / before, before / now)
-    yield f"{factor:.2f}{TIMES} {word}" if factor >= 1.1 else f"{factor - 1:.1%} {word}"
+    yield f"x {factor:.2f} {word}" if factor >= 1.1 else f"{factor - 1:.1%} {word}"
 
 
 def _counts_differ(before: CountBaseline | None, now: CountBaseline | None) -> Iterator[str]:

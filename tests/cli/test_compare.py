@@ -255,8 +255,8 @@ def test_changes_of_what_judges_stand_above_the_verdicts(verdicts: Verdicts) -> 
     said = command("main~1", "--report", "out", "--dry", CASE.id).stdout
     line = "pytest.ini: shadow mode on: no case fails a test"
     assert (
-        f"This branch changes what judges it, compared with {git('rev-parse', 'main~1', cwd=Path())[:12]}:"
-        in said
+        "This branch changes the files that judge it, compared with "
+        f"{git('rev-parse', 'main~1', cwd=Path())[:12]}:" in said
     )
     assert line in said
     (changes,) = session()["judge_changes"]["sentences"][1:]

@@ -109,11 +109,9 @@ def test_a_branch_that_changes_what_judges_it_says_so_first(told: Gh) -> None:
         base=OLDER, sentences=("waiver of * on tokens/s added", "conftest.py added: 1 line")
     )
     answer(GOOD, judge_changes=changes)
-    heading = (
-        "## perfsuite: 1 passed\n\n**This branch changes what judges it, compared with decaf000deca:**\n"
-    )
+    heading = "## perfsuite: 1 passed\n\n**This branch changes the files that judge it, compared with decaf000deca:**\n"
     assert f"{heading}\n- waiver of &#42; on tokens/s added\n- conftest.py added: 1 line\n" in told.calls
-    assert check_of(told)["output"]["title"] == "1 passed; what judges changed"
+    assert check_of(told)["output"]["title"] == "1 passed; the judging files changed"
 
 
 def test_no_session_and_a_session_without_results_are_not_green() -> None:

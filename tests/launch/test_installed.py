@@ -269,7 +269,9 @@ def test_a_large_download_is_asked_for_before_it_begins(
         return next(answers)
 
     monkeypatch.setattr(installed, "LARGE_BYTES", 100)
-    with pytest.raises(PackageError, match=r"^pip downloads 0\.0 MB: big 1\.0\. That much needs --yes"):
+    with pytest.raises(
+        PackageError, match=r"^pip downloads 0\.0 MB: big 1\.0\. A download this large needs --yes"
+    ):
         installed.release(["big==1.0"], sys.executable, tmp_path / "store", consent)
     assert server.wheels() == ["HEAD"], "its size is asked for, and nothing is downloaded"
     made = installed.release(["big==1.0"], sys.executable, tmp_path / "store", consent)
@@ -286,7 +288,7 @@ def test_a_large_download_is_asked_for_before_it_begins(
         ((600e6, 500e6), "pip downloads 1.1 GB: a 1 (0.6 GB), b 1 (0.5 GB)", True),
         ((20e6, 999), "pip downloads 20.0 MB: a 1 (20.0 MB), b 1", False),
         ((None, 2e9), "pip downloads 2.0 GB, and 1 of a size that is not known: b 1 (2.0 GB), a 1", True),
-        ((None, None), "pip downloads packages of a size that the index does not tell: a 1, b 1", False),
+        ((None, None), "pip downloads packages of unknown size: a 1, b 1", False),
     ],
 )
 def test_what_is_downloaded_is_told_with_its_size(

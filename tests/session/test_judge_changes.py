@@ -152,5 +152,5 @@ def test_a_base_that_is_not_in_the_clone_is_said_to_be_unknown(
     assert found is not None
     assert found.base is None
     (told,) = found.sentences
-    assert told.startswith("whether this branch changes what judges it is not known: git merge-base")
+    assert told.startswith("cannot tell whether this branch changes its own checks: git merge-base")
     assert told.endswith("Check out the base, too (actions/checkout with fetch-depth: 0)")
