@@ -109,7 +109,8 @@ def test_a_branch_that_changes_what_judges_it_says_so_first(told: Gh) -> None:
         base=OLDER, sentences=("waiver of * on tokens/s added", "conftest.py added: 1 line")
     )
     answer(GOOD, judge_changes=changes)
-    heading = "## perfsuite: 1 passed\n\n**This branch changes the files that judge it, compared with decaf000deca:**\n"
+    branch = "This branch changes the files that judge it, compared with decaf000deca:"
+    heading = f"## perfsuite: 1 passed\n\n**{branch}**\n"
     assert f"{heading}\n- waiver of &#42; on tokens/s added\n- conftest.py added: 1 line\n" in told.calls
     assert check_of(told)["output"]["title"] == "1 passed; the judging files changed"
 
