@@ -182,8 +182,8 @@ def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> 
 def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> None:
     """Say which reviewed baselines no selected case of a whole night claims."""
     if session.deselected:
-        count = plural(len(session.deselected), "reviewed baseline")
-        terminal.section(f"perfsuite: {count} deselected", yellow=True)
+        deselected = plural(len(session.deselected), "reviewed baseline")
+        terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
         for told in session.deselected:
             terminal.write_line(f"  {shown(config, told)}")
     if not (count := len(session.unclaimed)):

@@ -32,7 +32,7 @@ def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
     if not base_branch and not (arms and arms[0].moved is not None):
         return None
     try:
-        base = merge_base(*arms, options.root) if arms else None
+        base = merge_base(arms[0], arms[1], options.root) if arms else None
         if base is None:
             base = _merged_into(options.root, base_branch)
         return JudgeChanges(base=base, sentences=tuple(_since(base, options)))

@@ -30,10 +30,6 @@ ELSEWHERE = {  # what else clips, by the module that holds it: a class or "", an
 }
 SAME = 1e-3  # relative difference of two norms of the same gradients, whose sums are rounded
 UNREAD = "the norm of the gradients before clipping is not known: they were not there to be read"
-UNWATCHED = (
-    "the norm of the gradients before clipping is not known: no backward was seen, and none of the known "
-    "functions that clip was called"
-)
 CHANGED = (
     "the norm of the gradients before clipping is not known: from backward to the optimizer's step it went "
     "from {:.4g} to {:.4g}, and none of the known functions that clip was called"
@@ -107,10 +103,7 @@ class NormBeforeClipping:
         if self._is_clipped:
             self.note = UNREAD if self._before_clipping is None else None
             return self._before_clipping
-        if at_step is None:
-            return None
-        if not self._saw_backward:
-            self.note = UNWATCHED
+        if at_step is None or not self._saw_backward:
             return None
         if self._after_backward is None:
             self.note = UNREAD

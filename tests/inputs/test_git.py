@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -306,9 +307,12 @@ def test_an_error_names_the_settings_that_are_not_used(repo: Path) -> None:
 def test_a_repository_without_submodules_is_asked_once(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
     ask = perfsuite.inputs.git.output
-    monkeypatch.setattr(
-        "perfsuite.inputs.git.output", lambda *words, **more: asked.append(words[0]) or ask(*words, **more)
-    )
+
+    def note(*words: str, **more: Any) -> bytes:
+        asked.append(words[0])
+        return ask(*words, **more)
+
+    monkeypatch.setattr("perfsuite.inputs.git.output", note)
     revision(repo)
     assert asked == ["status"]
 

@@ -64,8 +64,8 @@ def test_of_a_long_setting_only_what_changed_is_said() -> None:
 def test_counts_of_the_method_before_are_compared() -> None:
     before = make_counts(method=READS_OF_THE_HOST, kernels={"forward": 100})
     now = make_counts(kernels={"forward": 300})
-    files = [counts_of([make_run(counts=make_entries(each))]).as_json() for each in (before, now)]
-    said = told(f"baselines/counts/cpu/{ID}.json", *files)
+    then, today = (counts_of([make_run(counts=make_entries(each))]).as_json() for each in (before, now))
+    said = told(f"baselines/counts/cpu/{ID}.json", then, today)
     assert any("300" in sentence for sentence in said), said
     assert not any("method" in sentence for sentence in said)
 
