@@ -29,6 +29,19 @@ from perfsuite.session.unclaimed import unclaimed
 NARROWING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "pyargs")
 """pytest's options, by the names of their values, that leave tests out."""
 
+RUNNING_NOTHING = {
+    "collectonly": "--collect-only",
+    "setuponly": "--setup-only",
+    "setupplan": "--setup-plan",
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "markers": "--markers",
+    "cacheshow": "--cache-show",
+    "version": "--version",
+    "help": "--help",
+}
+"""pytest's options that run no test and end with status 0, by the names of their values."""
+
 
 class CommandLine:
     """Reads what was given to this session: on the command line and in PYTEST_ADDOPTS, not in `addopts`."""
@@ -42,6 +55,27 @@ class CommandLine:
         """Return the values of pytest's options that were given, with their defaults."""
         words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
+
+
+@pytest.hookimpl(tryfirst=True)  # before what ends the session, as --help
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Refuse options in the settings by which every session would measure less and still be green."""
+    command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
+    names = {"perf_shard": "--perf-shard", **RUNNING_NOTHING}
+    chosen = [name for name in names if getattr(config.option, name, None)]
+    if not chosen:
+        return
+    try:
+        given = command_line.given(config)
+    except Exception:  # pytest ends its parsing so at --help
+        return
+    for name in chosen:
+        if not getattr(given, name, None):
+            why = "no test would run" if name in RUNNING_NOTHING else "no job would measure the other cases"
+            raise pytest.UsageError(
+                f"{names[name]} is in addopts of {config.inipath}, so that {why}: give it on the command "
+                "line or in PYTEST_ADDOPTS"
+            )
 
 
 def hardware_of(expression: str) -> frozenset[str]:

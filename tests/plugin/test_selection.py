@@ -96,7 +96,25 @@ def test_who_chooses_cases_hears_nothing(reviewed: pytest.Pytester, chosen: tupl
 
 def test_a_shard_knows_the_cases_of_other_jobs(reviewed: pytest.Pytester) -> None:
     write_cases(reviewed, batches(4, 2))
-    assert unclaimed(reviewed, "-m", "cpu", "--perf-shard=1/2") == []
+    assert unclaimed(reviewed, "-m", "cpu", "--perf-shard=2/2") == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--perf-shard=1/2", "--co", "--setup-plan", "--setup-only", "--fixtures", "--markers", "--help"],
+)
+def test_settings_may_not_measure_less_in_every_session(
+    suite: pytest.Pytester, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cases(suite, batches(4, 2))
+    suite.makeini(f"[pytest]\naddopts = {option}\n")
+    result = run(suite, "-m", "cpu", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["*is in addopts of *tox.ini*: give it on the command line or *"])
+    (suite.path / "tox.ini").unlink()
+    monkeypatch.setenv("PYTEST_ADDOPTS", option, prepend=" ")
+    assert suite.runpytest("-m", "cpu").ret != pytest.ExitCode.USAGE_ERROR
+    monkeypatch.delenv("PYTEST_ADDOPTS")
+    assert suite.runpytest("-m", "cpu", option).ret != pytest.ExitCode.USAGE_ERROR
 
 
 def test_the_directory_of_the_cases_is_a_whole_night(reviewed: pytest.Pytester) -> None:
