@@ -124,6 +124,29 @@ def test_the_directory_of_the_cases_is_a_whole_night(reviewed: pytest.Pytester) 
     assert unclaimed(reviewed, "bench_cases/test_cases.py") == []
 
 
+def test_cases_that_moved_to_another_directory_are_named(reviewed: pytest.Pytester) -> None:
+    reviewed.mkdir("cases2")
+    (reviewed.path / "test_cases.py").rename(Path("bench_cases") / "test_cases.py")
+    reviewed.makepyfile(**{"cases2/test_moved": CASES.replace("[FAKE, A100]", batches(2))})
+    reviewed.makeini("[pytest]\nperf_cases = cases2\n")
+    (told,) = unclaimed(reviewed, "bench_cases", "-m", "cpu", FAIL, status=1)
+    assert told == f"{LOST}.json: no case of these directories has this id, and perf_cases names cases2"
+
+
+def test_a_part_of_the_cases_says_nothing_of_the_rest(reviewed: pytest.Pytester) -> None:
+    part = reviewed.path / "bench_cases" / "llama"
+    part.mkdir()
+    (reviewed.path / "test_cases.py").rename(part / "test_cases.py")
+    assert unclaimed(reviewed, "bench_cases/llama", "-m", "cpu", FAIL) == []
+
+
+def test_other_tests_say_nothing_of_the_cases(reviewed: pytest.Pytester) -> None:
+    reviewed.mkdir("tests")
+    write_cases(reviewed, batches(8))
+    (reviewed.path / "test_cases.py").rename(reviewed.path / "tests" / "test_cases.py")
+    assert unclaimed(reviewed, "tests", "-m", "cpu") == []
+
+
 def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     conftest = """
