@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,6 @@ from typing import Any
 import pytest
 
 from perfsuite.case.hardware import ACCELERATORS
-from perfsuite.documents import did_you_mean
-from perfsuite.inputs import ini
-from perfsuite.inputs.files import read_text
 from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
@@ -20,6 +16,7 @@ from perfsuite.plugin.collection import NO_BENCH, PROGRESS, SESSION, is_worker, 
 from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
 from perfsuite.plugin.others import turn_off_xdist
 from perfsuite.plugin.selection import CommandLine, hardware_of
+from perfsuite.plugin.settings import check_settings
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm
@@ -78,46 +75,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """What every option was set to, by its name. Raises `UsageError` for a bad one, with what is allowed."""
-    _check_settings(config)
+    check_settings(config, [option.key for option in OPTIONS if option.ini])
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
         return {option.name: _value(config, option) for option in OPTIONS}
-
-
-def _check_settings(config: pytest.Config) -> None:
-    """Raise `UsageError` for a setting of perfsuite that nobody reads, as by a mistake in its name.
-
-    pytest warns at most, and a gate that should be strict would be green.
-    """
-    file = config.inipath
-    if file is None or file.name not in ini.FILES:
-        return
-    with usage_error():
-        keys = ini.settings(file) or {}
-        text = read_text(file, errors="replace")
-    ours = [option.key for option in OPTIONS if option.ini]
-    for key in keys:
-        hint = did_you_mean(key, ours)
-        if (key.startswith("perf_") or hint) and not _is_known(config, key):
-            raise pytest.UsageError(f"{file}: perfsuite has no setting {key}.{hint} Correct or remove it")
-    found = re.search(rf"^[ \t]*({'|'.join(ours)})[ \t]*=", text, re.MULTILINE)
-    if found and not any(key.startswith("perf_") for key in keys):
-        raise pytest.UsageError(
-            f"{file}: {found[1]} stands outside of pytest's section, so that nobody reads it. Move it to "
-            "[pytest] in pytest.ini and tox.ini, [tool.pytest.ini_options] in pyproject.toml, or "
-            "[tool:pytest] in setup.cfg"
-        )
-
-
-def _is_known(config: pytest.Config, key: str) -> bool:
-    """Whether any plugin has a setting of that name."""
-    try:
-        config.getini(key)
-    except KeyError:  # known, with a value that pytest refuses
-        return True
-    except ValueError as error:
-        return "unknown configuration value" not in str(error)
-    return True
 
 
 def _value(config: pytest.Config, option: Option) -> Any:

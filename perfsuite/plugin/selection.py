@@ -123,8 +123,8 @@ def _paths(config: pytest.Config) -> list[Path]:
 
 
 def _cases(config: pytest.Config) -> Path:
-    root: Path = config.stash[SESSION].setup.options.root
-    return (root / config.getini("perf_cases")).resolve()
+    name: str = config.getini("perf_cases")
+    return (config.stash[SESSION].setup.options.root / name).resolve()
 
 
 @pytest.hookimpl(trylast=True)  # after whatever deselects
