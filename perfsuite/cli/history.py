@@ -22,7 +22,7 @@ from perfsuite.history import verdicts
 from perfsuite.history.asv import export as asv
 from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
-from perfsuite.inputs.git import git
+from perfsuite.inputs.git import git, no_option
 from perfsuite.report import summary
 from perfsuite.report.terminal import console, plain_table, print_rows
 from perfsuite.report.text import plural
@@ -100,6 +100,7 @@ def add(
 def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
     """Check out the branch of the history into a directory; an empty one if origin has no such branch."""
     here = Path()
+    no_option(branch)
     if (history_dir / ".git").exists():
         held = git("branch", "--show-current", cwd=history_dir).strip()
         if held != branch:

@@ -39,6 +39,8 @@ READS = frozenset(
 """The commands that only look at a repository."""
 ALWAYS = {"core.fsmonitor": "", "core.hooksPath": os.devnull}
 """Settings of every command that perfsuite gives to git."""
+AS_COMMITTED = {"GIT_NO_REPLACE_OBJECTS": "1"}
+"""Variables of every command: `git replace` shows other commits here than everywhere else."""
 _OF_READING = {
     "diff.submodule": "short",  # a submodule has a configuration of its own
     "log.showSignature": "false",  # it runs gpg.program
@@ -69,6 +71,7 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
     """Return what a git command prints, which has `text` on its standard input. Raises as `git`."""
     name = f"git {' '.join(arguments)}"
     usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+    usual |= AS_COMMITTED
     try:
         done, replaced = _run(arguments, cwd, usual, text)
         if done.returncode and b"safe.directory" in done.stderr and (top := _trusted(cwd)) is not None:
@@ -280,6 +283,24 @@ def changes(directory: Path) -> str | None:
     return hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None
 
 
+def commit_of(ref: str, *, cwd: Path) -> str:
+    """Return the commit of a branch, tag or commit that a user named. Raises `GitError` without one.
+
+    A name that begins with a dash would be an option of the command that is given it.
+    """
+    try:
+        return git("rev-parse", "--verify", f"{no_option(ref)}^{{commit}}", cwd=cwd).strip()
+    except GitError as error:
+        raise GitError(f"{ref!r} is not a commit, a branch or a tag of {cwd} ({error})") from None
+
+
+def no_option(name: str) -> str:
+    """Return the name of a branch or commit. Raises `GitError` for one that git would take for an option."""
+    if name.startswith("-"):
+        raise GitError(f"{name!r} is an option: name a commit, a branch or a tag")
+    return name
+
+
 def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
     """Return what files hold at a commit, those that are there; `names` from the top on, which is `cwd`."""
     if not names:
@@ -308,7 +329,8 @@ def current_branch(repo: Path) -> str:
 
 def dates(repo: Path, branch: str) -> dict[str, int]:
     """The commits of a branch itself (its first parents), oldest first, with their dates in seconds."""
-    lines = git("log", "--first-parent", "--reverse", "--format=%H %ct", branch, "--", cwd=repo).splitlines()
+    asked = ("log", "--first-parent", "--reverse", "--format=%H %ct", no_option(branch), "--")
+    lines = git(*asked, cwd=repo).splitlines()
     return {commit: int(seconds) for commit, seconds in map(str.split, lines)}
 
 

@@ -23,7 +23,7 @@ from perfsuite.plugin.collection import (
     shown,
     uses_bench,
 )
-from perfsuite.plugin.selection import is_whole
+from perfsuite.plugin.selection import is_elsewhere, is_whole
 from perfsuite.report import summary
 from perfsuite.report.text import plural, printable
 from perfsuite.results.outcome import STYLES
@@ -253,6 +253,7 @@ class CollectsFromWorkers:
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a process what only this one's command line says."""
         node.workerinput["perf_is_whole"] = is_whole(self.config)
+        node.workerinput["perf_is_elsewhere"] = is_elsewhere(self.config)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from perfsuite.case.hardware import ACCELERATORS
-from perfsuite.documents import did_you_mean
-from perfsuite.inputs import ini
 from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
@@ -18,6 +16,7 @@ from perfsuite.plugin.collection import NO_BENCH, PROGRESS, SESSION, is_worker, 
 from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
 from perfsuite.plugin.others import turn_off_xdist
 from perfsuite.plugin.selection import CommandLine, hardware_of
+from perfsuite.plugin.settings import check_settings
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import printable
 from perfsuite.session import against_arm
@@ -76,47 +75,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """What every option was set to, by its name. Raises `UsageError` for a bad one, with what is allowed."""
-    _check_settings(config)
+    check_settings(config, [option.key for option in OPTIONS if option.ini])
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
         return {option.name: _value(config, option) for option in OPTIONS}
-
-
-def _check_settings(config: pytest.Config) -> None:
-    """Raise `UsageError` for a setting of perfsuite that nobody reads, as by a mistake in its name.
-
-    pytest warns at most, and a gate that should be strict would be green.
-    """
-    file = config.inipath
-    if file is None or file.name not in ini.FILES:
-        return
-    with usage_error():
-        keys = ini.settings(file) or {}
-    ours = [option.key for option in OPTIONS if option.ini]
-    for key in keys:
-        hint = did_you_mean(key, ours)
-        is_meant = key.startswith("perf_") or (key.startswith("perf") and hint)
-        if is_meant and not _is_known(config, key):
-            raise pytest.UsageError(f"{file}: perfsuite has no setting {key}.{hint} Correct or remove it")
-    if any(key.startswith("perf_") for key in keys):
-        return
-    if (outside := ini.misplaced(file, ours)) is not None:
-        raise pytest.UsageError(
-            f"{file}: {outside} is outside pytest's section, so it is ignored. Move it to "
-            "[pytest] in pytest.ini and tox.ini, [tool.pytest.ini_options] in pyproject.toml, or "
-            "[tool:pytest] in setup.cfg"
-        )
-
-
-def _is_known(config: pytest.Config, key: str) -> bool:
-    """Whether any plugin has a setting of that name."""
-    try:
-        config.getini(key)
-    except KeyError:  # known, with a value that pytest refuses
-        return True
-    except ValueError as error:
-        return "unknown configuration value" not in str(error)
-    return True
 
 
 def _value(config: pytest.Config, option: Option) -> Any:

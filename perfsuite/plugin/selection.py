@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,19 @@ from perfsuite.session.unclaimed import unclaimed
 NARROWING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "pyargs")
 """pytest's options, by the names of their values, that leave tests out."""
 
+RUNNING_NOTHING = {
+    "collectonly": "--collect-only",
+    "setuponly": "--setup-only",
+    "setupplan": "--setup-plan",
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "markers": "--markers",
+    "cacheshow": "--cache-show",
+    "version": "--version",
+    "help": "--help",
+}
+"""pytest's options that run no test and end with status 0, by the names of their values."""
+
 
 class CommandLine:
     """Reads what was given to this session: on the command line and in PYTEST_ADDOPTS, not in `addopts`."""
@@ -43,6 +57,27 @@ class CommandLine:
         """Return the values of pytest's options that were given, with their defaults."""
         words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
+
+
+@pytest.hookimpl(tryfirst=True)  # before what ends the session, as --help
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Refuse options in the settings by which every session would measure less and still be green."""
+    command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
+    names = {"perf_shard": "--perf-shard", **RUNNING_NOTHING}
+    chosen = [name for name in names if getattr(config.option, name, None)]
+    if not chosen:
+        return
+    try:
+        given = command_line.given(config)
+    except Exception:  # pytest ends its parsing so at --help
+        return
+    for name in chosen:
+        if not getattr(given, name, None):
+            why = "no test would run" if name in RUNNING_NOTHING else "no job would measure the other cases"
+            raise pytest.UsageError(
+                f"{names[name]} is in addopts of {config.inipath}, so that {why}: give it on the command "
+                "line or in PYTEST_ADDOPTS"
+            )
 
 
 def hardware_of(expression: str) -> frozenset[str]:
@@ -64,9 +99,33 @@ def is_whole(config: pytest.Config) -> bool:
         return False
     if given.markexpr and not hardware_of(given.markexpr):
         return False
+    cases = _cases(config)
+    return is_elsewhere(config) or all(cases.is_relative_to(path) for path in _paths(config))
+
+
+def is_elsewhere(config: pytest.Config) -> bool:
+    """Whether the command line names directories that have nothing to do with that of `perf_cases`.
+
+    A directory inside of it is a part that somebody chose. One beside it is not: the cases may have moved
+    while the command stayed.
+    """
+    if is_worker(config):
+        return bool(config.workerinput.get("perf_is_elsewhere", False))  # type: ignore[attr-defined]
+    paths = _paths(config)
+    cases = _cases(config)
+    is_beside = (not path.is_relative_to(cases) and not cases.is_relative_to(path) for path in paths)
+    return bool(paths) and all(path.is_dir() for path in paths) and all(is_beside)
+
+
+def _paths(config: pytest.Config) -> list[Path]:
+    command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
     here = config.invocation_params.dir
-    cases = (config.stash[SESSION].setup.options.root / config.getini("perf_cases")).resolve()
-    return all(cases.is_relative_to((here / str(path)).resolve()) for path in given.file_or_dir)
+    return [(here / str(path)).resolve() for path in command_line.given(config).file_or_dir]
+
+
+def _cases(config: pytest.Config) -> Path:
+    name: str = config.getini("perf_cases")
+    return (config.stash[SESSION].setup.options.root / name).resolve()
 
 
 @pytest.hookimpl(trylast=True)  # after whatever deselects
@@ -79,10 +138,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     is_measured = selected and collected and not runs_no_test(config)
     if not is_measured or ours.way.arms or not is_whole(config):
         return
+    elsewhere = config.getini("perf_cases") if is_elsewhere(config) else None
+    if elsewhere and not any(ours.way.reviewed_file(collected[case_id]).exists() for case_id in selected):
+        return  # other tests, as of a package that has cases of its own
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():
         markers = hardware_of(config.option.markexpr)
-        found = unclaimed(ours, collected, selected | of_others, markers)
+        found = unclaimed(ours, collected, selected | of_others, markers, elsewhere)
     by_mark = _left_out_by_mark(config)
     ours.unclaimed = tuple(told for case_id, told in found if case_id not in by_mark)
     ours.deselected = tuple(

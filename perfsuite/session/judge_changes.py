@@ -63,10 +63,30 @@ def _since(base: str, options: Options) -> list[str]:
         cwd=top,
     )
     listed += git("ls-files", "-z", "--others", "--exclude-standard", cwd=top)
+    places = places._replace(linked=_linked(top, listed, places))
     names = [name for name in sorted({*listed.split("\0")}) if name and is_of_judge(name, places)]
     before = blobs(base, names, cwd=top)
-    changes = [FileChange(name, _text(before.get(name)), _now(top / name)) for name in names]
+    changes = [
+        FileChange(name, _text(before.get(name)), _now(top / name), _link(top / name)) for name in names
+    ]
     return sentences(changes, places, base[:12])
+
+
+def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
+    """Return the files of the repository that links of what judges lead to, by their names from the top."""
+    entries = (entry.partition("\t") for entry in git("ls-files", "--stage", "-z", cwd=top).split("\0"))
+    names = {name for mode, _, name in entries if mode.startswith("120000 ")} | {*listed.split("\0")}
+    links = [top / name for name in names if name and is_of_judge(name, places) and _link(top / name)]
+    targets = [Path(os.path.realpath(link)) for link in links]
+    real = top.resolve()
+    return frozenset(each.relative_to(real).as_posix() for each in targets if each.is_relative_to(real))
+
+
+def _link(file: Path) -> str | None:
+    try:
+        return os.readlink(file)
+    except OSError:
+        return None
 
 
 def _places(options: Options, top: Path) -> Places:

@@ -9,12 +9,17 @@ from perfsuite.session.session import Session
 
 
 def unclaimed(
-    session: Session, collected: Mapping[str, Case], claimed: Collection[str], markers: Collection[str]
+    session: Session,
+    collected: Mapping[str, Case],
+    claimed: Collection[str],
+    markers: Collection[str],
+    elsewhere: str | None = None,
 ) -> list[tuple[str, str]]:
     """Return the id of the case of each of these baselines, and why nothing claims it.
 
     Only folders of hardware that a claimed case is measured on are looked at. `collected` are all cases and
     `claimed` those that are selected, by their ids; `markers` are those of `-m`, if it names hardware.
+    `elsewhere` is the directory of the cases where the session has tests of other directories alone.
     """
     files = [session.way.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
     found = []
@@ -23,7 +28,7 @@ def unclaimed(
             case = collected.get(file.stem)
             if file.stem not in claimed and not (case and _is_of_another_night(session, case, file, markers)):
                 name = relative(str(file), session.setup.options.root)
-                found.append((file.stem, f"{name}: {_why(case, markers)}"))
+                found.append((file.stem, f"{name}: {_why(case, markers, elsewhere)}"))
     return found
 
 
@@ -37,7 +42,9 @@ def _is_of_another_night(session: Session, case: Case, file: Path, markers: Coll
         return False
 
 
-def _why(case: Case | None, markers: Collection[str]) -> str:
+def _why(case: Case | None, markers: Collection[str], elsewhere: str | None) -> str:
+    if case is None and elsewhere:
+        return f"no case of these directories has this id, and perf_cases names {elsewhere}"
     if case is None:
         return "no case has this id"
     if markers and set(case.markers).isdisjoint(markers):

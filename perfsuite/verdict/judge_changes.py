@@ -42,6 +42,7 @@ class FileChange(NamedTuple):
     name: str  # from the top of the repository, with slashes
     before: str | None  # its text at the base; None: it is not there
     now: str | None
+    link: str | None = None  # what it is a link to now
 
     @property
     def word(self) -> str:
@@ -55,6 +56,7 @@ class Places(NamedTuple):
     root: str  # pytest's root directory
     baselines: str
     cases: str
+    linked: frozenset[str] = frozenset()  # files elsewhere that links among the cases lead to
 
 
 def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[str]:
@@ -85,7 +87,7 @@ def _kind(name: str, places: Places) -> str | None:
         return "baseline"
     if path.name == "conftest.py":
         return "code"
-    if path.suffix == ".py" and path.is_relative_to(places.cases):
+    if name in places.linked or (path.suffix == ".py" and path.is_relative_to(places.cases)):
         return "case"
     if (
         path.is_relative_to(".github/workflows")
@@ -114,6 +116,8 @@ def _told(change: FileChange, places: Places, base: str) -> tuple[str, Sequence[
 
 
 def _by_lines(change: FileChange) -> str:
+    if change.link is not None:
+        return f"is now a link to {change.link}"
     if UNREADABLE in (change.before, change.now):
         return change.word
     before = Counter((change.before or "").splitlines())

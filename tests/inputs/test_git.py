@@ -8,7 +8,7 @@ import pytest
 
 import perfsuite.inputs.git
 from perfsuite.errors import GitError
-from perfsuite.inputs.git import Revision, changes, current_branch, dates, revision, unplaced
+from perfsuite.inputs.git import Revision, changes, commit_of, current_branch, dates, revision, unplaced
 from perfsuite.inputs.git import git as perfsuite_git
 from tests.cli.commands import run
 from tests.processes import executable
@@ -366,6 +366,42 @@ def test_a_bare_repository_above_is_none_of_ours(tmp_path: Path) -> None:
     with pytest.raises(GitError, match=r"bareRepository|not a git repository"):
         git(tmp_path / "pretended" / "work", "rev-parse", "--git-dir")
     assert git(tmp_path / "pretended", "rev-parse", "--is-bare-repository") == "true"
+
+
+def test_what_git_replace_pretends_is_not_read(repo: Path) -> None:
+    (repo / "file").write_text("changed")
+    git(repo, "add", "file")
+    commit(repo)
+    plain("replace", "HEAD~1", "HEAD", cwd=repo)
+    assert not plain("diff", "--name-only", "HEAD~1", cwd=repo).stdout, "git by itself sees no change"
+    assert "file" in perfsuite_git("diff", "--name-only", "HEAD~1", cwd=repo).splitlines()
+
+
+@pytest.mark.parametrize("name", ["--output=written", "-x"])
+def test_a_branch_that_is_an_option_is_refused(repo: Path, name: str) -> None:
+    with pytest.raises(GitError, match="is an option: name a commit"):
+        dates(repo, name)
+    with pytest.raises(GitError, match="is an option: name a commit"):
+        commit_of(name, cwd=repo)
+    assert not (repo / "written").exists()
+
+
+def test_a_submodule_is_not_compared_in_full(repo: Path, tmp_path: Path) -> None:
+    """`diff.submodule = diff` has git look into it with the programs that the submodule names."""
+    inner = Hostile(tmp_path / "inner")
+    plain("-c", "core.fsmonitor=", "clone", "--no-checkout", str(inner.top), str(repo / "sub"), cwd=tmp_path)
+    git(repo / "sub", "reset", "--hard")
+    (repo / ".gitmodules").write_text('[submodule "sub"]\npath = sub\nurl = ../sub\n')
+    git(repo, "add", "sub")
+    commit(repo)
+    for name in ("filter.evil.clean", "diff.external"):
+        plain("config", name, str(tmp_path / "inner-evil"), cwd=repo / "sub")
+    plain("config", "diff.submodule", "diff", cwd=repo)
+    git(repo / "sub", "checkout", "--quiet", "HEAD~1")
+    inner.ran.unlink(missing_ok=True)
+    (repo / "sub" / "a.txt").write_text("changed")
+    assert changes(repo) is not None
+    assert not inner.ran.exists()
 
 
 def test_changes_in_a_submodule_are_seen_without_its_filters(repo: Path, tmp_path: Path) -> None:

@@ -126,6 +126,90 @@ def test_a_setting_that_nobody_reads_is_refused(suite: pytest.Pytester, content:
     assert said in result.stderr.str()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tox.ini", "[pytesd]\nperf_missing_baseline = fail\n"),
+        ("tox.ini", "[pytest ]\nperf_missing_baseline = fail\n"),
+        ("tox.ini", "[pytesd]\nperf_missing_baselin = fail\n"),
+        ("tox.ini", "[tool:pytest]\nperf_missing_baseline = fail\n"),
+        ("setup.cfg", "[tool:pytesu]\nperf_missing_baseline = fail\n"),
+        ("pytest.ini", "[Pytest]\npref_strict = all\n"),
+        ("pytest.ini", "[pytesd]\nperf_stric = all\n[pytest]\nperf_shadow = false\n"),
+        ("pyproject.toml", "[tool.pytest.ini_option]\nperf_strict = 'all'\n"),
+        ("pyproject.toml", "[tool.pytset.ini_options]\nperf_strict = 'all'\n"),
+        ("pytest.toml", "[tool.pytest]\nperf_strict = 'all'\n"),
+    ],
+)
+def test_a_misspelled_section_is_refused(suite: pytest.Pytester, name: str, content: str) -> None:
+    (suite.path / name).write_text(content)
+    result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines([f"ERROR: *{name}: p* stands outside of pytest's section, in [[]*"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[pytesd]\nperf_strict = all\n", "[pytest]\nperf_strixt = all\n", "[pytest]\npref_strict=all\n"],
+)
+def test_a_file_of_any_name_is_checked(suite: pytest.Pytester, content: str) -> None:
+    suite.makefile(".ini", ci=content)
+    result = run(suite, "--collect-only", "-c", "ci.ini", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["ERROR: *ci.ini: *"])
+
+
+def test_a_misspelled_override_is_refused(suite: pytest.Pytester) -> None:
+    given = ("--collect-only", "-o", "perf_missing_baselin=fail")
+    result = run(suite, *given, status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(
+        ["ERROR: -o perf_missing_baselin=fail: * Did you mean 'perf_missing_baseline'*"]
+    )
+
+
+def test_a_dangling_file_of_settings_is_refused(suite: pytest.Pytester) -> None:
+    (suite.path / "pytest.ini").symlink_to("nosuch.ini")
+    result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["ERROR: *pytest.ini is a link to nosuch.ini, which does not exist*"])
+
+
+def test_an_indented_setting_is_refused(suite: pytest.Pytester) -> None:
+    (suite.path / "pytest.ini").write_text("[pytest]\naddopts = -q\n  perf_strict = all\n")
+    result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["ERROR: *pytest.ini: perf_strict is a part of the value above it, *"])
+
+
+def test_a_file_beside_the_tests_is_checked(suite: pytest.Pytester) -> None:
+    suite.mkdir("below")
+    (suite.path / "test_cases.py").rename(suite.path / "below" / "test_cases.py")
+    (suite.path / "below" / "tox.ini").write_text("[pytesd]\nperf_strict = all\n")
+    run(suite, "--collect-only", "below", status=pytest.ExitCode.USAGE_ERROR)
+
+
+def test_settings_behind_another_file_are_refused(suite: pytest.Pytester) -> None:
+    (suite.path / "tox.ini").write_text("[pytest]\nperf_strict = all\n")
+    (suite.path / "pytest.ini").touch()
+    result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["ERROR: *tox.ini: nobody reads perf_strict, because * from *pytest.ini: *"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("pytest.ini", "[pytest]\nstore = 1\nbaselines = 1\nlauncher = 1\nshadow = 1\nmax_launches = 1\n"),
+        (
+            "pyproject.toml",
+            "[tool.mytool]\nperf_store = 'x'\n[tool.pytest.ini_options]\nperf_shadow = 'no'\n",
+        ),
+        ("tox.ini", "[testenv]\nperf_store = x\n[gh-actions]\nperformance = 1\n"),
+        ("pyproject.toml", "[tool.pytest_env]\nPERFSUITE_LOCK = '/tmp/lock'\n"),
+        ("pytest.ini", "[pytest]\nmarkers =\n    perf_tests: of speed\n"),
+        ("setup.cfg", "[metadata]\nname = perfect\n[tool:isort]\nperf_strict = 1\n"),
+    ],
+)
+def test_keys_of_other_tools_are_left_alone(suite: pytest.Pytester, name: str, content: str) -> None:
+    (suite.path / name).write_text(content)
+    run(suite, "--collect-only", "-q")
+
+
 def test_a_setting_of_somebody_else_is_left_to_pytest(suite: pytest.Pytester) -> None:
     names = ("somebody_elses", "store", "baselines", "launcher", "shadow", "max_launches", "perfetto_out")
     suite.makefile(".ini", pytest="[pytest]\n" + "".join(f"{name} = 1\n" for name in names))

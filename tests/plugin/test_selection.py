@@ -96,7 +96,25 @@ def test_who_chooses_cases_hears_nothing(reviewed: pytest.Pytester, chosen: tupl
 
 def test_a_shard_knows_the_cases_of_other_jobs(reviewed: pytest.Pytester) -> None:
     write_cases(reviewed, batches(4, 2))
-    assert unclaimed(reviewed, "-m", "cpu", "--perf-shard=1/2") == []
+    assert unclaimed(reviewed, "-m", "cpu", "--perf-shard=2/2") == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--perf-shard=1/2", "--co", "--setup-plan", "--setup-only", "--fixtures", "--markers", "--help"],
+)
+def test_settings_may_not_measure_less_in_every_session(
+    suite: pytest.Pytester, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cases(suite, batches(4, 2))
+    suite.makeini(f"[pytest]\naddopts = {option}\n")
+    result = run(suite, "-m", "cpu", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["*is in addopts of *tox.ini*: give it on the command line or *"])
+    (suite.path / "tox.ini").unlink()
+    monkeypatch.setenv("PYTEST_ADDOPTS", option, prepend=" ")
+    assert suite.runpytest("-m", "cpu").ret != pytest.ExitCode.USAGE_ERROR
+    monkeypatch.delenv("PYTEST_ADDOPTS")
+    assert suite.runpytest("-m", "cpu", option).ret != pytest.ExitCode.USAGE_ERROR
 
 
 def test_the_directory_of_the_cases_is_a_whole_night(reviewed: pytest.Pytester) -> None:
@@ -104,6 +122,29 @@ def test_the_directory_of_the_cases_is_a_whole_night(reviewed: pytest.Pytester) 
     run_cpu(reviewed, "bench_cases", *ONE_LAUNCH)
     assert len(read_json(reviewed)["unclaimed"]) == 1
     assert unclaimed(reviewed, "bench_cases/test_cases.py") == []
+
+
+def test_cases_that_moved_to_another_directory_are_named(reviewed: pytest.Pytester) -> None:
+    reviewed.mkdir("cases2")
+    (reviewed.path / "test_cases.py").rename(Path("bench_cases") / "test_cases.py")
+    reviewed.makepyfile(**{"cases2/test_moved": CASES.replace("[FAKE, A100]", batches(2))})
+    reviewed.makeini("[pytest]\nperf_cases = cases2\n")
+    (told,) = unclaimed(reviewed, "bench_cases", "-m", "cpu", FAIL, status=1)
+    assert told == f"{LOST}.json: no case of these directories has this id, and perf_cases names cases2"
+
+
+def test_a_part_of_the_cases_says_nothing_of_the_rest(reviewed: pytest.Pytester) -> None:
+    part = reviewed.path / "bench_cases" / "llama"
+    part.mkdir()
+    (reviewed.path / "test_cases.py").rename(part / "test_cases.py")
+    assert unclaimed(reviewed, "bench_cases/llama", "-m", "cpu", FAIL) == []
+
+
+def test_other_tests_say_nothing_of_the_cases(reviewed: pytest.Pytester) -> None:
+    reviewed.mkdir("tests")
+    write_cases(reviewed, batches(8))
+    (reviewed.path / "test_cases.py").rename(reviewed.path / "tests" / "test_cases.py")
+    assert unclaimed(reviewed, "tests", "-m", "cpu") == []
 
 
 def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,9 +109,29 @@ def test_odd_files_in_place_of_what_judges_are_said(repo: Path) -> None:
     assert found is not None
     assert found.sentences == (
         "perf-waivers.toml cannot be read now, so what changed in it is not known",
-        "bench_cases/conftest.py added",
+        "bench_cases/conftest.py is now a link to nowhere",
         "na\nme/conftest.py added: 1 line",
     )
+
+
+def test_a_case_file_that_is_now_a_link_is_said(repo: Path) -> None:
+    (repo / "other.txt").write_text("a\n")
+    commit(repo)
+    (repo / "bench_cases" / "test_it.py").unlink()
+    (repo / "bench_cases" / "test_it.py").symlink_to("../other.txt")
+    found = against("HEAD", repo)
+    assert found is not None
+    assert found.sentences == ("case file bench_cases/test_it.py is now a link to ../other.txt",)
+
+
+def test_what_a_case_file_links_to_is_a_case_file(repo: Path) -> None:
+    (repo / "other.txt").write_text("a\n")
+    (repo / "bench_cases" / "test_link.py").symlink_to("../other.txt")
+    commit(repo)
+    (repo / "other.txt").write_text("a\nb\n")
+    found = against("HEAD", repo)
+    assert found is not None
+    assert found.sentences == ("case file other.txt changed: 1 line added, 0 lines removed",)
 
 
 def test_without_a_base_nothing_is_said(repo: Path) -> None:

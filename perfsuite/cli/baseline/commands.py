@@ -16,7 +16,7 @@ from perfsuite.cli.baseline.times import PROFILES, TIMES, B, Refused, Shown, pro
 from perfsuite.cli.cases import Reviewed, RowsAsJson
 from perfsuite.cli.report import LocalStore
 from perfsuite.errors import FileError, PerfsuiteError
-from perfsuite.inputs.git import git
+from perfsuite.inputs.git import commit_of, git
 from perfsuite.node.machine import detect
 from perfsuite.report.terminal import console, plain_table, print_json, step_of
 from perfsuite.results.baseline import Baseline
@@ -116,9 +116,10 @@ def diff(
 ) -> None:
     """What changed in the reviewed baselines since a git ref, in figures rather than lines."""
     root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
+    commit = commit_of(ref, cwd=root)
     known = BaselineStore(baselines.resolve())
     listed = git(
-        "diff", "--name-only", "--no-renames", "--ignore-submodules=dirty", ref, "--", str(known), cwd=root
+        "diff", "--name-only", "--no-renames", "--ignore-submodules=dirty", commit, "--", str(known), cwd=root
     )
     listed += git("ls-files", "--others", "--exclude-standard", "--", str(known), cwd=root)
     files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
@@ -127,7 +128,7 @@ def diff(
         if file.parent.parent == known.profiles.reviewed:
             told.append(_changed(PROFILES, known.profiles, ref, file, root))
         elif file.parent.parent == known.counts.reviewed:
-            told.append(_changed(COUNTS, known.counts, ref, file, root))
+            told.append(_changed(COUNTS, known.counts, commit, file, root))
         else:
             told.append(_changed(TIMES, known, ref, file, root))
     if as_json:

@@ -36,6 +36,12 @@ def test_baselines_of_a_case_that_counts_samples(repository: Path) -> None:
     assert "samples/s: new -> 50,150" in accept("1", 5, case=IMAGES)
 
 
+def test_diff_gives_git_no_option_for_a_ref(repository: Path, tmp_path: Path) -> None:
+    written = tmp_path / "written"
+    assert "is an option: name a commit" in told("diff", "--", f"--output={written}", status=2)
+    assert not written.exists()
+
+
 def test_diff_against_a_git_ref(repository: Path) -> None:
     accept("1", 5)
     commit(repository)

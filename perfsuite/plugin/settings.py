@@ -1,0 +1,167 @@
+"""Finds settings of perfsuite that pytest reads nowhere, by which a strict gate would be green."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from perfsuite.documents import did_you_mean
+from perfsuite.inputs import ini
+from perfsuite.inputs.files import read_text
+from perfsuite.plugin.collection import usage_error
+
+PREFIX = "perf_"
+OF_PYTEST = ("pytest", "tool:pytest", "tool.pytest", "tool.pytest.ini_options")
+"""The sections of pytest, each in another kind of file."""
+NEAR = 0.8  # how alike a name is to be to one of pytest's, to be meant for it: `pytesd` is at 0.83
+PREFIX_NEAR = 0.7  # the same for what comes before the first underscore of a key: `pref` is at 0.75
+WHERE = (
+    "[pytest] in pytest.ini and tox.ini, [tool.pytest.ini_options] in pyproject.toml, or [tool:pytest] in "
+    "setup.cfg"
+)
+_HEADER = re.compile(r"[ \t]*\[+([^]\n]*)\]?")
+_KEY = re.compile(r"[ \t]*[\"']?([A-Za-z][\w-]*)[\"']?[ \t]*[=:]")
+
+
+class Line(NamedTuple):
+    """A setting in a file, by the look of its line."""
+
+    section: str
+    key: str
+
+
+def check_settings(config: pytest.Config, ours: Iterable[str]) -> None:
+    """Raise `UsageError` for a setting of perfsuite that nobody reads, as by a mistake in its name.
+
+    `ours` are the keys of perfsuite. pytest warns at most.
+    """
+    names = [*ours]
+    for override in config.option.override_ini or ():
+        _check_key(config, f"-o {override}", override.partition("=")[0].strip(), names)
+    for file in _candidates(config):
+        if file.is_symlink() and not file.exists():
+            raise pytest.UsageError(
+                f"{file} is a link to {os.readlink(file)}, which does not exist, so that pytest reads no "
+                "settings there: correct or remove it"
+            )
+        if file.is_file():
+            _check_file(config, file, names)
+
+
+def _candidates(config: pytest.Config) -> Iterator[Path]:
+    """Yield the files that pytest looks at for its settings, up to the one that it takes."""
+    taken = config.inipath
+    if taken is not None and config.getoption("inifilename"):
+        yield taken
+        return
+    here = config.invocation_params.dir
+    last = None if taken is None else taken.parent
+    start = _start(config)
+    for directory in dict.fromkeys((start, *start.parents, here, *here.parents, config.rootpath)):
+        if last is None or directory.is_relative_to(last):
+            yield from (directory / name for name in ini.FILES)
+
+
+def _start(config: pytest.Config) -> Path:
+    """Return the directory from which pytest looks upwards: it holds all tests of the command line."""
+    here = config.invocation_params.dir
+    if config.args_source is not config.ArgsSource.ARGS:
+        return here
+    paths = [here / argument.partition("::")[0] for argument in config.args]
+    common = Path(
+        os.path.commonpath([os.path.abspath(path) for path in paths if path.exists()] or [str(here)])
+    )
+    return common if common.is_dir() else common.parent
+
+
+def _check_file(config: pytest.Config, file: Path, ours: list[str]) -> None:
+    taken = config.inipath
+    keys: Mapping[str, object] = {}
+    if file == taken:
+        with usage_error():
+            keys = ini.settings(file) or {}
+        for key in keys:
+            _check_key(config, str(file), key, ours)
+    try:
+        text = read_text(file, errors="replace")
+    except OSError:
+        return  # pytest says so of a file that it takes
+    for section, key in _lines(file, text):
+        if key.isupper() or not _is_meant(key, ours):  # upper case: a variable, as of pytest-env
+            continue
+        is_of_pytest = section in _sections(file)
+        if is_of_pytest and file == taken and file.suffix != ".toml" and key in ours and key not in keys:
+            raise pytest.UsageError(
+                f"{file}: {key} is a part of the value above it, because its line is indented: write it at "
+                "the beginning of the line"
+            )
+        if is_of_pytest and taken is not None and file != taken and file.parent == taken.parent:
+            raise pytest.UsageError(
+                f"{file}: nobody reads {key}, because pytest takes its settings from {taken}: move "
+                "it there or remove it"
+            )
+        if not is_of_pytest and _is_near_pytest(section):
+            raise pytest.UsageError(
+                f"{file}: {key} stands outside of pytest's section, in [{section}], so that nobody reads it. "
+                f"Move it to {WHERE}"
+            )
+
+
+def _check_key(config: pytest.Config, where: str, key: str, ours: list[str]) -> None:
+    if _is_meant(key, ours) and not _is_known(config, key):
+        hint = did_you_mean(key, ours)
+        raise pytest.UsageError(f"{where}: perfsuite has no setting {key}.{hint} Correct or remove it")
+
+
+def _is_meant(key: str, ours: list[str]) -> bool:
+    """Whether a key is one of perfsuite, or meant as one: `pref_strict`, not `strict`."""
+    name = key.lower().replace("-", "_")
+    if name.startswith("perf"):
+        return True
+    prefix, is_split, _ = name.partition("_")
+    is_near = SequenceMatcher(None, prefix, PREFIX.rstrip("_")).ratio() >= PREFIX_NEAR
+    return bool(is_split) and is_near and bool(did_you_mean(name, ours))
+
+
+def _is_known(config: pytest.Config, key: str) -> bool:
+    """Whether any plugin has a setting of that name."""
+    try:
+        config.getini(key)
+    except KeyError:  # known, with a value that pytest refuses
+        return True
+    except ValueError as error:
+        return "unknown configuration value" not in str(error)
+    return True
+
+
+def _lines(file: Path, text: str) -> Iterator[Line]:
+    """Yield the settings of a file by its lines, also of one that cannot be parsed."""
+    section = ""
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            section = header[1].strip() if file.suffix == ".toml" else header[1]
+        elif key := _KEY.match(line):
+            yield Line(section, key[1])
+
+
+def _sections(file: Path) -> tuple[str, ...]:
+    """Return the sections of a file that pytest reads."""
+    if file.suffix == ".cfg":
+        return ("tool:pytest",)
+    if file.suffix == ".ini":
+        return ("pytest",)
+    if file.suffix != ".toml":
+        return ()
+    if file.name == "pyproject.toml":
+        return ("tool.pytest", "tool.pytest.ini_options")
+    return ("pytest",) if file.name in ini.FILES else ("pytest", "tool.pytest", "tool.pytest.ini_options")
+
+
+def _is_near_pytest(section: str) -> bool:
+    name = re.sub(r"[\W_]", "", section).lower()
+    known = (re.sub(r"[\W_]", "", each) for each in OF_PYTEST)
+    return any(SequenceMatcher(None, name, each).ratio() >= NEAR for each in known)
