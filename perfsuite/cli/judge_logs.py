@@ -70,7 +70,7 @@ def _events(file: Path) -> Iterator[Any]:
     trained more slowly after it would not be seen. A record is its length (8 bytes), a checksum of the length
     (4 bytes), the event, and a checksum of the event (4 bytes); numbers are little-endian.
     """
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
     # Private, seen in tensorboard 2.21: without it no checksum is known, and no log can be read.
@@ -82,9 +82,7 @@ def _events(file: Path) -> Iterator[Any]:
             if len(header) < 12:
                 raise _unfinished(file, at)
             length, length_checksum = struct.unpack("<QI", header)
-            if masked_crc32c(header[:8]) != length_checksum:
-                raise _damaged(file, at)
-            if length > LARGEST_LOG:
+            if masked_crc32c(header[:8]) != length_checksum or length > LARGEST_LOG:
                 raise _damaged(file, at)
             record = stream.read(length + 4)
             if len(record) < length + 4:
@@ -101,14 +99,15 @@ def _events(file: Path) -> Iterator[Any]:
 
 def _unfinished(file: Path, at: int) -> FileError:
     return FileError(
-        f"{file}: it ends in the middle of the record at byte {at}: it is still being written, or its job was "
-        "killed, or it was cut short. Name the log of a launch that ended, whole"
+        f"{file}: it ends in the middle of the record at byte {at}: it is still being written, or its job "
+        "was killed, or it was cut short. Name the whole log of a launch that ended"
     )
 
 
 def _damaged(file: Path, at: int) -> FileError:
     return FileError(
-        f"{file}: the record at byte {at} is damaged, or this is not an event file of TensorBoard. Copy it again"
+        f"{file}: the record at byte {at} is damaged, or this is not an event file of TensorBoard. "
+        "Copy it again"
     )
 
 

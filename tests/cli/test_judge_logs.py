@@ -52,7 +52,9 @@ def test_an_event_file_or_a_directory_of_one_launch_is_read(tmp_path: Path) -> N
 def test_a_log_that_ends_within_a_record_is_unfinished(tmp_path: Path, lost: int) -> None:
     (file,) = write_events(tmp_path, {MEGATRON_TAG: [1.5, 0.25, 0.5]}).iterdir()
     file.write_bytes(file.read_bytes()[:-lost])
-    with pytest.raises(FileError, match="it ends in the middle of the record at byte .* still being written"):
+    with pytest.raises(
+        FileError, match=r"it ends in the middle of the record at byte .* still being written"
+    ):
         read_log(file, MEGATRON_TAG)
 
 
