@@ -290,7 +290,8 @@ def begun(
     for field in ("case_id", "good", "candidates"):
         if getattr(found, field) != getattr(new, field):
             raise FileError(
-                f"{file}: field {field} is of another search: it was edited or damaged. Delete it to search anew"
+                f"{file}: field {field} is of another search: it was edited or damaged. "
+                "Delete it to search anew"
             )
     # What was skipped is tried again: a network may have been down.
     return file, found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))

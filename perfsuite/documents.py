@@ -98,7 +98,7 @@ class Document(Data):
 
 
 class Sealed(Document):
-    """A document that perfsuite alone writes: its file has a digest of the rest, without which it is not read.
+    """A document that perfsuite alone writes: its file has a digest of the rest, and is not read without it.
 
     Much of a result follows from another part of it, and a damaged or edited file would be believed against
     itself. Reviewed text, which people may edit, is a plain `Document`.
@@ -118,8 +118,8 @@ class Sealed(Document):
         content = {key: value for key, value in values.items() if key != "digest"}
         if values.get("digest") != digest(content):
             raise ValueError(
-                f"its digest is {values.get('digest')!r}, and that of what it holds is {digest(content)!r}: it "
-                "was edited or damaged, or an older perfsuite wrote it. Restore it, or measure again"
+                f"its digest is {values.get('digest')!r}, and that of what it holds is {digest(content)!r}: "
+                "it was edited or damaged, or an older perfsuite wrote it. Restore it, or measure again"
             )
         return content
 

@@ -1,5 +1,7 @@
 """The search for the first bad commit or version. Comparisons are stood in for; git and pip are real."""
 
+import json
+import re
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfsuite import bisection, documents
 from perfsuite.bisection import BisectFile, History, Step, UndecidedError, begun, search
-from perfsuite.errors import CaseError, PackageError
+from perfsuite.errors import CaseError, FileError, PackageError
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.results.metric import described
@@ -294,7 +296,7 @@ def test_a_search_has_a_file_of_its_own_and_tries_again_what_was_skipped(tmp_pat
 
 
 def held(tmp_path: Path, **changes: Any) -> BisectFile:
-    """What `begun` says of a search file with these changes, of five candidates of which the bad is tested."""
+    """What `begun` says of a file with these changes: five candidates, of which the bad one is tested."""
     stand, case = Stand(5, 3), make_case()
     file, new = begun(tmp_path, case, stand.history)
     tested = new.replace(

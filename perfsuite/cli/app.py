@@ -58,9 +58,7 @@ class _Commands(TyperGroup):
                 raise SystemExit(1) from None
             where = "" if error.filename is None else f"{error.filename}: "
             with contextlib.suppress(OSError):
-                told = (
-                    f"perfsuite: {where}{error.strerror or error}. Is a disk full, or a file not to be used?"
-                )
+                told = f"perfsuite: {where}{error.strerror or error}"
                 console(stderr=True).print(told, style="red")
             raise SystemExit(2) from None
 

@@ -101,7 +101,7 @@ class StoredSession(Document):
             ):
                 if not 0 <= index < len(table):
                     raise ValueError(
-                        f"results.{number}.{name} is {index}, which is not an index of a table of {len(table)}"
+                        f"results.{number}.{name} is {index}, which is no index of a table of {len(table)}"
                     )
         return self
 

@@ -170,7 +170,7 @@ def test_a_file_without_a_digest_is_not_read(file: Path) -> None:
     content = strict(file, make_result(now()))
     del content["digest"]
     file.write_text(json.dumps(content))
-    with pytest.raises(FileError, match="its digest is None, .* or an older perfsuite wrote it"):
+    with pytest.raises(FileError, match=r"its digest is None, .* or an older perfsuite wrote it"):
         documents.read(file, SessionFile)
 
 
