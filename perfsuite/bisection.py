@@ -50,9 +50,8 @@ class BisectFile(Document):
     schema_version: Literal[1] = 1
     case_id: str
     good: str
-    candidates: tuple[str, ...] = Field(
-        min_length=1
-    )  # everything after the good one up to the bad one, oldest first
+    # Everything after the good one up to the bad one, oldest first.
+    candidates: tuple[str, ...] = Field(min_length=1)
     # What is worse in the bad arm, a metric or a count: every step looks at it. None until that is tested.
     metric: str | None = None
     # How much it may grow in each step: half of what the bad arm has lost. Of a metric's cost (seconds per
