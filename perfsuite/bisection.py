@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from packaging.version import InvalidVersion, Version
+from pydantic import Field, model_validator
 
 from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.documents import Data, Document
-from perfsuite.errors import CaseError, GitError, PackageError
+from perfsuite.errors import CaseError, FileError, GitError, PackageError
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import RELEASE, Arm, resolve
 from perfsuite.launch.installed import Consent, refuse_large, versions
@@ -49,7 +50,8 @@ class BisectFile(Document):
     schema_version: Literal[1] = 1
     case_id: str
     good: str
-    candidates: tuple[str, ...]  # everything after the good one up to the bad one, oldest first
+    # Everything after the good one up to the bad one, oldest first.
+    candidates: tuple[str, ...] = Field(min_length=1)
     # What is worse in the bad arm, a metric or a count: every step looks at it. None until that is tested.
     metric: str | None = None
     # How much it may grow in each step: half of what the bad arm has lost. Of a metric's cost (seconds per
@@ -58,15 +60,25 @@ class BisectFile(Document):
     tolerance: float | None = None
     steps: tuple[Step, ...] = ()
 
+    @model_validator(mode="after")
+    def _steps_narrow_the_candidates(self) -> Self:
+        left = self.candidates
+        for step in self.steps:
+            if step.name not in left:
+                raise ValueError(
+                    f"steps: {step.name!r} is not among the candidates that were left when it was tested"
+                )
+            left = _narrowed(left, step)
+        if self.steps and (self.metric is None or self.tolerance is None):
+            raise ValueError("steps: none is tested before metric and tolerance are known")
+        return self
+
     @property
     def suspects(self) -> tuple[str, ...]:
         """The candidates one of which is the first bad one, oldest first: the last is bad, or not tested."""
         left = self.candidates
         for step in self.steps:
-            if step.outcome == "bad":
-                left = left[: left.index(step.name) + 1]
-            elif step.outcome == "good":
-                left = left[left.index(step.name) + 1 :]
+            left = _narrowed(left, step)
         return left
 
     @property
@@ -77,6 +89,15 @@ class BisectFile(Document):
         tested = {step.name for step in self.steps}
         left = [name for name in self.suspects if name not in tested]
         return left[(len(left) - 1) // 2] if left else None
+
+
+def _narrowed(left: tuple[str, ...], step: Step) -> tuple[str, ...]:
+    """Return the candidates that are still suspects after a step."""
+    if step.outcome == "bad":
+        return left[: left.index(step.name) + 1]
+    if step.outcome == "good":
+        return left[left.index(step.name) + 1 :]
+    return left
 
 
 class UndecidedError(CaseError):
@@ -256,7 +277,7 @@ def begun(
 ) -> tuple[Path, BisectFile]:
     """The file of a search, one for the same case, ends, environment, tolerance and `others`; what it holds.
 
-    Raises `FileError` if it cannot be read.
+    Raises `FileError` if it cannot be read, or holds another search.
     """
     new = BisectFile(case_id=case.id, good=history.good, candidates=history.candidates, tolerance=tolerance)
     good = history.arm(history.good)
@@ -265,5 +286,11 @@ def begun(
     if not file.exists():
         return file, new
     found = documents.read(file, BisectFile)
+    for field in ("case_id", "good", "candidates"):
+        if getattr(found, field) != getattr(new, field):
+            raise FileError(
+                f"{file}: field {field} is of another search: it was edited or damaged. "
+                "Delete it to search anew"
+            )
     # What was skipped is tried again: a network may have been down.
     return file, found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))

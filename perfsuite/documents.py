@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticSerializationError
 
 from perfsuite.errors import CaseError, FileError
@@ -95,6 +95,33 @@ class Document(Data):
     def as_json(self) -> str:
         """What its file holds: sorted, indented JSON."""
         return json.dumps(plain(self), sort_keys=True, indent=1) + "\n"
+
+
+class Sealed(Document):
+    """A document that perfsuite alone writes: its file has a digest of the rest, and is not read without it.
+
+    Much of a result follows from another part of it, and a damaged or edited file would be believed against
+    itself. Reviewed text, which people may edit, is a plain `Document`.
+    """
+
+    def as_json(self) -> str:
+        """What its file holds: sorted, indented JSON with the digest."""
+        content = plain(self)
+        return json.dumps({**content, "digest": digest(content)}, sort_keys=True, indent=1) + "\n"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_whole(cls, values: Any, info: ValidationInfo) -> Any:
+        is_file = bool(info.context and info.context.get("from_file"))
+        if not isinstance(values, dict) or (not is_file and "digest" not in values):
+            return values
+        content = {key: value for key, value in values.items() if key != "digest"}
+        if values.get("digest") != digest(content):
+            raise ValueError(
+                f"its digest is {values.get('digest')!r}, and that of what it holds is {digest(content)!r}: "
+                "it was edited or damaged, or an older perfsuite wrote it. Restore it, or measure again"
+            )
+        return content
 
 
 def plain(data: Data) -> Any:

@@ -1,5 +1,7 @@
 """The search for the first bad commit or version. Comparisons are stood in for; git and pip are real."""
 
+import json
+import re
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite import bisection, documents
-from perfsuite.bisection import BisectFile, History, UndecidedError, begun, search
-from perfsuite.errors import CaseError, PackageError
+from perfsuite.bisection import BisectFile, History, Step, UndecidedError, begun, search
+from perfsuite.errors import CaseError, FileError, PackageError
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.results.metric import described
@@ -291,3 +293,34 @@ def test_a_search_has_a_file_of_its_own_and_tries_again_what_was_skipped(tmp_pat
     known = begun(tmp_path, case, stand.history, None, "h100")[1]
     assert [step.name for step in known.steps] == ["4", "1", "3"]
     assert stand.search(known).suspects == ("3",)
+
+
+def held(tmp_path: Path, **changes: Any) -> BisectFile:
+    """What `begun` says of a file with these changes: five candidates, of which the bad one is tested."""
+    stand, case = Stand(5, 3), make_case()
+    file, new = begun(tmp_path, case, stand.history)
+    tested = new.replace(
+        metric="tokens_per_s", tolerance=0.1, steps=(Step(name=new.candidates[-1], outcome="bad"),)
+    )
+    documents.write(file, tested)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return begun(tmp_path, case, stand.history)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"case_id": "another"}, "field case_id is of another search"),
+        ({"good": "-1"}, "field good is of another search"),
+        ({"candidates": ["1", "5"]}, "field candidates is of another search"),
+        ({"steps": [{"name": "99", "outcome": "bad"}]}, "steps: '99' is not among the candidates"),
+        ({"steps": [{"name": "2", "outcome": "bad"}, {"name": "4", "outcome": "good"}]}, "steps: '4' is not"),
+        ({"metric": None}, "none is tested before metric and tolerance are known"),
+        ({"tolerance": None}, "none is tested before metric and tolerance are known"),
+        ({"candidates": [], "steps": []}, "field candidates: "),
+    ],
+)
+def test_a_search_file_that_contradicts_itself_is_refused(tmp_path: Path, changes: Any, said: str) -> None:
+    assert held(tmp_path).steps
+    with pytest.raises(FileError, match=re.escape(said)):
+        held(tmp_path, **changes)

@@ -126,9 +126,13 @@ def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
 
 
 def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
-    """The reports that there are, by rank. Raises `FileError`."""
+    """The reports that there are, by rank. Raises `FileError`, also for the report of another rank."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
-    return {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
+    reports = {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
+    for rank, report in reports.items():
+        if report.rank != rank:
+            raise FileError(f"{run_dir.rank(rank)}: it is the report of rank {report.rank}, expected {rank}")
+    return reports
 
 
 def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> Iterator[str]:

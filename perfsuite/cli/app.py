@@ -1,5 +1,7 @@
 """The `perfsuite` command: puts its commands together."""
 
+import contextlib
+import errno
 import io
 import sys
 from importlib.metadata import version
@@ -20,7 +22,7 @@ from perfsuite.cli.night import night, refresh
 from perfsuite.cli.releases import releases
 from perfsuite.cli.report import export, report
 from perfsuite.cli.selftest import selftest
-from perfsuite.errors import PerfsuiteError
+from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.inputs.ini import read_ini
 from perfsuite.report.terminal import console
 
@@ -45,7 +47,20 @@ class _Commands(TyperGroup):
         """Run a command; what the encoding of standard output lacks, as in the locale C, is escaped."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-        return super().main(*words, **options)
+        try:
+            try:
+                return super().main(*words, **options)
+            finally:
+                sys.stdout.flush()  # later, nobody would catch what it raises
+        except OSError as error:
+            sys.stdout = io.StringIO()  # what cannot be written is not tried again when Python ends
+            if error.errno == errno.EPIPE:  # who read the output wants no more of it: as typer ends then
+                raise SystemExit(1) from None
+            where = "" if error.filename is None else f"{error.filename}: "
+            with contextlib.suppress(OSError):
+                told = f"perfsuite: {where}{error.strerror or error}"
+                console(stderr=True).print(told, style="red")
+            raise SystemExit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         given = [word.partition("=")[0] for word in args]
@@ -89,7 +104,11 @@ def _options(
     ] = False,
 ) -> None:
     """Take defaults of --store, --baselines and --cases from pytest's ini file, as pytest itself does."""
-    known = read_ini(Path.cwd()).directories()
+    try:
+        here = Path.cwd()
+    except OSError as error:
+        raise FileError(f"the current directory: {error.strerror}. Change to one that exists") from None
+    known = read_ini(here).directories()
 
     def below(command: Any) -> dict[str, Any]:
         names = getattr(command, "commands", {})

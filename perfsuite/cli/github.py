@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+from pydantic import Field
 
 from perfsuite import documents
 from perfsuite.cli.cases import say
-from perfsuite.cli.github_issue import LONGEST, Step, ask_gh, fitting, gh, issue, unlinked
+from perfsuite.cli.github_issue import LONGEST, Answer, Step, ask_gh, fitting, gh, issue, unlinked
 from perfsuite.cli.history import COMMITTER
 from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.inputs.files import read_text
@@ -98,14 +99,38 @@ class PullRequest(NamedTuple):
     comment: str | None  # the API's path of our comment, if this token's own account wrote one
 
 
+class _Comment(Answer):
+    url: str
+    is_ours: bool = Field(validation_alias="viewerDidAuthor")
+    body: str
+
+
+class _Commit(Answer):
+    oid: str
+
+
+class _Viewed(Answer):
+    head: str = Field(validation_alias="headRefOid")
+    comments: list[_Comment]
+    commits: list[_Commit]
+
+
+class _Parent(Answer):
+    sha: str
+
+
+class _Merge(Answer):
+    parents: list[_Parent]
+
+
 def _pull_request(number: int, mark: str) -> PullRequest:
-    answer = ask_gh("pr", "view", str(number), "--json", "headRefOid,comments,commits")
-    ours = (each["url"] for each in answer["comments"] if each["viewerDidAuthor"] and mark in each["body"])
+    answer = ask_gh(_Viewed, "pr", "view", str(number), "--json", "headRefOid,comments,commits")
+    ours = (each.url for each in answer.comments if each.is_ours and mark in each.body)
     found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
     return PullRequest(
         number=number,
-        head=answer["headRefOid"],
-        commits=frozenset(each["oid"] for each in answer["commits"]),
+        head=answer.head,
+        commits=frozenset(each.oid for each in answer.commits),
         comment=f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None,
     )
 
@@ -127,9 +152,8 @@ def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
     if commit in known:
         return commit
     try:
-        parents = [
-            each["sha"] for each in ask_gh("api", f"repos/{{owner}}/{{repo}}/commits/{commit}")["parents"]
-        ]
+        answer = ask_gh(_Merge, "api", f"repos/{{owner}}/{{repo}}/commits/{commit}")
+        parents = [each.sha for each in answer.parents]
     except ToolError:  # a commit that was never pushed
         parents = []
     if len(parents) == 2 and parents[1] in known:

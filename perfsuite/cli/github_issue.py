@@ -7,11 +7,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import typer
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perfsuite import documents
+from perfsuite.documents import explain
 from perfsuite.errors import ToolError
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report import markdown
@@ -20,6 +22,8 @@ from perfsuite.report.summary import interruption
 from perfsuite.report.terminal import console
 from perfsuite.report.text import cut, printable
 from perfsuite.results.session_file import Measurement, SessionFile
+
+T = TypeVar("T")
 
 LABEL = "perfsuite"
 MOST_CAUSES = 3  # lines that say why a case is slower: the surest ones
@@ -158,17 +162,32 @@ def code(text: str) -> str:
 def open_issue(hardware_class: str) -> Issue | None:
     """Return the open issue of a hardware class, or None. Raises `ToolError`."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
-    listed = ask_gh(*search, "--json", "number,title,body")
-    found = (Issue(each["number"], each["body"]) for each in listed if each["title"] == title(hardware_class))
+    listed = ask_gh(list[_Listed], *search, "--json", "number,title,body")
+    found = (Issue(each.number, each.body) for each in listed if each.title == title(hardware_class))
     return next(found, None)
 
 
-def ask_gh(*arguments: str) -> Any:
-    """Return what `gh` tells as JSON. Raises `ToolError`."""
+class Answer(BaseModel):
+    """What `gh` was asked for. It may tell more."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class _Listed(Answer):
+    number: int
+    title: str
+    body: str
+
+
+def ask_gh(kind: type[T], *arguments: str) -> T:
+    """Return what `gh` tells as JSON. Raises `ToolError`, also if it lacks a field."""
     printed = gh(Step(arguments))
     try:
-        return json.loads(printed)
-    except ValueError as error:
+        return TypeAdapter(kind).validate_python(json.loads(printed))
+    except ValidationError as error:
+        told = " ".join(arguments[:2])
+        raise ToolError(f"gh {told} printed another answer than was asked for: {explain(error)}") from None
+    except (ValueError, RecursionError) as error:
         told = " ".join(arguments[:2])
         raise ToolError(f"gh {told} printed no JSON ({error}): {printed[:200]!r}") from None
 

@@ -19,6 +19,7 @@ import typer
 from pydantic import ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json, to_json
 
+from perfsuite import documents
 from perfsuite.analysis.figures import find_window
 from perfsuite.cli.cases import tolerance as share
 from perfsuite.cli.judge_logs import LONGEST, MEGATRON_TAG, check_different, read_log
@@ -122,9 +123,15 @@ def answer(number: int, line: bytes) -> Decision | BadLine:
     if not text.strip():
         return BadLine(error="blank, expected a trace as a JSON object", line=number, field="(whole)")
     try:
-        return judge_trace(Trace.model_validate_json(text))
+        trace = Trace.model_validate_json(text)
     except ValidationError as error:
         return _bad(number, error)
+    try:
+        documents.parse(text.decode())  # it refuses equal fields, of which pydantic takes the last
+    except ValueError as error:
+        return BadLine(error=_cut(f"not JSON: {error}", 500), line=number, field="(whole)")
+    try:
+        return judge_trace(trace)
     except CaseError as error:
         return BadLine(error=f"noise: {error}", line=number, field="noise")
 

@@ -3,7 +3,8 @@
 What a log tells is proportional to the time of a step: enough for ratios, if every log tells the same.
 """
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,6 @@ def read_log(path: Path, tag: str) -> StepLog:
     without tensorboard.
     """
     require("tensorboard", purpose=f"reading {path}")
-    # What EventAccumulator reads with. Its successor converts every value of every tag: six times slower.
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
     files = sorted(path.glob(EVENT_FILES)) if path.is_dir() else [path]
     if not files:
         raise FileError(
@@ -46,7 +44,7 @@ def read_log(path: Path, tag: str) -> StepLog:
     values: dict[int, float] = {}
     for file in files:
         check_readable(file, LARGEST_LOG)
-        for event in LegacyEventFileLoader(str(file)).Load():
+        for event in _events(file):
             tags |= {summary.tag for summary in event.summary.value}
             for summary in (each for each in event.summary.value if each.tag == tag):
                 if (value := _scalar(summary)) is None:
@@ -63,6 +61,54 @@ def read_log(path: Path, tag: str) -> StepLog:
     if not values:
         raise FileError(f"{path}: no scalar {tag!r}: name another by --tag. {_known(tags)}")
     return StepLog(path=path, series=[values[step] for step in sorted(values)])
+
+
+def _events(file: Path) -> Iterator[Any]:
+    """Read every event of a file. Raises `FileError` unless all of its bytes are whole records.
+
+    TensorBoard's own loaders end in silence at the first damaged record, as if the log ended there: what
+    trained more slowly after it would not be seen. A record is its length (8 bytes), a checksum of the length
+    (4 bytes), the event, and a checksum of the event (4 bytes); numbers are little-endian.
+    """
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    # Private, seen in tensorboard 2.21: without it no checksum is known, and no log can be read.
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    with open_file(file, LARGEST_LOG) as stream:
+        while header := stream.read(12):
+            at = stream.tell() - len(header)
+            if len(header) < 12:
+                raise _unfinished(file, at)
+            length, length_checksum = struct.unpack("<QI", header)
+            if masked_crc32c(header[:8]) != length_checksum or length > LARGEST_LOG:
+                raise _damaged(file, at)
+            record = stream.read(length + 4)
+            if len(record) < length + 4:
+                raise _unfinished(file, at)
+            content = record[:length]
+            if masked_crc32c(content) != struct.unpack("<I", record[length:])[0]:
+                raise _damaged(file, at)
+            try:
+                event = Event.FromString(content)
+            except DecodeError:
+                raise _damaged(file, at) from None
+            yield event
+
+
+def _unfinished(file: Path, at: int) -> FileError:
+    return FileError(
+        f"{file}: it ends in the middle of the record at byte {at}: it is still being written, or its job "
+        "was killed, or it was cut short. Name the whole log of a launch that ended"
+    )
+
+
+def _damaged(file: Path, at: int) -> FileError:
+    return FileError(
+        f"{file}: the record at byte {at} is damaged, or this is not an event file of TensorBoard. "
+        "Copy it again"
+    )
 
 
 def check_different(logs: Sequence[StepLog]) -> None:

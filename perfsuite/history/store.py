@@ -14,16 +14,17 @@ from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite import documents
 from perfsuite.case.case import NO_TOKENS, Case, Unit
 from perfsuite.case.hardware import Machine
-from perfsuite.documents import Data, Document
+from perfsuite.documents import D, Data, Document
 from perfsuite.errors import FileError
 from perfsuite.inputs import git
+from perfsuite.results.outcome import Excuse, Outcome
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
@@ -55,7 +56,7 @@ class StoredResult(Data):
     """The figures of one case in a session: the median of each launch, in seconds or bytes."""
 
     case: str  # the name of its file in `cases/`, without `.json`
-    outcome: str
+    outcome: Outcome
     step_s_p50: Column
     step_s_mean: Column
     probe_s_p50: Column  # seconds that a fixed piece of work took between the steps, on a CPU
@@ -70,7 +71,7 @@ class StoredResult(Data):
 class StoredVerdict(Data):
     """What was said of a case in a session."""
 
-    word: str  # the outcome, or what excuses it
+    word: Literal[Outcome, Excuse]  # the outcome, or what excuses it
     shadow: bool = False  # whether its test would have failed, but for `--perf-shadow`
     baselines: str | None = None  # a digest of those that it was judged by
 
@@ -91,6 +92,19 @@ class StoredSession(Document):
     # By case, also of those that measured nothing and have no result. Older files have none.
     verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _has_what_results_name(self) -> Self:
+        for number, result in enumerate(self.results):
+            for name, index, table in (
+                ("settings", result.settings, self.settings),
+                ("environment", result.environment, self.environments),
+            ):
+                if not 0 <= index < len(table):
+                    raise ValueError(
+                        f"results.{number}.{name} is {index}, which is no index of a table of {len(table)}"
+                    )
+        return self
+
 
 class Place(NamedTuple):
     """The file of a session in a history, and what its path says without reading it."""
@@ -102,7 +116,7 @@ class Place(NamedTuple):
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
         """Read the session. Raises `FileError` if it is another's, or the history lost one of its `cases`."""
-        session = documents.read(self.file, StoredSession)
+        session = _read(self.file, StoredSession)
         if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
             raise FileError(
                 f"{self.file}: it holds a session on {session.hardware_class} at {session.commit}. "
@@ -154,7 +168,7 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     """
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     directory = history / session.hardware_class / session.commit
-    there = [documents.read(file, StoredSession) for file in directory.glob(f"{time}-*.json")]
+    there = [_read(file, StoredSession) for file in directory.glob(f"{time}-*.json")]
     known = [_resolved(each, result) for each in there for result in each.results]
     new = tuple(result for result in session.results if _resolved(session, result) not in known)
     told = {(case, verdict) for each in there for case, verdict in each.verdicts.items()}
@@ -207,7 +221,22 @@ def on_branch(
 def read_cases(history: Path) -> dict[str, StoredCase]:
     """Read every case, by the name that results call it."""
     files = sorted((history / "cases").glob("*.json"))
-    return {file.stem: documents.read(file, StoredCase) for file in files}
+    return {file.stem: _read(file, StoredCase) for file in files}
+
+
+def _read(file: Path, kind: type[D]) -> D:
+    """Read a file of a history. Raises `FileError` if its content is not what the digest in its name says."""
+    found = documents.read(file, kind)
+    content = documents.read_json(file)
+    digest = documents.digest(content, 12)
+    # The oldest sessions, which have no verdicts, were named after the `results.json` that they are from.
+    is_named_by_content = kind is not StoredSession or "verdicts" in content
+    if is_named_by_content and file.stem[-12:] != digest:
+        raise FileError(
+            f"{file}: its name ends with {file.stem[-12:]!r}, and the digest of what it holds is {digest!r}: "
+            "it was edited or damaged. Restore it or delete it"
+        )
+    return found
 
 
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
@@ -184,6 +184,13 @@ class Run(Document):
     dry_facts: DryFacts | None = None  #: What a dry run predicts; None for a launch.
     notes: tuple[str, ...] = ()  #: What a reader of the figures should know.
     failure: Failure | None = None
+
+    @model_validator(mode="after")
+    def _window_is_of_its_steps(self) -> Self:
+        start, stop = self.window
+        if not 0 <= start <= stop <= len(self.step_s):
+            raise ValueError(f"window: {start} to {stop} is not within its {len(self.step_s)} steps")
+        return self
 
     @property
     def measured_steps(self) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from pydantic import Field, computed_field, model_validator
 
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Machine
-from perfsuite.documents import Data, Document
+from perfsuite.documents import Data, Sealed
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.outcome import UNMEASURED, Excuse, Outcome, Verdict
@@ -201,7 +201,7 @@ def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) ->
     return tuple(each for each in lost if each.case_id not in measured)
 
 
-class SessionFile(Document):
+class SessionFile(Sealed):
     """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
 
     schema_version: Literal[1] = 1

@@ -18,11 +18,17 @@ NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
 """Functions that are not counted, nor what they call: torch's, which is called for each operator under a
 dispatch mode, as the one that counts; and comparisons, which a dictionary makes where hashes of addresses
 collide, so by chance."""
+WRAPPER = "watched"  # name of the functions by which we notice calls of a function of the training
 LEAST = 0.001  # share of all calls below which a function is not kept by its name
 
 
 def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(OURS)
+
+
+def _calls_for_us(frame: FrameType) -> bool:
+    """Whether a frame of ours calls for us. A wrapper calls what it wraps for the training."""
+    return _is_ours(frame) and frame.f_code.co_name != WRAPPER
 
 
 class PythonCounter:
@@ -116,7 +122,15 @@ class PythonCounter:
         code, caller = frame.f_code, frame.f_back
         if code.co_name in NOT_SEEN or code.co_filename == COUNTING:
             self._ours = frame
-        elif not _is_ours(frame) and not (caller is not None and _is_ours(caller)):
+        elif not _is_ours(frame) and not (caller is not None and _calls_for_us(caller)):
             self._calls[frame.f_globals.get("__name__", ""), code.co_qualname, self._phase()] += 1
 
-    HOOKS = (_see, _call, _is_ours, _pause, _collecting, unseen)  # the functions that run while it sees
+    HOOKS = (
+        _see,
+        _call,
+        _is_ours,
+        _calls_for_us,
+        _pause,
+        _collecting,
+        unseen,
+    )  # the functions that run while it sees

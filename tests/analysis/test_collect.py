@@ -361,3 +361,11 @@ def test_the_profiles_of_all_ranks_are_one_and_it_is_said_why_there_are_none(
     assert collect_profile(run_dir, None) == launch_profile(make_profile(), make_profile())
     assert newest_profile([run_dir]) == collect_profile(run_dir, None)
     assert newest_profile([write_launch(tmp_path / "empty")]) is None
+
+
+def test_the_report_of_another_rank_is_not_this_ranks(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
+    run_dir.rank(1).write_text(run_dir.rank(0).read_text())
+    failure = failure_of(collected(run_dir))
+    assert failure.kind == "missing_report"
+    assert failure.message == f"{run_dir.rank(1)}: it is the report of rank 0, expected 1"

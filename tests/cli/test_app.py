@@ -1,5 +1,7 @@
 import importlib.util
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,3 +86,32 @@ def test_what_is_gone_says_what_replaces_it(gone: str) -> None:
     done = run(*gone.split(), "thing", status=2)
     assert done.stdout == ""
     assert f"there is no `perfsuite {gone}` any more: {GONE[gone]}" in done.stderr
+
+
+def test_a_deleted_directory_is_one_line_and_status_2(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"mkdir '{gone}'; cd '{gone}'; rmdir '{gone}'; exec '{sys.executable}' -m perfsuite.cli plan",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("perfsuite plan: the current directory: No such file or directory")
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "history list --history ."])
+def test_a_full_disk_is_one_line_and_status_2(words: str) -> None:
+    (Path() / "cases").mkdir()
+    done = subprocess.run(
+        ["bash", "-c", f"exec '{sys.executable}' -m perfsuite.cli {words} > /dev/full"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("perfsuite: No space left on device")

@@ -282,3 +282,13 @@ def test_nothing_is_begun_without_anything_new_gh_or_what_and_why(clone: Path, g
 def test_a_block_of_code_ends_where_it_should() -> None:
     assert fenced("a\n") == "```text\na\n```"
     assert fenced("````\n") == "`````text\n````\n`````"
+
+
+@pytest.mark.parametrize("lacks", ["headRefOid", "comments", "commits"])
+def test_an_answer_of_gh_that_lacks_a_field_is_told(told: Gh, lacks: str) -> None:
+    whole = {"headRefOid": HEAD, "comments": [], "commits": [{"oid": HEAD}]}
+    told.answers({name: value for name, value in whole.items() if name != lacks})
+    said = answer(GOOD, commit=HEAD, status=2)
+    assert f"gh pr view printed another answer than was asked for: {lacks}: Field required" in said
+    told.answers([])
+    assert "gh pr view printed another answer than was asked for" in answer(GOOD, commit=HEAD, status=2)

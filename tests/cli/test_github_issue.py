@@ -226,3 +226,11 @@ def test_an_empty_history_does_not_mean_that_a_drift_is_gone(gh: Gh, tmp_path: P
     trend = tmp_path / "trend.json"
     documents.write(trend, Trend(since=date(2026, 1, 1), sessions=0, series=0, findings=(), unplaced={}))
     assert command(GOOD, more=("--trend", trend)) == "cpu-test-2c: issue edit\n"
+
+
+@pytest.mark.parametrize(
+    "listed", [{}, None, [None], [{"number": 7}], [{"number": "7", "title": 1, "body": None}]]
+)
+def test_a_list_of_issues_that_lacks_a_field_is_told(gh: Gh, listed: Any) -> None:
+    gh.answers(listed)
+    assert "gh issue list printed another answer than was asked for" in command(SLOW, status=2)

@@ -261,3 +261,8 @@ def test_whatever_the_seconds_the_answer_is_strict_json(
 @given(st.binary(max_size=200))
 def test_whatever_the_bytes_there_is_an_answer(line: bytes) -> None:
     assert json.loads(traces.as_json(traces.answer(2, line)))["line"] == 2
+
+
+def test_equal_fields_of_a_line_are_refused() -> None:
+    line = json.dumps(trace()).replace("{", '{"tolerance": 0.9, ', 1).encode()
+    assert bad(line) == ("(whole)", "not JSON: the field 'tolerance' stands there twice")

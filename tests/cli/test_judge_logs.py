@@ -46,8 +46,37 @@ def test_an_event_file_or_a_directory_of_one_launch_is_read(tmp_path: Path) -> N
     write_events(directory, {MEGATRON_TAG: [0.25]})
     with pytest.raises(FileError, match="step 1 of 'iteration-time' stands there twice"):
         read_log(directory, MEGATRON_TAG)
-    file.write_bytes(file.read_bytes()[:-5])  # the job was killed
-    assert read_log(file, MEGATRON_TAG).series == [1.5, 0.25]
+
+
+@pytest.mark.parametrize("lost", [1, 5, 20, 60])
+def test_a_log_that_ends_within_a_record_is_unfinished(tmp_path: Path, lost: int) -> None:
+    (file,) = write_events(tmp_path, {MEGATRON_TAG: [1.5, 0.25, 0.5]}).iterdir()
+    file.write_bytes(file.read_bytes()[:-lost])
+    with pytest.raises(
+        FileError, match=r"it ends in the middle of the record at byte .* still being written"
+    ):
+        read_log(file, MEGATRON_TAG)
+
+
+def test_any_flipped_bit_of_a_log_is_an_error(tmp_path: Path) -> None:
+    (file,) = write_events(tmp_path, {MEGATRON_TAG: [1.5, 0.25]}).iterdir()
+    whole = file.read_bytes()
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        with pytest.raises(FileError, match=r"the record at byte \d+ is damaged"):
+            read_log(file, MEGATRON_TAG)
+
+
+def test_a_log_of_another_kind_of_record_is_damaged(tmp_path: Path) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    file = tmp_path / "events.tfevents.1"
+    with file.open("wb") as stream:
+        RecordWriter(stream).write(b"\xff no event")
+    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not an event file"):
+        read_log(file, MEGATRON_TAG)
 
 
 @pytest.mark.parametrize("new_style", [False, True])
@@ -72,6 +101,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(FileError, match=r"no event file \(\*tfevents\*\) in this directory"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"nothing of the kind" * 9)
+    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not an event file"):
+        read_log(tmp_path, MEGATRON_TAG)
+    (tmp_path / "events.out.tfevents.1.x").write_bytes(b"")
     with pytest.raises(FileError, match="It has no tags at all"):
         read_log(tmp_path, MEGATRON_TAG)
     with pytest.raises(FileError, match=r"cannot read .*: No such file"):

@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,45 @@ def test_histories_of_every_schema_version_can_be_read(version: str) -> None:
     assert store.read_cases(VERSIONS / version)[result.case].id == make_case().id
     written = {str(kind.model_fields["schema_version"].default) for kind in (StoredSession, store.StoredCase)}
     assert written <= {path.name for path in VERSIONS.iterdir()}
+
+
+def edited(file: Path, edit: Callable[[Any], object]) -> Path:
+    """Edit a file of a history, and name it after the digest of what it then holds."""
+    content = json.loads(file.read_text())
+    edit(content)
+    file.unlink()
+    renamed = file.with_name(f"{file.stem[:-12]}{documents.digest(content, 12)}.json")
+    renamed.write_text(json.dumps(content))
+    return renamed
+
+
+def test_a_file_that_is_not_what_its_name_says_is_refused(history: Path) -> None:
+    [written] = add(history, kept(RUN)).written
+    [case] = (history / "cases").iterdir()
+    for file in (written, case):
+        whole = file.read_text()
+        file.write_text(whole.replace("fake", "fale", 1).replace('"passed"', '"improved"'))
+        with pytest.raises(FileError, match=r"its name ends with .* it was edited or damaged"):
+            sessions_of(history)
+        file.write_text(whole)
+    assert sessions_of(history)
+
+
+@pytest.mark.parametrize("word", ["Regressed", "green", ""])
+def test_a_word_that_no_verdict_has_is_refused(history: Path, word: str) -> None:
+    [written] = add(history, kept(RUN)).written
+    written = edited(written, lambda content: content["results"][0].update(outcome=word))
+    with pytest.raises(FileError, match=r"field results\.0\.outcome: "):
+        sessions_of(history)
+    edited(written, lambda content: content.update(results=[], verdicts={"a": {"word": word}}))
+    with pytest.raises(FileError, match=r"field verdicts\.a\.word: "):
+        sessions_of(history)
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+@pytest.mark.parametrize("name", ["settings", "environment"])
+def test_an_index_outside_of_its_table_is_refused(history: Path, name: str, index: int) -> None:
+    [written] = add(history, kept(RUN)).written
+    edited(written, lambda content: content["results"][0].update({name: index}))
+    with pytest.raises(FileError, match=rf"results\.0\.{name} is {index}, which is no index of a table of 1"):
+        sessions_of(history)

@@ -47,7 +47,9 @@ def test_the_verdict_on_every_case_is_kept_also_of_one_that_measured_nothing(tmp
 
 def test_a_session_of_old_has_the_outcomes_of_its_results(tmp_path: Path) -> None:
     (file,) = add(tmp_path, 1, told("regressed"))
-    documents.write(file, documents.read(file, store.StoredSession).replace(verdicts={}))
+    old = documents.read(file, store.StoredSession).replace(verdicts={})
+    file.unlink()
+    store.keep(tmp_path / "history", old, {})
     (night,) = nights(tmp_path)
     assert (night.verdict.word, night.verdict.baselines, night.state) == ("regressed", None, "red")
 

@@ -33,3 +33,9 @@ def test_measured_steps_are_those_of_the_window() -> None:
     assert make_run(step_s=(1.0, 2.0, 3.0, 4.0), window=(1, 3)).measured_steps == (2.0, 3.0)
     bare = Run(case=make_case(), machine=make_machine(), started_at="now", duration_s=1)
     assert (bare.window, bare.measured_steps) == ((0, 0), ())
+
+
+@pytest.mark.parametrize("window", [(-1, 1), (2, 1), (0, 4), (4, 4)])
+def test_a_window_outside_of_the_steps_is_refused(window: tuple[int, int]) -> None:
+    with pytest.raises(CaseError, match="is not within its 3 steps"):
+        make_run(step_s=(0.1, 0.2, 0.3), window=window)

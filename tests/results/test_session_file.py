@@ -7,6 +7,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.documents import plain
+from perfsuite.errors import FileError
 from perfsuite.results.metric import GATED
 from perfsuite.results.outcome import CountCheck, Outcome, Verdict
 from perfsuite.results.rank_report import Failure
@@ -91,7 +92,9 @@ def strict(
 
 def test_json_is_strict_though_figures_and_intervals_are_no_numbers(file: Path) -> None:
     messy = now(tokens_per_s=math.nan, mfu=math.inf)
-    messy = messy.replace(step_s=(math.nan, math.inf, 0.1), loss=(1.0, -math.inf), probe_s=(math.nan,))
+    messy = messy.replace(
+        step_s=(math.nan, math.inf, 0.1), loss=(1.0, -math.inf), probe_s=(math.nan,), window=(0, 3)
+    )
     unknown = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.01, degrees_of_freedom=0.1))
     results = make_result(messy, before=None), make_result(BEFORE, noise=ClassNoise(by_metric=unknown))
     told, vague = strict(file, *results)["results"]
@@ -135,3 +138,43 @@ def test_the_file_says_what_speeds_count() -> None:
     assert {check["unit"] for check in told["verdict"]["checks"]} == {"samples/s", "bytes"}
     assert Measurement.model_validate(told) == images
     assert plain(make_result(now()))["unit"] == plain(never_run())["unit"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("results",), []),
+        (("parts", 0, "status"), "interrupted"),
+        (("status",), "interrupted"),
+        (("results", 0, "outcome"), "passed"),
+        (("results", 0, "verdict", "outcome"), "passed"),
+        (("results", 0, "shadow"), True),
+        (("results", 0, "excused"), "waived"),
+        (("results", 0, "runs"), []),
+        (("digest",), "0" * 16),
+    ],
+)
+def test_an_edited_file_is_not_believed(file: Path, path: tuple[Any, ...], value: Any) -> None:
+    content = strict(file, samples.judged(make_result(now()), outcome="regressed"))
+    assert content["results"][0]["outcome"] == "regressed"
+    holder = content
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(FileError, match=r"its digest is .* it was edited or damaged"):
+        documents.read(file, SessionFile)
+
+
+def test_a_file_without_a_digest_is_not_read(file: Path) -> None:
+    content = strict(file, make_result(now()))
+    del content["digest"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(FileError, match=r"its digest is None, .* or an older perfsuite wrote it"):
+        documents.read(file, SessionFile)
+
+
+def test_the_layout_of_a_file_is_not_part_of_its_digest(file: Path) -> None:
+    content = strict(file, make_result(now(tokens_per_s=math.nan)))
+    file.write_text(json.dumps(dict(reversed(content.items()))))
+    assert documents.read(file, SessionFile).status == "complete"

@@ -37,7 +37,7 @@ GUARDS = {
     "LiveMemory._died",
     "_clips",
     "_show",
-    "watch_backward.<locals>.watched",
+    "_notice_backward.<locals>.watched",
 }
 """Functions that cannot fail: all that they do is in a `try`, or in another one of these."""
 
