@@ -47,6 +47,7 @@ NO_TEST_FILE = {
         "what they refuse is in frameworks/test_refusals.py",
     ),
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
+    "perfsuite.plugin.settings": "run by plugin/test_options.py, which runs pytest",
     "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
     "perfsuite.session.way": "its subclasses are tested",
     "perfsuite.worker.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",

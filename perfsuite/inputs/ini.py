@@ -1,11 +1,9 @@
 """Reads pytest's settings of a repository where pytest does not run. Imports neither torch nor pytest."""
 
-import re
 import shlex
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -88,37 +86,6 @@ def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
         raise FileError(f"{file} cannot be read: pytest's settings there are not a table") from error
     section = sections.get("tool:pytest" if file.suffix == ".cfg" else "pytest")
     return {} if section is None and file.name.removeprefix(".") == "pytest.ini" else section
-
-
-def misplaced(file: Path, keys: Collection[str]) -> str | None:
-    """Return one of these keys that is in a table which may be meant for pytest's settings; None without one.
-
-    Such a table has a name like pytest's. A key above all tables of a TOML file may be meant as well. Tables
-    of other tools may have keys of the same name. The file is one that `settings` can read.
-    """
-    text = files.read_text(file)
-    if file.suffix == ".toml":
-        tables = [*_tables((), tomllib.loads(text))]
-    else:
-        tables = [((name,), section) for name, section in IniConfig(file, data=text).sections.items()]
-    for path, table in tables:
-        words = [word for name in path for word in re.split("[.:]", name)]
-        is_meant = not path or any(
-            get_close_matches(word, ("pytest", "ini_options"), cutoff=0.8) for word in words
-        )
-        found = next((key for key in table if key in keys), None)
-        if is_meant and found is not None:
-            return found
-    return None
-
-
-def _tables(
-    path: tuple[str, ...], table: Mapping[str, Any]
-) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    yield path, table
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _tables((*path, name), value)
 
 
 def _of_toml(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -1,7 +1,9 @@
 """Finds settings of perfsuite that pytest reads nowhere, by which a strict gate would be green."""
 
+import contextlib
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -104,10 +106,10 @@ def _check_file(config: pytest.Config, file: Path, ours: list[str]) -> None:
                 f"{file}: nobody reads {key}, because pytest takes its settings from {taken}: move "
                 "it there or remove it"
             )
-        if not is_of_pytest and _is_near_pytest(section):
+        if not is_of_pytest and (not section or _is_near_pytest(section)):
+            where = f", in [{section}]" if section else ""
             raise pytest.UsageError(
-                f"{file}: {key} stands outside of pytest's section, in [{section}], so that nobody reads it. "
-                f"Move it to {WHERE}"
+                f"{file}: {key} is outside pytest's section{where}, so it is ignored. Move it to {WHERE}"
             )
 
 
@@ -120,9 +122,13 @@ def _check_key(config: pytest.Config, where: str, key: str, ours: list[str]) -> 
 def _is_meant(key: str, ours: list[str]) -> bool:
     """Whether a key is one of perfsuite, or meant as one: `pref_strict`, not `strict`."""
     name = key.lower().replace("-", "_")
-    if name.startswith("perf"):
+    if name.startswith(PREFIX):
         return True
     prefix, is_split, _ = name.partition("_")
+    if name.startswith(
+        PREFIX.rstrip("_")
+    ):  # of another plugin, as `perfetto_out`, unless it is like one of ours
+        return bool(did_you_mean(name, ours))
     is_near = SequenceMatcher(None, prefix, PREFIX.rstrip("_")).ratio() >= PREFIX_NEAR
     return bool(is_split) and is_near and bool(did_you_mean(name, ours))
 
@@ -139,13 +145,25 @@ def _is_known(config: pytest.Config, key: str) -> bool:
 
 
 def _lines(file: Path, text: str) -> Iterator[Line]:
-    """Yield the settings of a file by its lines, also of one that cannot be parsed."""
+    """Yield the settings of a file: by its lines, if it is not TOML, or cannot be parsed."""
+    if file.suffix == ".toml":
+        with contextlib.suppress(tomllib.TOMLDecodeError, RecursionError):
+            yield from _of_tables("", tomllib.loads(text))
+            return
     section = ""
     for line in text.splitlines():
         if header := _HEADER.match(line):
             section = header[1].strip() if file.suffix == ".toml" else header[1]
         elif key := _KEY.match(line):
             yield Line(section, key[1])
+
+
+def _of_tables(section: str, table: Mapping[str, object]) -> Iterator[Line]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _of_tables(f"{section}.{key}" if section else key, value)
+        else:
+            yield Line(section, key)
 
 
 def _sections(file: Path) -> tuple[str, ...]:

@@ -265,4 +265,4 @@ def test_whatever_the_bytes_there_is_an_answer(line: bytes) -> None:
 
 def test_equal_fields_of_a_line_are_refused() -> None:
     line = json.dumps(trace()).replace("{", '{"tolerance": 0.9, ', 1).encode()
-    assert bad(line) == ("(whole)", "not JSON: the field 'tolerance' stands there twice")
+    assert bad(line) == ("(whole)", "not JSON: the field 'tolerance' appears twice")

@@ -113,7 +113,7 @@ def test_baselines_here_that_are_not_the_roots_are_said(suite: pytest.Pytester, 
         ("[pytest]\nperf_nothing_of_ours = 1\n", "perfsuite has no setting perf_nothing_of_ours. Correct"),
         (
             "[pytesd]\nperf_missing_baseline = fail\n",
-            "perf_missing_baseline is outside pytest's section, so it is ignored",
+            "perf_missing_baseline is outside pytest's section, in [pytesd], so it is ignored",
         ),
         ("[pytest]\n[tool:pytest]\nperf_strict = all\n", "perf_strict is outside pytest's section"),
     ],
@@ -144,7 +144,7 @@ def test_a_setting_that_nobody_reads_is_refused(suite: pytest.Pytester, content:
 def test_a_misspelled_section_is_refused(suite: pytest.Pytester, name: str, content: str) -> None:
     (suite.path / name).write_text(content)
     result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
-    result.stderr.fnmatch_lines([f"ERROR: *{name}: p* stands outside of pytest's section, in [[]*"])
+    result.stderr.fnmatch_lines([f"ERROR: *{name}: p* is outside pytest's section, in [[]*"])
 
 
 @pytest.mark.parametrize(
