@@ -68,7 +68,7 @@ def test_the_value_of_a_launch_is_made_of_those_of_its_ranks() -> None:
 def test_a_metric_is_read_out_of_the_whole_run_and_an_error_names_it_and_says_what_to_do() -> None:
     metric = make_metric(recorder=None, read=lambda run: run.step_s.index(0.5) or None)
     for steps, expected in (((0.1, 0.5), {"x": 1.0}), ((0.5,), {})):
-        assert extra_figures(make_run(step_s=steps), [make_report()], [metric]) == expected
+        assert extra_figures(make_run(step_s=steps, window=(0, 1)), [make_report()], [metric]) == expected
     said = r"metric 'x' could not be read out of the launch: ValueError: tuple\.index.*\. Mend the package"
     with pytest.raises(ReportError, match=said):
         extra_figures(make_run(), [], [metric])
