@@ -93,7 +93,7 @@ def test_every_fault_is_found_by_what_a_step_is_counted_to_do(monkeypatch: pytes
     told = {row.check.removeprefix("inject "): row for row in inject_structural(detect())}
     assert {row.status for row in told.values()} == {"pass"}, told
     assert told["checkpointing-lost"].found == "recompute: 79.7 MFLOP -> 0"
-    assert told["optimizer-foreach"].found == "host reads in optimizer: 39 -> 78 a step"
+    assert told["optimizer-foreach"].found.startswith("kernels in optimizer: 351 -> 9 a step (")
     assert told["fsdp2 without a fault"].found == "the counts are the same"
     assert len(told) == len(get_args(Structural)) + 2
 
