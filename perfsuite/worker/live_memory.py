@@ -75,8 +75,7 @@ class LiveMemory:
 
     def received(self, storage: Any) -> None:
         """Note a storage on the host that holds data, before any operator is seen to use it."""
-        if storage.device.type == "cpu":
-            self._see_storage(storage, RECEIVED)
+        self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
         """Note that a storage is about to be resized to so many bytes."""
@@ -191,7 +190,10 @@ def _storage(tensor: Tensor) -> Any:
 
 
 class Batches:
-    """Remembers what `DataLoader`s make from now on, until `end`: later nobody could know it for data."""
+    """Remembers what `DataLoader`s make on the host from now on, until `end`: later nobody could tell.
+
+    The device is that of a tensor: the storage of a fake one is on no device.
+    """
 
     def __init__(self) -> None:
         self._made: list[Any] = []  # weak references to storages
@@ -201,7 +203,8 @@ class Batches:
         def remembered(loader: Any) -> Any:
             batch = plain(loader)
             with contextlib.suppress(Exception):  # whatever a batch is
-                self._made += map(weakref.ref, filter(None, map(_storage, _tensors_in(batch))))
+                on_host = (each for each in _tensors_in(batch) if each.device.type == "cpu")
+                self._made += map(weakref.ref, filter(None, map(_storage, on_host)))
             return batch
 
         _BaseDataLoaderIter.__next__ = remembered  # type: ignore[method-assign,assignment]
