@@ -3,7 +3,6 @@
 The first two are `pytest --perf-against` and `pytest --perf-dry` without a test.
 """
 
-import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from perfsuite import documents
 from perfsuite.bisection import MOST_TOLERANCE
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import hardware_error
@@ -355,15 +353,16 @@ def _end(number: int, frame: object) -> None:
 
 
 def _show(session: Session, status: Status, *, json_output: bool) -> None:
-    if (interruption := summary.interruption(session_file(session, status))) is not None:
+    shown = session_file(session, status)
+    if (interruption := summary.interruption(shown)) is not None:
         say(interruption)
     if json_output:
-        typer.echo(json.dumps(documents.plain(session_file(session, status)), indent=1))
+        typer.echo(shown.as_json(), nl=False)
     else:
         out = console()
         width = max(out.width, 80) if out.is_terminal else None
         found = outputs.lines(session, whole=True, color=out.is_terminal, width=width)
-        changed = summary.case_changes(session_file(session, status))
+        changed = summary.case_changes(shown)
         for line in [*found, *([""] if changed else []), *changed]:
             typer.echo(relative(line, Path.cwd()))
     outputs.write_files(session, status)

@@ -40,7 +40,7 @@ def report(
     if as_json and directory is not None:
         raise CaseError("--json with --report: a report has its results.json; leave one of them out")
     if as_json:
-        content = [documents.plain(session) for session in sessions]
+        content = [json.loads(session.as_json()) for session in sessions]  # as a file that is read again
         typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))
         return
     if directory is None:

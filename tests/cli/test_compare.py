@@ -11,13 +11,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from perfsuite import Model, Script
+from perfsuite import Model, Script, documents
 from perfsuite.cli import cases
 from perfsuite.dry import driver, guard
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.inputs.git import git
 from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.session_file import CaseChange
+from perfsuite.results.session_file import CaseChange, SessionFile
 from perfsuite.session import against_arm, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.way import Trial, Way
@@ -248,6 +248,12 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
     page = Path("out/index.html").read_text()
     again = f"perfsuite compare --against X=1 --arm . {CASE.id}"
     assert [text in page for text in ("Launches of arm A", "Not as in arm A", again)] == [True] * 3
+
+
+def test_what_json_prints_is_a_file_of_results(verdicts: Verdicts) -> None:
+    Path("kept.json").write_text(command("X=1", "--report", "out", "--json", CASE.id).stdout)
+    kept = documents.read(Path("kept.json"), SessionFile)
+    assert kept.results == documents.read(Path("out/results.json"), SessionFile).results
 
 
 def test_changes_of_what_judges_stand_above_the_verdicts(verdicts: Verdicts) -> None:

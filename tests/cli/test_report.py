@@ -85,6 +85,8 @@ def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
     assert run("--store", tmp_path).stdout.endswith("1 failed, 1 regressed, 1 passed, 3 skipped\n")
     shown = run("--store", tmp_path, "--json").stdout
     assert SessionFile.model_validate_json(shown) == documents.read(newest, SessionFile)
+    (tmp_path / "kept.json").write_text(shown)
+    assert documents.read(tmp_path / "kept.json", SessionFile) == documents.read(newest, SessionFile)
     assert "--json with --report: " in commands.error_of("report", newest, "--json", "--report", "out")
     newest.write_text('{"schema_version": 99}')
     unread = f"perfsuite report: {newest}: field schema_version: this perfsuite reads 1, got 99."
