@@ -77,13 +77,14 @@ class SecondStep:
         (self.recomputed if in_backward() else self.forwards)[index] += 1
 
     def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
-        if (dtype := _dtype_of(output)) is not None:
-            self.compute_dtype = dtype
+        if (made := _first_tensor(output)) is not None:
+            self.compute_dtype = dtype_name(made.dtype)
 
     def _see_layer(self, module: nn.Module, args: Any, output: Any) -> None:
-        if (dtype := _dtype_of(output)) is not None:
-            weight: Any = module.weight
-            self._layers[id(module)] = (dtype, weight.numel())
+        given, made = _first_tensor(args), _first_tensor(output)
+        if given is not None and made is not None:
+            # Not of its weight: DeepSpeed takes who reads that in a forward for one who computes with it.
+            self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:
         """Return how many weights of linear layers, but for quantised ones, compute in each dtype."""
@@ -110,9 +111,9 @@ class SecondStep:
         return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
 
 
-def _dtype_of(output: Any) -> str | None:
-    first = output[0] if isinstance(output, list | tuple) and output else output
-    return dtype_name(first.dtype) if isinstance(first, Tensor) else None
+def _first_tensor(values: Any) -> Tensor | None:
+    first = values[0] if isinstance(values, list | tuple) and values else values
+    return first if isinstance(first, Tensor) else None
 
 
 class TokenCount:

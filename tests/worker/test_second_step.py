@@ -117,6 +117,16 @@ def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
     assert seen.tokens.tokens == TOKENS.numel()
 
 
+def test_weights_count_by_dtype_even_if_each_layer_releases_its_own() -> None:
+    """As ZeRO 3 does; what reads a weight there is, for DeepSpeed, who computes with it."""
+    model = Model(sdpa)
+    for linear in (each for each in model.modules() if isinstance(each, nn.Linear)):
+        linear.register_forward_hook(lambda module, args, output: delattr(module, "weight"))
+    seen = SecondStep(model, inside=True)
+    model(input_ids=TOKENS)
+    assert seen.linear_layers() == {"float32": 2 * (3 * WIDTH * WIDTH + WIDTH * WIDTH) + 10 * WIDTH}
+
+
 def test_micro_batches_are_summed_and_are_no_recomputation() -> None:
     seen = step(model := Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]})
     assert (seen.forwards, seen.recomputing()) == ([2, 2], "0 of 2")
