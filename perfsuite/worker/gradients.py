@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfsuite.worker import calls
-from perfsuite.worker.optimizers import living, parameters_of
+from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import squares
 from perfsuite.worker.second_step import in_backward
 
@@ -35,6 +36,7 @@ CHANGED = (
     "from {:.4g} to {:.4g}, and none of the known functions that clip was called"
 )
 
+_scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # fp16's loss scalers that were built since `watch`
 _reader: NormBeforeClipping | None = None  # the reader of the running step, if its norm is wanted
 
 
@@ -47,7 +49,6 @@ class NormBeforeClipping:
     def __init__(self, optimizer: Any, unseen: Callable[..., Any]) -> None:
         self.note: str | None = None  # why the norm is not known
         self._optimizer = optimizer
-        self._scalers = living(torch.amp.GradScaler)
         self._unseen = unseen
         self._after_backward: float | None = None
         self._before_clipping: float | None = None
@@ -117,7 +118,7 @@ class NormBeforeClipping:
     def read(self) -> float | None:
         """Return the squared norm of what the optimizer is given, without the scale of fp16's loss scaler."""
         held = squares(each.grad for each in parameters_of(self._optimizer))
-        scale = scale_of(self._optimizer, self._scalers)
+        scale = scale_of(self._optimizer, _scalers)
         return held / scale**2 if held is not None and scale else None
 
 
@@ -145,8 +146,10 @@ def _number(value: Any) -> float:
 
 
 def watch() -> None:
-    """Notice what clips, and backward: before a script takes one of these by a name of its own."""
+    """Notice what clips, backward, and new loss scalers: before a script takes one of these by its name."""
     _notice_backward()
+    if not hasattr(torch.amp.GradScaler.__init__, "is_watched"):
+        calls.before(torch.amp.GradScaler, "__init__", lambda scaler, *_, **__: _scalers.add(scaler))
     utils: Any = torch.nn.utils
     for name in CLIPPING:
         for owner in (utils, utils.clip_grad):

@@ -197,3 +197,12 @@ def test_torch_has_the_private_names_of_its_scaler() -> None:
     assert gradients.scale_of(optimizer, [scaler]) == 256.0
     scaler.unscale_(optimizer)
     assert gradients.scale_of(optimizer, [scaler]) == 1.0
+
+
+def test_the_scale_is_that_of_a_scaler_built_since() -> None:
+    gradients.watch()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    weight = nn.Parameter(torch.ones(2))
+    reader = gradients.NormBeforeClipping(torch.optim.SGD([weight], lr=0.1), lambda function: function())
+    scaler.scale(weight.sum()).backward()
+    assert reader.read() == pytest.approx(2.0)
