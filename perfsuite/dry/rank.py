@@ -20,7 +20,7 @@ from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Observed, RankReport
-from perfsuite.worker import software
+from perfsuite.worker import calls, software
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.dtypes import dtypes_of
 from perfsuite.worker.flops import count_known
@@ -66,6 +66,7 @@ class DryRank:
             whole = sum(each.numel() * each.element_size() for each in model.parameters())
             self._built_bytes = whole // self.plan.built_over
         self._pretend()
+        calls.watch()
         with FakeTensorMode(allow_non_fake_inputs=True), self.answers():
             counting = self.recorder.counting = Counting(self._model)
             self._train()

@@ -85,6 +85,8 @@ def _work_table(counts: Counts) -> Table:
     for way, count in counts.device_copies.items():
         waits = f", {blocking[way]:,} of them blocking" if way in blocking else ""
         caption += f" Copied {way} {plural(count, 'time')}{waits}."
+    for function, count in (counts.stalls or {}).items():
+        caption += f" {function} was called {plural(count, 'time')}."
     return Table(caption=caption, headers=("phase", *work), rows=rows)
 
 

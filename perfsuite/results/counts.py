@@ -122,6 +122,8 @@ class Counts(Data):
     host_reads: dict[Phase, int] = Field(default_factory=dict)
     device_copies: dict[str, int] = Field(default_factory=dict)  # between devices, as `cpu to cuda`
     blocking_copies: dict[str, int] | None = None  # without `non_blocking`: the host waits; None: unknown
+    # Calls of functions that stall the host, by name as `torch.cuda.synchronize`; None where not counted.
+    stalls: dict[str, int] | None = None
     memory: StepMemory | None = None  # none for a compiled model, whose buffers are not seen
     # The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations.
     ops: dict[str, int] = Field(default_factory=dict)

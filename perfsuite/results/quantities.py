@@ -216,6 +216,11 @@ def _waits(counts: Counts) -> Mapping[str, int] | None:
 
 
 BLOCKING = Quantity(name="blocking copies between devices", unit="calls", read=_waits)
+STALLS = Quantity(
+    name="stalling calls",
+    unit="calls",
+    read=lambda counts: counts.stalls and {f"calls of {name}": n for name, n in counts.stalls.items()},
+)
 KERNELS = _phased("kernels", "calls", lambda counts: counts.kernels)
 PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
 SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
@@ -234,7 +239,7 @@ COMPILED = (  # what is counted over the whole launch
     _of_compiled("generated kernels", attrgetter("kernels")),
     _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
-_OTHERS = (FLOPS, HOST_READS, BLOCKING, COPIES, KERNELS, PEAK, SAVED, GROWTH, *COMPILED)
+_OTHERS = (FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, *COMPILED)
 
 
 def quantities(every: Iterable[Counts]) -> list[Quantity]:

@@ -160,11 +160,13 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
     """Where a finding stands: causes before what follows from them, what takes time before what takes memory.
 
     First what is sent and computed, then what a device waits for, memory, calls, and those of Python, which
-    make the others. What the host reads where all tensors are its own makes no device wait: it comes last.
+    make the others. Where all tensors are the host's own, its reads and stalls make no device wait: they come
+    last.
     """
-    if quantity is quantities.HOST_READS and baseline.target == "cpu":
+    if quantity in (quantities.HOST_READS, quantities.STALLS) and baseline.target == "cpu":
         return 5
-    if quantity in (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING):
+    waits = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
+    if quantity in waits:
         return 1
     if finding.unit == "calls":
         return 4 if quantity.is_python else 3
@@ -253,7 +255,10 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
     for _, before, after in _alike(baseline, launches):
         for quantity in quantities.quantities((before, *after)):
             is_before = quantity.value(before) is not None
-            if is_before != all(quantity.value(counts) is not None for counts in after):
+            values = [quantity.value(counts) for counts in after]
+            if quantity is quantities.STALLS and not is_before and not any(values):
+                continue  # most trainings have none, and an older baseline does not know that
+            if is_before != all(value is not None for value in values):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
                 if quantity is quantities.HOST_READS:
                     where = _OF_THE_HOST

@@ -1,10 +1,11 @@
-"""Notices calls whose work torch's dispatcher does not see, for `worker.hidden`, by public names alone."""
+"""Notices calls that torch's dispatcher does not see, by public names alone: hidden work, and stalls."""
 
 import functools
 import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -12,12 +13,26 @@ import torch
 BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # classes of DeepEP
 SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")  # how methods begin that send
 
+STALLING = (  # functions that make the host wait for the device, or do work that training does not need
+    "torch.cuda.synchronize",
+    "torch.cuda.Event.synchronize",
+    "torch.cuda.Stream.synchronize",
+    "torch.accelerator.synchronize",
+    "torch.cuda.empty_cache",
+    "torch.cuda.memory.empty_cache",
+    "gc.collect",
+)
+
 seen: Counter[str] = Counter()  # what was called in this process since `watch`, by what is said of it
+stalls: Counter[str] = Counter()  # calls of `STALLING` functions in this process since `watch`, by name
 
 
 def watch() -> None:
-    """Notice CUDA graphs that are replayed. To be called before a script takes the method by its own name."""
+    """Notice CUDA graphs that are replayed, and stalls. Call it before a script imports one of the names."""
     _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, whose operators are not seen")
+    for function in STALLING:
+        owner, _, name = function.rpartition(".")
+        _notice(resolve_name(owner), name, function, stalls)
 
 
 def watch_packages() -> None:
@@ -29,9 +44,9 @@ def watch_packages() -> None:
                 _notice(kind, name, f"DeepEP's {name} was called, whose messages are not counted")
 
 
-def _notice(owner: Any, name: str, said: str) -> None:
+def _notice(owner: Any, name: str, said: str, counter: Counter[str] = seen) -> None:
     def look(*args: Any, **kwargs: Any) -> None:
-        seen[said] += 1
+        counter[said] += 1
 
     if not hasattr(getattr(owner, name), "is_watched"):
         before(owner, name, look)

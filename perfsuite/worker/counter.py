@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
+from perfsuite.worker import calls
 from perfsuite.worker.collectives import OPERATORS, call_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
 from perfsuite.worker.optimizers import parameters_of
@@ -149,6 +150,7 @@ class StepCounter(TorchDispatchMode):
         for owner, name, context in self._unseen():
             self._watching.enter_context(entered(owner, name, context))
         self.is_entered = True
+        self._stalls_before = calls.stalls.copy()
         self._computed.clear()
         self._unfilled.clear()
         self.collectives.clear()
@@ -180,6 +182,7 @@ class StepCounter(TorchDispatchMode):
         if self._fake_mode is None:
             self.python.stop()
         self._watching.close()
+        self._stalls = calls.stalls - self._stalls_before
         self.is_entered = False
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -201,11 +204,12 @@ class StepCounter(TorchDispatchMode):
         counts = Counts(
             step=step,
             collectives=tuple(
-                calls[0].replace(
-                    count=sum(each.count for each in calls), bytes=sum(each.bytes for each in calls)
+                rows[0].replace(
+                    count=sum(each.count for each in rows), bytes=sum(each.bytes for each in rows)
                 )
-                for _, calls in sorted(alike.items())
+                for _, rows in sorted(alike.items())
             ),
+            stalls=dict(sorted(self._stalls.items())),
             memory=self.memory.end_step(),
             python=self.python.result(),
             **totals,

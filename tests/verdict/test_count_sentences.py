@@ -72,6 +72,7 @@ NAMED = " (aten._log_softmax +2, aten.add +1, a +1, b +1, ...)"
             "host reads in forward: 1 -> 0, in backward: 0 -> 1, in optimizer: 39 -> 0 a step",
         ),
         ({"device_copies": {"cpu to cuda": 2}}, "copies cpu to cuda: 0 -> 2 a step"),
+        ({"stalls": {"gc.collect": 1}}, "calls of gc.collect: 0 -> 1 a step"),
         ({"blocking_copies": {"x": 2}, "device_copies": {"x": 0}}, "blocking copies x: 0 -> 2 a step"),
         (
             {"kernels": {**counts().kernels, "forward": 181}, "ops": OPS},

@@ -429,6 +429,22 @@ def test_what_costs_time_comes_before_what_costs_memory_and_causes_before_what_f
     ]
 
 
+def test_a_new_stall_is_a_regression_and_a_lost_one_an_improvement() -> None:
+    stalled = counts(stalls={"torch.cuda.synchronize": 2})
+    quiet = counts(stalls={})
+    assert findings(judged(stalled, before=quiet)) == [("regressed", "calls of torch.cuda.synchronize")]
+    assert findings(judged(quiet, before=stalled)) == [("improved", "calls of torch.cuda.synchronize")]
+
+
+def test_stalls_that_a_baseline_does_not_know_are_not_judged() -> None:
+    check = judged(counts(stalls={"gc.collect": 1}), before=counts())
+    assert check.outcome == "passed"
+    assert check.notes == ("stalling calls: not judged, not in the baseline",)
+    assert judged(counts(stalls={}), before=counts()).notes == (), "there is none that could be new"
+    lost = judged(counts(), before=counts(stalls={}))
+    assert lost.notes == ("stalling calls: not judged, not counted in these launches",)
+
+
 def test_python_s_calls_are_listed_up_to_a_fifth_and_unknown_ones_are_no_difference() -> None:
     """By less than 2 % they may differ, as a progress bar is drawn by time."""
     field = "Python 3.11 calls in forward"

@@ -1,4 +1,5 @@
 import sys
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,16 @@ def test_a_call_is_noticed_once_however_often_it_is_watched(monkeypatch: pytest.
     replay: Any = torch.cuda.CUDAGraph.replay
     assert replay(None) == "replayed"
     assert (calls.seen - before).total() == 1
+
+
+@pytest.mark.parametrize("function", calls.STALLING)
+def test_a_stall_is_counted_by_its_name(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, _, name = function.rpartition(".")
+    monkeypatch.setattr(resolve_name(owner), name, lambda *_: "waited")
+    before = calls.stalls.copy()
+    calls.watch()
+    assert getattr(resolve_name(owner), name)() == "waited"
+    assert calls.stalls - before == {function: 1}
 
 
 def test_of_a_package_only_methods_that_send_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

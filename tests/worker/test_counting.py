@@ -1,3 +1,4 @@
+import gc
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
-from perfsuite.worker import deepspeed, software
+from perfsuite.worker import calls, deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
 from tests.samples import known
-from tests.worker.loops import Loop, memory
+from tests.worker.loops import Loop, in_a_thread, memory
 
 
 def test_two_steps_are_counted_and_the_second_is_reported() -> None:
@@ -29,6 +30,23 @@ def test_two_steps_are_counted_and_the_second_is_reported() -> None:
     assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
     warm_up()
     assert_nothing_is_left()
+
+
+def test_only_stalls_inside_the_step_count() -> None:
+    calls.watch()
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        in_a_thread(gc.collect)
+
+    loop = Loop()
+    loop.counting.end_step = between(loop.counting.end_step, gc.collect)  # type: ignore[method-assign]
+    assert known(loop.run(train).result()).stalls == {"gc.collect": 1}
+
+
+def between(end_step: Any, work: Any) -> Any:
+    """End a step, and work before the next one begins."""
+    return lambda: (end_step(), work())
 
 
 def told(counting: Counting) -> str:
