@@ -76,6 +76,8 @@ def _work_table(counts: Counts) -> Table:
         if any((computed, *called)) or name == "step"
     ]
     caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
+    if counts.python is not None and not counts.python.all_threads:
+        caption += " Python calls are those of the thread that trains: Python 3.12 and newer see all."
     if counts.compiled is not None:
         caption += " Kernels are those outside of compiled code."
     if counts.without_flops:

@@ -101,8 +101,9 @@ class Compiled(Data):
 
 
 class PythonCalls(Data):
-    """Calls of Python functions, by the thread that trains."""
+    """Calls of Python functions, by the thread that trains, or by all threads."""
 
+    all_threads: bool = False  # since Python 3.12
     version: str  # of Python, as `3.11`: another one calls otherwise for the same code
     calls: dict[Phase, int]
     functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
-from perfsuite.worker import calls
+from perfsuite.worker import calls, python_calls
 from perfsuite.worker.collectives import OPERATORS, call_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
 from perfsuite.worker.optimizers import parameters_of
@@ -370,7 +370,7 @@ def _keep_from_dynamo() -> None:
     """Let dynamo not compile what runs at each call of Python, also at those around a compiled function."""
     from torch._dynamo.eval_frame import skip_code  # no name of the module: importing it takes a second
 
-    for function in (_unseen_dispatch, StepCounter._phase, in_backward, *PythonCounter.HOOKS):
+    for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
         skip_code(function.__code__)
 
 
