@@ -192,6 +192,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *_notes(reports, steady=window.steady),
             *dict.fromkeys(note for report in reports for note in report.notes),
             *agreement.token_notes(reports, case),
+            *agreement.claim_notes(reports, case),
         ),
     )
     peak_flops, *told = peak_for_mfu(run, request.peak_flops)
