@@ -42,5 +42,5 @@ def crash(rank: int, at: float, message: str = "RuntimeError: bad", traceback: s
 
 def on_gpu(run_dir: RunDir, health: Health | None = None, driver: str | None = None) -> Run:
     machine = make_gpu_machine().replace(driver=driver)
-    documents.write(run_dir.launch(0), LaunchFile(health=health))
+    documents.write(run_dir.launch(0), LaunchFile(node=0, health=health))
     return collect(run_dir, machine, started_at="now", duration_s=1.0, failure=None)

@@ -128,7 +128,7 @@ def write_launch(
     run_dir = RunDir(directory)
     asked = CaseFile(case=case or make_case(), device="cpu", peak_flops=peak_flops)
     documents.write(run_dir.case, asked)
-    documents.write(run_dir.launch(0), LaunchFile(failures=ended))
+    documents.write(run_dir.launch(0), LaunchFile(node=0, failures=ended))
     for report in reports:
         documents.write(run_dir.rank(report.rank), report)
     return run_dir

@@ -45,7 +45,7 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
             gc.enable()  # the clock of a rank that breaks down never stops
             for thread in set(threading.enumerate()) - before:  # one may still write how far it is
                 thread.join(60)
-    documents.write(job.run_dir.launch(0), LaunchFile(failures=tuple(ended)))
+    documents.write(job.run_dir.launch(0), LaunchFile(node=0, failures=tuple(ended)))
     return None
 
 

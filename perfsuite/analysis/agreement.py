@@ -1,7 +1,7 @@
 """Checks what only all ranks together show: one model, on the tokens that the case claims, nothing hidden."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from perfsuite.case.case import Case
@@ -126,6 +126,36 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
         )
     vary = ", which the case says vary" if case.framework.promises.tokens_vary else ""
     return (f"tokens/s counts {claimed} tokens a step{vary}; the model was given {seen} in the second step",)
+
+
+def not_checked(
+    case: Case, settings: Mapping[str, str], *, has_tokens: bool, recomputes: bool
+) -> Iterator[str]:
+    """Yield what a case says of a script and no observation can confirm, with the reason.
+
+    `has_tokens`: its model was given integers. `recomputes`: a recomputation of the forward was counted.
+    """
+    if case.unit == "tokens" and not has_tokens:
+        yield f"sequence_length={case.sequence_length} (the model was given no whole numbers)"
+    blocks = settings.get("recomputing_blocks", "")
+    has_blocks = re.fullmatch(r"\d+ of [1-9]\d*", blocks) is not None
+    if not has_blocks and (recomputes or case.activation_checkpointing != "none"):
+        seen = "some of the forward is" if recomputes else "nothing is seen to be"
+        yield (
+            f"activation_checkpointing={case.activation_checkpointing!r} ({seen} recomputed, and the blocks "
+            "of the model are not known)"
+        )
+
+
+def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
+    """A note on what the case says of a script and its launch could not show."""
+    observed = reports[0].observed
+    if case.framework.promises.builds_model or observed is None:
+        return ()
+    has_tokens = any(each.evidence is None or each.evidence.tokens for each in reports)
+    recomputes = any(each.counts is not None and "recompute" in each.counts.flops for each in reports)
+    claims = [*not_checked(case, observed.settings, has_tokens=has_tokens, recomputes=recomputes)]
+    return (f"claimed, not checked: {'; '.join(claims)}",) if claims else ()
 
 
 def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:

@@ -120,9 +120,13 @@ def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
 
 
 def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
-    """What the agents wrote, by node. Raises `FileError`."""
+    """What the agents wrote, by node. Raises `FileError`, also for what the agent of another node wrote."""
     files = run_dir.all_launches(case.topology.nodes)
-    return {node: documents.read(file, LaunchFile) for node, file in files.items()}
+    agents = {node: documents.read(file, LaunchFile) for node, file in files.items()}
+    for node, told in agents.items():
+        if told.node != node:
+            raise FileError(f"{files[node]}: it was written on node {told.node}, expected {node}")
+    return agents
 
 
 def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
@@ -188,6 +192,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *_notes(reports, steady=window.steady),
             *dict.fromkeys(note for report in reports for note in report.notes),
             *agreement.token_notes(reports, case),
+            *agreement.claim_notes(reports, case),
         ),
     )
     peak_flops, *told = peak_for_mfu(run, request.peak_flops)

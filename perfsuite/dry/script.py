@@ -195,17 +195,9 @@ class DryScript(DryRank):
             yield f"precision={case.precision!r} (no linear layer ran)"
         if self._passes is None:
             yield f"gradient_accumulation={case.gradient_accumulation} (loss=None)"
-        if case.unit == "tokens" and evidence.tokens is None:
-            yield f"sequence_length={case.sequence_length} (the model was given no whole numbers)"
-        blocks = settings["recomputing_blocks"]
-        is_compared = bool(case.model.config) and not blocks.endswith(" of 0")
-        recomputes = not blocks.startswith("0 of ") or (counts is not None and "recompute" in counts.flops)
-        if not is_compared and (recomputes or case.activation_checkpointing != "none"):
-            seen = "some of the forward is" if recomputes else "nothing is"
-            yield (
-                f"activation_checkpointing={case.activation_checkpointing!r} ({seen} recomputed, and the "
-                "blocks of the model are not known)"
-            )
+        has_tokens = evidence.tokens is not None
+        recomputes = counts is not None and "recompute" in counts.flops
+        yield from agreement.not_checked(case, settings, has_tokens=has_tokens, recomputes=recomputes)
 
 
 def _explained(error: Exception) -> Exception:

@@ -205,10 +205,8 @@ class Script(Framework):
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Fields of a case that can be neither set nor observed in a script."""
-        for field in ("attention", "activation_checkpointing"):
-            is_changed = getattr(case, field) != Case.model_fields[field].default
-            if is_changed and not case.model.config:
-                return f"{field} cannot be observed in {case.model.name}, of which only the name is known"
+        if case.attention != Case.model_fields["attention"].default and not case.model.config:
+            return f"attention cannot be observed in {case.model.name}, of which only the name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
             return f"data_parallel={self.data_parallel} does not divide {case.topology.world_size} processes"
         return None
@@ -217,7 +215,7 @@ class Script(Framework):
         """Leave out what a case does not say about a script: parameter dtype, number of optimizers."""
         unseen = ["parameter_dtype", "optimizer_parameters"]
         if not case.model.config:
-            unseen += ["attention", "recomputing_blocks"]
+            unseen.append("attention")
         if case.topology.world_size == 1:
             unseen.append("world_size")  # needs no process group
         return dict.fromkeys(unseen)

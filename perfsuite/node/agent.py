@@ -69,6 +69,7 @@ def _watched(job: AgentJob) -> list[Failure]:
 
     def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
         content = LaunchFile(
+            node=job.node,
             host=socket.gethostname(),
             is_over=is_over,
             failures=tuple(failures),

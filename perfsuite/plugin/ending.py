@@ -186,12 +186,12 @@ def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> 
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
         for told in session.deselected:
             terminal.write_line(f"  {shown(config, told)}")
-    if not (count := len(session.unclaimed)):
+    if (found := summary.unclaimed(session.unclaimed)) is None:
         return
+    heading, baselines = found
     color = {"red": True} if session.misses_baselines else {"yellow": True}
-    has = "has" if count == 1 else "have"
-    terminal.section(f"perfsuite: {plural(count, 'reviewed baseline')} {has} no case", bold=True, **color)
-    for told in session.unclaimed:
+    terminal.section(f"perfsuite: {heading}", bold=True, **color)
+    for told in baselines:
         terminal.write_line(f"  {shown(config, told)}")
     fails = "--perf-missing-baseline=fail: not a pass. " if session.misses_baselines else ""
     terminal.write_line(f"{fails}Was a case lost? If it was removed on purpose, delete its baseline")

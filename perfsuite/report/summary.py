@@ -314,13 +314,18 @@ def _became(change: CaseChange) -> str:
     return words[change.kind] + where
 
 
-def unclaimed(session: SessionFile) -> list[str]:
-    """Return which reviewed baselines no case of a whole night claims, in a sentence; empty without any."""
-    if not (count := len(session.unclaimed)):
-        return []
-    has = "has" if count == 1 else "have"
-    told = "; ".join(cut(session.unclaimed, UNCLAIMED_SHOWN))
-    return [f"{plural(count, 'reviewed baseline')} {has} no case: {told}"]
+def unclaimed(baselines: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Return a heading, and the reviewed baselines that no case of a whole night claims; None without any."""
+    if not baselines:
+        return None
+    has = "has" if len(baselines) == 1 else "have"
+    return f"{plural(len(baselines), 'reviewed baseline')} {has} no case", cut(baselines, UNCLAIMED_SHOWN)
+
+
+def unclaimed_told(baselines: Sequence[str]) -> list[str]:
+    """Return `unclaimed` as one line of text."""
+    found = unclaimed(baselines)
+    return [] if found is None else [f"{found[0]}: {'; '.join(found[1])}"]
 
 
 def needs_words(result: Measurement) -> bool:

@@ -201,7 +201,8 @@ class Run(Document):
 class LaunchFile(Document):
     """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
+    node: int = Field(ge=0)  # its number, from 0 on
     host: str = ""  # the node's name
     is_over: bool = True  # false in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()

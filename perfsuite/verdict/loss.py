@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, median, stdev
+from statistics import fmean, median, median_low
 
 from perfsuite.results.baseline import Baseline, BaselineLaunch, from_runs
 from perfsuite.results.counts import COUNTED_STEP
@@ -17,8 +17,11 @@ NORMS = {  # of the gradients, by figure: the one that clipping hides nothing of
     UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
     "gradient_norm": f"the norm of the gradients before step {COUNTED_STEP}",
 }
+NORM_DEGREES = 1  # the same of a norm, which each launch has once
+FEWEST = 3  # launches that show how they scatter, and which of them is odd
 MOST_SCATTER = 0.2  # relative, of norms: what scatters more does not tell whether they are the same
 Launches = Sequence[BaselineLaunch]
+Curve = Sequence[float]
 CLEAR = 30
 """Times the largest difference within two sides, of two launches each, by which they must differ: by chance
 they do in 1 of 3,000 cases, where gradients scatter at all."""
@@ -35,7 +38,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     usual = _usual_loss(then)
     if (scale := _scale(now, usual)) is not None:
         return _scaled_computation(scale, then, now, whose) or _gradients_differ(then, now, whose)
-    spike = _spike([mean for mean, _ in usual])
+    spike = _spike(then)
     for launch in now:
         for position, (value, (mean, allowed)) in enumerate(zip(launch.loss, usual, strict=False)):
             share = f"the loss over {10 * position} to {10 * position + 10} % of the steps is {value:.4f}"
@@ -100,13 +103,11 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
     """The norm of a run's gradients if it is not the baseline's: a wrong one may long have an equal loss."""
     for figure, said in NORMS.items():
         usual, values = _values(then, figure), _values(now, figure)
-        if len(usual) < 3:  # which tell no scatter: two launches of each side that agree do
+        if len(usual) < FEWEST:  # which tell no scatter: two launches of each side that agree do
             if _is_apart([(usual, values)], 0):
                 return f"{said}: {usual[0]:.4g} in {whose} -> {values[0]:.4g}"
             continue
-        mean = fmean(usual)
-        sigmas = t_quantile(LOSS_SIGMAS, len(usual) - 1) * math.sqrt(1 + 1 / len(usual))
-        allowed = max(LOSS_FLOOR * mean, sigmas * stdev(usual))
+        ((mean, allowed),) = _usual(_limited([(norm,) for norm in usual], NORM_DEGREES), NORM_DEGREES)
         for value in values:
             if not abs(value - mean) <= allowed:
                 return f"{said} is {value:.4g}, {whose}'s {mean:.4g} +- {allowed:.2g}"
@@ -139,16 +140,21 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
     """What differs between a few launches of each side, where each side agrees with itself; None if nothing.
 
     Without a seed a side does not: the sides must lie `CLEAR` times as far apart as launches of one of them.
+    One odd launch among three or more of `then` is left out.
     """
     for figure, said in NORMS.items():
         before, today = (_values(side, figure) for side in (then, now))
-        if len(before) == len(then) and len(today) == len(now) and _is_apart([(before, today)], 0):
+        if len(before) < len(then) or len(today) < len(now):
+            continue
+        before = [norm for (norm,) in _agreeing([(norm,) for norm in before], NORM_DEGREES)]
+        if _is_apart([(before, today)], 0):
             return f"{said}: {before[0]:.4g} -> {today[0]:.4g}"
     if _is_scaled_elsewhere(then, now):
         return None
+    curves = _agreeing([each.loss for each in then], LOSS_DEGREES), [each.loss for each in now]
     tenths = [
-        ([each.loss[place] for each in then], [each.loss[place] for each in now])
-        for place in range(min(len(each.loss) for each in (*then, *now)))
+        ([curve[place] for curve in curves[0]], [curve[place] for curve in curves[1]])
+        for place in range(min(len(curve) for side in curves for curve in side))
     ]
     for position, (before, today) in enumerate(tenths):
         if _is_apart(tenths, position):
@@ -156,7 +162,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
     if not tenths:
         return None
     # A mean over all steps scatters less than its tenths.
-    means = [[fmean(launch.loss) for launch in side] for side in (then, now)]
+    means = [[fmean(curve) for curve in side] for side in curves]
     if not _is_apart([(means[0], means[1])], 0):
         return None
     factor = f" (x {_times(means[1][0] / means[0][0])})" if means[0][0] > 0 < means[1][0] else ""
@@ -203,8 +209,11 @@ def are_compared(then: Launches, now: Launches) -> bool:
     )
 
 
-def _spike(curve: Sequence[float]) -> int:
-    """The place of the highest mean, if above the first by more than `LOSS_FLOOR`; else their number."""
+def _spike(launches: Launches) -> int:
+    """The place where most launches are highest, if above the first by more than `LOSS_FLOOR`; else the last
+    place + 1.
+    """
+    curve = [median_low(values) for values in _by_place([launch.loss for launch in launches])]
     # A training that throws itself back goes on by how its sums were rounded, along another curve.
     if not curve or not max(curve) - curve[0] > LOSS_FLOOR * abs(curve[0]):
         return len(curve)
@@ -243,25 +252,68 @@ def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
 
 
 def _usual_loss(launches: Launches) -> list[tuple[float, float]]:
-    """The baseline's mean loss over each tenth of the steps, and the difference from it that is allowed.
+    """The baseline's mean loss over each tenth of the steps, and the difference from it that is allowed."""
+    return _usual(_limited([launch.loss for launch in launches if launch.loss], LOSS_DEGREES), LOSS_DEGREES)
 
-    That is the largest of: Student's t quantile times the spread of that tenth with its neighbours; the same
-    times the median relative spread of all tenths, times the mean; `LOSS_FLOOR` times the mean. The quantile
-    is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches).
+
+def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
+    """The curves, each value brought to within what the other curves would allow a launch.
+
+    One odd launch, or one odd number in it, can then neither widen the scatter nor move the mean at will.
+    This is winsorising (Tukey 1962), with limits that leave the value itself out, as deleted residuals do.
+    Two curves stay as they are, because they do not show which of them is odd.
     """
-    curves = [launch.loss for launch in launches if launch.loss]
-    count, longest = len(curves), max(map(len, curves), default=0)
-    tenths = [[curve[place] for curve in curves if len(curve) > place] for place in range(longest)]
-    means = [fmean(tenth) for tenth in tenths]
-    if count < 3:
+    if len(curves) < FEWEST:
+        return curves
+    limited = []
+    for place, curve in enumerate(curves):
+        others = _usual([*curves[:place], *curves[place + 1 :]], degrees, fewest=2)
+        within = (
+            min(max(value, mean - allowed), mean + allowed)
+            for value, (mean, allowed) in zip(curve, others, strict=False)
+        )
+        limited.append((*within, *curve[len(others) :]))
+    return limited
+
+
+def _agreeing(curves: Sequence[Curve], degrees: int) -> list[Curve]:
+    """The curves without those that the others would not allow a launch."""
+    limited = _limited(curves, degrees)
+    return [curve for curve, within in zip(curves, limited, strict=True) if tuple(curve) == tuple(within)]
+
+
+def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[tuple[float, float]]:
+    """The mean of curves at each place, and the difference from it that is allowed to another launch.
+
+    That is the largest of: Student's t quantile times the spread at that place with its neighbours; the same
+    times the median relative spread of all places, times the mean; `LOSS_FLOOR` times the mean. The quantile
+    is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches). With less than `fewest`
+    curves it is the last alone. `degrees` are those of freedom that each launch but one brings.
+    """
+    count, places = len(curves), _by_place(curves)
+    means = [fmean(values) for values in places]
+    if count < fewest:
         return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]
-    spreads = [stdev(tenth) if len(tenth) > 1 else 0.0 for tenth in tenths]
+    spreads = [_deviation(values, mean) for values, mean in zip(places, means, strict=True)]
     typical = median(spread / abs(mean) if mean else 0.0 for spread, mean in zip(spreads, means, strict=True))
-    sigmas = t_quantile(LOSS_SIGMAS, LOSS_DEGREES * (count - 1)) * math.sqrt(1 + 1 / count)
+    sigmas = t_quantile(LOSS_SIGMAS, degrees * (count - 1)) * math.sqrt(1 + 1 / count)
     return [
-        (mean, max(sigmas * _near(spreads, tenth), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
-        for tenth, mean in enumerate(means)
+        (mean, max(sigmas * _near(spreads, place), max(sigmas * typical, LOSS_FLOOR) * abs(mean)))
+        for place, mean in enumerate(means)
     ]
+
+
+def _by_place(curves: Sequence[Curve]) -> list[list[float]]:
+    """The values of all curves at each place, as far as the longest goes."""
+    longest = max(map(len, curves), default=0)
+    return [[curve[place] for curve in curves if len(curve) > place] for place in range(longest)]
+
+
+def _deviation(values: Sequence[float], mean: float) -> float:
+    """The standard deviation of a sample; 0 of a single value."""
+    # `statistics.stdev` computes with fractions, which takes a hundred times as long.
+    degrees = max(1, len(values) - 1)
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(degrees)
 
 
 def _near(spreads: Sequence[float], tenth: int) -> float:

@@ -178,12 +178,22 @@ class Observer:
             **finetuning.expected(case, self.model, self._blocks(), settings.get("lora")),
         }
         if self._second_step.inside:
-            count = len(self._second_step.forwards)
-            recomputing = sum(is_checkpointed(case.activation_checkpointing, index) for index in range(count))
-            expected["recomputing_blocks"] = f"{recomputing} of {count}"
+            expected["recomputing_blocks"] = self._recomputing(settings["recomputing_blocks"])
             if case.framework.promises.builds_model or self._second_step.compute_dtype != NO_LINEAR:
                 expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
         return expected
+
+    def _recomputing(self, observed: str) -> str | None:
+        """Return what the case says of the blocks that are recomputed; None where no block is known."""
+        mode, count = self.case.activation_checkpointing, len(self._second_step.forwards)
+        if not self.case.model.config and not self.case.framework.promises.builds_model:
+            # Only the name of the model is known. It may have other blocks than those that were found, so
+            # the claim is only whether any block is recomputed.
+            if not count:
+                return None
+            if (mode != "none") == (not observed.startswith("0 of ")):
+                return observed
+        return f"{sum(is_checkpointed(mode, index) for index in range(count))} of {count}"
 
     def _look(self) -> dict[str, str]:
         parameters = list(self.model.parameters())

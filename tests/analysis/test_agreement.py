@@ -314,3 +314,35 @@ def test_a_launch_with_hidden_work_has_no_counts(tmp_path: Path) -> None:
     assert (run.failure, run.counts, run.hidden) == (None, (), found)
     assert (len(seen.counts), seen.hidden) == (1, ())
     assert run.window == seen.window  # the step was counted all the same: it is no measured one
+
+
+@pytest.mark.parametrize(
+    ("blocks", "claim", "flops", "said"),
+    [
+        ("0 of 4", "none", {}, None),
+        ("4 of 4", "full", {"recompute": 1}, None),  # compared
+        ("0 of 0", "none", {}, None),
+        ("0 of 0", "none", {"recompute": 1}, "activation_checkpointing='none' (some of the forward is rec"),
+        ("0 of 0", "full", {}, "activation_checkpointing='full' (nothing is seen to be recomputed"),
+        ("not observed (compiled)", "full", {}, "activation_checkpointing='full' (nothing is seen"),
+    ],
+)
+def test_recomputation_that_is_only_claimed_is_a_note(
+    blocks: str, claim: str, flops: dict[str, float], said: str | None
+) -> None:
+    case = case_of().replace(activation_checkpointing=claim)
+    observed = Observed(settings={"recomputing_blocks": blocks}, environment={})
+    ranks = reports(*[told(11, tokens=128)] * 2)
+    ranks = [each.replace(observed=observed, counts=Counts(flops=flops)) for each in ranks]
+    notes = agreement.claim_notes(ranks, case)
+    assert [note.startswith(f"claimed, not checked: {said}") for note in notes] == ([True] if said else [])
+    assert agreement.claim_notes(ranks, make_case()) == (), "its framework builds the model"
+
+
+def test_a_length_of_inputs_that_are_no_integers_is_only_claimed() -> None:
+    observed = Observed(settings={"recomputing_blocks": "0 of 4"}, environment={})
+    first, last = (each.replace(observed=observed) for each in reports(*[told(11, tokens=None)] * 2))
+    (note,) = agreement.claim_notes([first, last], case_of())
+    assert note == "claimed, not checked: sequence_length=64 (the model was given no whole numbers)"
+    (given,) = reports(told(11, tokens=128))
+    assert agreement.claim_notes([first, given], case_of()) == (), "the first stage of a pipeline is"

@@ -252,7 +252,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_ran_out_of_memory(
     tmp_path: Path, failed: Failure, kills: int, log: str, kind: str, said: str
 ) -> None:
     run_dir = write_launch(tmp_path, *[make_report(0)] * (not log))
-    documents.write(run_dir.launch(0), LaunchFile(failures=(failed,), oom_kills=kills))
+    documents.write(run_dir.launch(0), LaunchFile(node=0, failures=(failed,), oom_kills=kills))
     run_dir.agent_log(0).write_text(f"{log}\n")
     failure = failure_of(collected(run_dir))
     assert failure.kind == kind
@@ -263,8 +263,8 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_ran_out_of_memory(
 def test_a_kill_on_another_node_is_not_why_a_rank_was_killed(tmp_path: Path) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
     run_dir = write_launch(tmp_path, make_report(0), case=case)
-    documents.write(run_dir.launch(0), LaunchFile(oom_kills=1))
-    documents.write(run_dir.launch(1), LaunchFile(failures=(crash(1, 1.0, KILLED),)))
+    documents.write(run_dir.launch(0), LaunchFile(node=0, oom_kills=1))
+    documents.write(run_dir.launch(1), LaunchFile(node=1, failures=(crash(1, 1.0, KILLED),)))
     assert failure_of(collected(run_dir)).kind == "crash"
 
 

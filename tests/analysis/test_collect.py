@@ -13,7 +13,7 @@ from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
 from perfsuite.results.profile import RankProfileFile
 from perfsuite.results.rank_report import Failure, Memory, Observed, RankReport
-from perfsuite.results.run import DeviceHealth, Health
+from perfsuite.results.run import DeviceHealth, Health, LaunchFile
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import unhealthy_pairs
 from perfsuite.verdict.comparability import launch_problems
@@ -369,3 +369,11 @@ def test_the_report_of_another_rank_is_not_this_ranks(tmp_path: Path) -> None:
     failure = failure_of(collected(run_dir))
     assert failure.kind == "missing_report"
     assert failure.message == f"{run_dir.rank(1)}: it is the report of rank 0, expected 1"
+
+
+def test_what_another_node_wrote_is_not_this_nodes(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
+    documents.write(run_dir.launch(0), LaunchFile(node=1))
+    failure = failure_of(collected(run_dir))
+    assert failure.kind == "missing_report"
+    assert failure.message == f"{run_dir.launch(0)}: it was written on node 1, expected 0"

@@ -182,12 +182,12 @@ def quiet(**changes: Any) -> Health:
 
 
 def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
-    agents = {1: LaunchFile(host="n2", health=quiet())}
+    agents = {1: LaunchFile(node=1, host="n2", health=quiet())}
     run = health.with_nodes(OF_TWO_NODES, agents, {0: "n1", 1: "n2"})
     assert [node.name for node in run.nodes] == ["n1", "n2"]
     assert run.health == quiet(node="n2", samples=0, notes=("n1: its health is unknown",))
     assert health.with_nodes(OF_TWO_NODES, agents, {}).nodes[0].name == "node 0"
-    alone = health.with_nodes(make_run(), {0: LaunchFile(host="here", health=quiet())}, {})
+    alone = health.with_nodes(make_run(), {0: LaunchFile(node=0, host="here", health=quiet())}, {})
     assert (alone.nodes, alone.health) == ((), quiet()), "one machine has no nodes"
     assert health.with_nodes(make_run(), {}, {}).health is None
 
@@ -195,7 +195,10 @@ def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
 def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
     first = quiet(samples=10, steps=30, job_cpu=0.9, notes=("a note",))
     busy = {"seconds": 4.0, "foreign_cpu": 0.6, "steal": 0.2, "job_cpu": 0.3}
-    agents = {0: LaunchFile(host="n1", health=first), 1: LaunchFile(host="n2", health=quiet(**busy))}
+    agents = {
+        0: LaunchFile(node=0, host="n1", health=first),
+        1: LaunchFile(node=1, host="n2", health=quiet(**busy)),
+    }
     run = health.with_nodes(OF_TWO_NODES, agents, {})
     assert [(node.name, node.health) for node in run.nodes] == [("n1", first), ("n2", quiet(**busy))]
     assert run.health == quiet(node="n2", samples=10, notes=("n1: a note",), **busy)

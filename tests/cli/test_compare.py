@@ -20,6 +20,7 @@ from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.session_file import CaseChange, SessionFile
 from perfsuite.session import against_arm, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
+from perfsuite.session.case_changes import case_changes
 from perfsuite.session.way import Trial, Way
 from tests.cli import commands
 from tests.samples import make_case, make_run
@@ -56,7 +57,15 @@ class Verdicts:
 
 
 @pytest.fixture
-def verdicts(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
+    """The cases that the arms have otherwise: to collect those of commits takes a process for each."""
+    found = list[CaseChange]()
+    monkeypatch.setattr(cases, "case_changes", lambda *arguments: (tuple(found), None))
+    return found
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verdicts:
     """For all ways, also dry, which every case can be run here, on any device."""
     stand_in = Verdicts()
     commands.ask_nobody(monkeypatch)
@@ -101,7 +110,8 @@ def test_a_worse_commit_names_the_command_that_searches_for_the_first(verdicts: 
         assert found not in command(same, CASE.id, status=1).stderr
 
 
-def test_what_the_session_is_asked_for(verdicts: Verdicts) -> None:
+def test_what_the_session_is_asked_for(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "case_changes", case_changes)  # the only test here that collects both arms
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
     (way,) = verdicts.ways
@@ -124,14 +134,6 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
 
 
 GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]", kind="deleted")
-
-
-@pytest.fixture
-def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
-    """The cases that the arms have otherwise."""
-    found = list[CaseChange]()
-    monkeypatch.setattr(cases, "case_changes", lambda *arguments: (tuple(found), None))
-    return found
 
 
 def test_a_case_that_vanished_is_listed_and_is_no_pass(verdicts: Verdicts, changes: list[CaseChange]) -> None:

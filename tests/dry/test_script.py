@@ -141,8 +141,13 @@ for step in range(30):
             {"model": "llama-tiny", "topology": ONE},
             "recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran",
         ),
+        (
+            RECOMPUTES.replace("CONFIG", str(dict(catalog.MODELS["llama-tiny"].config))),
+            {"topology": ONE},
+            "recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran",
+        ),
     ],
-    ids=["precision", "passes", "tokens", "bf16", "fp16", "apart", "ranks", "recomputes"],
+    ids=["precision", "passes", "tokens", "bf16", "fp16", "apart", "ranks", "recomputes", "named"],
 )
 def test_a_wrong_claim_is_refused_dry(tmp_path: Path, text: str, claim: dict[str, Any], said: str) -> None:
     failure = failure_of(case_of(tmp_path, text, **claim), tmp_path / "dry")

@@ -239,7 +239,7 @@ SCALED, YARN = {"rope_type": "llama3", "factor": 8.0}, {"type": "yarn", "factor"
         # Scripts.
         row(SCRIPT, None, attention="eager"),
         row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
-        row(SCRIPT, UNSEEN.format("activation_checkpointing"), model=NET, **WHOLE),
+        row(SCRIPT, None, model=NET, **WHOLE),
         row(SCRIPT, "script knows no learning_rate, and the case asks for 0.1", learning_rate=0.1),
         row(SCRIPT, "script knows no seed, and the case asks for 1", seed=1),
         row(Script(path="a.py", data_parallel=3), "data_parallel=3 does not divide 2 processes"),

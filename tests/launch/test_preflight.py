@@ -45,7 +45,7 @@ def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rate
 def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[int] = (0, 1, 2)) -> None:
     """What these nodes and ranks leave where all is well."""
     for node in nodes:
-        documents.write(run_dir.launch(node), LaunchFile(host=f"host{node}", health=HEALTH))
+        documents.write(run_dir.launch(node), LaunchFile(node=node, host=f"host{node}", health=HEALTH))
     for rank in ranks:
         report(run_dir, rank)
 

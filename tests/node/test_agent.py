@@ -167,11 +167,11 @@ def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
 ) -> None:
     """Ranks end when those of another node are killed, and then they write no stacks."""
     job = job_of(tmp_path, nodes=2, node=1)
-    documents.write(job.run_dir.launch(1), LaunchFile())
+    documents.write(job.run_dir.launch(1), LaunchFile(node=1))
 
     def end_the_other(looks: int) -> None:
         if looks >= after:
-            documents.write(job.run_dir.launch(0), LaunchFile())
+            documents.write(job.run_dir.launch(0), LaunchFile(node=0))
 
     passing.meanwhile = end_the_other
     end_the_other(0)

@@ -89,6 +89,20 @@ def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None
     assert said.endswith(end)
 
 
+def test_what_recomputes_is_checked_where_only_the_name_is_known() -> None:
+    """How many blocks do is not: the model may have others than those that are found."""
+    net = Model.named("net")
+    observer, result = in_a_script(activation_checkpointing="every-2")
+    for mode in ("every-2", "full"):
+        observer.case = observer.case.replace(model=net, activation_checkpointing=mode)
+        observer.check(result)
+    said = refused(observer, result, activation_checkpointing="none")
+    assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '2 of 4' ran")
+    observer, result = in_a_script()
+    said = refused(observer, result, model=net, activation_checkpointing="full")
+    assert said.startswith("recomputing_blocks: the case asks for '4 of 4', but '0 of 4' ran")
+
+
 def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
     lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
     observer, result = in_a_script(lora=lora)

@@ -75,7 +75,7 @@ def rendered(
                 [
                     *filter(None, [summary.interruption(each)]),
                     *map(str.strip, summary.case_changes(each)),
-                    *summary.unclaimed(each),
+                    *summary.unclaimed_told(each.unclaimed),
                     *each.waivers,
                 ],
             )

@@ -81,7 +81,7 @@ def test_a_step_that_slurm_aborts_is_told_from_an_agent_that_dies(
     run_dir.agent_log(0).write_text(by_agent)
     failure = said_by_slurm(run_dir, 2)
     assert (failure and failure.kind, failure and failure.message) == (kind, message)
-    told = LaunchFile(host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
+    told = LaunchFile(node=1, host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
     documents.write(run_dir.launch(1), told.replace(is_over=False))
     failure = said_by_slurm(run_dir, 2)
     assert (failure is not None) is (kind == "cancelled"), "ranks fail by an abort"
