@@ -105,7 +105,8 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
-    is_asked = bool(config.stash.get(SELECTED, 0)) and not runs_no_test(config)
+    has_lost_all = not config.stash.get(SELECTED, 0) and bool(config.stash[SESSION].unclaimed)
+    is_asked = (bool(config.stash.get(SELECTED, 0)) or has_lost_all) and not runs_no_test(config)
     return is_asked and config.stash[SESSION].nothing_measured
 
 

@@ -15,6 +15,7 @@ from perfsuite.plugin.collection import (
     BENCHMARKS,
     COLLECTED,
     OF_OTHER_JOBS,
+    REFUSED,
     SESSION,
     case_of,
     is_worker,
@@ -22,7 +23,7 @@ from perfsuite.plugin.collection import (
     usage_error,
     uses_bench,
 )
-from perfsuite.session.unclaimed import unclaimed
+from perfsuite.session.unclaimed import unclaimed, without_any_case
 
 NARROWING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "pyargs")
 """pytest's options, by the names of their values, that leave tests out."""
@@ -99,6 +100,17 @@ def is_whole(config: pytest.Config) -> bool:
     return is_elsewhere(config) or all(cases.is_relative_to(path) for path in _paths(config))
 
 
+def asks_for_cases(config: pytest.Config) -> bool:
+    """Whether the command line names hardware, or a directory that holds the cases.
+
+    Without either it may be meant for the other tests of a repository alone.
+    """
+    command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
+    if is_elsewhere(config):
+        return False
+    return bool(hardware_of(command_line.given(config).markexpr or "") or _paths(config))
+
+
 def is_elsewhere(config: pytest.Config) -> bool:
     """Whether the command line names directories that have nothing to do with that of `perf_cases`.
 
@@ -131,8 +143,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cases = [case_of(item) for item in session.items if uses_bench(item)]
     selected = {case.id for case in cases if case is not None}
     collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if something was refused
-    is_measured = selected and collected and not runs_no_test(config)
-    if not is_measured or ours.way.arms or not is_whole(config):
+    if REFUSED in config.stash or runs_no_test(config) or ours.way.arms or not is_whole(config):
+        return
+    if not selected:
+        if asks_for_cases(config):
+            with usage_error():
+                found = without_any_case(ours, hardware_of(config.option.markexpr))
+            ours.unclaimed = tuple(told for _, told in found)
+        return
+    if not collected:
         return
     elsewhere = config.getini("perf_cases") if is_elsewhere(config) else None
     if elsewhere and not any(ours.way.reviewed_file(collected[case_id]).exists() for case_id in selected):

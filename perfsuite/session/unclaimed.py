@@ -2,9 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
+from perfsuite import documents
 from perfsuite.case.case import Case
 from perfsuite.report.text import relative
+from perfsuite.results.count_baseline import DRY
+from perfsuite.results.store import BaselineFiles
 from perfsuite.session.session import Session
 
 
@@ -30,6 +34,38 @@ def unclaimed(
                 name = relative(str(file), session.setup.options.root)
                 found.append((file.stem, f"{name}: {_why(case, markers, elsewhere)}"))
     return found
+
+
+def without_any_case(session: Session, markers: Collection[str]) -> list[tuple[str, str]]:
+    """Return the same where no case at all is selected: the baselines that this machine could be judged by.
+
+    `markers` are those of `-m`, if it names hardware. A file that cannot be read might be one of them.
+    """
+    baselines = session.setup.baselines
+    kinds: list[BaselineFiles[Any]] = [baselines, baselines.counts]
+    found: dict[str, str] = {}
+    for known in kinds:
+        for file in sorted(known.reviewed.glob("*/*.json")):
+            if file.parent.name.startswith(DRY) != session.way.dry:
+                continue
+            document = documents.read_or_none(file, known.kind)
+            if document is None:
+                why = "it cannot be read, and no case is selected"
+            elif _is_meant(session, document.case, markers):
+                why = "no case is selected"
+            else:
+                continue
+            found.setdefault(file.stem, f"{relative(str(file), session.setup.options.root)}: {why}")
+    return [*found.items()]
+
+
+def _is_meant(session: Session, case: Case, markers: Collection[str]) -> bool:
+    if markers:
+        return not set(case.markers).isdisjoint(markers)
+    try:
+        return session.setup.host.why_not(case) is None
+    except Exception:  # it would fail here
+        return False
 
 
 def _is_of_another_night(session: Session, case: Case, file: Path, markers: Collection[str]) -> bool:

@@ -163,3 +163,32 @@ def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.
     result = suite.runpytest_subprocess(*options)
     result.stdout.fnmatch_lines(["*perfsuite: 1 reviewed baseline has no case*"])
     assert read_json(suite)["unclaimed"] == ["baselines/counts/dry-cpu/lost.json: no case has this id"]
+
+
+@pytest.mark.parametrize("way", ["hook", "moved", "addopts", "hardware"])
+def test_no_case_at_all_is_no_pass_next_to_other_tests(reviewed: pytest.Pytester, way: str) -> None:
+    cases = reviewed.path / "bench_cases"
+    (reviewed.path / "test_cases.py").rename(cases / "test_cases.py")
+    (cases / "test_more.py").write_text("import pytest\n\n\n@pytest.mark.cpu\ndef test_more(): pass\n")
+    if way == "hook":
+        (cases / "conftest.py").write_text(
+            "def pytest_collection_modifyitems(items):\n"
+            "    items[:] = [item for item in items if item.name == 'test_more']\n"
+        )
+    elif way == "moved":
+        (cases / "test_cases.py").rename(cases / "cases.py")
+    elif way == "addopts":
+        reviewed.makeini("[pytest]\naddopts = -k more\n")
+    else:
+        text = (cases / "test_cases.py").read_text()
+        (cases / "test_cases.py").write_text(text.replace('hardware="cpu"', 'hardware="h100"'))
+    result = run(reviewed, "-p", "no:cacheprovider", "bench_cases", "-m", "cpu", status=1)
+    result.stdout.fnmatch_lines([f"*{ID}.json: no case is selected", "*nothing was measured*"])
+
+
+def test_other_tests_alone_ask_for_no_case(reviewed: pytest.Pytester) -> None:
+    (reviewed.path / "test_cases.py").unlink()
+    reviewed.makepyfile(test_more="def test_more(): pass\n")
+    result = run(reviewed, "-p", "no:cacheprovider", "test_more.py")
+    result.stdout.no_fnmatch_line("*no case*")
+    run(reviewed, "-p", "no:cacheprovider")
