@@ -33,7 +33,7 @@ SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
 MAX_WARMUP = 20  # most steps of warm-up: 2/7 of the 70 steps of a real launch, and the same share of fewer
 
 FEWEST_BASELINE = 3  # fewest launches of a baseline that tell how launches scatter
-HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
+HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  tolerance  detects"
 
 # The upper bound keeps sums finite: no step takes 30 million years.
 Seconds = Annotated[float, Field(gt=0, lt=LONGEST)]
@@ -258,7 +258,6 @@ def as_json(decision: Decision | BadLine) -> str:
     if isinstance(decision, BadLine):
         return json.dumps(asdict(decision))
     content = from_json(to_json(decision, inf_nan_mode="null"))
-    del content["tolerance"]
     return json.dumps({**content, "blind": decision.blind})
 
 
@@ -271,5 +270,6 @@ def _as_row(decision: Decision | BadLine) -> str:
     interval = f"{low:+.2%} to {high:+.2%}"
     return (
         f"{decision.outcome:<12}  {decision.estimate:>+8.2%}  {interval:^20}  "
-        f"{decision.launches_used:>8}  {decision.minimum_detectable_drop:>7.2%}{blind}"
+        f"{decision.launches_used:>8}  {decision.tolerance:>9.2%}  "
+        f"{decision.minimum_detectable_drop:>7.2%}{blind}"
     )
