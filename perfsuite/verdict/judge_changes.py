@@ -292,12 +292,14 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield how the loss at the end differs, or else that over the first tenth of the steps that differs."""
+    """Yield how the loss at the end differs, or else over the last part of the steps where it does."""
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in known.launches) for known in (before, now)]
         if not _is_close(both[0], both[1], 0.001):
-            where = "at the end" if behind == 1 else f"{behind - 1} before the last tenth"
+            begin = longest - behind
+            share = f"over {100 * begin // longest} to {100 * (begin + 1) // longest} % of the steps"
+            where = "at the end" if behind == 1 else share
             yield f"loss {where} {_number(both[0])} -> {_number(both[1])}"
             return
 
