@@ -103,6 +103,10 @@ def test_a_trace_has_to_show_its_tolerance(row: str, reason: str | None) -> None
     assert excused("traces", before, now, row, usual=usual) == reason
 
 
+def test_a_file_without_traces_is_not_excused() -> None:
+    assert excused("traces", json.dumps(TRACE), "", "has no lines, nothing was judged\n") is None
+
+
 RED = Said(1, ("regressed",), "")
 
 

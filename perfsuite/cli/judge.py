@@ -174,7 +174,7 @@ def judge(
 ) -> None:
     """Judge step times that somebody else measured: traces, or with --baseline TensorBoard's logs.
 
-    Exit status 1 if a trace could not be judged, or if the launches of the logs are slower.
+    Exit status 1 if a trace could not be judged or there is none, or if the launches of the logs are slower.
     """
     if baseline:
         _judge_logs([Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=json_output)
@@ -235,7 +235,7 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
         typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
     elif not json_output:
         typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
-    if counts["bad"]:
+    if counts["bad"] or not counts:
         raise typer.Exit(1)
 
 

@@ -206,7 +206,7 @@ def test_the_table_for_people(tmp_path: Path) -> None:
 def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
     for file in (tmp_path / "missing", tmp_path):
         assert f"cannot read {file}: " in run("judge", file, "--json", status=2).stderr
-    nothing = run("judge", "-", "--json", text="")
+    nothing = run("judge", "-", "--json", text="", status=1)
     assert nothing.stdout == ""
     assert "has no lines, nothing was judged" in nothing.stderr
 

@@ -149,7 +149,7 @@ def _has_all_traces(before: bytes, damage: bytes, output: str, usual: str) -> bo
     """Whether each line has a row, and that of a line that differs shows its tolerance and another change."""
     lines, rows = damage.decode().splitlines(), _rows(output)
     old_lines, old_rows = before.decode().splitlines(), _rows(usual)
-    if len(lines) != len(rows):
+    if not lines or len(lines) != len(rows):
         return False
     for number, (line, row) in enumerate(zip(lines, rows, strict=True)):
         then, now = json.loads(old_lines[number]) if number < len(old_lines) else {}, json.loads(line)
