@@ -174,7 +174,8 @@ def judge(
 ) -> None:
     """Judge step times that somebody else measured: traces, or with --baseline TensorBoard's logs.
 
-    Exit status 1 if a trace could not be judged or there is none, or if the launches of the logs are slower.
+    Exit status 1 if a trace could not be judged or there is none, or if the launches of the logs are slower;
+    3 if these are inconclusive.
     """
     if baseline:
         _judge_logs([Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=json_output)
@@ -214,8 +215,8 @@ def _judge_logs(
                 figure = seconds_per_step(log.series)
                 typer.echo(f"{len(log.series):>6}  {figure:>10.4g}  {side}: {printable(str(log.path))}")
         typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
-    if decision.outcome == "regressed":
-        raise typer.Exit(1)
+    if decision.outcome in ("regressed", "inconclusive"):
+        raise typer.Exit(1 if decision.outcome == "regressed" else 3)
 
 
 def _judge_lines(file: str, *, json_output: bool) -> None:
