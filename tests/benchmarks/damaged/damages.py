@@ -120,8 +120,12 @@ def value(draw: random.Random, content: bytes) -> bytes:
     return _dumped(data)
 
 
+JUDGED = ("tokens_per_s", "peak_memory_bytes", "loss", "recorded_at", "accepted")
+"""Beginnings of the keys that judge, one of which `everywhere` takes as often as any other key."""
+
+
 def everywhere(draw: random.Random, content: bytes) -> bytes:
-    """Change the same key of JSON in every object that has it, as a search and replace would."""
+    """Change all keys of JSON that begin alike, in every object, as a search and replace would."""
     try:
         data = json.loads(content)
     except ValueError:
@@ -129,12 +133,17 @@ def everywhere(draw: random.Random, content: bytes) -> bytes:
     places = [(holder, key) for holder, key in _places(data) if isinstance(holder, dict)]
     (_, chosen), by = draw.choice(places), draw.choice((0.3, 0.1, 3.0, None, *PLAUSIBLE))
     is_factor = isinstance(by, float) and draw.random() < 0.8
+    found = [each for each in JUDGED if f'"{each}'.encode() in content]
+    if found and draw.random() < 0.5:
+        chosen = draw.choice(found)
     for holder, key in places:
-        if key != chosen or key not in holder:
+        if not key.startswith(chosen) or key not in holder:
             continue
         old = holder[key]
         if is_factor and isinstance(old, int | float) and not isinstance(old, bool):
             holder[key] = old * by
+        elif is_factor and isinstance(old, list) and all(isinstance(each, float) for each in old):
+            holder[key] = [each * by for each in old]
         elif by is None:
             del holder[key]
         else:
