@@ -148,7 +148,7 @@ def _run(directory: Path, command: Sequence[str]) -> int:
             if result.exception is not None and not isinstance(result.exception, SystemExit):
                 traceback.print_exception(result.exception)
             status = result.exit_code
-        for word in _written(name):
+        for word in _written(command):
             print(f"VERDICT {word.replace(' ', '_')}")
         return status
     except BaseException:
@@ -159,8 +159,9 @@ def _run(directory: Path, command: Sequence[str]) -> int:
         sys.stderr.flush()
 
 
-def _written(name: str) -> Iterator[str]:
+def _written(command: Sequence[str]) -> Iterator[str]:
     """Yield the verdicts that a command left in files, or told `gh`."""
+    name = command[0] if command else ""
     if name == "pytest":
         for file in Path().glob(".perfsuite/runs/*/results.json"):
             results = json.loads(file.read_text())["results"]
@@ -168,7 +169,7 @@ def _written(name: str) -> Iterator[str]:
     elif name == "report":  # wherever a damaged command line lets it write
         for file in Path().glob("*/summary.md"):
             yield from re.findall("|".join(ORDER), file.read_text().splitlines()[0])
-    elif name == "history":
+    elif tuple(command[:2]) == ("history", "add"):
         for file in Path().glob("*/cpu*/*/*.json"):
             yield from (each["word"] for each in json.loads(file.read_text())["verdicts"].values())
     elif name == "github" and (calls := Path("bin/calls")).is_file():
