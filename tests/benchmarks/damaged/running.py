@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from perfsuite.analysis.collect import collect
 from perfsuite.cli.app import app
@@ -102,6 +101,7 @@ def in_process(directory: Path, command: Sequence[str]) -> Said:
         if pid == 0:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.setpgid(0, 0)
             os._exit(_run(directory, command))
         with contextlib.suppress(OSError):
@@ -143,11 +143,7 @@ def _run(directory: Path, command: Sequence[str]) -> int:
         elif name == "collect":
             status = _collect(Path(*command[1:]))
         else:
-            result = CliRunner().invoke(app, command)
-            print(result.output)
-            if result.exception is not None and not isinstance(result.exception, SystemExit):
-                traceback.print_exception(result.exception)
-            status = result.exit_code
+            status = _command(command)
         for word in _written(command):
             print(f"VERDICT {word.replace(' ', '_')}")
         return status
@@ -157,6 +153,15 @@ def _run(directory: Path, command: Sequence[str]) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _command(words: Sequence[str]) -> int:
+    """Run a command of perfsuite as its own process would: the app may replace `sys.stdout`."""
+    try:
+        app([*words], prog_name="perfsuite")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
 
 
 def _written(command: Sequence[str]) -> Iterator[str]:
