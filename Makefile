@@ -93,8 +93,8 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
 
-damaged: .venv/installed  ## COUNT=2000: damaged files and odd command lines; no traceback, hang or wrong green (half an hour)
-	.venv/bin/python -m tests.benchmarks.damaged $(or $(COUNT),2000)
+damaged: .venv/installed  ## COUNT=2000 SEED=0: damaged files and commands; no traceback, hang or wrong green (half an hour)
+	.venv/bin/python -m tests.benchmarks.damaged $(or $(COUNT),2000) 300 $(SEED)
 
 hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regression, and unchanged ones (an hour)
 	.venv/bin/python -m tests.benchmarks.hindsight $(PAIR) $(ARGS)

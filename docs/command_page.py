@@ -18,8 +18,8 @@ HEAD = """# Commands
 <!-- Made by `python docs/command_page.py` from the commands themselves. -->
 
 A command of `perfsuite` ends with exit status 0; with 1 for a finding (a worsening, a check that failed, a
-case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor`
-and `selftest` end with 3 if they cannot tell. `--help` says more.
+case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor`,
+`judge` (of logs) and `selftest` end with 3 if they cannot tell. `--help` says more.
 
 Several commands have these options:
 

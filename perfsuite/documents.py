@@ -115,13 +115,18 @@ class Sealed(Document):
         is_file = bool(info.context and info.context.get("from_file"))
         if not isinstance(values, dict) or (not is_file and "digest" not in values):
             return values
-        content = {key: value for key, value in values.items() if key != "digest"}
-        if values.get("digest") != digest(content):
-            raise ValueError(
-                f"its digest is {values.get('digest')!r}, and that of what it holds is {digest(content)!r}: "
-                "it was edited or damaged, or an older perfsuite wrote it. Restore it, or measure again"
-            )
-        return content
+        return unsealed(values, "Restore it, or measure again")
+
+
+def unsealed(values: dict[str, Any], restore: str) -> dict[str, Any]:
+    """Return the values of a document without its digest. Raises ValueError, which ends with `restore`."""
+    content = {key: value for key, value in values.items() if key != "digest"}
+    if values.get("digest") != digest(content):
+        raise ValueError(
+            f"its digest is {values.get('digest')!r}, and that of what it holds is {digest(content)!r}: "
+            f"it was edited or damaged, or an older perfsuite wrote it. {restore}"
+        )
+    return content
 
 
 def plain(data: Data) -> Any:

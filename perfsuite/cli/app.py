@@ -84,7 +84,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     help="Performance regression tests for distributed training.\n\nExit status: 0, or 1 for a finding (a "
     "worsening, a fault that was not caught, a check that failed), or 2 for an error; compare, bisect, "
-    "releases, doctor and selftest end with 3 where they cannot tell.",
+    "releases, doctor, judge (of logs) and selftest end with 3 where they cannot tell.",
     no_args_is_help=True,
     cls=_Commands,
 )

@@ -33,7 +33,7 @@ SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
 MAX_WARMUP = 20  # most steps of warm-up: 2/7 of the 70 steps of a real launch, and the same share of fewer
 
 FEWEST_BASELINE = 3  # fewest launches of a baseline that tell how launches scatter
-HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  detects"
+HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  tolerance  detects"
 
 # The upper bound keeps sums finite: no step takes 30 million years.
 Seconds = Annotated[float, Field(gt=0, lt=LONGEST)]
@@ -174,7 +174,8 @@ def judge(
 ) -> None:
     """Judge step times that somebody else measured: traces, or with --baseline TensorBoard's logs.
 
-    Exit status 1 if a trace could not be judged, or if the launches of the logs are slower.
+    Exit status 1 if a trace could not be judged or there is none, or if the launches of the logs are slower;
+    3 if these are inconclusive.
     """
     if baseline:
         _judge_logs([Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=json_output)
@@ -214,8 +215,8 @@ def _judge_logs(
                 figure = seconds_per_step(log.series)
                 typer.echo(f"{len(log.series):>6}  {figure:>10.4g}  {side}: {printable(str(log.path))}")
         typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
-    if decision.outcome == "regressed":
-        raise typer.Exit(1)
+    if decision.outcome in ("regressed", "inconclusive"):
+        raise typer.Exit(1 if decision.outcome == "regressed" else 3)
 
 
 def _judge_lines(file: str, *, json_output: bool) -> None:
@@ -235,7 +236,7 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
         typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
     elif not json_output:
         typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
-    if counts["bad"]:
+    if counts["bad"] or not counts:
         raise typer.Exit(1)
 
 
@@ -258,7 +259,6 @@ def as_json(decision: Decision | BadLine) -> str:
     if isinstance(decision, BadLine):
         return json.dumps(asdict(decision))
     content = from_json(to_json(decision, inf_nan_mode="null"))
-    del content["tolerance"]
     return json.dumps({**content, "blind": decision.blind})
 
 
@@ -271,5 +271,6 @@ def _as_row(decision: Decision | BadLine) -> str:
     interval = f"{low:+.2%} to {high:+.2%}"
     return (
         f"{decision.outcome:<12}  {decision.estimate:>+8.2%}  {interval:^20}  "
-        f"{decision.launches_used:>8}  {decision.minimum_detectable_drop:>7.2%}{blind}"
+        f"{decision.launches_used:>8}  {decision.tolerance:>9.2%}  "
+        f"{decision.minimum_detectable_drop:>7.2%}{blind}"
     )

@@ -89,7 +89,7 @@ class StoredSession(Document):
     settings: tuple[dict[str, str], ...]
     environments: tuple[dict[str, str], ...]  # distinct environments of the cases
     results: tuple[StoredResult, ...]
-    # By case, also of those that measured nothing and have no result. Older files have none.
+    # By case, also of those that measured nothing and have no result. The oldest files have none.
     verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -229,14 +229,18 @@ def _read(file: Path, kind: type[D]) -> D:
     found = documents.read(file, kind)
     content = documents.read_json(file)
     digest = documents.digest(content, 12)
-    # The oldest sessions, which have no verdicts, were named after the `results.json` that they are from.
-    is_named_by_content = kind is not StoredSession or "verdicts" in content
-    if is_named_by_content and file.stem[-12:] != digest:
-        raise FileError(
-            f"{file}: its name ends with {file.stem[-12:]!r}, and the digest of what it holds is {digest!r}: "
-            "it was edited or damaged. Restore it or delete it"
-        )
-    return found
+    if file.stem[-12:] == digest:
+        return found
+    why = "it was edited or damaged. Restore it or delete it"
+    # The oldest sessions were named after the `results.json` that they are from. They are not told from a
+    # file that lost its verdicts, so that somebody has to vouch for them.
+    if kind is StoredSession and "verdicts" not in content:
+        renamed = f"{file.stem[:-12]}{digest}.json"
+        why = f"its verdicts are lost, or an old perfsuite wrote it. Restore it, or rename it to {renamed}"
+    raise FileError(
+        f"{file}: its name ends with {file.stem[-12:]!r}, and the digest of what it holds is {digest!r}: "
+        f"{why}"
+    )
 
 
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:

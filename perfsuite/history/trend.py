@@ -11,7 +11,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from perfsuite import documents
-from perfsuite.documents import Data, Document
+from perfsuite.documents import Data, Sealed
 from perfsuite.errors import FileError
 from perfsuite.history import changepoint, store
 from perfsuite.history.changepoint import ChangePoint
@@ -80,8 +80,11 @@ class Drift(Data):
         ]
 
 
-class Trend(Document):
-    """The changes of a history, as `perfsuite history trend --json` prints them."""
+class Trend(Sealed):
+    """The changes of a history, as `perfsuite history trend --json` prints them.
+
+    `perfsuite github issue` closes issues by it.
+    """
 
     schema_version: Literal[1] = 1
     since: date  # the day from which changes are reported

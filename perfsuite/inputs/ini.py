@@ -78,12 +78,16 @@ def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
     file = Path(file)
     try:
         if file.suffix == ".toml":
-            return _of_toml(file, tomllib.loads(text))
-        sections = IniConfig(file, data=text).sections
-    except (tomllib.TOMLDecodeError, ParseError, RecursionError) as error:
+            content = tomllib.loads(text)
+        else:
+            sections = IniConfig(file, data=text).sections
+    except (ParseError, ValueError, RecursionError) as error:  # ValueError: also of a number of many digits
         raise FileError(f"{file} cannot be read: {error}") from error
-    except (AttributeError, TypeError, ValueError) as error:  # a number or a list in place of a table
-        raise FileError(f"{file} cannot be read: pytest's settings there are not a table") from error
+    if file.suffix == ".toml":
+        try:
+            return _of_toml(file, content)
+        except (AttributeError, TypeError, ValueError) as error:  # a number or a list in place of a table
+            raise FileError(f"{file} cannot be read: pytest's settings there are not a table") from error
     section = sections.get("tool:pytest" if file.suffix == ".cfg" else "pytest")
     return {} if section is None and file.name.removeprefix(".") == "pytest.ini" else section
 

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
-from perfsuite.documents import Data, Document
+from perfsuite.documents import Data, Document, unsealed
 from perfsuite.results.rank_report import Dtypes, Flops, Observed
 from perfsuite.results.run import Figures, Run
 
@@ -35,10 +35,21 @@ class Acceptance(Data):
 
 
 class BaselineDocument(Document):
-    """Something that later launches of a case are compared with: its file is `<folder>/<case id>.json`."""
+    """Something that later launches of a case are compared with: its file is `<folder>/<case id>.json`.
+
+    A file that perfsuite recorded has a digest, as a `Sealed` document. A reviewed one, which people may edit
+    and whose changes git shows, has none.
+    """
 
     FOLDER: ClassVar = "hardware_class"
     case: Case
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_whole(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "digest" in values:
+            return unsealed(values, "Restore it or record it anew; if the edit was meant, remove the digest")
+        return values
 
     @property
     def folder(self) -> str:

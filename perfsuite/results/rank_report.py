@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfsuite.documents import Data, Document
+from perfsuite.documents import Data, Sealed
 from perfsuite.results.counts import Counts
 from perfsuite.results.dry_facts import Fit
 
@@ -96,7 +96,7 @@ class Evidence(Data):
 SIMULATED_CLOCK = "simulated"  # the `clock` of ranks that trained nothing
 
 
-class RankReport(Document):
+class RankReport(Sealed):
     """`rank-N.json`: everything that one process measured."""
 
     schema_version: Literal[1] = 1

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.documents import Data, Document
+from perfsuite.documents import Data, Document, Sealed
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Dtypes, Failure, Flops, Memory, Observed
@@ -198,7 +198,7 @@ class Run(Document):
         return self.step_s[self.window[0] : self.window[1]]
 
 
-class LaunchFile(Document):
+class LaunchFile(Sealed):
     """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
 
     schema_version: Literal[2] = 2

@@ -20,6 +20,7 @@ The classes here, and the modules that are named, alone know the names of direct
 """
 
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -93,8 +94,17 @@ class BaselineFiles(Generic[B]):
         ]
 
     def read(self, file: Path) -> B:
-        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder."""
+        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder.
+
+        One that was merely recorded needs its digest: nobody reviewed it.
+        """
         known = documents.read(file, self.kind)
+        is_local = self.local is not None and file.is_relative_to(self.local)
+        if is_local and "digest" not in documents.read_json(file):
+            raise FileError(
+                f"{file}: it has no digest: it was damaged, or an older perfsuite recorded it. Delete it to "
+                "record it anew, or restore it"
+            )
         if (file.parent.name, file.stem) != (known.folder, known.case.id):
             raise FileError(
                 f"{file}: it holds the baseline of {known.case.id} on {known.folder}. "
@@ -115,7 +125,10 @@ class BaselineFiles(Generic[B]):
 
     def write_local(self, known: B) -> Path:
         """Write a baseline that was merely recorded; returns its file. Raises `FileError`."""
-        documents.write(file := self.local_file(known.folder, known.case.id), known)
+        content = json.loads(known.as_json())
+        sealed = {**content, "digest": documents.digest(content)}
+        file = self.local_file(known.folder, known.case.id)
+        documents.write_text(file, documents.lines(sealed) + "\n")
         return file
 
 

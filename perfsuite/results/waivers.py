@@ -68,7 +68,7 @@ def parsed(file: Path | str, text: str) -> tuple[Waiver, ...]:
             f"{file}: {explain(error)}; each [[waiver]] has {', '.join(fields)} (without quotes: "
             "2026-12-31), and there is nothing else"
         ) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number of thousands of digits
         raise _unreadable(file, error) from error
 
 

@@ -19,13 +19,18 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance, Baseline, BaselineDocument, BaselineLaunch
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import are_alike
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
+from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, judged
 from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
 
 UNREADABLE = "\0"  # in place of the content of what is not a file, or is too large to be looked at
 LONGEST = 60  # most letters of a value of a setting
 MOST_COUNTS = 3  # counts of a baseline that are named
+_WORDS = {
+    TOKENS_PER_S.name: ("faster", "slower"),
+    TOKENS_PER_S_MEAN.name: ("faster with stalls", "slower with stalls"),
+}
+"""What a larger and a smaller figure of a metric is called; others have more or less of it."""
 COUNTS = "counts"  # the folder of the baselines of counts, below the directory of the baselines
 PROFILES = "profiles"  # the folder of profiles, which judge nothing
 _CODEOWNERS = ("CODEOWNERS", ".github/CODEOWNERS", "docs/CODEOWNERS")
@@ -254,24 +259,31 @@ def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | 
 def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str]:
     if before is None or now is None:
         return
-    speeds = before.median(TOKENS_PER_S.name), now.median(TOKENS_PER_S.name)
-    yield from _ratio(speeds[0], speeds[1], more="faster", less="slower")
-    peaks = before.median(PEAK_MEMORY.name), now.median(PEAK_MEMORY.name)
-    yield from _ratio(peaks[0], peaks[1], more="more peak memory", less="less peak memory")
+    launches = (*before.launches, *now.launches)
+    metrics = judged(launch.figures for launch in launches)
+    for metric in metrics:
+        more, less = _WORDS.get(metric.name, (f"more {metric.label}", f"less {metric.label}"))
+        medians = before.median(metric.name), now.median(metric.name)
+        if None in medians and medians[0] != medians[1]:
+            both = [amount(each, metric.unit) for each in medians]
+            yield f"{metric.label} {both[0]} -> {both[1]}"
+        else:
+            yield from _ratio(medians[0] or 0, medians[1] or 0, metric.unit, more=more, less=less)
     if len(before.launches) != len(now.launches):
         yield f"launches {len(before.launches)} -> {len(now.launches)}"
-    scatter = [_scatter(known) for known in (before, now)]
-    if scatter[1] >= scatter[0] + 0.01:
-        yield f"its launches scatter by {scatter[0]:.1%} -> {scatter[1]:.1%}"
+    for metric in metrics:
+        scatter = [_scatter(known.values(metric.name)) for known in (before, now)]
+        if scatter[1] >= scatter[0] + 0.01:
+            of_what = "" if metric is TOKENS_PER_S else f" in {metric.label}"
+            yield f"its launches scatter{of_what} by {scatter[0]:.1%} -> {scatter[1]:.1%}"
     if before.case != now.case:
         yield "another case"
-    for name, read, least in (
-        ("loss at the end", _last_loss, 0.001),
-        ("norm of the gradients", lambda launch: launch.figures.gradient_norm, 0.01),
-    ):
-        then, today = _median(map(read, before.launches)), _median(map(read, now.launches))
-        if then != today and (then is None or today is None or not math.isclose(then, today, rel_tol=least)):
-            yield f"{name} {_number(then)} -> {_number(today)}"
+    yield from _losses_differ(before, now)
+    norms = [_median(launch.figures.gradient_norm for launch in known.launches) for known in (before, now)]
+    if not _is_close(norms[0], norms[1], 0.01):
+        yield f"norm of the gradients {_number(norms[0])} -> {_number(norms[1])}"
+    if before.dtypes != now.dtypes:
+        yield "dtypes changed"
     if before.observed != now.observed:
         yield "settings or versions changed"
     if before.flops != now.flops:
@@ -279,8 +291,27 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
     yield from _acceptance(before.accepted, now.accepted)
 
 
-def _last_loss(launch: BaselineLaunch) -> float | None:
-    return launch.loss[-1] if launch.loss else None
+def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
+    """Yield how the loss at the end differs, or else over the last part of the steps where it does."""
+    longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
+    for behind in range(1, longest + 1):
+        both = [_median(_loss(launch, behind) for launch in known.launches) for known in (before, now)]
+        if not _is_close(both[0], both[1], 0.001):
+            begin = longest - behind
+            share = f"over {100 * begin // longest} to {100 * (begin + 1) // longest} % of the steps"
+            where = "at the end" if behind == 1 else share
+            yield f"loss {where} {_number(both[0])} -> {_number(both[1])}"
+            return
+
+
+def _loss(launch: BaselineLaunch, behind: int) -> float | None:
+    return launch.loss[-behind] if len(launch.loss) >= behind else None
+
+
+def _is_close(before: float | None, now: float | None, relative: float) -> bool:
+    if before is None or now is None:
+        return before is now
+    return math.isclose(before, now, rel_tol=relative)
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -292,17 +323,16 @@ def _number(value: float | None) -> str:
     return "not known" if value is None else f"{value:.4g}"
 
 
-def _scatter(known: Baseline) -> float:
-    values = known.values(TOKENS_PER_S.name)
+def _scatter(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / max(values) if values and max(values) > 0 else 0.0
 
 
-def _ratio(before: float | None, now: float | None, *, more: str, less: str) -> Iterator[str]:
+def _ratio(before: float, now: float, unit: str, *, more: str, less: str) -> Iterator[str]:
     """Yield by how much a figure differs: as a share, or from a tenth on as a factor."""
     if before == now:
         return
     if not before or not now or before < 0 or now < 0:
-        yield f"{amount(before, 'tokens')} -> {amount(now, 'tokens')} ({less if before else more})"
+        yield f"{amount(before, unit)} -> {amount(now, unit)} ({less if before else more})"
         return
     word = more if now > before else less
     factor = max(now / before, before / now)

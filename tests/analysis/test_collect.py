@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,40 @@ def test_ranks_of_several_nodes_are_on_as_many_machines(tmp_path: Path) -> None:
         assert (failure and (failure.kind, failure.message)) == (said and ("ranks_disagree", said))
 
 
+def sealed(content: dict[str, Any]) -> str:
+    """Return a document that perfsuite could have written, with its digest."""
+    return json.dumps({**content, "digest": documents.digest(content)})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loss": (*[7.0] * 24, math.nan)}, {"failure": Failure(kind="crash", message="boom", rank=1)}]
+)
+def test_a_damaged_report_hides_no_failure(tmp_path: Path, changes: dict[str, Any]) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), make_report(1, **changes))
+    whole = json.loads(run_dir.rank(1).read_text())
+    run_dir.rank(1).write_text(json.dumps({**whole, "loss": [*whole["loss"][:-1], 6.0], "failure": None}))
+    failure = failure_of(collected(run_dir))
+    assert failure.kind == "missing_report"
+    assert "it was edited or damaged" in failure.message
+
+
+def test_a_damaged_report_of_an_agent_fails_the_launch(tmp_path: Path) -> None:
+    run_dir = write_launch(tmp_path, make_report(0), make_report(1))
+    file = run_dir.launch(0)
+    file.write_text(file.read_text().replace('"oom_kills": 0', '"oom_kills": 1'))
+    assert "it was edited or damaged" in failure_of(collected(run_dir)).message
+
+
 @pytest.mark.fault("report is cut short")
 def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0))
     for content, said in (
         ('{"schema_version": 1, "ra', "not JSON"),
         ('{"schema_version": 3}', "field schema_version: this perfsuite reads 1, got 3"),
-        ('{"schema_version": 1, "rank": 1, "world_size": 2, "host": "h"}', "field clock: Field required"),
+        (
+            sealed({"schema_version": 1, "rank": 1, "world_size": 2, "host": "h"}),
+            "field clock: Field required",
+        ),
     ):
         run_dir.rank(1).write_text(content)
         failure = failure_of(collected(run_dir))

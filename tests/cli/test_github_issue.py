@@ -201,7 +201,8 @@ def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "**regressed**" in gh.calls
     gh.answers([{"number": 7, "title": title(CLASS), "body": gh.calls}])
     assert command(SLOW) == "cpu-test-2c: issue edit\n"
-    trend.write_text(TREND.as_json().replace(CASE, "no\\ud800").replace(CLASS, "h\\ud800"))
+    odd = drift("no\ud800").replace(hardware_class="h\ud800")
+    documents.write(trend, TREND.replace(findings=(odd,)))
     assert "h\\xd800: label create, issue create\n" in command(GOOD, more=("--trend", trend))
     assert "no\\xd800" in gh.calls, "what has no encoding is told all the same"
     executable(gh.program, "echo 'no token' >&2; exit 4")
@@ -226,6 +227,17 @@ def test_an_empty_history_does_not_mean_that_a_drift_is_gone(gh: Gh, tmp_path: P
     trend = tmp_path / "trend.json"
     documents.write(trend, Trend(since=date(2026, 1, 1), sessions=0, series=0, findings=(), unplaced={}))
     assert command(GOOD, more=("--trend", trend)) == "cpu-test-2c: issue edit\n"
+
+
+@pytest.mark.parametrize(
+    "damage", [('"open": true', '"open": false'), ('"sessions": 9', '"sessions": 8'), ('"digest"', '"x"')]
+)
+def test_a_damaged_trend_closes_no_issue(gh: Gh, tmp_path: Path, damage: tuple[str, str]) -> None:
+    gh.answers([{"number": 7, "title": title(CLASS), "body": issue_of(f"drift of {CASE}, peak memory").body}])
+    (trend := tmp_path / "trend.json").write_text(TREND.as_json().replace(*damage))
+    said = command(GOOD, more=("--trend", trend), status=2)
+    assert "it was edited or damaged" in said
+    assert "issue close" not in gh.calls
 
 
 @pytest.mark.parametrize(

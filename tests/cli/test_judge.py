@@ -21,7 +21,7 @@ from perfsuite.verdict.sequential import Noise, decide
 from tests.cli.commands import run
 from tests.samples import deterministic
 
-KEYS = ["outcome", "estimate", "interval", "launches_used", "minimum_detectable_drop", "blind"]
+KEYS = ["outcome", "estimate", "interval", "tolerance", "launches_used", "minimum_detectable_drop", "blind"]
 BASELINE = [[s] for s in (0.991, 1.012, 0.997, 1.004, 0.985, 1.008, 1.001, 0.994, 1.003, 1.006)]
 UNCHANGED = [[s] for s in (1.004, 0.993, 1.009, 0.998, 1.001, 1.012, 0.99, 1.003, 0.996, 1.0)]
 QUIET = {"sigma": 0.003, "degrees_of_freedom": 30}
@@ -52,6 +52,14 @@ def bad(line: Any) -> tuple[str, str]:
     assert set(answer) == {"error", "line", "field"}
     assert answer["line"] == 2
     return answer["field"], answer["error"]
+
+
+def test_each_answer_names_its_tolerance() -> None:
+    """With a digit of it lost, 25 % slower would pass, and nobody could see why."""
+    line = trace(launches=slower(UNCHANGED, 0.25), tolerance=0.3, noise=QUIET)
+    (answer,) = judged(line)
+    assert (answer["outcome"], answer["tolerance"]) == ("passed", 0.3)
+    assert " 30.00% " in run("judge", "-", text=json.dumps(line).encode()).stdout
 
 
 def test_it_answers_as_the_engine_does_at_the_same_launch() -> None:
@@ -198,7 +206,7 @@ def test_the_table_for_people(tmp_path: Path) -> None:
 def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
     for file in (tmp_path / "missing", tmp_path):
         assert f"cannot read {file}: " in run("judge", file, "--json", status=2).stderr
-    nothing = run("judge", "-", "--json", text="")
+    nothing = run("judge", "-", "--json", text="", status=1)
     assert nothing.stdout == ""
     assert "has no lines, nothing was judged" in nothing.stderr
 

@@ -84,3 +84,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
     (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(FileError, match=f"{name} cannot be read: "):
         read_ini(tmp_path)
+
+
+def test_a_number_with_too_many_digits_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest]\nperf_max_launches = {'9' * 5000}")
+    with pytest.raises(FileError, match=r"pyproject\.toml cannot be read: Exceeds the limit \(4300 digits\)"):
+        read_ini(tmp_path)

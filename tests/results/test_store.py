@@ -111,6 +111,31 @@ def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first() -> None
     assert BASELINES.files(H100) == []
 
 
+@pytest.mark.parametrize("damage", [("1000.0", "9000.0"), ('"tokens_per_s_mean"', '"tokens_per_s_meen"')])
+def test_a_damaged_recorded_baseline_is_refused(damage: tuple[str, str]) -> None:
+    file = BASELINES.write_local(recorded())
+    assert BASELINES.find(CLASS, CASE) == (recorded(), file)
+    file.write_text(file.read_text().replace(*damage))
+    with pytest.raises(FileError, match=f"^{file}: .*it was edited or damaged"):
+        BASELINES.find(CLASS, CASE)
+
+
+def test_a_recorded_baseline_without_its_digest_is_refused() -> None:
+    file = BASELINES.write_local(recorded())
+    documents.write(file, recorded())
+    with pytest.raises(FileError, match=f"^{file}: it has no digest: it was damaged, or an older perfsuite"):
+        BASELINES.find(CLASS, CASE)
+    assert BaselineStore(LOCAL).find(CLASS, CASE) == (recorded(), file), "people may edit a reviewed one"
+
+
+def test_an_edited_baseline_with_a_digest_says_what_to_do() -> None:
+    BASELINES.write_local(recorded()).rename(LOCAL / "copied")
+    (REVIEWED / CLASS).mkdir(parents=True)
+    (REVIEWED / NAME).write_text((LOCAL / "copied").read_text().replace("1000.0", "900.0"))
+    with pytest.raises(FileError, match="if the edit was meant, remove the digest"):
+        BASELINES.find(CLASS, CASE)
+
+
 def test_counts_stand_in_a_folder_of_their_own_by_target() -> None:
     counts, name = BASELINES.counts, f"{CASE.id}.json"
     assert counts.reviewed_file("sm90", CASE.id) == REVIEWED / "counts/sm90" / name

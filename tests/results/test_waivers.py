@@ -72,6 +72,7 @@ def test_a_bad_entry_is_named_with_what_is_allowed(file: Path) -> None:
     [
         ("[[waiver", r" cannot be read: Expected .*; it is TOML, with a \[\[waiver\]\] for each"),
         ("[[waiver]]\nuntil = 2026-02-30", " cannot be read: .*; it is TOML"),
+        (f"[[waiver]]\ntolerated = {'9' * 5000}", " cannot be read: Exceeds the limit .*; it is TOML"),
         ("[[waivers]]\ncase = 'x'", ": waivers: unknown field"),
         ("[waiver]\ncase = 'x'", ": waiver: Input should be a valid tuple"),
         ("waiver = [1]", ": waiver.0: Input should be a valid dictionary"),

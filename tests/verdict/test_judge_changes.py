@@ -149,6 +149,47 @@ def test_a_baseline_that_scatters_more_is_said_to_hide_more() -> None:
     assert of_times(times(*[1000] * 5), times(1000)) == [f"{TIMES}: launches 5 -> 1"]
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({}, {"tokens_per_s_mean": 330.0}, "x 3.00 slower with stalls"),
+        ({"cpu_s_per_step": 1.0}, {"cpu_s_per_step": 3.0}, "x 3.00 more CPU time per step"),
+        ({"cpu_s_per_step": 1.0}, {}, "CPU time per step 1,000.0 ms -> not measured"),
+        ({"extra": {"no_such": 1.0}}, {"extra": {"no_such": 3.0}}, "changed in nothing that is judged"),
+    ],
+)
+def test_every_judged_metric_of_a_baseline_is_said(
+    before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    assert of_times(times(1000, **before), times(1000, **now)) == [f"{TIMES}: {said}"]
+
+
+def test_scatter_of_every_judged_metric_is_said() -> None:
+    even = times(1000, 1000)
+    launches = [
+        launch.replace(figures=launch.figures.replace(tokens_per_s_mean=mean))
+        for launch, mean in zip(even.launches, (980.0, 1000.0), strict=True)
+    ]
+    assert of_times(even, even.replace(launches=tuple(launches))) == [
+        f"{TIMES}: its launches scatter in tokens/s with stalls by 0.0% -> 2.0%"
+    ]
+
+
+def test_a_loss_that_differs_in_the_middle_is_said() -> None:
+    before = times(1000)
+    curve = before.launches[0].loss
+    launch = before.launches[0].replace(loss=(*curve[:7], 99.0, *curve[8:]))
+    assert of_times(before, before.replace(launches=(launch,))) == [
+        f"{TIMES}: loss over 70 to 80 % of the steps {curve[7]:.4g} -> 99"
+    ]
+
+
+def test_other_dtypes_of_a_baseline_are_said() -> None:
+    before = times(1000)
+    now = before.replace(dtypes={"parameters": {"bfloat16": 8}})
+    assert of_times(before, now) == [f"{TIMES}: dtypes changed"]
+
+
 def test_a_baseline_that_accepts_another_result_is_said() -> None:
     before = times(1000)
     by = Acceptance(by="Eve", date="2026-11-27", commit=None, reason="it is right")

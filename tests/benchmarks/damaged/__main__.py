@@ -1,0 +1,238 @@
+"""Damages files that perfsuite reads, and looks for tracebacks, hangs and verdicts that got better by it.
+
+Each file is damaged in many ways: bits are flipped, it is cut short, keys are lost or doubled, types are
+swapped, numbers are huge or NaN, the encoding is another one, or it is a FIFO, a device or a directory. Each
+command that reads that file runs in a process of its own. Its exit status and its verdicts are compared with
+those of the undamaged file, which are bad on purpose: whatever is better then is a *wrong green*, also a
+verdict that vanishes with exit status 0, and one of several. Command lines that end badly are damaged, too.
+
+Only two kinds of greener results are excused. They are counted apart, and their trials are listed by number:
+
+- `equal`: the damaged file means the same. It is parsed to a document that is equal to the original's, as
+  where a comment or the end of a line is damaged.
+- `shown`: it is another complete and valid document, of a kind that people write (a reviewed baseline,
+  waivers, settings of pytest, traces and logs of `judge`), *and* the output shows each value that differs.
+  Gates run as in a job of a pull request, and each changed setting, field of a waiver and judged figure of a
+  baseline has to be in a sentence on the files that judge the branch. `history trend` has to say that a
+  worsening is accepted, `judge` has to print a row for each line, with its tolerance and another change.
+
+A document that perfsuite alone writes (results, a history, a trend, recorded baselines, what ranks and agents
+leave) is never excused but by `equal`. Of a command line, `--help` is excused: it judges nothing and says so.
+
+    python -m tests.benchmarks.damaged              # 2,000 files and 300 command lines
+    python -m tests.benchmarks.damaged 200 30 7     # fewer, with another seed
+"""
+
+import contextlib
+import gc
+import io
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np  # noqa: F401  # each fork that looks for trends would import it anew
+import pytest
+
+from perfsuite.launch.lock import LOCK_FILE
+from perfsuite.results.environment import installed
+from tests import simulated
+from tests.benchmarks.damaged import damages, world
+from tests.benchmarks.damaged.damages import DAMAGES, SPECIAL, damaged_line, invented_line, put
+from tests.benchmarks.damaged.running import Said, in_process
+from tests.benchmarks.damaged.shown import excuse
+from tests.benchmarks.damaged.world import Target
+
+NO_END = ("fifo", "device", "sparse")  # which pytest reads without end, if they stand for its ini file
+BAD = ("tracebacks", "hangs or killed", "wrong greens")
+EXCUSED = ("excused: equal", "excused: shown", "excused: help")
+COLUMNS = ("trials", "same status", *BAD, *EXCUSED, "pytest itself breaks down")
+
+
+class Counts:
+    """How many trials of each command there were, and what became of them."""
+
+    def __init__(self) -> None:
+        self.by_command = defaultdict[str, Counter[str]](Counter)
+        self.excused = defaultdict[str, list[int]](list)
+
+    def add(self, command: str, what: str, number: int = -1) -> None:
+        """Count one."""
+        self.by_command[command][what] += 1
+        if what.startswith("excused"):
+            self.excused[what].append(number)
+
+    def show(self) -> bool:
+        """Print a table of all, and return whether nothing was bad."""
+        print(f"\n| command | {' | '.join(COLUMNS)} |\n|---{'|---' * len(COLUMNS)}|")
+        total = Counter[str]()
+        for command, counts in sorted(self.by_command.items()):
+            total.update(counts)
+            print(f"| {command} | {' | '.join(str(counts[name]) for name in COLUMNS)} |")
+        print(f"| all | {' | '.join(str(total[name]) for name in COLUMNS)} |")
+        for what, numbers in sorted(self.excused.items()):
+            print(f"{what}: {', '.join(map(str, numbers))}")
+        return not any(total[name] for name in BAD)
+
+
+def main(count: int = 2000, commands: int = 300, seed: int = 39) -> int:
+    """Print every trial that is bad or excused, and how many of each there are."""
+    draw = random.Random(seed)
+    counts = Counts()
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # Ctrl-C ends it, and the numbers are printed
+        tempfile.TemporaryDirectory() as directory,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        simulated.patch(patch)
+        patch.setattr("cpuinfo.get_cpu_info", dict)
+        for name in [each for each in os.environ if each.startswith("GITHUB_")]:
+            patch.delenv(name)
+        patch.setenv("GITHUB_BASE_REF", "main")
+        patch.setenv(LOCK_FILE, f"{directory}/lock")
+        patch.setenv("PYTEST_ADDOPTS", "-p no:hypothesispytest -p no:anyio -W ignore")
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        _warm_up(Path(directory) / "empty")
+        root = Path(directory) / "world"
+        targets = world.make(root)
+        usual: dict[tuple[str, Sequence[str]], Said] = {}
+        for target in targets:
+            for words in target.commands:
+                if (target.project, words) not in usual:
+                    usual[target.project, words] = said = _tried(root, target.project, words)
+                    print(f"undamaged {target.project}: {' '.join(words)}: {said}", flush=True)
+                    assert not said.is_traceback, said.output
+        for number in range(count):
+            target = targets[number % len(targets)]
+            words = target.commands[number // len(targets) % len(target.commands)]
+            try_file(number, root, target, words, usual[target.project, words], draw, counts)
+        bad = [(project, words) for (project, words), said in usual.items() if said.reds or said.status]
+        red = [each for each in bad if each[1][0] != "collect"]  # which is no command
+        for number in range(count, count + commands):
+            if number % 2:
+                try_invented(number, root, draw, counts)
+            else:
+                project, words = draw.choice(red)
+                try_line(number, root, project, words, usual[project, words], draw, counts)
+    return 0 if counts.show() else 1
+
+
+def _warm_up(empty: Path) -> None:
+    """Import here what every fork would import, and keep its collector of garbage from looking at it."""
+    empty.mkdir()
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["-q", "-p", "no:cacheprovider", f"--rootdir={empty}", str(empty)])
+    installed()
+    gc.collect()
+    gc.freeze()
+
+
+def _tried(root: Path, project: str, words: Sequence[str], damage: Mapping[str, bytes | str] = {}) -> Said:
+    """Run a command in a copy of a project, in which some files are damaged."""
+    there = root.parent / "trial"
+    try:
+        shutil.copytree(root / project, there, symlinks=True)
+        os.mkfifo(there / "fifo")  # that command lines name
+        for file, damaged in damage.items():
+            put(there / file, damaged)
+        return in_process(there, words)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(there)
+
+
+def try_file(
+    number: int,
+    root: Path,
+    target: Target,
+    words: Sequence[str],
+    usual: Said,
+    draw: random.Random,
+    counts: Counts,
+) -> None:
+    """Damage a file, and run a command that reads it."""
+    content = (root / target.project / target.file).read_bytes()
+    (damage,) = draw.choices([each for _, each in DAMAGES], [weight for weight, _ in DAMAGES])
+    damaged = damage(draw, content)
+    while target.is_printed and damaged in SPECIAL:
+        damaged = damages.whole(draw, content)
+    said = _tried(root, target.project, words, {target.file: damaged})
+    command = f"{_name(words)}: {target.kind if target.kind == 'sealed' else Path(target.file).name}"
+    if words == world.GATE:
+        command = f"pytest: {target.project} ({Path(target.file).suffix.removeprefix('.')})"
+    row = f"{number} {damage.__name__} of {target.name}: {' '.join(words)}: {usual} -> {said}"
+    counts.add(command, "trials")
+    if said.status == usual.status:
+        counts.add(command, "same status")
+    is_settings = target.kind == "settings" and words == world.GATE
+    if said.is_of_pytest or (damaged in NO_END and is_settings):
+        counts.add(command, "pytest itself breaks down")
+        return
+    _count_broken(command, row, said, counts)
+    if damaged != content and said.is_better_than(usual):
+        why = excuse(target.kind, target.file, content, damaged, said.output, usual.output)
+        counts.add(command, "wrong greens" if why is None else f"excused: {why}", number)
+        print(f"{'WRONG GREEN' if why is None else f'excused ({why})'} {row}", flush=True)
+        if isinstance(damaged, bytes):
+            _show_difference(content, damaged)
+        if why is None:
+            print(said.output[-1500:])
+
+
+def _count_broken(command: str, row: str, said: Said, counts: Counts) -> None:
+    if said.is_killed:
+        counts.add(command, "hangs or killed")
+        print(f"HANG {row}", flush=True)
+    elif said.is_traceback:
+        counts.add(command, "tracebacks")
+        print(f"TRACEBACK {row}\n{said.output[-2500:]}", flush=True)
+
+
+def try_invented(number: int, root: Path, draw: random.Random, counts: Counts) -> None:
+    """Run a command line that nobody meant."""
+    project, words = draw.choice(("session", "judged", "slower", "history")), invented_line(draw)
+    said = _tried(root, project, words)
+    counts.add("invented command line", "trials")
+    _count_broken("invented command line", f"{number} in {project}: {words}: {said}", said, counts)
+
+
+def try_line(
+    number: int,
+    root: Path,
+    project: str,
+    words: Sequence[str],
+    usual: Said,
+    draw: random.Random,
+    counts: Counts,
+) -> None:
+    """Damage a command line that ends badly or says so."""
+    damaged = damaged_line(draw, words)
+    said = _tried(root, project, damaged)
+    command = f"damaged command line of {_name(words)}"
+    row = f"{number} in {project}: {' '.join(words)} -> {damaged}: {usual} -> {said}"
+    counts.add(command, "trials")
+    if said.status == usual.status:
+        counts.add(command, "same status")
+    _count_broken(command, row, said, counts)
+    if damaged != list(words) and said.is_better_than(usual):
+        is_help = "--help" in damaged and "usage" in said.output.lower()
+        counts.add(command, "excused: help" if is_help else "wrong greens", number)
+        print(f"{'excused (help)' if is_help else 'WRONG GREEN'} {row}\n{said.output[-800:]}", flush=True)
+
+
+def _name(words: Sequence[str]) -> str:
+    is_group = words[0] in ("baseline", "history", "github")
+    return " ".join(words[: 2 if is_group else 1]) + (" --json" if "--json" in words else "")
+
+
+def _show_difference(before: bytes, after: bytes) -> None:
+    at = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), 0)
+    print(f"   {before[max(0, at - 40) : at + 40]!r}\n-> {after[max(0, at - 40) : at + 40]!r}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

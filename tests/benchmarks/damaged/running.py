@@ -1,0 +1,196 @@
+"""Runs a command in a fork of this process, and reads what it said: exit status, and verdicts."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.analysis.collect import collect
+from perfsuite.cli.app import app
+from perfsuite.errors import PerfsuiteError
+from perfsuite.results.run_dir import RunDir
+from tests import samples
+
+LIMIT_S = 60  # seconds after which a command hangs; the longest takes two on an idle machine
+MEMORY = 4 * 2**30  # bytes that a command may add to those of this process
+RED = ("failed", "failure", "regressed", "worse", "undecided", "inconclusive", "neutral", "unhealthy")
+GREEN = ("waived", "known_issue", "out_of_memory", "recorded", "passed", "closed", "success", "improved")
+ORDER = (*RED, *GREEN)
+"""Words that a command may say of what it judges, the worst first."""
+ROWS: Mapping[tuple[str, ...], str] = {
+    ("pytest",): r"^VERDICT (\w+)$",
+    ("github",): r"^VERDICT (\w+)$",
+    ("history", "add"): r"^VERDICT (\w+)$",
+    ("history", "failures"): r'"verdict": "(\w+)|[0-9a-f]{8}  +(\w+)',
+    ("history", "trend"): r'"open": (true)|\): (worse)$',
+    ("judge",): r'^ *\d+  (\w+)|"outcome": "(\w+)"|^(regressed|passed|improved|inconclusive)  ',
+}
+"""What a verdict looks like in the output of a command, one match for each thing that it judges.
+
+In that of others, any of these words counts.
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left."""
+
+    status: int
+    words: tuple[str, ...]  # of `ORDER`
+    output: str
+    is_by_row: bool = False  # whether there is a word for each thing that is judged
+
+    @property
+    def verdict(self) -> str | None:
+        """The worst word."""
+        return min(self.words, key=ORDER.index, default=None)
+
+    @property
+    def reds(self) -> int:
+        """How many words are red."""
+        return sum(word in RED for word in self.words)
+
+    @property
+    def is_of_pytest(self) -> bool:
+        """Whether pytest itself broke down, which reads its ini file before it loads any plugin."""
+        return "in determine_setup" in self.output and "/perfsuite/perfsuite/" not in self.output
+
+    @property
+    def is_traceback(self) -> bool:
+        """Whether an error reached the user that nobody meant to show."""
+        return "Traceback (most recent call last)" in self.output or "INTERNALERROR" in self.output
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it hung, or a signal ended it."""
+        return self.status < 0
+
+    def is_better_than(self, other: "Said") -> bool:
+        """Whether it is greener: by its exit status, by its worst verdict, or by how many are red."""
+        if self.status == 0 and other.status != 0:
+            return True
+        if self.verdict is None or other.verdict is None:
+            return self.status == 0 and other.verdict is not None
+        if self.status not in (0, other.status):
+            return False
+        fewer = self.is_by_row and self.reds < other.reds
+        return fewer or ORDER.index(self.verdict) > ORDER.index(other.verdict)
+
+    def __str__(self) -> str:
+        """Return exit status and verdict."""
+        return f"{self.status} {self.verdict or ''}".strip()
+
+
+def in_process(directory: Path, command: Sequence[str]) -> Said:
+    """Run a command in a directory, in a fork of this process, which has imported everything."""
+    with tempfile.TemporaryFile("w+b") as output:
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.setpgid(0, 0)
+            os._exit(_run(directory, command))
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        end = time.monotonic() + LIMIT_S
+        while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
+            if time.monotonic() > end:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return Said(-1, (), "hangs")
+            time.sleep(0.01)
+        output.seek(0)
+        text = output.read().decode(errors="backslashreplace")
+    words, is_by_row = words_of(command, text)
+    return Said(os.waitstatus_to_exitcode(found[1]), words, text, is_by_row)
+
+
+def words_of(command: Sequence[str], text: str) -> tuple[tuple[str, ...], bool]:
+    """Return the verdicts in the output of a command, and whether there is one for each thing it judges."""
+    is_written = "report" in command[:1] and "--report" in command
+    rows = next((row for name, row in ROWS.items() if tuple(command[: len(name)]) == name), None)
+    if is_written or rows is not None:
+        matches = re.finditer(ROWS["pytest",] if is_written or rows is None else rows, text, re.MULTILINE)
+        found = [word for match in matches for word in match.groups() if word]
+        return tuple("worse" if word == "true" else word for word in found if word in (*ORDER, "true")), True
+    return tuple(re.findall(r"\b(?:" + "|".join(ORDER) + r")\b", text)), False
+
+
+def _run(directory: Path, command: Sequence[str]) -> int:
+    """Run a command of perfsuite, pytest or the reader of rank reports; its exit status."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    try:
+        os.chdir(directory)
+        os.environ["PATH"] = f"{directory}/bin:{os.environ['PATH']}"  # with a stand-in for gh
+        name = command[0] if command else ""
+        if name == "pytest":
+            status = int(pytest.main([*command[1:]]))
+        elif name == "collect":
+            status = _collect(Path(*command[1:]))
+        else:
+            status = _command(command)
+        for word in _written(command):
+            print(f"VERDICT {word.replace(' ', '_')}")
+        return status
+    except BaseException:
+        traceback.print_exc()
+        return 70
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _command(words: Sequence[str]) -> int:
+    """Run a command of perfsuite as its own process would: the app may replace `sys.stdout`."""
+    try:
+        app([*words], prog_name="perfsuite")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+def _written(command: Sequence[str]) -> Iterator[str]:
+    """Yield the verdicts that a command left in files, or told `gh`."""
+    name = command[0] if command else ""
+    if name == "pytest":
+        for file in Path().glob(".perfsuite/runs/*/results.json"):
+            results = json.loads(file.read_text())["results"]
+            yield from (each["excused"] or each["outcome"] for each in results)
+    elif name == "report":  # wherever a damaged command line lets it write
+        for file in Path().glob("*/summary.md"):
+            yield from re.findall("|".join(ORDER), file.read_text().splitlines()[0])
+    elif tuple(command[:2]) == ("history", "add"):
+        for file in Path().glob("*/cpu*/*/*.json"):
+            yield from (each["word"] for each in json.loads(file.read_text())["verdicts"].values())
+    elif name == "github" and (calls := Path("bin/calls")).is_file():
+        told = calls.read_text()
+        yield from re.findall(r'"conclusion": "(\w+)"', told)
+        yield from ("failed" for _ in re.findall("^issue (?:create|edit)", told, re.MULTILINE))
+        yield from ("closed" for _ in re.findall("^issue close", told, re.MULTILINE))
+
+
+def _collect(directory: Path) -> int:
+    """Make a launch of the files in a directory, as the driver does: exit status 1 if it failed."""
+    told: dict[str, Any] = {"failure": None, "started_at": "2026-01-02T03:04:05+00:00", "duration_s": 1.0}
+    try:
+        run = collect(RunDir(directory), samples.make_machine(), **told)
+    except PerfsuiteError as error:
+        print(error)
+        return 1
+    print(run.failure)
+    return int(run.failure is not None)

@@ -1,0 +1,168 @@
+"""Decides whether a greener verdict on a damaged file is excused. Two reasons count, and nothing else does.
+
+`equal`: the file still means the same, because it is parsed to an equal document. `shown`: it is another
+document, complete and valid, that a person may write, and the output names each difference from the original:
+a comparison with the base of the branch, or a table with the values that were judged. Files that perfsuite
+alone writes are never excused by the latter.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from perfsuite import documents
+from perfsuite.cli.judge import Trace
+from perfsuite.errors import PerfsuiteError
+from perfsuite.inputs import ini
+from perfsuite.results import waivers
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.waivers import Waiver
+
+Kind = Literal["baseline", "accepting", "waivers", "settings", "traces", "log", "sealed"]
+"""`accepting` is a baseline that `history trend` reads, `sealed` what perfsuite alone writes."""
+
+OF_BASELINES: Sequence[tuple[str, str]] = (
+    (r"launches\.\d+\.figures\.tokens_per_s_mean", "with stalls|scatter"),
+    (r"launches\.\d+\.figures\.tokens_per_s", "faster|slower|scatter"),
+    (r"launches\.\d+\.figures\.peak_memory_bytes", "peak memory"),
+    (r"launches\.\d+\.loss", "loss"),
+    (r"launches\.\d+\.figures\.gradient_norm", "gradients"),
+    (r"launches\.\d+$", "launches"),
+    (r"observed", "settings or versions"),
+    (r"dtypes", "dtypes"),
+    (r"flops", "FLOPs"),
+    (r"case\.", "another case"),
+    (r"accepted", "accepted"),
+)
+"""The words of a sentence that tells of a difference between baselines, by the path of what differs."""
+
+
+def excuse(
+    kind: Kind, name: str, before: bytes, damage: bytes | str, output: str, usual: str
+) -> Literal["equal", "shown"] | None:
+    """Return why a greener verdict is excused; None if it is not.
+
+    `output` is what the command said of the damaged file called `name`, and `usual` of the original.
+    """
+    if isinstance(damage, str):
+        return None
+    with contextlib.suppress(ValueError, RecursionError, PerfsuiteError, ValidationError):
+        if kind != "log" and _meaning(kind, name, before) == _meaning(kind, name, damage):
+            return "equal"
+        if _is_shown(kind, name, before, damage, output, usual):
+            return "shown"
+    return None
+
+
+def _meaning(kind: Kind, name: str, content: bytes) -> object:
+    """Return what a file is parsed to. Raises what its parser raises."""
+    text = content.decode()
+    if kind == "waivers":
+        return waivers.parsed(name, text)
+    if kind == "settings":
+        return _flat(ini.parsed(name, text))
+    parts = text.splitlines() if kind == "traces" else [text]
+    return [json.dumps(documents.parse(part), sort_keys=True) for part in parts]  # 1 is neither 1.0 nor true
+
+
+def _flat(settings: Mapping[str, Any] | None) -> dict[str, str]:
+    return {key: str(value) for key, value in (settings or {}).items()}
+
+
+def _is_shown(kind: Kind, name: str, before: bytes, damage: bytes, output: str, usual: str) -> bool:
+    told = judge_changes(output)
+    if kind == "settings":
+        then, now = (_flat(ini.parsed(name, each.decode())) for each in (before, damage))
+        changed = {key for key in {*then, *now} if then.get(key) != now.get(key)}
+        return all(any(key.removeprefix("perf_") in line for line in told) for key in changed)
+    if kind == "waivers":
+        both = [waivers.parsed(name, each.decode()) for each in (before, damage)]
+        return all(any(word in line for line in told) for word in _of_waivers(*both))
+    if kind in ("baseline", "accepting"):
+        both_json = [documents.parse(each.decode()) for each in (before, damage)]
+        Baseline.model_validate(both_json[1], context=documents.FROM_FILE)
+        if kind == "accepting":  # of a worsening that is still there, the report has to say who accepts it
+            return '"accepted": true' in output or "worse, accepted" in output
+        return _are_told(list(_paths(*both_json)), told)
+    if kind == "traces":
+        return _has_all_traces(before, damage, output, usual)
+    if kind == "log":  # what was cut between two records: the table says how many values there are
+        return "values" in output and output.splitlines()[1:7] != usual.splitlines()[1:7]
+    return False
+
+
+def judge_changes(output: str) -> list[str]:
+    """Return the sentences of a session on the files that judge it."""
+    _, _, rest = output.partition("This branch changes the files that judge it")
+    told = []
+    for line in rest.splitlines()[1:]:
+        if not line.startswith("  "):
+            break
+        if not re.search("cannot be read|changed in nothing", line):
+            told.append(line.strip())
+    return told
+
+
+def _of_waivers(before: Sequence[Waiver], now: Sequence[Waiver]) -> Iterator[str]:
+    """Yield a word for each difference: that of a field, or of a waiver that came or went."""
+    if len(before) != len(now):
+        yield "added" if len(now) > len(before) else "removed"
+    for then, today in zip(before, now, strict=False):
+        if (then.case, then.metric) != (today.case, today.metric):
+            yield f"waiver of {today.case} on {today.metric} added"
+        else:
+            yield from (
+                f"{name} {getattr(then, name)} -> {getattr(today, name)}"
+                for name in Waiver.model_fields
+                if getattr(then, name) != getattr(today, name)
+            )
+
+
+def _paths(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of the values in which two JSON documents differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in {*before, *now}:
+            yield from _paths(before.get(key), now.get(key), f"{path}{key}.")
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, pair in enumerate(zip(before, now, strict=True)):
+            yield from _paths(*pair, f"{path}{number}.")
+    elif json.dumps(before) != json.dumps(now):
+        yield path.removesuffix(".")
+
+
+def _are_told(paths: Sequence[str], told: Sequence[str]) -> bool:
+    """Whether there is a sentence on each value of a baseline that differs and is judged."""
+    if not told:
+        return False
+    for path in paths:
+        words = next((words for pattern, words in OF_BASELINES if re.match(pattern, path)), None)
+        if words is not None and not any(re.search(words, line) for line in told):
+            return False
+    return True
+
+
+def _has_all_traces(before: bytes, damage: bytes, output: str, usual: str) -> bool:
+    """Whether each line has a row, and that of a line that differs shows its tolerance and another change."""
+    lines, rows = damage.decode().splitlines(), _rows(output)
+    old_lines, old_rows = before.decode().splitlines(), _rows(usual)
+    if not lines or len(lines) != len(rows):
+        return False
+    for number, (line, row) in enumerate(zip(lines, rows, strict=True)):
+        then, now = json.loads(old_lines[number]) if number < len(old_lines) else {}, json.loads(line)
+        if json.dumps(then, sort_keys=True) == json.dumps(now, sort_keys=True):
+            continue
+        tolerance = Trace.model_validate(now).tolerance
+        if not (f" {tolerance:.2%}" in row or f'"tolerance": {tolerance}' in row):
+            return False
+        is_other = number >= len(old_rows) or row != old_rows[number]
+        if not is_other:
+            return False
+    return True
+
+
+def _rows(output: str) -> list[str]:
+    return re.findall(r"^ *\d+  .*|^\{.*\}$", output, re.MULTILINE)
