@@ -108,6 +108,13 @@ class PythonCalls(Data):
     functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`
 
 
+class WorkerBatch(Data):
+    """What the worker processes of a rank's data loaders do for one batch: the first worker of each loader."""
+
+    python: PythonCalls  # in its third batch
+    ops: dict[str, int]  # operators that do work, by name, in its second batch
+
+
 class Counts(Data):
     """One optimizer step of one rank."""
 
@@ -130,6 +137,7 @@ class Counts(Data):
     without_flops: dict[str, int] = Field(default_factory=dict)
     compiled: Compiled | None = None  # none where nothing was compiled
     python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
+    worker_batch: WorkerBatch | None = None  # none without worker processes, and where not counted
 
 
 class OfRanks(Data):
