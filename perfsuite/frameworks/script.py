@@ -65,8 +65,8 @@ class Script(Framework):
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
     """The number of ranks that see different data. None: all; with tensor or pipeline parallelism, fewer."""
     loader: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
-    """`module:name` of what gives the training its batches, if that is not a torch `DataLoader`: a function that
-    returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method as `train:Loader.next_batch`."""
+    """`module:name` of what gives the training its batches, if that is no torch `DataLoader`: a function that
+    returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of one."""
     loss: LossRule | None = "finite"
     """The rule for the loss, which is the tensor that the script calls `backward` on, summed over the
     micro-batches of a step: it must be `"finite"`, or also `"falls"`. None if that tensor is not the loss

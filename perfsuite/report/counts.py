@@ -85,6 +85,13 @@ def _work_table(counts: Counts) -> Table:
     for way, count in counts.device_copies.items():
         waits = f", {blocking[way]:,} of them blocking" if way in blocking else ""
         caption += f" Copied {way} {plural(count, 'time')}{waits}."
+    if counts.worker_batch is not None:
+        calls = sum(counts.worker_batch.python.calls.values())
+        kernels = sum(counts.worker_batch.ops.values())
+        caption += (
+            f" For one batch a worker of the data loader makes {plural(calls, 'Python call')} and "
+            f"{plural(kernels, 'kernel')}."
+        )
     return Table(caption=caption, headers=("phase", *work), rows=rows)
 
 

@@ -109,7 +109,7 @@ class PythonCalls(Data):
 
 
 class WorkerBatch(Data):
-    """What the worker processes of a rank's data loaders do for one batch: the first worker of each loader."""
+    """What the first worker process of each data loader of a rank does for one batch."""
 
     python: PythonCalls  # in its third batch
     ops: dict[str, int]  # operators that do work, by name, in its second batch

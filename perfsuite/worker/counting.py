@@ -200,7 +200,7 @@ def warm_up() -> None:
 
 
 def leave(counter: StepCounter) -> bool:
-    """Leave the counter's mode, also from below those that were entered since. Returns whether it was there."""
+    """Leave the counter's mode, also from below others. Returns whether it was there."""
     if not counter.is_entered:
         return False
     if not (was_there := any(mode is counter for mode in _get_current_dispatch_mode_stack())):

@@ -1,8 +1,7 @@
 """Counts what a worker process of a `DataLoader` does for one batch, and hands it to its rank. Imports torch.
 
-Every worker, however it is started, makes a batch by the `fetch` of one of two classes. They are private to
-torch, and the same from torch 1.2 to 2.14; torchdata's StatefulDataLoader uses them, too. Without them a worker
-is not counted.
+Every worker, however it is started, makes a batch with the `fetch` of one of two classes, which are private
+to torch (seen in 2.13). torchdata's StatefulDataLoader uses them as well. Without them no worker is counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Times the batches that the training waits for, whatever makes them. Imports torch.
 
-`_BaseDataLoaderIter.__next__` gives every batch of a `DataLoader`, and of what derives from it: torchdata's
-StatefulDataLoader (with torchtitan's), accelerate's DataLoaderShard, those of the Trainer, Lightning and
-nanotron. The name is private, and the same from torch 1.2 to 2.14. Without it data wait would be unknown.
+`_BaseDataLoaderIter.__next__` gives every batch of a `DataLoader`, and of what derives from it or wraps it:
+torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, the loaders of the Trainer,
+Lightning and nanotron. The name is private to torch (seen in 2.13). Without it data wait is unknown.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def begin() -> DataWait:
 
 
 def watch() -> None:
-    """Time what `DataLoader`s do from now on, also those that exist: to start their workers, to give a batch."""
+    """Time each `DataLoader` from now on when it starts its workers and when it gives a batch."""
     of_batches = getattr(dataloader, "_BaseDataLoaderIter", None)
     for owner, name in ((DataLoader, "__iter__"), (of_batches, "__next__")):
         if owner is not None and not hasattr(getattr(owner, name), "is_watched"):
@@ -78,7 +78,7 @@ def watch() -> None:
 
 
 def timed(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with its calls timed. Those that another timed function makes are part of its own."""
+    """Return the function with its calls timed. A call within another timed one is part of that."""
 
     @functools.wraps(make)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -117,10 +117,10 @@ class _Batches:
 
 
 class NamedLoader:
-    """The loader that a script names as `module:name`: a function or a class, which is timed once it is found.
+    """The loader that a case names as `module:name`, timed as soon as the script has defined it.
 
-    A function may return one batch in each call, or an iterator of batches. Of a class `__next__` is timed, or
-    what its `__iter__` returns. A name with dots is a method: `train:Loader.next_batch`.
+    A function may return one batch in each call, or an iterator of batches. Of a class `__next__` is timed,
+    or what its `__iter__` returns. A name with dots is a method: `train:Loader.next_batch`.
     """
 
     def __init__(self, name: str) -> None:
@@ -153,8 +153,10 @@ class NamedLoader:
         if (module := self._imported()) is None:
             wrong = f"the script imported no module {self._module!r}: name it as the script imports it"
         elif not self._is_found:
-            what = "no function or class" if self._owner(module) is None else "neither a function nor a class"
-            wrong = f"{self._path!r} is {what} of {module.__name__!r}: name what gives the training its batches"
+            what = (
+                "does not exist in" if self._owner(module) is None else "is no function, class or method of"
+            )
+            wrong = f"{self._path!r} {what} {module.__name__!r}: name what gives the training its batches"
         elif not self.calls:
             wrong = (
                 "it was not called in the first steps: name what the training calls for each batch, or what "
@@ -213,7 +215,7 @@ class NamedLoader:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             made = make_timed(*args, **kwargs)
-            return _Batches(made) if isinstance(made, Iterator) else made
+            return _Batches(made) if hasattr(type(made), "__next__") else made
 
         return watched
 

@@ -120,7 +120,7 @@ class ScriptRank(Rank):
         *,
         losses: Losses | None,
         optimizers: Optimizers,
-        loader: NamedLoader | None,
+        loader: NamedLoader | None = None,
     ) -> None:
         super().__init__(run_dir, request, report)
         self.claim = Claim(run_dir, report.rank)
@@ -161,9 +161,9 @@ class ScriptRank(Rank):
             self.claim.give(self.observer.evidence())
 
     def check_first_steps(self) -> None:
-        """Raise `MismatchError` for a loader that gives no batch, and for other micro-batches than the case's.
+        """Raise `MismatchError` where the first steps are not what the case says.
 
-        As rank 0 also for other tokens.
+        They may call no loader of that name, have other micro-batches, or, as rank 0 can tell, other tokens.
         """
         if self._loader is not None:
             self._loader.check()
