@@ -60,10 +60,15 @@ def _sum(batches: list[WorkerBatch]) -> WorkerBatch:
 def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., Any]:
     @functools.wraps(fetch)
     def watched(*args: Any) -> Any:
-        worker = get_worker_info()
-        return fetch(*args) if worker is None or worker.id != 0 else counting.make(fetch, *args)
+        return counting.make(fetch, *args) if _is_first_worker() else fetch(*args)
 
     return watched
+
+
+def _is_first_worker() -> bool:
+    """Return whether this process is the first worker of a loader. Asked by `watched`, it would be counted."""
+    worker = get_worker_info()
+    return worker is not None and worker.id == 0
 
 
 class _Counting:

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite.results.counts import WorkerBatch
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import loader_workers
+from perfsuite.worker import loader_workers, loaders
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.loader_workers import _Counting, batch_of
+from perfsuite.worker.python_calls import PythonCounter
 from tests.samples import known
 
 pytestmark = pytest.mark.launch
@@ -111,6 +113,29 @@ def test_a_directory_that_takes_no_file_ends_no_training(run_dir: RunDir) -> Non
 def test_batches_of_this_process_are_not_counted(run_dir: RunDir) -> None:
     list(DataLoader(Rows(3), batch_size=2))  # type: ignore[arg-type]
     assert not list(run_dir.path.iterdir())
+
+
+def test_what_the_training_s_thread_calls_counts_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calls() -> Any:
+        batches = iter(DataLoader(Rows(3), batch_size=2))  # type: ignore[arg-type]
+        counter = PythonCounter(lambda: "forward")
+        counter.start()
+        next(batches)
+        counter.stop()
+        return counter.result()
+
+    before = calls()
+    for owner, name in (
+        *((_MapDatasetFetcher, "fetch"), (_IterableDatasetFetcher, "fetch")),
+        *((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    loader_workers.watch(RunDir(tmp_path))
+    loaders.watch()
+    monkeypatch.setattr(loaders, "_wait", loaders.DataWait())
+    assert calls() == before
 
 
 def test_a_worker_that_is_forked_in_a_counted_step_is_counted_alike(run_dir: RunDir) -> None:
