@@ -66,7 +66,7 @@ def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., An
 
 
 def _is_first_worker() -> bool:
-    """Return whether this process is the first worker of a loader. Asked by `watched`, it would be counted."""
+    """Return whether this process is the first worker of a loader. In `watched` the question would count."""
     worker = get_worker_info()
     return worker is not None and worker.id == 0
 
