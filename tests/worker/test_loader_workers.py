@@ -1,6 +1,7 @@
 """Real workers of a `DataLoader` in this process; those of scripts are in `frameworks/test_data_wait.py`."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,19 @@ def test_a_worker_that_is_forked_in_a_counted_step_is_counted_alike(run_dir: Run
     counter = StepCounter([])
     with counter:
         assert counted(run_dir, Rows(50)) == alone
+
+
+def test_a_worker_that_is_forked_while_a_loader_is_searched_is_counted_alike(run_dir: RunDir) -> None:
+    alone = counted(run_dir, Rows(50))
+    profiler = sys.getprofile()
+    sys.setprofile(None)
+    loader = loaders.NamedLoader("nowhere:nothing")
+    loader.watch()
+    try:
+        assert counted(run_dir, Rows(50)) == alone
+    finally:
+        loader.end_search()
+        sys.setprofile(profiler)
 
 
 def test_several_loaders_are_added_up_and_one_unknown_makes_all_unknown(tmp_path: Path) -> None:
