@@ -52,12 +52,14 @@ class DataWait:
         """Return the seconds of each step; nothing if no loader was seen."""
         return tuple(self._by_step) if self.is_seen else ()
 
-    def add(self, thread: int, seconds: float, maker: Any) -> None:
-        """Add the seconds that `maker` kept a thread waiting."""
-        if thread != self._thread:
-            return
-        self.is_seen = True
-        self._running_s += seconds
+    def add(self, thread: int, seconds: float) -> None:
+        """Add the seconds that a thread waited."""
+        if thread == self._thread:
+            self.is_seen = True
+            self._running_s += seconds
+
+    def note_workers(self, maker: Any) -> None:
+        """Note the first worker of what gave a batch, if that is a loader with workers."""
         if len(self._by_step) == COUNTED_STEP - 1 and (workers := getattr(maker, "_workers", None)):
             self.worker_pids[id(maker._dataset)] = workers[0].pid
 
@@ -88,11 +90,14 @@ def timed(make: Callable[..., Any]) -> Callable[..., Any]:
         _loading.add(thread)
         since = _now()
         try:
-            return make(*args, **kwargs)
+            made = make(*args, **kwargs)
         finally:
             _loading.discard(thread)
             if _wait is not None:
-                _wait.add(thread, _now() - since, args[0] if args else None)
+                _wait.add(thread, _now() - since)
+        if _wait is not None and args:
+            _wait.note_workers(args[0])
+        return made
 
     watched.is_watched = True  # type: ignore[attr-defined]
     return watched

@@ -146,5 +146,13 @@ def test_a_named_loader_that_gives_no_batch_fails(tmp_path: Path, loader: str, s
 
 @pytest.mark.parametrize("name", ["batches", "train:", ":batches", "train.batches", "a b:c", "train:a:b"])
 def test_a_loader_is_named_by_module_and_name(name: str) -> None:
-    with pytest.raises(CaseError, match=r"^Script: loader="):
+    with pytest.raises(
+        CaseError, match=f"^Script: loader: '{name}' is not module:name, as 'train:get_batch'"
+    ):
         Script(path="train.py", loader=name)
+
+
+def test_a_case_that_names_its_loader_keeps_its_id() -> None:
+    """Its baselines stay: it is the same training."""
+    named = Script(path="train.py", loader="train:batches")
+    assert named.slug() == Script(path="train.py").slug()

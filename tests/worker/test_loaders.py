@@ -128,6 +128,18 @@ def test_the_workers_of_the_counted_step_are_known(wait: DataWait) -> None:
     assert sorted(wait.worker_pids.values()) == [2, 3]
 
 
+def test_a_loader_that_has_ended_is_none_of_the_counted_step(wait: DataWait) -> None:
+    def end(loader: Any) -> None:
+        raise StopIteration
+
+    loader = SimpleNamespace(_workers=[SimpleNamespace(pid=1)], _dataset=object())
+    for _ in range(COUNTED_STEP - 1):
+        step(wait)
+    with pytest.raises(StopIteration):
+        loaders.timed(end)(loader)
+    assert not wait.worker_pids
+
+
 def test_torch_still_has_the_private_names() -> None:
     """Without `_workers` and `_dataset`, workers are not counted."""
     loader: Any = DataLoader([torch.ones(1)] * 4, num_workers=1)  # type: ignore[arg-type]
