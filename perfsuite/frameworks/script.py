@@ -94,8 +94,8 @@ class Script(Framework):
     def _names_a_loader(cls, loader: str | None) -> str | None:
         if loader is not None and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", loader) is None:
             raise ValueError(
-                f"{loader!r} is not module:name, as 'train:get_batch': name a function or class that gives the "
-                "training its batches, and the module that has it"
+                f"{loader!r} is not module:name, as 'train:get_batch': name a module, and a function or a "
+                "class of it that gives the training its batches"
             )
         return loader
 
