@@ -177,6 +177,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         step_s=tuple(series),
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
+        data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
         window=(window.start, len(series)),
         memory=tuple(report.memory for report in reports if report.memory is not None),
@@ -200,6 +201,11 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     run = run.replace(figures=figures_of(run, reports, peak_flops), notes=notes)
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
+
+
+def _longest(data_wait_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The seconds of each step by the rank that waited longest, of those whose loaders were seen."""
+    return tuple(max(of_step) for of_step in zip(*data_wait_s, strict=True))
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:

@@ -131,6 +131,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
     tail = max(1, len(run.loss) // 10)
     health = run.health or UNKNOWN
     first, end = run.window
+    is_waiting = any(run.data_wait_s[first:end])  # else no loader was seen there, and nothing is known
     return Figures(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / ranks,
@@ -142,6 +143,8 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         step_jitter=p95 / p50,
         probe_s_p50=known(median, run.probe_s[first:end]),
         cpu_s_per_step=known(median, run.cpu_s[first:end]),
+        data_wait_s=fmean(run.data_wait_s[first:end]) if is_waiting else None,
+        data_wait=sum(run.data_wait_s[first:end]) / sum(steps) if is_waiting else None,
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
         reserved_memory_bytes=known(max, (memory.reserved for memory in run.memory)),
         alloc_retries=known(max, (memory.alloc_retries for memory in run.memory)),

@@ -64,6 +64,9 @@ class Script(Framework):
     """The name in ids in place of the script's own, for two scripts that are both called `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
     """The number of ranks that see different data. None: all; with tensor or pipeline parallelism, fewer."""
+    loader: str | None = None
+    """`module:name` of what gives the training its batches, if that is no torch `DataLoader`: a function that
+    returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of one."""
     loss: LossRule | None = "finite"
     """The rule for the loss, which is the tensor that the script calls `backward` on, summed over the
     micro-batches of a step: it must be `"finite"`, or also `"falls"`. None if that tensor is not the loss
@@ -85,6 +88,16 @@ class Script(Framework):
         if isinstance(value, str):
             raise ValueError('give it word by word, as ("torchrun", "train.py"): shlex.split cuts a line')
         return value
+
+    @field_validator("loader")
+    @classmethod
+    def _names_a_loader(cls, loader: str | None) -> str | None:
+        if loader is not None and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", loader) is None:
+            raise ValueError(
+                f"{loader!r} is not module:name, as 'train:get_batch': name a module, and a function or a "
+                "class of it that gives the training its batches"
+            )
+        return loader
 
     @model_validator(mode="after")
     def _can_be_run_and_kept(self) -> Script:
@@ -141,7 +154,7 @@ class Script(Framework):
         what = self.label or _name(self.command or (self.path or self.module or "",))
         fields = self.model_dump(include=set(_IN_DIGEST))
         fields |= {name: _from_here(fields[name]) for name in ("path", "cwd")}
-        changed = changed_fields(self, skip=_IN_DIGEST | {"label"})
+        changed = changed_fields(self, skip=_IN_DIGEST | {"label", "loader"})
         return "-".join([self.name, what, *changed, digest(fields, 6)])
 
     def check(self, case: Case) -> None:

@@ -89,6 +89,13 @@ def _work_table(counts: Counts) -> Table:
         caption += f" Copied {way} {plural(count, 'time')}{waits}."
     for function, count in (counts.stalls or {}).items():
         caption += f" {function} was called {plural(count, 'time')}."
+    if counts.worker_batch is not None:
+        calls = sum(counts.worker_batch.python.calls.values())
+        kernels = sum(counts.worker_batch.ops.values())
+        caption += (
+            f" For one batch a worker of the data loader makes {plural(calls, 'Python call')} and "
+            f"{plural(kernels, 'kernel')}."
+        )
     return Table(caption=caption, headers=("phase", *work), rows=rows)
 
 

@@ -30,7 +30,7 @@ MOST_ENTRIES = 2  # entries of ranks whose step is told
 WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
 SHOWN = (  # metrics that are told though nothing judges them
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
-    *(metrics.CPU_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
+    *(metrics.DATA_WAIT_SHARE, metrics.CPU_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfsuite.redaction import masked
 from perfsuite.results.amounts import amount
-from perfsuite.results.metric import described
+from perfsuite.results.metric import PartOfStep, described
 from perfsuite.results.outcome import Check
 
 NONE = "\N{EN DASH}"  # stands where a figure is not known
@@ -49,7 +49,8 @@ def sentence(check: Check, against: str | None = None) -> str:
         text += f", {against or 'baseline'} {amount(check.baseline, check.unit)}"
     if check.change is not None:
         less = "fewer" if check.unit in SPEEDS else "less"
-        text += f": {abs(check.change):.1%} {less if round(check.change, 3) < 0 else 'more'}"
+        of_a_step = " of a step" if isinstance(described(check.metric), PartOfStep) else ""
+        text += f": {abs(check.change):.1%}{of_a_step} {less if round(check.change, 3) < 0 else 'more'}"
         if check.interval is not None:
             text += f" (99 % interval {between(check.interval)})"
         text += f", {check.allowed:.1%} allowed: {check.outcome}"

@@ -109,6 +109,13 @@ class PythonCalls(Data):
     functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`
 
 
+class WorkerBatch(Data):
+    """What the first worker process of each data loader of a rank does for one batch."""
+
+    python: PythonCalls  # in its third batch
+    ops: dict[str, int]  # operators that do work, by name, in its second batch
+
+
 class Counts(Data):
     """One optimizer step of one rank."""
 
@@ -133,6 +140,7 @@ class Counts(Data):
     without_flops: dict[str, int] = Field(default_factory=dict)
     compiled: Compiled | None = None  # none where nothing was compiled
     python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
+    worker_batch: WorkerBatch | None = None  # none without worker processes, and where not counted
 
 
 class OfRanks(Data):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from statistics import median
 from typing import Any, Literal, Protocol
 
 from perfsuite import extensions
@@ -109,6 +110,10 @@ class Metric:
             return of_cost
         return math.inf if of_cost == -1 else 1 / (1 + of_cost) - 1
 
+    def against(self, reference: Iterable[Figures]) -> Metric:
+        """Return the metric as it judges launches that are compared with these."""
+        return self
+
     def bound(self, of_cost: float) -> float:
         """Return a growth of the cost as the size of the figure's change: 0.15 is 0.13 of tokens/s."""
         return abs(self.change(of_cost))
@@ -117,6 +122,44 @@ class Metric:
         """Return the interval of the figure's change, lower end first, for that of its cost."""
         low, high = sorted(map(self.change, of_cost))
         return low, high
+
+
+PART_SHARE = 0.02  # of a step: what a part of it may grow by without being judged
+PART_S = 1e-3  # seconds, likewise: waking a thread up takes some tenths of a millisecond
+
+
+@dataclass(frozen=True)
+class PartOfStep(Metric):
+    """Seconds of a step that may be next to none, or unknown.
+
+    A part near 0 has no relative growth, so the test judges `rest_s` plus the part: the step of the reference
+    with that part. So changes are shares of a step. Those up to `floor` are not judged.
+    """
+
+    _: KW_ONLY
+    step_s: float = 0.0  # mean step of the reference, median over its launches; 0: no reference
+    rest_s: float = 0.0  # the same without the part
+
+    def against(self, reference: Iterable[Figures]) -> PartOfStep:
+        """Return the metric with the step of these launches; itself if none of them has the part."""
+        parts = [
+            (step_s, step_s - part)
+            for figures in reference
+            if (step_s := figures.step_s_mean) is not None and (part := self.of(figures)) is not None
+        ]
+        if not parts:
+            return self
+        step_s, rest_s = map(median, zip(*parts, strict=True))
+        return replace(self, step_s=step_s, rest_s=rest_s)
+
+    @property
+    def floor(self) -> float:
+        """The largest growth of the cost that is no change: `PART_SHARE`, or `PART_S` of a short step."""
+        return max(PART_SHARE, PART_S / self.step_s) if self.step_s else PART_SHARE
+
+    def cost(self, value: float) -> float:
+        """Return the seconds of the reference's step with this part."""
+        return self.rest_s + value
 
 
 TOKENS_PER_S = Metric(
@@ -140,6 +183,10 @@ PEAK_MEMORY = Metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.20, "cuda": 0.01},
 )
+DATA_WAIT = PartOfStep(
+    "data_wait_s", "data wait", "s", "lower", "sequential", tolerances={"cpu": 0.05, "cuda": 0.05}
+)
+"""By the mean: with several workers, most batches are there at once, and each n-th one is waited for."""
 GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)  # what every verdict judges
 CPU_S_PER_STEP = Metric(
     "cpu_s_per_step",
@@ -159,6 +206,7 @@ comparison of two arms estimates from its own launches how CPU time follows the 
 TOKENS_PER_S_PER_DEVICE = Metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
+DATA_WAIT_SHARE = Metric("data_wait", "data wait as a share of the step", "share", "lower", "shown")
 STEP_S_P50 = Metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
 STEP_S_P95 = Metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
 STEP_JITTER = Metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")
@@ -219,10 +267,14 @@ def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 
 
 def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
-    """Return `GATED`, and of CPU time and other packages' metrics those that any of these launches has."""
+    """Return `GATED`, and of other metrics those that any of these launches has."""
     launches = tuple(launches)
-    has_cpu_time = any(CPU_S_PER_STEP.of(figures) is not None for figures in launches)
-    return (*GATED, *((CPU_S_PER_STEP,) if has_cpu_time else ()), *extra_metrics(launches))
+    known = [
+        metric
+        for metric in (CPU_S_PER_STEP, DATA_WAIT)
+        if any(metric.of(figures) is not None for figures in launches)
+    ]
+    return (*GATED, *known, *extra_metrics(launches))
 
 
 def judged(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:

@@ -14,6 +14,7 @@ from perfsuite.results.counts import (
     Compiled,
     Counts,
     Phase,
+    PythonCalls,
     StepMemory,
     group_name,
 )
@@ -30,6 +31,7 @@ PYTHON_FLOOR, PYTHON_SHARE = 1000, 0.2
 """Calls of Python functions, and their share, by which a step may differ without being judged: each release
 of a library has some more or less, and 1,000 take some tenths of a millisecond."""
 PYTHON_LOOSE = 0.02  # share by which they may differ between launches: a progress bar is drawn by time
+OF_A_WORKER = "of a loader's worker per batch"
 LOOSE = 0.005  # share by which memory may differ between launches: threads free what they hold at any time
 
 
@@ -54,6 +56,9 @@ class Quantity:
     # The difference from these counts that is too small to be judged, in its unit: it is listed.
     floor: Callable[[Counts], float] = lambda _: 0
     is_python: bool = False  # of Python: what a progress bar calls now and then makes none unsteady
+    # What a change is made of, by name, as the functions that are called; None where it cannot be said.
+    parts: Callable[[Counts], Mapping[str, int] | None] = lambda _: None
+    of_worker: bool = False  # of a worker process, for one batch
 
     @property
     def family(self) -> str:
@@ -132,8 +137,35 @@ def _python(version: str) -> Quantity:
             return None
         return {f"{name} in {phase}": counts.python.calls.get(phase, 0) for phase in PHASES}
 
+    return _of_python(name, read, lambda counts: counts.python)
+
+
+def _worker_python(version: str) -> Quantity:
+    name = f"Python {version} calls {OF_A_WORKER}"
+
+    def read(counts: Counts) -> Mapping[str, int] | None:
+        if counts.worker_batch is None or counts.worker_batch.python.version != version:
+            return None
+        return {name: sum(counts.worker_batch.python.calls.values())}
+
+    def python(counts: Counts) -> PythonCalls | None:
+        return None if counts.worker_batch is None else counts.worker_batch.python
+
+    found = _of_python(name, read, python)
+    return replace(found, of_worker=True)
+
+
+def _of_python(
+    name: str,
+    read: Callable[[Counts], Mapping[str, int] | None],
+    python: Callable[[Counts], PythonCalls | None],
+) -> Quantity:
     def size(counts: Counts) -> int:
         return sum((read(counts) or {}).values())
+
+    def functions(counts: Counts) -> Mapping[str, int] | None:
+        calls = python(counts)
+        return None if calls is None else calls.functions
 
     return Quantity(
         name=name,
@@ -142,6 +174,7 @@ def _python(version: str) -> Quantity:
         allowed=lambda counts: PYTHON_LOOSE * size(counts),
         floor=lambda counts: max(PYTHON_FLOOR, PYTHON_SHARE * size(counts)),
         is_python=True,
+        parts=functions,
     )
 
 
@@ -221,7 +254,24 @@ STALLS = Quantity(
     unit="calls",
     read=lambda counts: counts.stalls and {f"calls of {name}": n for name, n in counts.stalls.items()},
 )
-KERNELS = _phased("kernels", "calls", lambda counts: counts.kernels)
+KERNELS = replace(_phased("kernels", "calls", lambda counts: counts.kernels), parts=lambda counts: counts.ops)
+
+
+def _worker_ops(counts: Counts) -> Mapping[str, int] | None:
+    return None if counts.worker_batch is None else counts.worker_batch.ops
+
+
+WORKER_KERNELS = Quantity(
+    name=f"kernels {OF_A_WORKER}",
+    unit="calls",
+    read=lambda counts: (
+        None if (ops := _worker_ops(counts)) is None else {f"kernels {OF_A_WORKER}": sum(ops.values())}
+    ),
+    floor=lambda counts: PYTHON_SHARE * sum((_worker_ops(counts) or {}).values()),
+    parts=_worker_ops,
+    of_worker=True,
+)
+"""With a floor, as samples that are drawn or augmented at random need not be the same in two launches."""
 PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
 SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
 GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
@@ -239,7 +289,11 @@ COMPILED = (  # what is counted over the whole launch
     _of_compiled("generated kernels", attrgetter("kernels")),
     _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
-_OTHERS = (FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, *COMPILED)
+_OTHERS = (
+    *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH),
+    *COMPILED,
+    WORKER_KERNELS,
+)
 
 
 def quantities(every: Iterable[Counts]) -> list[Quantity]:
@@ -250,7 +304,9 @@ def quantities(every: Iterable[Counts]) -> list[Quantity]:
     without_bytes = (row for row in rows if not row.bytes and row.kind != "barrier")
     empty = starmap(_empty, dict.fromkeys(map(_shape, without_bytes)))
     versions = dict.fromkeys(counts.python.version for counts in every if counts.python is not None)
-    return [*groups, *empty, *_OTHERS, *map(_python, versions)]
+    batches = [counts.worker_batch for counts in every if counts.worker_batch is not None]
+    of_workers = dict.fromkeys(batch.python.version for batch in batches)
+    return [*groups, *empty, *_OTHERS, *map(_python, versions), *map(_worker_python, of_workers)]
 
 
 def differing(launches: Iterable[Counts]) -> set[str]:

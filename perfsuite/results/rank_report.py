@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from perfsuite.documents import Data, Sealed
-from perfsuite.results.counts import Counts
+from perfsuite.documents import Data, Document, Sealed
+from perfsuite.results.counts import Counts, WorkerBatch
 from perfsuite.results.dry_facts import Fit
 
 FailureKind = Literal[
@@ -108,6 +108,8 @@ class RankReport(Sealed):
     step_s: tuple[float, ...] = ()  # every optimizer step from the first, warm-up included
     probe_s: tuple[float, ...] = ()  # on CPU: seconds of the fixed work after each step, timed apart from it
     cpu_s: tuple[float, ...] = ()  # CPU seconds in each step, of all threads; empty on a simulated clock
+    # Host seconds in each step that the training's thread waited for batches; empty if no loader was seen.
+    data_wait_s: tuple[float, ...] = ()
     wall_s: float = 0  # of all steps by the host clock, without what was between: should be their sum
     elapsed_s: float = 0  # from the first step's start to the end by the host clock, all included
     uptime_s: float | None = None  # the same by the kernel's uptime, in hundredths; None if unknown
@@ -131,3 +133,10 @@ class RankReport(Sealed):
     notes: tuple[str, ...] = ()  # what a reader of the figures should know
     failure: Failure | None = None
     steps: int | None = None  # steps that had ended when a script's rank failed; None: it has not, or unknown
+
+
+class WorkerBatchFile(Document):
+    """What the first worker of a data loader did for a batch, for the rank that it loads for."""
+
+    schema_version: Literal[1] = 1
+    batch: WorkerBatch

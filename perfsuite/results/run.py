@@ -96,6 +96,10 @@ class Figures(Data):
     probe_s_p50: float | None = None
     cpu_s_per_step: float | None = None
     """CPU seconds of all ranks together in a step, median: what is computed, without any waiting."""
+    data_wait_s: float | None = None
+    """Host seconds of a step, mean, that the training waits for batches, of the rank that waits longest. None
+    if no loader was seen in the measured steps."""
+    data_wait: float | None = None  #: The same as a share of all measured steps, 0 to 1.
     peak_memory_bytes: float | None = None  #: Memory of the rank that used most, as all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
@@ -167,6 +171,8 @@ class Run(Document):
     until every rank had finished this one."""
     probe_s: tuple[float, ...] = ()
     cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
+    data_wait_s: tuple[float, ...] = ()
+    """Host seconds of each step that the rank which waited longest waited for batches; empty if unknown."""
     loss: tuple[float, ...] = ()  #: Mean over ranks.
     window: tuple[int, int] = (0, 0)  #: The measured steps are `step_s[window[0]:window[1]]`.
     memory: tuple[Memory, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable, Iterable
@@ -125,6 +126,10 @@ class RunDir:
     def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
         """The file into which that process writes its stacks when asked (`perfsuite.worker.leash`)."""
         return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
+
+    def worker_batch(self, pid: int) -> Path:
+        """`WorkerBatchFile`, by that process of this node, a worker of a data loader."""
+        return self.path / f"worker-{os.environ.get(NODE, '0')}-{pid}.json"
 
     def all_stacks(self, node: int | None = None) -> list[tuple[int | None, int, Path]]:
         """Every file of `stacks`, or those of one node, as (rank, process id, file): unknown ranks first."""

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from perfsuite.analysis.agreement import TOKENS_DIFFER
 from perfsuite.results import baseline as baselines
 from perfsuite.results import count_baseline
-from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.metric import (
+    CPU_S_PER_STEP,
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    Metric,
+    PartOfStep,
+    judged,
+)
 from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
@@ -22,8 +29,11 @@ from perfsuite.verdict.computation import (
 )
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
+    NEGLIGIBLE,
+    NO_LOADER,
     disagreement,
     if_same,
+    is_negligible,
     median_of,
     tolerance_check,
     unjudged,
@@ -249,6 +259,7 @@ def _check(
     corrects: bool,
 ) -> Check:
     """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair."""
+    metric = metric.against(run.figures for run in a)
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     device = b[0].machine.device
     tolerance = metric.tolerance(device) if tolerance is None else tolerance
@@ -257,6 +268,8 @@ def _check(
         if bad := [value for value in values if not is_size(value)]:
             is_needed = arm == ARM_B or metric in (TOKENS_PER_S, PEAK_MEMORY)
             what = "was not measured" if bad[0] is None else f"is {bad[0]}"
+            if isinstance(metric, PartOfStep):
+                return check.replace(outcome="inconclusive", note=f"{what} in {arm}; {NO_LOADER}")
             return check.replace(outcome="failed" if is_needed else "inconclusive", note=f"{what} in {arm}")
     if metric.judging(device) == "exact":
         return tolerance_check(metric, check, tolerance)
@@ -276,6 +289,8 @@ def _check(
         minimum_detectable=metric.bound(decision.minimum_detectable),
         probe_exponent=decision.exponent or None,
     )
+    if is_negligible(metric, decision.outcome, decision.change):
+        return check.replace(outcome="passed", note=NEGLIGIBLE)
     if decision.disputed is not None:
         why = disagreement(*decision.disputed, "the probe may differ between the arms, too")
         return check.replace(note=why)

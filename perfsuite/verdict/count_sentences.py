@@ -24,16 +24,15 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
         f"{change.field}: {arrow(change.before, change.now, change.unit)}" for change in changes
     )
     fields = ", ".join([first, *(other.removeprefix(quantity.name).lstrip() for other in others)])
-    in_a_step = quantity.unit == "calls" and quantity not in quantities.COMPILED
+    in_a_step = quantity.unit == "calls" and quantity not in quantities.COMPILED and not quantity.of_worker
     return fields + (" a step" if in_a_step else "") + _because(quantity, before, now)
 
 
 def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
     """The parts of a quantity that explain its change, as ` (kept +3.5 MiB)`; nothing where none is known."""
-    if quantity is quantities.KERNELS:
-        return _parts(before.ops, now.ops, "calls")
-    if quantity.is_python and before.python is not None and now.python is not None:
-        return _parts(before.python.functions, now.python.functions, "calls")
+    then, today = quantity.parts(before), quantity.parts(now)
+    if then is not None and today is not None:
+        return _parts(then, today, quantity.unit)
     if quantity is quantities.PEAK and before.memory is not None and now.memory is not None:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
     if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:

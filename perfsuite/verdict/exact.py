@@ -262,6 +262,8 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
                 if quantity is quantities.HOST_READS:
                     where = _OF_THE_HOST
+                if quantity is quantities.WORKER_KERNELS:
+                    continue  # known where Python calls of the worker are: one note tells both
                 notes.append(f"{quantity.name}: not judged, {where}")
     return dict.fromkeys(notes)
 

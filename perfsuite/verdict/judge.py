@@ -11,7 +11,16 @@ from statistics import median
 
 from perfsuite.analysis import health
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import CPU_S_PER_STEP, PEAK_MEMORY, TOKENS_PER_S, Metric, judged
+from perfsuite.results.metric import (
+    CPU_S_PER_STEP,
+    PART_S,
+    PART_SHARE,
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    Metric,
+    PartOfStep,
+    judged,
+)
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import FailureKind
 from perfsuite.results.run import Run
@@ -34,6 +43,8 @@ NOT_THE_SAME = (
     "better, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
     "it may compute something else"
 )
+NEGLIGIBLE = f"below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, no change counts"
+NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 
 
@@ -196,6 +207,7 @@ def _check(
     if check.baseline is None:
         return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
     device = runs[0].machine.device
+    metric = metric.against(launch.figures for launch in baseline.launches)
     if metric.judging(device) == "exact":
         return tolerance_check(metric, check, metric.tolerance(device))
     decided = partial(_decided, metric, check, baseline.session_sizes(metric.name), policy, device)
@@ -255,6 +267,8 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) ->
         wrong = ["the baseline lacks it: accept or record it anew"]
     elif None in values:
         wrong = ["the baseline has it, this run does not" if then else "was not measured"]
+    if wrong and isinstance(metric, PartOfStep):
+        return check.replace(outcome="inconclusive", note=f"{wrong[0]}; {NO_LOADER}")
     return check.replace(outcome="failed", note=wrong[0]) if wrong else check
 
 
@@ -279,7 +293,10 @@ def _decided(
         interval=metric.interval(decision.interval),
         minimum_detectable=metric.bound(decision.minimum_detectable_drop),
     )
-    apart = SESSIONS_APART if device == "cpu" and metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) else 0.0
+    if is_negligible(metric, decision.outcome, decision.estimate):
+        return decided.replace(outcome="passed", note=NEGLIGIBLE)
+    follows_the_machine = metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) or isinstance(metric, PartOfStep)
+    apart = SESSIONS_APART if device == "cpu" and follows_the_machine else 0.0
     is_change = decision.outcome in ("regressed", "improved")
     if is_change and not noise.session_sigma and abs(math.log1p(decision.estimate)) < math.log1p(apart):
         return decided.replace(outcome="inconclusive", note=ONE_SESSION)
@@ -289,6 +306,12 @@ def _decided(
     if decided.outcome == "undecided" and len(now) >= policy.most:
         return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
     return decided
+
+
+def is_negligible(metric: Metric, outcome: Outcome, change: float) -> bool:
+    """Whether a change of a part of the step, however sure, is too small to be judged."""
+    is_change = outcome in ("regressed", "improved")
+    return is_change and isinstance(metric, PartOfStep) and abs(change) <= metric.floor
 
 
 def _agreed(check: Check, other: Check, why: str) -> Check:

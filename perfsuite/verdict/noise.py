@@ -146,6 +146,7 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 
 def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
     """Return the costs by session; with an exponent, at the typical probe speed, of launches with a probe."""
+    metric = metric.against(launch.figures for launch in baseline.launches)
     kept = [
         (session, (metric.cost(value), probe))
         for session, launch in baseline.by_session()

@@ -25,7 +25,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import calls, deepspeed, gradients, leash, memory
+from perfsuite.worker import calls, deepspeed, gradients, leash, loaders, memory
 from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.profiling import ProfileTaken
@@ -33,7 +33,7 @@ from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_
 from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
-    import perfsuite.worker.counting  # noqa: F401  before the level of memory is taken
+    import perfsuite.worker.loader_workers  # with counting, before the level of memory is taken
 
 TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
 PASSES_WITHOUT_A_STEP = 100  # backward passes (those of ten steps, if more) after which none will come
@@ -107,6 +107,14 @@ class Attached:
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
         calls.watch()
         gradients.watch()
+        loaders.watch()
+        if request.counts:
+            with contextlib.suppress(AttributeError):  # it could not be imported
+                perfsuite.worker.loader_workers.watch(run_dir)
+        name = getattr(self.case.framework, "loader", None)
+        self._loader = None if name is None else loaders.NamedLoader(name)
+        if self._loader is not None:
+            self._loader.watch()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # this process, since its first step: what it forks is another
@@ -219,7 +227,12 @@ class Attached:
         leash.die_with_parent()
         empty = self._empty
         leash.listen(self.run_dir, empty.rank)  # known only now if the script starts its own processes
-        rank = ScriptRank(self.run_dir, self.request, empty, losses=self._losses, optimizers=self._optimizers)
+        rank = ScriptRank(
+            *(self.run_dir, self.request, empty),
+            losses=self._losses,
+            optimizers=self._optimizers,
+            loader=self._loader,
+        )
         if is_next:
             self.run_dir.rank(empty.rank).unlink(missing_ok=True)
             rank.notes.append(

@@ -275,13 +275,13 @@ class StepCounter(TorchDispatchMode):
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
     ) -> None:
         operator, phase, made = str(func._overloadpacket), self._phase(), _tensors(out)
-        does_work = operator not in NO_KERNEL and not _is_view(func)
+        is_work = does_work(func)
         if operator in OPERATORS:
             self.collectives.add(operator)
             self._calls.append(call_of(operator, args, kwargs, made, phase))
             for tensor in given:
                 self.memory.communicated(tensor)
-        elif does_work:
+        elif is_work:
             self._totals["kernels"][phase] += 1
             self._totals["ops"][operator] += 1
         for tensor in made:
@@ -301,7 +301,7 @@ class StepCounter(TorchDispatchMode):
             self._totals["without_flops"][operator] += 1
         if operator.startswith(ALLOCATIONS):
             self._unfilled |= self._storages(made)
-        elif phase != "optimizer" and does_work:
+        elif phase != "optimizer" and is_work:
             self._note_origin(made or _written(func, args), given)
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
@@ -399,6 +399,11 @@ def _read_by_the_host(
         return [index for index in _tensors(args[1]) if index.dtype in (torch.bool, torch.uint8)]
     by_a_size = operator == "aten.repeat_interleave" and kwargs.get("output_size") is None
     return given if operator in HOST_READS or by_a_size else []
+
+
+def does_work(func: Any) -> bool:
+    """Return whether an operator gives the device something to do."""
+    return str(func._overloadpacket) not in NO_KERNEL and not _is_view(func)
 
 
 def _is_view(func: Any) -> bool:

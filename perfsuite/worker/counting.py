@@ -105,7 +105,7 @@ class Counting:
             return
         if self._norm is not None:
             self._norm.leave()
-        if not _leave(self._counter):
+        if not leave(self._counter):
             raise RuntimeError("its TorchDispatchMode was taken away during the step")
         if in_backward():  # autograd puts back what was there when its backward began
             self._give_up(IN_BACKWARD)
@@ -182,7 +182,7 @@ class Counting:
             self._norm.leave()
             self._norm = None
         if counter is not None:
-            _leave(counter)
+            leave(counter)
             counter.memory.forget()
 
 
@@ -199,8 +199,8 @@ def warm_up() -> None:
     counter.memory.forget()
 
 
-def _leave(counter: StepCounter) -> bool:
-    """Leave the mode, also from below those that the training entered since. Returns whether it was there."""
+def leave(counter: StepCounter) -> bool:
+    """Leave the counter's mode, also from below others. Returns whether it was there."""
     if not counter.is_entered:
         return False
     if not (was_there := any(mode is counter for mode in _get_current_dispatch_mode_stack())):

@@ -64,13 +64,19 @@ def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import calls, gradients
+    from perfsuite.worker import calls, gradients, loaders
     from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
 
     case = rank.case
     calls.watch()
     gradients.watch()
+    loaders.watch()
+    if rank.request.counts:
+        with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
+            from perfsuite.worker import loader_workers
+
+            loader_workers.watch(rank.run_dir)
     device = _device(rank.request)
     timer, probe = clock_for(device)
     process_group = rank.plan.process_group

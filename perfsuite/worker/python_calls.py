@@ -152,6 +152,18 @@ class _Profile:
             self._ours = frame
 
 
+def leave_monitoring() -> bool:
+    """Leave `sys.monitoring`, as also a process must that was forked in a counted step.
+
+    Returns whether this process had our place in it.
+    """
+    if MONITORING is None or MONITORING.get_tool(MONITORING.PROFILER_ID) != OURS:
+        return False
+    MONITORING.set_events(MONITORING.PROFILER_ID, 0)
+    MONITORING.free_tool_id(MONITORING.PROFILER_ID)
+    return True
+
+
 class _OfThread(threading.local):
     """What is seen of one thread."""
 
@@ -193,11 +205,7 @@ class _Monitoring:
 
     def stop(self) -> bool:
         """Returns whether it was there until now."""
-        if MONITORING.get_tool(MONITORING.PROFILER_ID) != OURS:
-            return False
-        MONITORING.set_events(MONITORING.PROFILER_ID, 0)
-        MONITORING.free_tool_id(MONITORING.PROFILER_ID)
-        return True
+        return leave_monitoring()
 
     def pause(self) -> bool:
         """Returns whether this thread was seen."""

@@ -29,6 +29,7 @@ from perfsuite.worker.recorder import Recorder
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
+    from perfsuite.results.counts import Counts
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.observe import Observer
     from perfsuite.worker.timers import HostTimer
@@ -143,6 +144,10 @@ class Rank:
             report = self.report
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
             self.recorder.between_steps = self._extra.boundary
+        if self.plan.needs_torch:
+            from perfsuite.worker import loaders
+
+            self.recorder.data_wait = loaders.begin()
         self.recorder.start()
 
     def model(self) -> Any:
@@ -166,6 +171,7 @@ class Rank:
             step_s=tuple(self.recorder.step_s),
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
+            data_wait_s=() if self.recorder.data_wait is None else self.recorder.data_wait.result(),
             wall_s=self.recorder.wall_s,
             elapsed_s=self.recorder.elapsed_s,
             uptime_s=self.recorder.uptime_s,
@@ -180,7 +186,7 @@ class Rank:
         from perfsuite.worker import flops
 
         if (counting := self.recorder.counting) is not None:
-            report = report.replace(counts=counting.result(), hidden=counting.hidden)
+            report = report.replace(counts=self._with_workers(counting.result()), hidden=counting.hidden)
             report = report.replace(
                 gradient_squares=counting.gradient_squares, unclipped_squares=counting.unclipped_squares
             )
@@ -195,6 +201,14 @@ class Rank:
         except errors.MismatchError as error:  # an error of every rank: none waits for another
             return report.replace(failure=failure_of(error, report.rank))
         return report
+
+    def _with_workers(self, counts: Counts | None) -> Counts | None:
+        from perfsuite.worker import loader_workers
+
+        if counts is None or self.recorder.data_wait is None:
+            return counts
+        pids = self.recorder.data_wait.worker_pids.values()
+        return counts.replace(worker_batch=loader_workers.batch_of(self.run_dir, pids))
 
     def abandon(self) -> None:
         """Take everything of ours out of a training that goes on without us, after an error of ours."""

@@ -15,6 +15,7 @@ from perfsuite.worker.timers import HostTimer
 
 if TYPE_CHECKING:
     from perfsuite.worker.counting import Counting
+    from perfsuite.worker.loaders import DataWait
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.profiling import Profiling
 
@@ -46,6 +47,7 @@ class Recorder:
         self.counting: Counting | None = None  # counts what some of the first steps do
         self.profiling: Profiling | None = None  # has some steps of a launch that is made for that profiled
         self.between_steps: Callable[[int], object] | None = None  # told the ended steps, in no step's time
+        self.data_wait: DataWait | None = None  # times what the training waits for; None: nobody looks
         self.cpu_s: list[float] = []  # of this process in each step; empty if unknown
         self.probe_s: list[float] = []
         self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
@@ -91,6 +93,8 @@ class Recorder:
         cpu = self.timer.cpu()
         if cpu is not None and self._cpu_at is not None:
             self.cpu_s.append(cpu - self._cpu_at)
+        if self.data_wait is not None:
+            self.data_wait.end_step()
         ended_at = self.timer.host()
         self._settle_memory()
         if self.steps % GC_EVERY == 0:
@@ -112,6 +116,8 @@ class Recorder:
         self._begin_step()
 
     def _begin_step(self) -> None:
+        if self.data_wait is not None:
+            self.data_wait.begin_step()
         self._cpu_at = self.timer.cpu()
         self._starts.append(self.timer.stamp())
 

@@ -23,6 +23,7 @@ from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers
 from perfsuite.worker.flops import count_known
+from perfsuite.worker.loaders import NamedLoader
 from perfsuite.worker.losses import Losses
 from perfsuite.worker.node_probe import device_probe
 from perfsuite.worker.optimizers import Optimizers, living, parameters_of
@@ -119,11 +120,13 @@ class ScriptRank(Rank):
         *,
         losses: Losses | None,
         optimizers: Optimizers,
+        loader: NamedLoader | None = None,
     ) -> None:
         super().__init__(run_dir, request, report)
         self.claim = Claim(run_dir, report.rank)
         self._losses = losses
         self._optimizers = optimizers
+        self._loader = loader
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
         """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later."""
@@ -141,6 +144,8 @@ class ScriptRank(Rank):
         self.build(timer, device=device, probe=probe, memory=counters)
         self.observe()
         self._optimizers.begin(living(torch.optim.Optimizer))
+        if self._loader is not None:
+            self._loader.end_search()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Show a step of the clock, which may be of a new optimizer in place of the first one.
@@ -156,7 +161,12 @@ class ScriptRank(Rank):
             self.claim.give(self.observer.evidence())
 
     def check_first_steps(self) -> None:
-        """Raise `MismatchError` for micro-batches, and, as rank 0, for tokens, that are not the case's."""
+        """Raise `MismatchError` where the first steps are not what the case says.
+
+        They may call no loader of that name, have other micro-batches, or, as rank 0 can tell, other tokens.
+        """
+        if self._loader is not None:
+            self._loader.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
         if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens

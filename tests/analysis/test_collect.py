@@ -405,3 +405,19 @@ def test_what_another_node_wrote_is_not_this_nodes(tmp_path: Path) -> None:
     failure = failure_of(collected(run_dir))
     assert failure.kind == "missing_report"
     assert failure.message == f"{run_dir.launch(0)}: it was written on node 1, expected 0"
+
+
+def test_the_rank_that_waits_longest_in_a_step_is_what_the_job_waits(tmp_path: Path) -> None:
+    waits = [(0.01, 0.05) * 12 + (0.01,), (0.03,) * 25]
+    reports = [make_report(rank, data_wait_s=each) for rank, each in enumerate(waits)]
+    run = collected(write_launch(tmp_path, *reports))
+    assert run.data_wait_s == (0.03, 0.05) * 12 + (0.03,)
+
+
+def test_a_rank_without_a_loader_leaves_the_wait_of_the_others(tmp_path: Path) -> None:
+    """As of the later stages of a pipeline."""
+    waits = [(), (0.03,) * 25]
+    run = collected(
+        write_launch(tmp_path, *(make_report(n, data_wait_s=each) for n, each in enumerate(waits)))
+    )
+    assert run.data_wait_s == waits[1]

@@ -368,3 +368,17 @@ def test_the_median_of_the_window_is_that_of_the_flat_part(slow: list[float], fl
 def test_a_gpu_settles_in_ten_seconds_after_its_first_steps() -> None:
     for step_s, first, start in ((0.5, 4, 24), (0.3, 4, 38), (20.0, 4, 5), (10.0, 2, 3), (0.01, 4, 80)):
         assert settled([60.0] * first + [step_s] * (80 - first), first) == start
+
+
+def test_data_wait_is_a_share_of_the_window() -> None:
+    waits = (9.0, 9.0, 0.1, 0.2, 0.3, 9.0)
+    run = make_run(step_s=(1.0,) * 6, window=(2, 5), data_wait_s=waits)
+    figures = figures_of(run, [make_report()], None)
+    assert [figures.data_wait_s, figures.data_wait] == pytest.approx([0.2, 0.2])
+
+
+@pytest.mark.parametrize("waits", [(), (9.0, 9.0, 0.0, 0.0, 0.0, 9.0)], ids=["no loader", "none in window"])
+def test_data_wait_is_unknown_where_no_loader_gave_a_batch(waits: tuple[float, ...]) -> None:
+    run = make_run(step_s=(1.0,) * 6, window=(2, 5), data_wait_s=waits)
+    figures = figures_of(run, [make_report()], None)
+    assert (figures.data_wait_s, figures.data_wait) == (None, None)

@@ -1,6 +1,6 @@
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
-from perfsuite.results.counts import PythonCalls
+from perfsuite.results.counts import PythonCalls, WorkerBatch
 from perfsuite.results.outcome import CountCheck
 from tests.counted import BUCKETS, HOST_READ, make_check, make_compiled, make_counts, make_memory
 
@@ -107,3 +107,12 @@ def test_findings_stand_next_to_the_baseline_as_many_as_there_is_room_for() -> N
     many = counts.table_of_findings(make_check(*[HOST_READ] * (counts.MOST_FINDINGS + 3)), None)
     assert len(many.rows) == counts.MOST_FINDINGS
     assert many.caption.endswith(" 3 more are in results.json.")
+
+
+def test_what_a_loader_s_worker_does_stands_below_the_work() -> None:
+    python = PythonCalls(version="3.11", calls={"forward": 1234}, functions={})
+    batch = WorkerBatch(python=python, ops={"aten.stack": 1, "aten.mul": 8})
+    captions = [table.caption for table in counts.tables(make_counts(worker_batch=batch))]
+    told = "For one batch a worker of the data loader makes 1,234 Python calls and 9 kernels."
+    assert sum(told in caption for caption in captions) == 1
+    assert not any(told in table.caption for table in counts.tables(make_counts()))

@@ -132,3 +132,8 @@ def test_lines_have_at_most_so_many_columns_whole_words_and_an_ellipsis_if_cut()
     assert wrapped("a\n b", indent="") == ["a", " b"]
     *_, last = cut_short = wrapped("word " * 100, most=2)
     assert (len(cut_short), last[-2:]) == (2, " …")
+
+
+def test_a_change_of_data_wait_is_a_share_of_a_step() -> None:
+    check = metric_check(metric="data_wait_s", unit="s", measured=0.05, baseline=0.001, change=0.49)
+    assert ": 49.0% of a step more" in text.sentence(check)

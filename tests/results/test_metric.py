@@ -7,7 +7,16 @@ import pytest
 
 from perfsuite.errors import ExtensionError
 from perfsuite.results import metric as metrics
-from perfsuite.results.metric import CPU_S_PER_STEP, GATED, PEAK_MEMORY, TOKENS_PER_S, Metric, find, judged
+from perfsuite.results.metric import (
+    CPU_S_PER_STEP,
+    DATA_WAIT,
+    GATED,
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    Metric,
+    find,
+    judged,
+)
 from perfsuite.results.run import Figures
 from tests.packages import Packages
 
@@ -144,3 +153,31 @@ def test_what_cannot_be_used_is_an_error(installed: Installs, name: str, value: 
         metrics.recorded()
     assert said in str(caught.value)
     assert "pip uninstall extra-bad" in str(caught.value)
+
+
+WAITED = [Figures(data_wait_s=wait_s, step_s_mean=1.0 + wait_s) for wait_s in (0.1, 0.11, 0.3)]
+
+
+def test_data_wait_is_judged_as_a_share_of_the_reference_s_step() -> None:
+    metric = DATA_WAIT.against(WAITED)
+    assert (metric.step_s, metric.rest_s) == pytest.approx((1.11, 1.0))
+    assert metric.worsening(0.11, 0.11) == 0
+    assert metric.worsening(0.11 + 0.555, 0.11) == pytest.approx(0.5)
+    assert metric.worsening(0.11, 0.665) == pytest.approx(-1 / 3)
+
+
+def test_a_wait_of_nearly_nothing_may_grow_a_thousand_times() -> None:
+    metric = DATA_WAIT.against([Figures(data_wait_s=1e-6, step_s_mean=0.2)])
+    assert metric.worsening(1e-3, 1e-6) == pytest.approx(0.005, rel=0.01)
+
+
+@pytest.mark.parametrize(("step_s", "floor"), [(10.0, 0.02), (0.05, 0.02), (0.01, 0.1)])
+def test_the_floor_is_a_share_of_a_step_or_a_millisecond(step_s: float, floor: float) -> None:
+    metric = DATA_WAIT.against([Figures(data_wait_s=1e-5, step_s_mean=step_s)])
+    assert metric.floor == pytest.approx(floor)
+
+
+def test_data_wait_is_judged_where_a_loader_was_seen() -> None:
+    assert judged([Figures(), WAITED[0]], "cuda") == (*GATED, DATA_WAIT)
+    assert judged([Figures()], "cuda") == GATED
+    assert DATA_WAIT.against([Figures(), Figures(step_s_mean=1.0)]) is DATA_WAIT

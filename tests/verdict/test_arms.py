@@ -11,6 +11,7 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.rank_report import Evidence, Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs, unless_other
+from perfsuite.verdict.judge import NEGLIGIBLE, NO_LOADER
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.paired_test import MAX_PAIRS
 from tests.samples import DISTURBED, known, make_figures, make_launches, make_report, make_run
@@ -330,3 +331,31 @@ def test_other_gradients_in_every_launch_fail(
             ("the norm of the gradients before step 4: 1 -> 0.5, which more launches did not confirm",),
         )
     assert (verdict.outcome, verdict.failure, verdict.reasons) == (outcome, *expected)
+
+
+def waits(seconds: float, speeds: tuple[float, ...] = A, *, step_s: float = 1.0) -> list[Run]:
+    return [
+        run.replace(figures=run.figures.replace(data_wait_s=seconds * speed, step_s_mean=step_s))
+        for run, speed in zip(arm(), speeds, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome"), [(0.01, "passed"), (0.08, "regressed"), (0.025, "passed")], ids=str
+)
+def test_an_arm_that_waits_for_data_regresses(now: float, outcome: str) -> None:
+    verdict = compared(waits(0.01), waits(now, B))
+    assert (verdict.outcome, outcomes(verdict)["data_wait_s"]) == (outcome, outcome)
+
+
+def test_a_certain_wait_below_the_floor_passes_and_says_so() -> None:
+    """0.9 ms are 9% of a step of 10 ms."""
+    before, now = waits(0.0005, step_s=0.01), waits(0.0014, B, step_s=0.01)
+    check = check_of(compared(before, now), "data_wait_s")
+    assert (check.outcome, check.note) == ("passed", NEGLIGIBLE)
+
+
+def test_an_arm_without_a_seen_loader_is_inconclusive() -> None:
+    for a, b, lacking in ((waits(0.1), arm(), "arm B"), (arm(), waits(0.1), "arm A")):
+        check = check_of(compared(a, b), "data_wait_s")
+        assert (check.outcome, check.note) == ("inconclusive", f"was not measured in {lacking}; {NO_LOADER}")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perfsuite.frameworks.script import Script
 from perfsuite.results.count_baseline import CountBaseline
-from perfsuite.results.counts import PHASES, Counts, StepMemory, merged
+from perfsuite.results.counts import PHASES, Counts, PythonCalls, StepMemory, WorkerBatch, merged
 from perfsuite.results.outcome import CountCheck
 from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Run
@@ -466,3 +466,43 @@ def test_python_s_calls_are_listed_up_to_a_fifth_and_unknown_ones_are_no_differe
     ):
         check = judged(now, before=before)
         assert (check.outcome, check.findings, check.notes) == ("passed", (), notes)
+
+
+def worker(calls: int, kernels: int = 24, version: str = "3.11") -> Counts:
+    functions = {"train.tokenize": calls - 100, "train.collate": 100}
+    python = PythonCalls(version=version, calls={"forward": calls}, functions=functions)
+    return counts(worker_batch=WorkerBatch(python=python, ops={"aten.stack": kernels}))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome"),
+    [
+        ((5_000,), (5_000,), []),
+        ((5_000,), (9_000,), ["regressed"]),
+        ((9_000,), (5_000,), ["improved"]),
+        ((5_000,), (5_900,), ["passed"]),
+        ((5_000, 24), (5_000, 48), ["regressed"]),
+        ((5_000, 24), (5_000, 26), ["passed"]),
+    ],
+    ids=["same", "calls", "fewer calls", "few calls", "kernels", "few kernels"],
+)
+def test_what_a_worker_does_for_a_batch_is_judged(before: Any, now: Any, outcome: list[str]) -> None:
+    check = judged(worker(*now), before=worker(*before))
+    assert [finding.outcome for finding in check.findings] == outcome
+    assert check.notes == ()
+
+
+def test_a_worker_s_calls_are_named_per_batch() -> None:
+    (finding,) = judged(worker(9_000), before=worker(5_000)).findings
+    name = "Python 3.11 calls of a loader's worker per batch"
+    assert finding.sentence == f"{name}: 5,000 -> 9,000 (train.tokenize +4,000)"
+    (finding,) = judged(worker(5_000, 48), before=worker(5_000)).findings
+    assert finding.sentence == "kernels of a loader's worker per batch: 24 -> 48 (aten.stack +24)"
+
+
+def test_counts_without_a_worker_are_unknown_in_one_note() -> None:
+    name = "Python 3.11 calls of a loader's worker per batch"
+    old, new = judged(worker(5_000), before=counts()), judged(counts(), before=worker(5_000))
+    assert (old.outcome, old.findings) == (new.outcome, new.findings) == ("passed", ())
+    assert old.notes == (f"{name}: not judged, not in the baseline",)
+    assert new.notes == (f"{name}: not judged, not counted in these launches",)

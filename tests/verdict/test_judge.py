@@ -14,7 +14,14 @@ from perfsuite.results.metric import GATED, PEAK_MEMORY
 from perfsuite.results.outcome import Check, Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
-from perfsuite.verdict.judge import MAX_UNHEALTHY, ONE_SESSION, TOO_FEW_LAUNCHES, tolerance_check, unjudged
+from perfsuite.verdict.judge import (
+    MAX_UNHEALTHY,
+    NO_LOADER,
+    ONE_SESSION,
+    TOO_FEW_LAUNCHES,
+    tolerance_check,
+    unjudged,
+)
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
 from tests.samples import DISTURBED, deterministic, make_case, make_figures, make_launches, make_run
@@ -620,3 +627,46 @@ def test_an_exact_metric_may_change_by_just_its_tolerance() -> None:
     sizes = {126: "regressed", 125: "passed", 100: "passed", 75: "passed", 74: "improved"}
     checks = {size: unjudged(PEAK_MEMORY, make_run(), [size], [100], 0.25) for size in sizes}
     assert {size: tolerance_check(PEAK_MEMORY, each, 0.25).outcome for size, each in checks.items()} == sizes
+
+
+def waiting(seconds: float, *, step_s: float = 1.0) -> list[Run]:
+    """Launches of unchanged speed on a GPU that wait so long, a little more or less, for data."""
+    return [
+        run.replace(figures=run.figures.replace(data_wait_s=seconds * speed, step_s_mean=step_s))
+        for run, speed in zip(usual(machine=H100), USUAL, strict=True)
+    ]
+
+
+WAITS = ClassNoise(by_metric={**QUIET.by_metric, "data_wait_s": QUIET.by_metric["tokens_per_s"]})
+
+
+@pytest.mark.parametrize(
+    ("now", "step_s", "outcome"),
+    [
+        *((0.01, 1.0, "passed"), (0.1, 1.0, "regressed"), (0.025, 1.0, "passed")),
+        *((0.0107, 0.01, "passed"), (0.0115, 0.01, "regressed")),
+    ],
+    ids=["same", "longer", "below the floor", "below a millisecond", "above a millisecond"],
+)
+def test_a_longer_data_wait_regresses_above_the_floor(now: float, step_s: float, outcome: str) -> None:
+    before = from_runs(waiting(0.01, step_s=step_s)[:5])
+    assert outcomes(session(waiting(now, step_s=step_s), before, WAITS))["data_wait_s"] == outcome
+
+
+def test_a_shorter_data_wait_improves() -> None:
+    before = from_runs(waiting(0.2)[:5])
+    check = check_of(session(waiting(0.01), before, WAITS), "data_wait_s")
+    assert check.outcome == "improved"
+    assert check.change == pytest.approx(-0.19, abs=0.01)
+
+
+def test_a_loader_that_is_not_seen_any_more_is_not_better() -> None:
+    verdict = session(usual(machine=H100), from_runs(waiting(0.2)[:5]), WAITS)
+    check = check_of(verdict, "data_wait_s")
+    assert (verdict.outcome, check.outcome) == ("inconclusive", "inconclusive")
+    assert check.note == f"the baseline has it, this run does not; {NO_LOADER}"
+
+
+def test_a_baseline_without_data_wait_judges_none() -> None:
+    check = check_of(session(waiting(0.2), from_runs(usual(machine=H100)[:5]), WAITS), "data_wait_s")
+    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record it anew")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perfsuite.verdict.sequential import MAX_LAUNCHES
+from tests.benchmarks import simulated_data_wait
 from tests.benchmarks.simulated_gate import _draws, simulate
 
 TRIALS = 2_000
@@ -144,3 +145,14 @@ def test_equal_seeds_give_equal_tables() -> None:
     first = simulate(sigma=0.01, drops=(0.03,), trials=50, seed=7)
     assert simulate(sigma=0.01, drops=(0.03,), trials=50, seed=7) == first
     assert simulate(sigma=0.01, drops=(0.03,), trials=50, seed=8) != first
+
+
+@pytest.mark.simulation
+def test_the_same_data_wait_alarms_in_no_more_than_two_nights_of_a_thousand() -> None:
+    """A wait of 5% of a step that scatters by 30%, and is three times as long in one launch of 20."""
+    same = simulated_data_wait.simulate(wait=0.05, scatter=0.3, trials=TRIALS)
+    longer = simulated_data_wait.simulate(wait=0.05, scatter=0.3, growth=0.1, trials=200)
+    for outcomes in vars(same).values():
+        assert outcomes.get("regressed", 0) <= 0.002
+    for outcomes in vars(longer).values():
+        assert outcomes.get("regressed", 0) >= 0.95

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite import Case, Model, Script, Topology
 from perfsuite.case.case import CaseFile
@@ -51,7 +54,11 @@ def attaching(directory: Path) -> Iterator[Start]:
     with pytest.MonkeyPatch.context() as patched:
         for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
             patched.setattr(attach, name, hooking(getattr(attach, name)))
-        for owner, name in ((torch.autograd, "backward"), (torch.cuda.CUDAGraph, "replay")):
+        for owner, name in (
+            *((torch.autograd, "backward"), (torch.cuda.CUDAGraph, "replay")),
+            *((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")),
+            *((_MapDatasetFetcher, "fetch"), (_IterableDatasetFetcher, "fetch")),
+        ):
             patched.setattr(owner, name, getattr(owner, name))
         # The tests' own objects are frozen (conftest.py), and among them is nothing of a script.
         patched.setattr(gc, "get_freeze_count", lambda: 0)

@@ -1,0 +1,158 @@
+"""What a launch of a script tells of its data: the wait for batches, and what workers do for one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import Case, Model, Script, Topology
+from perfsuite.errors import CaseError
+from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
+from perfsuite.results.count_baseline import from_runs
+from perfsuite.results.run import Run
+from perfsuite.verdict import exact
+from perfsuite.verdict.arms import judge_counts, judge_pairs
+from tests.frameworks import test_base as base
+from tests.samples import known
+
+PAIRS = 5
+SLEEP_S = 0.3  # in a batch: far above what two idle launches of a busy machine differ by
+TRAIN = """
+import os, time
+import torch
+from torch.utils.data import DataLoader
+
+def option(name, default=0):
+    return float(os.environ.get(name, default))
+
+def tokenize(row):
+    return row
+
+class Rows:
+    def __len__(self):
+        return int(option("ROWS", 10_000))
+
+    def __getitem__(self, row):
+        time.sleep(option("SLEEP_S") / 4)
+        for _ in range(int(option("CALLS"))):
+            tokenize(row)
+        return torch.ones(8)
+
+def batches():
+    while True:
+        time.sleep(option("SLEEP_S"))
+        yield torch.ones(4, 8)
+
+def loader():
+    workers = int(option("WORKERS"))
+    how = {"multiprocessing_context": os.environ.get("CONTEXT", "fork")} if workers else {}
+    while True:
+        yield from DataLoader(Rows(), batch_size=4, num_workers=workers, **how)
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches() if "OWN" in os.environ else loader():
+        optimizer.zero_grad()
+        (model(batch) - 1).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def launched(directory: Path, *, loader: str | None = None, **env: Any) -> Run:
+    directory.mkdir(exist_ok=True)
+    path = directory / "train.py"
+    path.write_text(TRAIN)
+    variables = {name: str(value) for name, value in env.items()}
+    case: Case = base.SMALL.replace(
+        model=Model.named("net"),
+        framework=Script(path=path, env=variables, loader=loader),
+        sequence_length=None,
+        micro_batch=4,
+        topology=Topology(processes_per_node=1),
+        max_warmup_steps=4,
+        steps=10,
+    )
+    return launch_once(case, detect(), directory / "run")
+
+
+def measured(directory: Path, **how: Any) -> Run:
+    """A launch that went well, however busy the machine was meanwhile."""
+    run = launched(directory, **how)
+    assert run.failure is None, run.failure
+    return run.replace(health=None)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_became_slow_regresses(tmp_path: Path, workers: int) -> None:
+    fast = measured(tmp_path / "fast", WORKERS=workers)
+    slow = measured(tmp_path / "slow", WORKERS=workers, SLEEP_S=SLEEP_S)
+    verdict = judge_pairs([fast] * PAIRS, [slow] * PAIRS)
+    assert known(verdict.check("data_wait_s")).outcome == verdict.outcome == "regressed"
+    assert known(slow.figures.data_wait) > known(fast.figures.data_wait)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_work_in_a_worker_is_counted(tmp_path: Path, context: str) -> None:
+    before, same, more = (
+        measured(tmp_path / name, WORKERS=1, CONTEXT=context, CALLS=calls)
+        for name, calls in (("before", 100), ("same", 100), ("more", 1_000))
+    )
+    unchanged = known(exact.check([same], from_runs([before])))
+    assert (unchanged.outcome, unchanged.findings, unchanged.notes) == ("passed", (), ())
+    verdict = judge_counts(before, more)
+    assert verdict.outcome == "regressed"
+    (finding,) = known(verdict.counts).findings
+    assert finding.quantity.endswith("calls of a loader's worker per batch")
+    assert finding.now - finding.before == 4 * 900
+    assert "tokenize +3,600" in finding.sentence
+
+
+@pytest.mark.launch
+def test_workers_that_start_in_a_counted_step_are_counted_alike(tmp_path: Path) -> None:
+    """With three batches in an epoch, workers are forked in step 4: they inherit the rank's counter."""
+    long, short = (measured(tmp_path / str(rows), WORKERS=1, CALLS=100, ROWS=rows) for rows in (10_000, 12))
+    batches = [run.counts[0].counts.worker_batch for run in (long, short)]
+    assert known(batches[0]) == batches[1]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("loader", [None, "train:batches", "__main__:batches"])
+def test_an_own_iterator_is_timed_if_the_case_names_it(tmp_path: Path, loader: str | None) -> None:
+    run = measured(tmp_path / "own", OWN=1, SLEEP_S=0.01, loader=loader)
+    assert (run.figures.data_wait_s is None) == (loader is None)
+    assert run.figures.data_wait_s is None or run.figures.data_wait_s >= 0.01
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        ("train:nothing", "loader='train:nothing': 'nothing' does not exist in '__main__'"),
+        ("train:batches", "loader='train:batches': it was not called in the first steps"),
+    ],
+)
+def test_a_named_loader_that_gives_no_batch_fails(tmp_path: Path, loader: str, said: str) -> None:
+    failure = known(launched(tmp_path / "wrong", loader=loader).failure)
+    assert (failure.kind, failure.message.startswith(said)) == ("mismatch", True), failure
+
+
+@pytest.mark.parametrize("name", ["batches", "train:", ":batches", "train.batches", "a b:c", "train:a:b"])
+def test_a_loader_is_named_by_module_and_name(name: str) -> None:
+    with pytest.raises(
+        CaseError, match=f"^Script: loader: '{name}' is not module:name, as 'train:get_batch'"
+    ):
+        Script(path="train.py", loader=name)
+
+
+def test_a_case_that_names_its_loader_keeps_its_id() -> None:
+    """Its baselines stay: it is the same training."""
+    named = Script(path="train.py", loader="train:batches")
+    assert named.slug() == Script(path="train.py").slug()
