@@ -142,6 +142,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         step_jitter=p95 / p50,
         probe_s_p50=known(median, run.probe_s[first:end]),
         cpu_s_per_step=known(median, run.cpu_s[first:end]),
+        gc_s_per_step=known(max, (fmean(report.gc_s[first:end]) for report in reports if report.gc_s)),
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
         reserved_memory_bytes=known(max, (memory.reserved for memory in run.memory)),
         alloc_retries=known(max, (memory.alloc_retries for memory in run.memory)),

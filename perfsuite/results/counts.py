@@ -108,6 +108,18 @@ class PythonCalls(Data):
     functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`
 
 
+class KeptObjects(Data):
+    """The objects that Python's garbage collector tracks, and that each step of a launch leaves behind."""
+
+    by_type: dict[str, int] = Field(default_factory=dict)  # per step; only the types that grow
+    holders: tuple[str, ...] = ()  # what holds some of the newest, as `dispatch._cache`
+
+    @property
+    def total(self) -> int:
+        """The objects of all types."""
+        return sum(self.by_type.values())
+
+
 class Counts(Data):
     """One optimizer step of one rank."""
 
@@ -130,6 +142,7 @@ class Counts(Data):
     without_flops: dict[str, int] = Field(default_factory=dict)
     compiled: Compiled | None = None  # none where nothing was compiled
     python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
+    kept: KeptObjects | None = None  # counted over many steps; None: unknown
 
 
 class OfRanks(Data):

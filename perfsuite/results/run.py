@@ -77,6 +77,19 @@ class Node(Data):
     health: Health | None = None
 
 
+SlopeUnit = Literal["bytes", "s"]
+
+
+class Slope(Data):
+    """How something changes over the measured steps. Shown, never judged."""
+
+    name: str  # as `step time`, `resident memory`
+    unit: SlopeUnit
+    per_step: float
+    interval: tuple[float, float]  # of `per_step`, 95 %, as if the values were independent of each other
+    rank: int | None = None  # of several, the one that grows most; None: of all ranks together
+
+
 class Figures(Data):
     """The figures of one run. None where this machine or framework does not give it.
 
@@ -96,6 +109,8 @@ class Figures(Data):
     probe_s_p50: float | None = None
     cpu_s_per_step: float | None = None
     """CPU seconds of all ranks together in a step, median: what is computed, without any waiting."""
+    gc_s_per_step: float | None = None
+    """Seconds of Python's garbage collector in a step, mean, on the rank where it takes most. Shown."""
     peak_memory_bytes: float | None = None  #: Memory of the rank that used most, as all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
@@ -169,6 +184,7 @@ class Run(Document):
     cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
     loss: tuple[float, ...] = ()  #: Mean over ranks.
     window: tuple[int, int] = (0, 0)  #: The measured steps are `step_s[window[0]:window[1]]`.
+    slopes: tuple[Slope, ...] = ()  #: How step time and memory change over the window.
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import re
 import socket
@@ -19,16 +18,20 @@ from perfsuite import documents, errors
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
-from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.counts import COUNTED_STEP, Counts
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
+from perfsuite.worker.collector import CollectorClock
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
+from perfsuite.worker.growth import FIRST, Growth
+from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.profiling import Profiling
 from perfsuite.worker.recorder import Recorder
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
+    from perfsuite.worker.counting import Counting
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.observe import Observer
     from perfsuite.worker.timers import HostTimer
@@ -83,6 +86,9 @@ class Rank:
             probe = None  # its operators are none of the step's
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
         self.recorder.profiling = profiling
+        if device is not None:
+            self.recorder.collector = CollectorClock(timer.host)
+            self.recorder.levels = MemoryLevels(device, self.case.total_steps)
         report, directory = self.report, self.run_dir.path
         ranks = Ranks(rank=report.rank, world_size=report.world_size, device=device, directory=directory)
         self.workload = self.framework.build(self.case, ranks, self.recorder)
@@ -129,6 +135,8 @@ class Rank:
                 f"step before the measured ones for it: give {COUNTED_STEP} or more"
             )
             return
+        if self.recorder.profiling is None:  # such a launch ends before the last step
+            self.recorder.growth = Growth(max(FIRST, self.case.max_warmup_steps), self.case.total_steps)
         try:  # it uses names that are private to torch: another version may lack one
             from perfsuite.worker.counting import Counting
 
@@ -166,6 +174,8 @@ class Rank:
             step_s=tuple(self.recorder.step_s),
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
+            gc_s=tuple(self.recorder.gc_s),
+            levels={} if self.recorder.levels is None else self.recorder.levels.bytes_at,
             wall_s=self.recorder.wall_s,
             elapsed_s=self.recorder.elapsed_s,
             uptime_s=self.recorder.uptime_s,
@@ -180,7 +190,7 @@ class Rank:
         from perfsuite.worker import flops
 
         if (counting := self.recorder.counting) is not None:
-            report = report.replace(counts=counting.result(), hidden=counting.hidden)
+            report = report.replace(counts=self._counts(counting), hidden=counting.hidden)
             report = report.replace(
                 gradient_squares=counting.gradient_squares, unclipped_squares=counting.unclipped_squares
             )
@@ -196,9 +206,19 @@ class Rank:
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
+    def _counts(self, counting: Counting) -> Counts | None:
+        """Return what was counted, with the objects that are kept by steps."""
+        counts, growth = counting.result(), self.recorder.growth
+        if counts is None or growth is None:
+            return counts
+        kept = growth.result()
+        self.notes += growth.notes
+        return counts.replace(kept=kept)
+
     def abandon(self) -> None:
         """Take everything of ours out of a training that goes on without us, after an error of ours."""
-        gc.enable()
+        if self.recorder.collector is not None:
+            self.recorder.collector.stop()
         for each in (self.recorder.counting, self.recorder.profiling, self.observer):
             with contextlib.suppress(Exception):
                 if each is not None:

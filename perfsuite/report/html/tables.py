@@ -59,6 +59,7 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
             *(_figure(metric, run) for metric in TIMES),
             _known(max(run.measured_steps, default=None), duration),
             _figure(metrics.CPU_S_PER_STEP, run),
+            _figure(metrics.GC_S_PER_STEP, run),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
             *_memory(run.memory),
             *(_figure(metric, run) for metric in extra),
@@ -68,14 +69,25 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
         for number, run in enumerate(runs, 1)
     ]
     headers = (
-        *("launch", f"{result.unit}/s", "p50", "p95", "p95/p50", "longest", "CPU time", "window"),
+        *(
+            "launch",
+            f"{result.unit}/s",
+            "p50",
+            "p95",
+            "p95/p50",
+            "longest",
+            "CPU time",
+            "collector",
+            "window",
+        ),
         *("peak memory", "least peak", "reserved", "retries"),
         *(metric.heading or metric.label for metric in extra),
         *("took", "counts"),
     )
     caption = (
         "Step times are those of the slowest rank at each step, in the measured window. CPU time is that of "
-        "all ranks together in the median step. Peak memory is that of the rank that used most, next to the "
+        "all ranks together in the median step. The time of Python's garbage collector is the mean of a "
+        "step, on the rank where it takes most. Peak memory is that of the rank that used most, next to the "
         "one that used least; retries are summed over ranks."
     )
     return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)

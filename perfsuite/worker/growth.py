@@ -1,0 +1,189 @@
+"""Counts the objects that a training keeps from step to step. Imports no torch.
+
+Counted are the objects that Python's garbage collector tracks. After a full collection their number is exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from perfsuite.frameworks.common import own_list
+from perfsuite.results.counts import COUNTED_STEP, KeptObjects
+from perfsuite.worker.holders import holders_of
+
+FIRST = COUNTED_STEP + 1
+"""The first step after which objects may be counted: counting has freed what it kept of the counted steps."""
+LAST_OLD = 2000  # objects at the end of the oldest generation that are looked at for new ones
+MOST_COLLECTIONS = 8
+MISSING = 0.25
+"""Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
+once, such as a thread, must not take an object from a leak."""
+NEWEST = 3  # objects of each type whose holders are searched
+
+UNKNOWN = "how many objects each step keeps is not known: "
+FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which objects were counted"
+FROZEN = "the training has called gc.freeze: the objects that it froze are in no count"
+DISABLED = "the training has switched Python's garbage collector off (gc.disable), or it collects by itself"
+
+_frozen_before = 0  # objects that were frozen before the training began
+
+
+def watch() -> None:
+    """Note what is frozen before the training begins."""
+    global _frozen_before
+    _frozen_before = gc.get_freeze_count()
+
+
+def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
+    """Let an error of `method` end the counting, and nothing else."""
+
+    @functools.wraps(method)
+    def guarded(self: Growth, *args: Any) -> None:
+        try:
+            method(self, *args)
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    return guarded
+
+
+class Growth:
+    """Counts objects by type at three step boundaries: the first, the last, and the one in the middle.
+
+    A type's growth per step is that of the half in which it grew less, rounded down (`MISSING`). So what
+    grows once, such as a cache that is filled, counts as nothing, and what keeps n objects in each step counts
+    as n. Between the boundaries nothing refers to an object of the training, not even by its identity.
+    `forget` is called before objects are counted: it drops what is no part of the training.
+    """
+
+    def __init__(self, first: int, last: int, forget: Callable[[], object] = lambda: None) -> None:
+        self.notes: list[str] = []  # why it is not known, or what the training does to the collector
+        self.boundaries = (first, (first + last) // 2, last)
+        self._forget = forget
+        self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
+        self._frozen = 0
+        self._newest: dict[str, list[int]] = {}  # identities of new objects at the end, by type
+        self._kept: KeptObjects | None = None
+        self._is_over = False
+
+    def is_due(self, steps: int) -> bool:
+        """Return whether objects are to be counted after so many steps."""
+        return steps in self.boundaries and not self._is_over
+
+    @_to_a_note
+    def count(self) -> None:
+        """Count objects at a boundary at which it is due."""
+        if self._counts and gc.get_freeze_count() > self._frozen:
+            self._give_up(FROZEN_MEANWHILE)
+            return
+        is_last = len(self._counts) == len(self.boundaries) - 1
+        newest = self._find_newest() if is_last else {}
+        self._forget()
+        if not self._counts:
+            _census()  # for the caches that counting itself fills, once
+        _collect()
+        self._counts.append(_census())
+        self._frozen = gc.get_freeze_count()
+        if is_last:
+            self._newest = _alive(newest)
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        first, middle, last = self.boundaries
+        before, between, after = self._counts
+        kept = {
+            name: min(
+                _per_step(between.get(name, 0) - before.get(name, 0), middle - first),
+                _per_step(number - between.get(name, 0), last - middle),
+            )
+            for name, number in sorted(after.items())
+        }
+        self._kept = KeptObjects(by_type={name: number for name, number in kept.items() if number > 0})
+        if self._frozen > _frozen_before:
+            self.notes.append(FROZEN)
+        if not gc.isenabled():
+            self.notes.append(DISABLED)
+
+    def _find_newest(self) -> dict[str, list[int]]:
+        """Return identities of the newest objects, by the types that have grown so far.
+
+        Before a collection: the youngest are in the younger generations, or at the end of the oldest one.
+        """
+        before, between = self._counts
+        grown = {name for name, number in between.items() if number > before.get(name, 0)}
+        newest = defaultdict[str, list[int]](list)
+        for generation in (gc.get_objects(0), gc.get_objects(1), gc.get_objects(2)[-LAST_OLD:]):
+            for each in reversed(generation):
+                name = type(each).__name__
+                if name in grown and len(newest[name]) < NEWEST:
+                    newest[name].append(id(each))
+        return dict(newest)
+
+    def result(self) -> KeptObjects | None:
+        """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
+        if not self._is_over:
+            made = len(self._counts)
+            self._give_up(f"the training ended before step {self.boundaries[made]}")
+        if self._kept is not None and self._kept.by_type:
+            self._find_holders(self._kept)
+        return self._kept
+
+    @_to_a_note
+    def _find_holders(self, kept: KeptObjects) -> None:
+        newest = {name: self._newest.get(name, []) for name in kept.by_type}
+        self._kept = kept.replace(holders=holders_of(_objects(newest), kept.by_type))
+
+    def _give_up(self, why: str) -> None:
+        self._is_over = True
+        self._counts.clear()
+        self.notes.append(UNKNOWN + why)
+
+
+def _collect() -> None:
+    """Collect until no fewer objects are tracked.
+
+    A collection untracks what holds nothing that is tracked, as a tuple of numbers, and only the next one
+    what holds that.
+    """
+    tracked = None
+    for _ in range(MOST_COLLECTIONS):
+        gc.collect()
+        before, tracked = tracked, len(gc.get_objects())
+        if tracked == before:
+            return
+
+
+def _per_step(growth: int, steps: int) -> int:
+    return math.floor(growth / steps + MISSING)
+
+
+def _census() -> dict[str, int]:
+    """Return the number of objects of each type, without those that perfsuite keeps of each step.
+
+    A type that is made anew in each step is the same by its name.
+    """
+    of_types = Counter(map(type, gc.get_objects()))
+    of_types.subtract(map(type, own_list.tracked_elements()))
+    by_name: dict[str, int] = {}
+    for kind, number in of_types.items():
+        by_name[kind.__name__] = by_name.get(kind.__name__, 0) + number
+    return by_name
+
+
+def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:
+    """Return the objects of these types that have these identities."""
+    return [each for each in gc.get_objects() if id(each) in identities.get(type(each).__name__, ())]
+
+
+def _alive(identities: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Return the identities that are still taken, right after a collection: later others may take them."""
+    alive = defaultdict[str, list[int]](list)
+    for each in _objects(identities):
+        alive[type(each).__name__].append(id(each))
+    return dict(alive)
