@@ -1,6 +1,5 @@
 """The process of a dry run: builds a case as one rank of its world, makes a few steps, counts them."""
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from perfsuite.worker.dtypes import dtypes_of
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.growth import FIRST, Growth
 from perfsuite.worker.observe import owner, wrapping
+from perfsuite.worker.rank import in_a_line
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import HostTimer
 
@@ -113,8 +113,22 @@ class DryRank:
             register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
         self.recorder.between_steps = self._end_when_counted
         self.recorder.start()
-        with contextlib.suppress(Enough):
+        try:
             self.workload.run(self.case.total_steps)
+        except Enough:
+            pass
+        except Exception as error:
+            if not self._has_counted(error):
+                raise
+
+    def _has_counted(self, error: BaseException) -> bool:
+        """Return whether the step was counted before an error: then it only ends the counting of objects."""
+        assert self.recorder.counting is not None
+        if self.recorder.counting.counts is None:
+            return False
+        if not self.growth.is_over:
+            self.growth.give_up(f"step {self.recorder.steps + 1} failed ({in_a_line(error)})")
+        return True
 
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizer = self._optimizer or optimizer
@@ -123,7 +137,8 @@ class DryRank:
 
     def _end_when_counted(self, steps: int) -> None:
         assert self.recorder.counting is not None
-        if steps == LAST_STEP or (steps == COUNTED_STEP and self.recorder.counting.counts is None):
+        is_needed = self.recorder.counting.counts is not None and not self.growth.is_over
+        if steps >= COUNTED_STEP and not is_needed:
             raise Enough
 
     def _model(self) -> Any:

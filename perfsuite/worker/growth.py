@@ -47,7 +47,7 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *args)
         except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+            self.give_up(f"{type(error).__name__}: {error}")
 
     return guarded
 
@@ -56,9 +56,9 @@ class Growth:
     """Counts objects by type at three step boundaries: the first, the last, and the one in the middle.
 
     A type's growth per step is that of the half in which it grew less, rounded down (`MISSING`). So what
-    grows once, such as a cache that is filled, counts as nothing, and what keeps n objects in each step counts
-    as n. Between the boundaries nothing refers to an object of the training, not even by its identity.
-    `forget` is called before objects are counted: it drops what is no part of the training.
+    grows once, such as a cache that is filled, counts as nothing, and what keeps n objects in each step
+    counts as n. Between the boundaries nothing refers to an object of the training, not even by its
+    identity. `forget` is called before objects are counted: it drops what is no part of the training.
     """
 
     def __init__(self, first: int, last: int, forget: Callable[[], object] = lambda: None) -> None:
@@ -69,17 +69,17 @@ class Growth:
         self._frozen = 0
         self._newest: dict[str, list[int]] = {}  # identities of new objects at the end, by type
         self._kept: KeptObjects | None = None
-        self._is_over = False
+        self.is_over = False  # whether no more objects will be counted
 
     def is_due(self, steps: int) -> bool:
         """Return whether objects are to be counted after so many steps."""
-        return steps in self.boundaries and not self._is_over
+        return steps in self.boundaries and not self.is_over
 
     @_to_a_note
     def count(self) -> None:
         """Count objects at a boundary at which it is due."""
         if self._counts and gc.get_freeze_count() > self._frozen:
-            self._give_up(FROZEN_MEANWHILE)
+            self.give_up(FROZEN_MEANWHILE)
             return
         is_last = len(self._counts) == len(self.boundaries) - 1
         newest = self._find_newest() if is_last else {}
@@ -94,7 +94,7 @@ class Growth:
             self._end()
 
     def _end(self) -> None:
-        self._is_over = True
+        self.is_over = True
         first, middle, last = self.boundaries
         before, between, after = self._counts
         kept = {
@@ -127,9 +127,9 @@ class Growth:
 
     def result(self) -> KeptObjects | None:
         """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
-        if not self._is_over:
+        if not self.is_over:
             made = len(self._counts)
-            self._give_up(f"the training ended before step {self.boundaries[made]}")
+            self.give_up(f"the training ended before step {self.boundaries[made]}")
         if self._kept is not None and self._kept.by_type:
             self._find_holders(self._kept)
         return self._kept
@@ -139,8 +139,9 @@ class Growth:
         newest = {name: self._newest.get(name, []) for name in kept.by_type}
         self._kept = kept.replace(holders=holders_of(_objects(newest), kept.by_type))
 
-    def _give_up(self, why: str) -> None:
-        self._is_over = True
+    def give_up(self, why: str) -> None:
+        """Count no more objects."""
+        self.is_over = True
         self._counts.clear()
         self.notes.append(UNKNOWN + why)
 

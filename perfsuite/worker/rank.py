@@ -272,7 +272,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
     is_end, message = isinstance(error, errors.ScriptError), errors.message_of(error)
     if not isinstance(error, errors.PerfsuiteError):
-        message = _in_a_line(error)
+        message = in_a_line(error)
     return Failure(
         kind=_kind(error),
         message=message if is_end else _first_line(message),
@@ -282,7 +282,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     )
 
 
-def _in_a_line(error: BaseException) -> str:
+def in_a_line(error: BaseException) -> str:
     """Return the class and the first line of an error, and of the error that caused it.
 
     Libraries that import lazily raise an error of their own, which may say no more than to look elsewhere.

@@ -55,6 +55,7 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:
         assert result.observed.settings.keys() <= ASKED | CHOSEN
+    assert not [entry for entry in result.counts if entry.counts.kept not in (None, KeptObjects())]
     return result
 
 
