@@ -29,6 +29,7 @@ from perfsuite.frameworks.base import missing_package, optional_packages, requir
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
+from perfsuite.results.counts import KeptObjects
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import ASKED

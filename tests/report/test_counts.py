@@ -1,6 +1,6 @@
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
-from perfsuite.results.counts import PythonCalls
+from perfsuite.results.counts import KeptObjects, PythonCalls
 from perfsuite.results.outcome import CountCheck
 from tests.counted import BUCKETS, HOST_READ, make_check, make_compiled, make_counts, make_memory
 
@@ -107,3 +107,13 @@ def test_findings_stand_next_to_the_baseline_as_many_as_there_is_room_for() -> N
     many = counts.table_of_findings(make_check(*[HOST_READ] * (counts.MOST_FINDINGS + 3)), None)
     assert len(many.rows) == counts.MOST_FINDINGS
     assert many.caption.endswith(" 3 more are in results.json.")
+
+
+def test_kept_objects_are_a_table_also_of_none() -> None:
+    types = {f"T{number:02}": 12 - number for number in range(12)}
+    leak = KeptObjects(by_type=types, holders=("`net.seen`",))
+    for kept, rows in ((KeptObjects(), [("all types", "0")]), (leak, [("all types", "78"), ("T00", "12")])):
+        table = counts.tables(make_counts(kept=kept))[-1]
+        assert list(table.rows)[:2] == rows
+        assert ("held by `net.seen`" in table.caption) == bool(kept.holders)
+    assert len(table.rows) == 1 + counts.MOST_TYPES
