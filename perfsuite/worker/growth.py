@@ -27,8 +27,9 @@ NEWEST = 3  # objects of each type whose holders are searched
 
 UNKNOWN = "how many objects each step keeps is not known: "
 FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which objects were counted"
-FROZEN = "the training has called gc.freeze: the objects that it froze are in no count"
-DISABLED = "the training has switched Python's garbage collector off (gc.disable), or it collects by itself"
+FROZEN = "the training has called gc.freeze: the objects that it froze are left out of those that steps keep"
+DISABLED = "the training has switched Python's garbage collector off (gc.disable)"
+NO_HOLDERS = "what holds the objects that steps keep is not known: "
 
 _frozen_before = 0  # objects that were frozen before the training began
 
@@ -128,16 +129,18 @@ class Growth:
     def result(self) -> KeptObjects | None:
         """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
         if not self.is_over:
-            made = len(self._counts)
-            self.give_up(f"the training ended before step {self.boundaries[made]}")
+            self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
         if self._kept is not None and self._kept.by_type:
-            self._find_holders(self._kept)
+            self._kept = self._with_holders(self._kept)
         return self._kept
 
-    @_to_a_note
-    def _find_holders(self, kept: KeptObjects) -> None:
+    def _with_holders(self, kept: KeptObjects) -> KeptObjects:
         newest = {name: self._newest.get(name, []) for name in kept.by_type}
-        self._kept = kept.replace(holders=holders_of(_objects(newest), kept.by_type))
+        try:
+            return kept.replace(holders=holders_of(_objects(newest), kept.by_type))
+        except Exception as error:  # holders are objects of any kind, with attributes that do anything
+            self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
+            return kept
 
     def give_up(self, why: str) -> None:
         """Count no more objects."""

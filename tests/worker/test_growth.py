@@ -1,12 +1,13 @@
 import gc
 from collections.abc import Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import KeptObjects
 from perfsuite.worker import growth
-from perfsuite.worker.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, UNKNOWN, Growth
+from perfsuite.worker.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, NO_HOLDERS, UNKNOWN, Growth
 from tests.samples import known
 
 LEAK: dict[int, object] = {}
@@ -99,6 +100,23 @@ def test_a_launch_that_ends_early_is_unknown() -> None:
         counting.count()
     assert counting.result() is None
     assert counting.notes == [f"{UNKNOWN}the training ended before step 25"]
+
+
+def test_an_error_of_the_search_leaves_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> tuple[str, ...]:
+        raise LookupError("a proxy")
+
+    monkeypatch.setattr(growth, "holders_of", fails)
+    counting = counted(leak)
+    assert known(counting.result()).total == 5
+    assert counting.notes == [f"{NO_HOLDERS}LookupError: a proxy"]
+
+
+def test_an_error_of_the_count_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "_census", Mock(side_effect=LookupError("a type")))
+    counting = counted(leak)
+    assert counting.result() is None
+    assert counting.notes == [f"{UNKNOWN}LookupError: a type"]
 
 
 def test_the_collector_stays_as_the_training_has_it() -> None:

@@ -27,8 +27,8 @@ from perfsuite.worker.script_rank import ScriptRank
 from tests.worker.attaching import ALONE, attaching
 
 OURS = str(Path(perfsuite.__file__).parent)
-STEPS = COUNTED_STEP + 1
-CASE = ALONE.model_copy(update={"max_warmup_steps": COUNTED_STEP, "steps": 1})  # too few for a case of users
+STEPS = COUNTED_STEP + 3
+CASE = ALONE.model_copy(update={"max_warmup_steps": COUNTED_STEP, "steps": 3})  # too few for a case of users
 GUARDS = {
     "_guarded.<locals>.guarded",
     "SecondStep._hook.<locals>.run",
