@@ -112,7 +112,7 @@ class KeptObjects(Data):
     """The objects that Python's garbage collector tracks, and that each step of a launch leaves behind."""
 
     by_type: dict[str, int] = Field(default_factory=dict)  # per step; only the types that grow
-    holders: tuple[str, ...] = ()  # what holds some of the newest, as `dispatch._cache`
+    holders: tuple[str, ...] = ()  # what holds some of them, as `dispatch._cache`
 
     @property
     def total(self) -> int:

@@ -18,12 +18,11 @@ from perfsuite.worker.holders import holders_of
 
 FIRST = COUNTED_STEP + 1
 """The first step after which objects may be counted: counting has freed what it kept of the counted steps."""
-LAST_OLD = 2000  # objects at the end of the oldest generation that are looked at for new ones
 MOST_COLLECTIONS = 8
 MISSING = 0.25
 """Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
 once, such as a thread, must not take an object from a leak."""
-NEWEST = 3  # objects of each type whose holders are searched
+SEARCHED = 20  # objects of each type whose holders are searched
 
 UNKNOWN = "how many objects each step keeps is not known: "
 FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which objects were counted"
@@ -68,7 +67,8 @@ class Growth:
         self._forget = forget
         self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
         self._frozen = 0
-        self._newest: dict[str, list[int]] = {}  # identities of new objects at the end, by type
+        self._old = 0  # objects that were there at the boundary before
+        self._new: dict[str, list[int]] = {}  # identities of objects that are new at the end, by type
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
@@ -83,15 +83,16 @@ class Growth:
             self.give_up(FROZEN_MEANWHILE)
             return
         is_last = len(self._counts) == len(self.boundaries) - 1
-        newest = self._find_newest() if is_last else {}
+        new = self._find_new() if is_last else {}
         self._forget()
         if not self._counts:
             _census()  # for the caches that counting itself fills, once
         _collect()
         self._counts.append(_census())
         self._frozen = gc.get_freeze_count()
+        self._old = len(gc.get_objects())
         if is_last:
-            self._newest = _alive(newest)
+            self._new = _alive(new)
             self._end()
 
     def _end(self) -> None:
@@ -111,20 +112,21 @@ class Growth:
         if not gc.isenabled():
             self.notes.append(DISABLED)
 
-    def _find_newest(self) -> dict[str, list[int]]:
-        """Return identities of the newest objects, by the types that have grown so far.
+    def _find_new(self) -> dict[str, list[int]]:
+        """Return identities of some objects, by the types that have grown so far.
 
-        Before a collection: the youngest are in the younger generations, or at the end of the oldest one.
+        They are the first that were made since the boundary before: what is younger may be of the last step
+        alone. Then all objects were in the oldest generation, to whose end younger ones have moved since.
         """
         before, between = self._counts
-        grown = {name for name, number in between.items() if number > before.get(name, 0)}
-        newest = defaultdict[str, list[int]](list)
-        for generation in (gc.get_objects(0), gc.get_objects(1), gc.get_objects(2)[-LAST_OLD:]):
-            for each in reversed(generation):
+        grown = {name: number - before.get(name, 0) for name, number in between.items()}
+        new = defaultdict[str, list[int]](list)
+        for generation in (gc.get_objects(2)[self._old :], gc.get_objects(1), gc.get_objects(0)):
+            for each in generation:
                 name = type(each).__name__
-                if name in grown and len(newest[name]) < NEWEST:
-                    newest[name].append(id(each))
-        return dict(newest)
+                if len(new[name]) < min(SEARCHED, grown.get(name, 0)):
+                    new[name].append(id(each))
+        return dict(new)
 
     def result(self) -> KeptObjects | None:
         """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
@@ -135,9 +137,9 @@ class Growth:
         return self._kept
 
     def _with_holders(self, kept: KeptObjects) -> KeptObjects:
-        newest = {name: self._newest.get(name, []) for name in kept.by_type}
+        new = {name: self._new.get(name, []) for name in kept.by_type}
         try:
-            return kept.replace(holders=holders_of(_objects(newest), kept.by_type))
+            return kept.replace(holders=holders_of(_objects(new), kept.by_type))
         except Exception as error:  # holders are objects of any kind, with attributes that do anything
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
             return kept

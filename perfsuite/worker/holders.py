@@ -25,6 +25,7 @@ class _Link(NamedTuple):
 
     thing: Any
     below: _Link | None
+    ends: int = 1  # objects whose holder is searched, below this one
 
 
 def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
@@ -50,16 +51,19 @@ def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, 
     level = [_Link(thing, None) for thing in objects]
     for _ in range(DEPTH):
         above = [link for link in _holders(level[:MOST_FOLLOWED]) if link.thing is not objects]
-        level = []
+        following: dict[int, _Link] = {}
         for link in above:
             name = _name(link, growing)
             if name is None and type(link.thing).__name__ not in growing:
                 name = variables.get(id(link.thing))
             if name is not None:
-                found[name] += 1
+                found[name] += link.ends
             elif id(link.thing) not in seen and not isinstance(link.thing, type):
-                seen.add(id(link.thing))
-                level.append(link)
+                other = following.get(id(link.thing))
+                ends = link.ends + (0 if other is None else other.ends)
+                following[id(link.thing)] = link._replace(ends=ends)
+        seen.update(following)
+        level = [*following.values()]
         if not level:
             break
     if objects and not found and not level:
@@ -75,12 +79,12 @@ def _holders(level: list[_Link]) -> Iterator[_Link]:
     for holder in gc.get_referrers(*(link.thing for link in level)):
         if not isinstance(holder, _Link | FrameType | ModuleType):
             held = (by_identity.get(id(each)) for each in gc.get_referents(holder))
-            yield from (_Link(holder, link) for link in held if link is not None)
+            yield from (_Link(holder, link, link.ends) for link in held if link is not None)
 
 
 def _name(link: _Link, growing: Collection[str]) -> str | None:
     """Return the name by which an object holds the one below; None if it is one of a chain without a name."""
-    thing, below = link
+    thing, below, _ = link
     assert below is not None
     if isinstance(thing, dict):
         module = dict.get(thing, "__name__")

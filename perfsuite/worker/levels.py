@@ -13,9 +13,10 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class MemoryLevels:
-    """Reads the levels of memory after every n-th step. An error ends the readings of its kind."""
+    """Reads the levels of memory after every n-th step. An error ends the readings of its kind: a note."""
 
     def __init__(self, device: Any, steps: int) -> None:
+        self.notes: list[str] = []
         self.bytes_at: dict[str, dict[int, int]] = {}  # by kind and by the steps that had ended
         self._every = -(-steps // MOST_READINGS)
         self._readers: dict[str, Callable[[], int | None]] = {RESIDENT_MEMORY: _resident}
@@ -29,8 +30,9 @@ class MemoryLevels:
         for kind, read in [*self._readers.items()]:
             try:
                 level = read()
-            except Exception:  # an allocator of the script's own; /proc that is not there
+            except Exception as error:  # an allocator of the script's own; /proc that is not there
                 level = None
+                self.notes.append(f"{kind}: not read between the steps ({type(error).__name__}: {error})")
             if level is None:
                 del self._readers[kind]
                 self.bytes_at.pop(kind, None)

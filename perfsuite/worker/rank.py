@@ -174,8 +174,8 @@ class Rank:
             step_s=tuple(self.recorder.step_s),
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
-            gc_s=tuple(self.recorder.gc_s),
-            levels={} if self.recorder.levels is None else self.recorder.levels.bytes_at,
+            gc_s=self._gc_s(),
+            levels=self._levels(),
             wall_s=self.recorder.wall_s,
             elapsed_s=self.recorder.elapsed_s,
             uptime_s=self.recorder.uptime_s,
@@ -205,6 +205,22 @@ class Rank:
         except errors.MismatchError as error:  # an error of every rank: none waits for another
             return report.replace(failure=failure_of(error, report.rank))
         return report
+
+    def _gc_s(self) -> tuple[float, ...]:
+        """Return the time of Python's garbage collector in each step; nothing if it is not known."""
+        collector = self.recorder.collector
+        if collector is None or collector.error is None:
+            return tuple(self.recorder.gc_s)
+        why = f"{type(collector.error).__name__}: {collector.error}"
+        self.notes.append(f"the time of Python's garbage collector is not known ({why})")
+        return ()
+
+    def _levels(self) -> dict[str, dict[int, int]]:
+        """Return how much memory was held between steps."""
+        if self.recorder.levels is None:
+            return {}
+        self.notes += self.recorder.levels.notes
+        return self.recorder.levels.bytes_at
 
     def _counts(self, counting: Counting) -> Counts | None:
         """Return what was counted, with the objects that are kept by steps."""

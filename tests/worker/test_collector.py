@@ -26,3 +26,14 @@ def test_collections_are_timed_until_it_is_stopped() -> None:
         gc.callbacks.remove(takes_time)
     assert clock.seconds == 6
     assert gc.callbacks == before
+
+
+def test_an_error_of_the_clock_is_kept() -> None:
+    def fails() -> float:
+        raise LookupError("no clock")
+
+    clock = CollectorClock(fails)
+    clock.start()
+    gc.collect(0)
+    clock.stop()
+    assert isinstance(clock.error, LookupError)

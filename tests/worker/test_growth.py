@@ -11,6 +11,7 @@ from perfsuite.worker.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, NO_HOLDE
 from tests.samples import known
 
 LEAK: dict[int, object] = {}
+HELD: list[object] = []
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,7 @@ def _nothing_is_kept() -> Iterator[None]:
     growth.watch()
     yield
     LEAK.clear()
+    HELD.clear()
 
 
 def counted(step: Callable[[int], object], *, first: int = 5, last: int = 25) -> Growth:
@@ -47,6 +49,14 @@ def test_a_leak_is_exact_and_its_type_and_holder_are_named() -> None:
     assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
     assert found.total == 5
     assert found.holders == ("`tests.worker.test_growth.LEAK`",)
+
+
+def test_what_the_last_step_holds_is_not_taken_for_the_leak() -> None:
+    def leak_and_hold(number: int) -> None:
+        leak(number)
+        HELD[:] = [(Spec(), []) for _ in range(100)]
+
+    assert kept(leak_and_hold).holders == ("`tests.worker.test_growth.LEAK`",)
 
 
 def test_a_training_that_keeps_nothing_has_no_holder() -> None:

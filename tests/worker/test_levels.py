@@ -54,3 +54,5 @@ def test_what_cannot_be_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     levels.boundary(3)
     monkeypatch.undo()
     assert levels.bytes_at == {}
+    why = "not read between the steps (RuntimeError: an allocator of its own)"
+    assert levels.notes == [f"{kind}: {why}" for kind in (RESIDENT_MEMORY, LIVE_MEMORY)]
