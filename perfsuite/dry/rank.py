@@ -50,7 +50,9 @@ class DryRank:
         self.plan = self.framework.dry(case) or DryPlan()
         self.device = torch.device("cuda", 0) if machine.device == "cuda" else torch.device("cpu")
         self.recorder = Recorder(HostTimer())
-        self.growth = self.recorder.growth = Growth(FIRST, LAST_STEP, FakeTensorMode.cache_clear)
+        self.growth = self.recorder.growth = Growth(
+            FIRST, LAST_STEP, forget=FakeTensorMode.cache_clear, has_holders=False
+        )
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )

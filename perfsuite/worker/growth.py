@@ -58,16 +58,23 @@ class Growth:
     A type's growth per step is that of the half in which it grew less, rounded down (`MISSING`). So what
     grows once, such as a cache that is filled, counts as nothing, and what keeps n objects in each step
     counts as n. Between the boundaries nothing refers to an object of the training, not even by its
-    identity. `forget` is called before objects are counted: it drops what is no part of the training.
+    identity.
+
+    `forget` is called before objects are counted: it drops what is no part of the training. Over few steps,
+    what is replaced now and then hides what is kept: then no holders should be searched.
     """
 
-    def __init__(self, first: int, last: int, forget: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, first: int, last: int, *, forget: Callable[[], object] = lambda: None, has_holders: bool = True
+    ) -> None:
         self.notes: list[str] = []  # why it is not known, or what the training does to the collector
         self.boundaries = (first, (first + last) // 2, last)
         self._forget = forget
+        self._has_holders = has_holders
         self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
         self._frozen = 0
-        self._old = 0  # objects that were there at the boundary before
+        self._old = 0  # objects in the oldest generation at the boundary before
+        self._full_collections = 0  # until then
         self._new: dict[str, list[int]] = {}  # identities of objects that are new at the end, by type
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
@@ -90,7 +97,8 @@ class Growth:
         _collect()
         self._counts.append(_census())
         self._frozen = gc.get_freeze_count()
-        self._old = len(gc.get_objects())
+        self._old = len(gc.get_objects(2))
+        self._full_collections = _full_collections()
         if is_last:
             self._new = _alive(new)
             self._end()
@@ -116,12 +124,17 @@ class Growth:
         """Return identities of some objects, by the types that have grown so far.
 
         They are the first that were made since the boundary before: what is younger may be of the last step
-        alone. Then all objects were in the oldest generation, to whose end younger ones have moved since.
+        alone. Then all objects were in the oldest generation, to whose end younger ones have moved since,
+        unless a full collection has changed its order.
         """
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
+        youngest = gc.get_objects(0)  # first: what is made here is among the youngest, too
+        younger = gc.get_objects(1)
+        is_ordered = _full_collections() == self._full_collections
+        oldest = gc.get_objects(2)[self._old :] if is_ordered else []
         new = defaultdict[str, list[int]](list)
-        for generation in (gc.get_objects(2)[self._old :], gc.get_objects(1), gc.get_objects(0)):
+        for generation in (oldest, younger, youngest):
             for each in generation:
                 name = type(each).__name__
                 if len(new[name]) < min(SEARCHED, grown.get(name, 0)):
@@ -132,7 +145,7 @@ class Growth:
         """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
-        if self._kept is not None and self._kept.by_type:
+        if self._kept is not None and self._kept.by_type and self._has_holders:
             self._kept = self._with_holders(self._kept)
         return self._kept
 
@@ -149,6 +162,10 @@ class Growth:
         self.is_over = True
         self._counts.clear()
         self.notes.append(UNKNOWN + why)
+
+
+def _full_collections() -> int:
+    return int(gc.get_stats()[2]["collections"])
 
 
 def _collect() -> None:

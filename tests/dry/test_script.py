@@ -347,7 +347,7 @@ def test_a_dry_run_counts_what_steps_keep_without_its_own(tmp_path: Path) -> Non
     clean, leaking = (counted(passed(case_of(tmp_path, text), tmp_path / "dry")) for text in (TRAIN, KEPT))
     assert clean.kept == KeptObjects()
     assert known(leaking.kept).by_type == {"dict": 1, "list": 2, "tuple": 1}
-    assert known(leaking.kept).holders == ("`__main__.kept`",)
+    assert known(leaking.kept).holders == (), "two steps are too few to know"
 
 
 @pytest.mark.parametrize(
