@@ -124,17 +124,15 @@ class Growth:
         """Return identities of some objects, by the types that have grown so far.
 
         They are the first that were made since the boundary before: what is younger may be of the last step
-        alone. Then all objects were in the oldest generation, to whose end younger ones have moved since,
-        unless a full collection has changed its order.
+        alone. Then all objects were in the oldest generation, to whose end younger ones have moved since. No
+        objects are known to be new if a full collection has changed its order.
         """
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
-        youngest = gc.get_objects(0)  # first: what is made here is among the youngest, too
-        younger = gc.get_objects(1)
-        is_ordered = _full_collections() == self._full_collections
-        oldest = gc.get_objects(2)[self._old :] if is_ordered else []
+        if _full_collections() != self._full_collections:
+            return {}
         new = defaultdict[str, list[int]](list)
-        for generation in (oldest, younger, youngest):
+        for generation in (gc.get_objects(2)[self._old :], gc.get_objects(1), gc.get_objects(0)):
             for each in generation:
                 name = type(each).__name__
                 if len(new[name]) < min(SEARCHED, grown.get(name, 0)):
