@@ -1,6 +1,5 @@
 """Launches of the framework `fake` whose ranks run in this process, in turn: no process starts."""
 
-import gc
 import threading
 from types import SimpleNamespace
 from typing import NoReturn
@@ -42,7 +41,6 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
         except Exception as error:
             write_failure(job.run_dir, report, failure_of(error, number))
         finally:
-            gc.enable()  # the clock of a rank that breaks down never stops
             for thread in set(threading.enumerate()) - before:  # one may still write how far it is
                 thread.join(60)
     documents.write(job.run_dir.launch(0), LaunchFile(node=0, failures=tuple(ended)))

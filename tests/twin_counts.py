@@ -3,7 +3,15 @@
 from typing import Any
 
 from perfsuite.results.count_baseline import CountBaseline, from_runs
-from perfsuite.results.counts import Collective, Compiled, Counts, PythonCalls, StepMemory, merged
+from perfsuite.results.counts import (
+    Collective,
+    Compiled,
+    Counts,
+    KeptObjects,
+    PythonCalls,
+    StepMemory,
+    merged,
+)
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from tests.counted import make_collective, make_counts, make_memory
@@ -50,6 +58,11 @@ def python(*, version: str = "3.11", **calls: int) -> Counts:
     calls = calls or {"forward": 6_000, "backward": 4_000}
     functions = {f"library.module.in_{phase}": count for phase, count in calls.items()}
     return counts(python=PythonCalls(version=version, calls=calls, functions=functions))
+
+
+def keeps(*holders: str, **by_type: int) -> Counts:
+    """Steps each of which keeps so many objects of some types."""
+    return counts(kept=KeptObjects(by_type=by_type, holders=holders))
 
 
 def compiled(**changes: Any) -> Counts:

@@ -20,6 +20,7 @@ from perfsuite.analysis.figures import (
     settling_notes,
 )
 from perfsuite.analysis.health import UNKNOWN, gpu_setup, with_nodes
+from perfsuite.analysis.slopes import slopes_of
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
@@ -199,6 +200,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     peak_flops, *told = peak_for_mfu(run, request.peak_flops)
     notes = (*run.notes, *filter(None, told), *settling_notes(run))
     run = run.replace(figures=figures_of(run, reports, peak_flops), notes=notes)
+    run = run.replace(slopes=slopes_of(run, reports))
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
 

@@ -145,6 +145,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         cpu_s_per_step=known(median, run.cpu_s[first:end]),
         data_wait_s=fmean(run.data_wait_s[first:end]) if is_waiting else None,
         data_wait=sum(run.data_wait_s[first:end]) / sum(steps) if is_waiting else None,
+        gc_s_per_step=known(max, (fmean(report.gc_s[first:end]) for report in reports if report.gc_s)),
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
         reserved_memory_bytes=known(max, (memory.reserved for memory in run.memory)),
         alloc_retries=known(max, (memory.alloc_retries for memory in run.memory)),

@@ -14,6 +14,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.base import DryPlan, Ranks, StepClock, Workload
 from perfsuite.frameworks.common import float8, sharding
 from perfsuite.frameworks.common.accelerate_config import clear_environment, force_fsdp
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Size
 
 SHARDINGS = {  # word of the Trainer -> torch's FSDP1 strategy; FSDP2 has the first two only
@@ -203,13 +204,13 @@ class _Data:
 
 def _keep_losses(model: Any) -> list[Any]:
     """Return a list that gets the mean loss per token of each micro-batch, still on the device."""
-    losses = []
+    losses = OwnList[Any]()
 
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
         loss, items = output.loss.detach(), inputs.get("num_items_in_batch")
         if items is not None:  # the Trainer lets the model divide by the tokens of all ranks' micro-batches
             loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
-        losses.append(loss)
+        losses.keep(loss)
 
     model.register_forward_hook(keep, with_kwargs=True)
     return losses

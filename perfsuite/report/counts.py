@@ -5,11 +5,23 @@ from collections.abc import Iterable
 
 from perfsuite.report.text import NONE, Table, cut, plural
 from perfsuite.results.amounts import amount, signed
-from perfsuite.results.counts import PHASES, Compiled, Counts, OfRanks, StepMemory, group_name, numbers, spans
+from perfsuite.results.counts import (
+    PHASES,
+    Compiled,
+    Counts,
+    KeptObjects,
+    OfRanks,
+    StepMemory,
+    group_name,
+    numbers,
+    spans,
+)
 from perfsuite.results.outcome import CountCheck
+from perfsuite.verdict.count_sentences import held_by
 
 MOST_UNSTEADY = 5
 MOST_FINDINGS = 50  # of a table
+MOST_TYPES = 10  # of objects that steps keep
 
 
 def flops(counts: Counts) -> int:
@@ -44,6 +56,7 @@ def tables(counts: Counts) -> list[Table]:
     """Return what a step did as tables: its collectives, its work, its memory, and what was compiled."""
     made = [_calls_table(counts), _work_table(counts)]
     made += [] if counts.memory is None else [_memory_table(counts.memory)]
+    made += [] if counts.kept is None else [_kept_table(counts.kept)]
     made += [] if counts.compiled is None else [_compiled_table(counts.compiled)]
     return [table for table in made if table]
 
@@ -112,6 +125,16 @@ def _memory_table(memory: StepMemory) -> Table:
     ]
     caption = "Live tensors: each storage once, without what the allocator adds."
     return Table(caption=caption, headers=("memory", "of the step"), rows=rows)
+
+
+def _kept_table(kept: KeptObjects) -> Table:
+    most_first = sorted(kept.by_type.items(), key=lambda each: (-each[1], each[0]))
+    rows = [("all types", amount(kept.total, "objects"))]
+    rows += [(name, amount(count, "objects")) for name, count in most_first[:MOST_TYPES]]
+    caption = (
+        f"Objects that Python's garbage collector tracks and that each step leaves behind{held_by(kept)}."
+    )
+    return Table(caption=caption, headers=("objects", "kept per step"), rows=rows)
 
 
 def _compiled_table(compiled: Compiled) -> Table:

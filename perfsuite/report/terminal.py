@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfsuite.report import counts, nodes, summary
+from perfsuite.report import counts, nodes, slopes, summary
 from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
@@ -30,7 +30,8 @@ MOST_ENTRIES = 2  # entries of ranks whose step is told
 WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
 SHOWN = (  # metrics that are told though nothing judges them
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
-    *(metrics.DATA_WAIT_SHARE, metrics.CPU_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
+    *(metrics.DATA_WAIT_SHARE, metrics.CPU_S_PER_STEP, metrics.GC_S_PER_STEP),
+    *(metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
 
 
@@ -211,6 +212,7 @@ def _shown(result: Measurement) -> list[str]:
         f"{metric.label}: {amount(metric.of(figures), metric.unit)} (not judged)"
         for metric in (each.counting(result.unit) for each in shown if each.of(figures) is not None)
     ]
+    lines += [f"{each} (not judged)" for each in slopes.sentences(result.runs)]
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
         reported = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"

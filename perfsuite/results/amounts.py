@@ -6,6 +6,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # the units of what a 
     "bytes": ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"), (1, " bytes")),
     "FLOP": ((1e15, " PFLOP"), (1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP"), (1, " FLOP")),
     "calls": ((1, ""),),
+    "objects": ((1, ""),),
 }
 
 

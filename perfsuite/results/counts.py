@@ -116,6 +116,18 @@ class WorkerBatch(Data):
     ops: dict[str, int]  # operators that do work, by name, in its second batch
 
 
+class KeptObjects(Data):
+    """The objects that Python's garbage collector tracks, and that each step of a launch leaves behind."""
+
+    by_type: dict[str, int] = Field(default_factory=dict)  # per step; only the types that grow
+    holders: tuple[str, ...] = ()  # what holds some of them, as `dispatch._cache`
+
+    @property
+    def total(self) -> int:
+        """The objects of all types."""
+        return sum(self.by_type.values())
+
+
 class Counts(Data):
     """One optimizer step of one rank."""
 
@@ -141,6 +153,7 @@ class Counts(Data):
     compiled: Compiled | None = None  # none where nothing was compiled
     python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
     worker_batch: WorkerBatch | None = None  # none without worker processes, and where not counted
+    kept: KeptObjects | None = None  # counted over many steps; None: unknown
 
 
 class OfRanks(Data):

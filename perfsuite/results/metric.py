@@ -210,6 +210,9 @@ DATA_WAIT_SHARE = Metric("data_wait", "data wait as a share of the step", "share
 STEP_S_P50 = Metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
 STEP_S_P95 = Metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
 STEP_JITTER = Metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")
+GC_S_PER_STEP = Metric(
+    "gc_s_per_step", "garbage collector per step", "s", "lower", "shown", heading="collector"
+)
 RESERVED_MEMORY = Metric(
     "reserved_memory_bytes", "reserved memory", "bytes", "lower", "shown", heading="reserved"
 )

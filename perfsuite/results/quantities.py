@@ -19,7 +19,7 @@ from perfsuite.results.counts import (
     group_name,
 )
 
-Unit = Literal["bytes", "FLOP", "calls"]
+Unit = Literal["bytes", "FLOP", "calls", "objects"]
 
 FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: some small tensors
 COLLECTIVE_SHARE = 0.01
@@ -277,6 +277,12 @@ SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "save
 GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
 """A step that frees more than it makes frees what the one before kept too long: that is no improvement.
 However little a step leaves behind, thousands of them add up."""
+KEPT = Quantity(
+    name="objects kept per step",
+    unit="objects",
+    read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
+)
+"""A single object is judged: it adds up over millions of steps, as do the pauses of the garbage collector."""
 GRAPHS = Quantity(  # without any, nothing is compiled: here alone, none at all is worse than some
     name="compiled graphs",
     unit="calls",
@@ -290,7 +296,7 @@ COMPILED = (  # what is counted over the whole launch
     _of_compiled("extern calls of compiled code", attrgetter("extern_calls")),
 )
 _OTHERS = (
-    *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH),
+    *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, KEPT),
     *COMPILED,
     WORKER_KERNELS,
 )

@@ -93,6 +93,8 @@ class Evidence(Data):
     replicated_bytes: int = 0  # bytes of these parameters
 
 
+RESIDENT_MEMORY, LIVE_MEMORY, PINNED_MEMORY = "resident memory", "live tensors", "pinned memory"
+"""Kinds of memory whose level is read between steps; the last two on a GPU."""
 SIMULATED_CLOCK = "simulated"  # the `clock` of ranks that trained nothing
 
 
@@ -110,6 +112,9 @@ class RankReport(Sealed):
     cpu_s: tuple[float, ...] = ()  # CPU seconds in each step, of all threads; empty on a simulated clock
     # Host seconds in each step that the training's thread waited for batches; empty if no loader was seen.
     data_wait_s: tuple[float, ...] = ()
+    gc_s: tuple[float, ...] = ()  # seconds of Python's garbage collector in each step; empty: unknown
+    # How much of each kind of memory was held, in bytes, by the number of steps that had ended.
+    levels: dict[str, dict[int, int]] = Field(default_factory=dict)
     wall_s: float = 0  # of all steps by the host clock, without what was between: should be their sum
     elapsed_s: float = 0  # from the first step's start to the end by the host clock, all included
     uptime_s: float | None = None  # the same by the kernel's uptime, in hundredths; None if unknown

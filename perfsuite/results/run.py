@@ -77,6 +77,19 @@ class Node(Data):
     health: Health | None = None
 
 
+SlopeUnit = Literal["bytes", "s"]
+
+
+class Slope(Data):
+    """How something changes over the measured steps. Shown, never judged."""
+
+    name: str  # as `step time`, `resident memory`
+    unit: SlopeUnit
+    per_step: float
+    interval: tuple[float, float]  # of `per_step`, 95 %, as if the values were independent of each other
+    rank: int | None = None  # of several, the one that grows most; None: of all ranks together
+
+
 class Figures(Data):
     """The figures of one run. None where this machine or framework does not give it.
 
@@ -100,6 +113,8 @@ class Figures(Data):
     """Host seconds of a step, mean, that the training waits for batches, of the rank that waits longest. None
     if no loader was seen in the measured steps."""
     data_wait: float | None = None  #: The same as a share of all measured steps, 0 to 1.
+    gc_s_per_step: float | None = None
+    """Seconds of Python's garbage collector in a step, mean, on the rank where it takes most. Shown."""
     peak_memory_bytes: float | None = None  #: Memory of the rank that used most, as all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
@@ -175,6 +190,7 @@ class Run(Document):
     """Host seconds of each step that the rank which waited longest waited for batches; empty if unknown."""
     loss: tuple[float, ...] = ()  #: Mean over ranks.
     window: tuple[int, int] = (0, 0)  #: The measured steps are `step_s[window[0]:window[1]]`.
+    slopes: tuple[Slope, ...] = ()  #: How step time and memory change over the window.
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None

@@ -6,7 +6,7 @@ from typing import Literal
 
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow, signed
-from perfsuite.results.counts import Collective, Counts
+from perfsuite.results.counts import Collective, Counts, KeptObjects
 from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
 MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names: those that changed most
@@ -37,7 +37,14 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
         return _parts(before.memory.at_peak, now.memory.at_peak, "bytes")
     if quantity is quantities.BREAKS and before.compiled is not None and now.compiled is not None:
         return _parts(before.compiled.breaks, now.compiled.breaks, "calls")
+    if quantity is quantities.KEPT and before.kept is not None and now.kept is not None:
+        return _parts(before.kept.by_type, now.kept.by_type, "objects") + held_by(now.kept)
     return ""
+
+
+def held_by(kept: KeptObjects) -> str:
+    """What holds objects, as `, held by `dispatch._cache``; nothing where it is not known."""
+    return f", held by {' and '.join(kept.holders)}" if kept.holders else ""
 
 
 def _parts(before: Mapping[str, int], now: Mapping[str, int], unit: Unit) -> str:

@@ -27,6 +27,7 @@ _OF_THE_HOST = (
 GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
 MANY_MORE = 2  # times the baseline's calls of a collective above which equal bytes cost more: latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
+_OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
 _ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --counts)"
 
 
@@ -170,7 +171,7 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
         return 1
     if finding.unit == "calls":
         return 4 if quantity.is_python else 3
-    return 2 if quantity in (quantities.PEAK, quantities.SAVED, quantities.GROWTH) else 0
+    return 2 if quantity in _OF_MEMORY else 0
 
 
 def _alike(

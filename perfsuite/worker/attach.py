@@ -25,7 +25,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import calls, deepspeed, gradients, leash, loaders, memory
+from perfsuite.worker import calls, deepspeed, gradients, growth, leash, loaders, memory
 from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.profiling import ProfileTaken
@@ -106,6 +106,7 @@ class Attached:
         if request.device == "cuda":
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
         calls.watch()
+        growth.watch()
         gradients.watch()
         loaders.watch()
         if request.counts:

@@ -22,7 +22,9 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.results.rank_report import Memory
+from perfsuite.worker.collector import CollectorClock
 from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
+from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.memory import memory_for
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import clock_for
@@ -116,20 +118,19 @@ def bare_s(run: Run, device: torch.device) -> float:
     """Return seconds per step, timed as a whole, with the device synchronised before and after."""
     timer, _ = clock_for(device)
     gc.collect()
-    gc.disable()
     timer.settle()
     began = timer.host()
     run(STEPS)
     timer.settle()
-    spent = timer.host() - began
-    gc.enable()
-    return spent / STEPS
+    return (timer.host() - began) / STEPS
 
 
 def under_the_clock(run: Run, device: torch.device) -> Recorder:
     """Return the recorder of the same steps, measured as in a rank."""
     timer, probe = clock_for(device)
     recorder = Recorder(timer, probe=probe)
+    recorder.collector = CollectorClock(timer.host)
+    recorder.levels = MemoryLevels(device, STEPS)
     hook = register_optimizer_step_post_hook(recorder.after_optimizer_step)
     recorder.start()
     run(STEPS)

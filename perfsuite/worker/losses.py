@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.second_step import in_backward, nodes_of
 
@@ -21,7 +22,8 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self._sums: list[tuple[Tensor | None, int]] = []  # the loss of each step, a sum of so many
+        self._sums = OwnList[Tensor | None]()  # the loss of each step
+        self._summed: list[int] = []  # how many losses each is the sum of
         self._first: list[Tensor] = []  # the losses of the first step
         self._counts: list[bool] = []  # which of a step's losses count, by place; known after the second step
         self._stepped: set[int] = set()  # identities of what the clock steps; known after the first step
@@ -56,31 +58,39 @@ class Losses:
             case 0:
                 self._first = self._seen
                 self._stepped = set(map(id, parameters_of(optimizer)))
-                self._sums.append(_sum(self._first))
+                self._append(self._first)
             case 1:
                 if not any(self._counts):
                     self._counts = [True] * len(self._counts)
-                self._sums = [self._sum_of(self._first[-len(self._counts) :]), self._sum_of(self._seen)]
+                self._sums.clear()
+                self._summed.clear()
+                for losses in (self._first[-len(self._counts) :], self._seen):
+                    self._append(self._that_count(losses))
             case _:
-                self._sums.append((self._total, self._counted))
+                self._sums.append(self._total)
+                self._summed.append(self._counted)
         self._begin_step()
 
-    def _sum_of(self, losses: list[Tensor]) -> tuple[Tensor | None, int]:
-        if len(losses) == len(self._counts):
-            losses = [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
-        return _sum(losses)
+    def _append(self, losses: list[Tensor]) -> None:
+        self._sums.append(torch.stack(losses).sum() if losses else None)
+        self._summed.append(len(losses))
+
+    def _that_count(self, losses: list[Tensor]) -> list[Tensor]:
+        if len(losses) != len(self._counts):
+            return losses
+        return [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
 
     def of_steps(self, micro_batches: int) -> tuple[float, ...]:
         """Return the loss of each step. Raises `MismatchError` as `check` does."""
         self.check(micro_batches)
-        return tuple(float(total) for total, _ in self._sums if total is not None)
+        return tuple(float(total) for total in self._sums if total is not None)
 
     def check(self, micro_batches: int, *, more_come: bool = False) -> None:
         """Raise `MismatchError` if the steps so far are not of `micro_batches` losses.
 
         Where `more_come`, all of them must be of another number: fp16's scaler leaves out some first steps.
         """
-        passes = [counted for _, counted in self._sums]
+        passes = self._summed
         if 0 in passes:
             raise MismatchError(
                 f"loss: backward was called on no scalar in step {passes.index(0)}: "
@@ -109,10 +119,6 @@ def loss_of(tensors: Any) -> Tensor | None:
         tensors = tensors[0]
     is_training = isinstance(tensors, Tensor) and not tensors.is_meta and not in_backward()
     return tensors if is_training else None
-
-
-def _sum(losses: list[Tensor]) -> tuple[Tensor | None, int]:
-    return (torch.stack(losses).sum() if losses else None), len(losses)
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:

@@ -64,12 +64,13 @@ def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import calls, gradients, loaders
+    from perfsuite.worker import calls, gradients, growth, loaders
     from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
 
     case = rank.case
     calls.watch()
+    growth.watch()
     gradients.watch()
     loaders.watch()
     if rank.request.counts:

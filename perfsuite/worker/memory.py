@@ -16,6 +16,7 @@ class HostMemory:
 
     def __init__(self, level_at: str = "before the model") -> None:
         self.method = f"VmHWM above VmRSS {level_at}"
+        self._peak = 0
         self.reset_peak()
         self._level = _status_bytes("VmRSS")
 
@@ -24,6 +25,15 @@ class HostMemory:
 
     def reset_peak(self) -> None:
         """Forget the peak so far. The level stays that of construction."""
+        self._peak = 0
+        self.go_on()
+
+    def fold(self) -> None:
+        """Keep the peak so far: what follows, until `go_on`, is not the training's."""
+        self._peak = max(self._peak, _status_bytes("VmHWM"))
+
+    def go_on(self) -> None:
+        """Measure the peak from now on, next to the one that was kept."""
         try:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
@@ -42,7 +52,8 @@ class HostMemory:
 
     def read(self) -> Memory:
         """Return the peak since construction or `reset_peak`."""
-        return Memory(peak=max(_status_bytes("VmHWM") - self._level, 0), method=self.method)
+        self.fold()
+        return Memory(peak=max(self._peak - self._level, 0), method=self.method)
 
 
 def _status_bytes(key: str) -> int:
@@ -84,12 +95,15 @@ class CudaMemory:
         self.reset_peak()
 
     def fold(self) -> None:
-        """Keep the peaks so far: a script is about to reset them. An error is raised by `read`, not here."""
+        """Keep the peaks so far, as before a script resets them. An error is raised by `read`, not here."""
         try:
             self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
             self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
         except Exception as error:
             self._error = error
+
+    def go_on(self) -> None:
+        """Do nothing: counting objects takes no memory of a device."""
 
     def read(self) -> Memory:
         """Return the peaks and retries since construction or `reset_peak`."""

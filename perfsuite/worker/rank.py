@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import re
 import socket
@@ -19,17 +18,20 @@ from perfsuite import documents, errors
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
-from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.counts import COUNTED_STEP, Counts
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
+from perfsuite.worker.collector import CollectorClock
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
+from perfsuite.worker.growth import FIRST, Growth
+from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.profiling import Profiling
 from perfsuite.worker.recorder import Recorder
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
-    from perfsuite.results.counts import Counts
+    from perfsuite.worker.counting import Counting
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.observe import Observer
     from perfsuite.worker.timers import HostTimer
@@ -84,6 +86,9 @@ class Rank:
             probe = None  # its operators are none of the step's
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
         self.recorder.profiling = profiling
+        if device is not None:
+            self.recorder.collector = CollectorClock(timer.host)
+            self.recorder.levels = MemoryLevels(device, self.case.total_steps)
         report, directory = self.report, self.run_dir.path
         ranks = Ranks(rank=report.rank, world_size=report.world_size, device=device, directory=directory)
         self.workload = self.framework.build(self.case, ranks, self.recorder)
@@ -130,6 +135,8 @@ class Rank:
                 f"step before the measured ones for it: give {COUNTED_STEP} or more"
             )
             return
+        if self.recorder.profiling is None:  # such a launch ends before the last step
+            self.recorder.growth = Growth(max(FIRST, self.case.max_warmup_steps), self.case.total_steps)
         try:  # it uses names that are private to torch: another version may lack one
             from perfsuite.worker.counting import Counting
 
@@ -172,6 +179,8 @@ class Rank:
             probe_s=tuple(self.recorder.probe_s),
             cpu_s=tuple(self.recorder.cpu_s),
             data_wait_s=() if self.recorder.data_wait is None else self.recorder.data_wait.result(),
+            gc_s=self._gc_s(),
+            levels=self._levels(),
             wall_s=self.recorder.wall_s,
             elapsed_s=self.recorder.elapsed_s,
             uptime_s=self.recorder.uptime_s,
@@ -186,7 +195,7 @@ class Rank:
         from perfsuite.worker import flops
 
         if (counting := self.recorder.counting) is not None:
-            report = report.replace(counts=self._with_workers(counting.result()), hidden=counting.hidden)
+            report = report.replace(counts=self._counts(counting), hidden=counting.hidden)
             report = report.replace(
                 gradient_squares=counting.gradient_squares, unclipped_squares=counting.unclipped_squares
             )
@@ -202,17 +211,41 @@ class Rank:
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
-    def _with_workers(self, counts: Counts | None) -> Counts | None:
-        from perfsuite.worker import loader_workers
+    def _gc_s(self) -> tuple[float, ...]:
+        """Return the time of Python's garbage collector in each step; nothing if it is not known."""
+        collector = self.recorder.collector
+        if collector is None or collector.error is None:
+            return tuple(self.recorder.gc_s)
+        why = f"{type(collector.error).__name__}: {collector.error}"
+        self.notes.append(f"the time of Python's garbage collector is not known ({why})")
+        return ()
 
-        if counts is None or self.recorder.data_wait is None:
-            return counts
-        pids = self.recorder.data_wait.worker_pids.values()
-        return counts.replace(worker_batch=loader_workers.batch_of(self.run_dir, pids))
+    def _levels(self) -> dict[str, dict[int, int]]:
+        """Return how much memory was held between steps."""
+        if self.recorder.levels is None:
+            return {}
+        self.notes += self.recorder.levels.notes
+        return self.recorder.levels.bytes_at
+
+    def _counts(self, counting: Counting) -> Counts | None:
+        """Return what was counted, with what loaders' workers do and the objects that are kept by steps."""
+        counts = counting.result()
+        if counts is None:
+            return None
+        if self.recorder.data_wait is not None:
+            from perfsuite.worker import loader_workers
+
+            pids = self.recorder.data_wait.worker_pids.values()
+            counts = counts.replace(worker_batch=loader_workers.batch_of(self.run_dir, pids))
+        if self.recorder.growth is not None:
+            counts = counts.replace(kept=self.recorder.growth.result())
+            self.notes += self.recorder.growth.notes
+        return counts
 
     def abandon(self) -> None:
         """Take everything of ours out of a training that goes on without us, after an error of ours."""
-        gc.enable()
+        if self.recorder.collector is not None:
+            self.recorder.collector.stop()
         for each in (self.recorder.counting, self.recorder.profiling, self.observer):
             with contextlib.suppress(Exception):
                 if each is not None:
@@ -266,7 +299,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
     is_end, message = isinstance(error, errors.ScriptError), errors.message_of(error)
     if not isinstance(error, errors.PerfsuiteError):
-        message = _in_a_line(error)
+        message = in_a_line(error)
     return Failure(
         kind=_kind(error),
         message=message if is_end else _first_line(message),
@@ -276,7 +309,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     )
 
 
-def _in_a_line(error: BaseException) -> str:
+def in_a_line(error: BaseException) -> str:
     """Return the class and the first line of an error, and of the error that caused it.
 
     Libraries that import lazily raise an error of their own, which may say no more than to look elsewhere.

@@ -10,16 +10,19 @@ from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED
 from perfsuite.worker.timers import HostTimer
 
 if TYPE_CHECKING:
+    from perfsuite.worker.collector import CollectorClock
     from perfsuite.worker.counting import Counting
+    from perfsuite.worker.growth import Growth
+    from perfsuite.worker.levels import MemoryLevels
     from perfsuite.worker.loaders import DataWait
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.profiling import Profiling
 
-GC_EVERY = 50  # steps between collections: at the same on every rank, so that none waits for another's
 PROGRESS_EVERY_S = 0.5
 UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps
 USUAL_OF_STEPS = 20  # finished steps whose median is taken for the length of the running step
@@ -46,29 +49,35 @@ class Recorder:
         self.on_progress: Callable[[int], object] = lambda step: None  # told the finished steps
         self.counting: Counting | None = None  # counts what some of the first steps do
         self.profiling: Profiling | None = None  # has some steps of a launch that is made for that profiled
+        self.growth: Growth | None = None  # counts objects at three boundaries
+        self.levels: MemoryLevels | None = None  # reads how much memory is held, at some boundaries
+        self.collector: CollectorClock | None = None  # times Python's garbage collector
         self.between_steps: Callable[[int], object] | None = None  # told the ended steps, in no step's time
         self.data_wait: DataWait | None = None  # times what the training waits for; None: nobody looks
         self.cpu_s: list[float] = []  # of this process in each step; empty if unknown
         self.probe_s: list[float] = []
+        self.gc_s: list[float] = []  # of Python's garbage collector in each step; empty if unknown
         self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
         self.elapsed_s = 0.0  # with that work
         self.uptime_s: float | None = None  # the same seconds by the kernel's uptime; None if unknown
         self._probe = probe
         self._before_end = before_end
-        self._starts: list[Any] = []
-        self._ends: list[Any] = []
+        self._starts = OwnList[Any]()
+        self._ends = OwnList[Any]()
         self._lengthened_s: dict[int, float] = {}  # by an injected fault, by the index of the step
         self._past = 0  # steps that the device is known to have finished
         self._clock_optimizer: Any = None
         self._is_finished = False
         self._begun_at = self._between_s = self._progress_at = 0.0
         self._cpu_at: float | None = None
+        self._gc_at = 0.0
         self._uptime_at: float | None = None
 
     def start(self) -> None:
-        """Begin the first step. Python's garbage collector is off until `finish`."""
-        gc.collect()
-        gc.disable()
+        """Begin the first step. From now on Python's garbage collector is as the training has it."""
+        gc.collect()  # what is left from building belongs to no step
+        if self.collector is not None:
+            self.collector.start()
         if self.memory is not None:
             self.memory.release()
         self.timer.settle()
@@ -95,10 +104,14 @@ class Recorder:
             self.cpu_s.append(cpu - self._cpu_at)
         if self.data_wait is not None:
             self.data_wait.end_step()
+        if self.collector is not None:
+            self.gc_s.append(self.collector.seconds - self._gc_at)
         ended_at = self.timer.host()
         self._settle_memory()
-        if self.steps % GC_EVERY == 0:
-            gc.collect(1)
+        if self.levels is not None:
+            self.levels.boundary(self.steps)
+        if self.growth is not None and self.growth.is_due(self.steps):
+            self._count_objects(self.growth)
         if ended_at - self._progress_at > PROGRESS_EVERY_S:
             self._progress_at = ended_at
             self.on_progress(self._steps_past())
@@ -115,9 +128,18 @@ class Recorder:
         self._between_s += self.timer.host() - ended_at
         self._begin_step()
 
+    def _count_objects(self, growth: Growth) -> None:
+        """Count objects, and leave what that takes out of the peak of memory."""
+        if self.memory is not None:
+            self.memory.fold()
+        growth.count()
+        if self.memory is not None:
+            self.memory.go_on()
+
     def _begin_step(self) -> None:
         if self.data_wait is not None:
             self.data_wait.begin_step()
+        self._gc_at = 0.0 if self.collector is None else self.collector.seconds
         self._cpu_at = self.timer.cpu()
         self._starts.append(self.timer.stamp())
 
@@ -142,7 +164,8 @@ class Recorder:
         if self._uptime_at is not None and (uptime := self.timer.uptime()) is not None:
             self.uptime_s = uptime - self._uptime_at
         self.on_progress(self.steps)
-        gc.enable()
+        if self.collector is not None:
+            self.collector.stop()
 
     def sleep(self, seconds: float) -> None:
         """Let time pass in the running step: for a framework that trains nothing."""

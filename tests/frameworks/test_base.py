@@ -29,6 +29,7 @@ from perfsuite.frameworks.base import missing_package, optional_packages, requir
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
+from perfsuite.results.counts import KeptObjects
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import ASKED
@@ -55,6 +56,7 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:
         assert result.observed.settings.keys() <= ASKED | CHOSEN
+    assert not [entry for entry in result.counts if entry.counts.kept not in (None, KeptObjects())]
     return result
 
 

@@ -20,6 +20,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import judge_counts
+from perfsuite.worker.growth import DISABLED, FROZEN
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
 from tests.samples import known, make_case, make_machine
@@ -661,3 +662,41 @@ def test_a_missing_mean_is_found_behind_clipping(tmp_path: Path, text: str) -> N
     verdict = judge_counts(*runs)
     assert (verdict.outcome, verdict.failure) == ("failed", "loss")
     assert verdict.reasons[0].startswith("loss and gradients x 4.0")
+
+
+LEAKS = ALONE.replace(
+    "    optimizer.step()", "    kept.append(({'step': [step]}, [step]))\n    optimizer.step()"
+)
+LEAKS = LEAKS.replace("import torch\n", "import torch\nkept = []\n")
+COUNTED_ALONE: dict[str, Any] = {"topology": ONE, "max_warmup_steps": 4}
+
+
+@pytest.mark.launch
+def test_a_leak_is_found_and_a_clean_script_is_silent(tmp_path: Path) -> None:
+    runs = []
+    for name, text in (("a", ALONE), ("again", ALONE), ("b", LEAKS)):
+        (tmp_path / name).mkdir()
+        case = case_of(Script(path=script(tmp_path / name, text)), **COUNTED_ALONE)
+        runs.append(known_run(launch_once(case, detect(), tmp_path / name / "run")))
+    clean, again, leaking = runs
+    assert judge_counts(clean, again).outcome == "passed"
+    verdict = judge_counts(clean, leaking)
+    assert verdict.outcome == "regressed"
+    found = [each.sentence for each in known(verdict.counts).findings if each.outcome == "regressed"]
+    assert found == ["objects kept per step: 0 -> 4 (list +2, dict +1, tuple +1), held by `__main__.kept`"]
+
+
+@pytest.mark.launch
+def test_a_script_that_freezes_and_disables_the_collector_is_exact(tmp_path: Path) -> None:
+    """The clean one is as before, and its garbage collector's time is known."""
+    text = LEAKS.replace("kept = []", "kept = []\nimport gc\ngc.collect()\ngc.freeze()\ngc.disable()")
+    case = case_of(Script(path=script(tmp_path, text)), **COUNTED_ALONE)
+    run = known_run(launch_once(case, detect(), tmp_path / "run"))
+    assert known(run.counts[0].counts.kept).total == 4
+    assert {FROZEN, DISABLED} <= {*run.notes}
+    assert run.figures.gc_s_per_step == 0
+
+
+def known_run(run: Run) -> Run:
+    assert run.failure is None, run.failure
+    return run

@@ -1,6 +1,6 @@
 from perfsuite.report import counts
 from perfsuite.report.text import NONE
-from perfsuite.results.counts import PythonCalls, WorkerBatch
+from perfsuite.results.counts import KeptObjects, PythonCalls, WorkerBatch
 from perfsuite.results.outcome import CountCheck
 from tests.counted import BUCKETS, HOST_READ, make_check, make_compiled, make_counts, make_memory
 
@@ -116,3 +116,13 @@ def test_what_a_loader_s_worker_does_stands_below_the_work() -> None:
     told = "For one batch a worker of the data loader makes 1,234 Python calls and 9 kernels."
     assert sum(told in caption for caption in captions) == 1
     assert not any(told in table.caption for table in counts.tables(make_counts()))
+
+
+def test_kept_objects_are_a_table_also_of_none() -> None:
+    types = {f"T{number:02}": 12 - number for number in range(12)}
+    leak = KeptObjects(by_type=types, holders=("`net.seen`",))
+    for kept, rows in ((KeptObjects(), [("all types", "0")]), (leak, [("all types", "78"), ("T00", "12")])):
+        table = counts.tables(make_counts(kept=kept))[-1]
+        assert list(table.rows)[:2] == rows
+        assert ("held by `net.seen`" in table.caption) == bool(kept.holders)
+    assert len(table.rows) == 1 + counts.MOST_TYPES

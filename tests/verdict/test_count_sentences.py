@@ -5,7 +5,17 @@ import pytest
 from perfsuite.results.counts import Collective, Counts
 from perfsuite.results.quantities import quantities
 from perfsuite.verdict.count_sentences import sentence
-from tests.twin_counts import BYTES, GATHERED, GATHERED_AGAIN, collective, compiled, counts, memory, python
+from tests.twin_counts import (
+    BYTES,
+    GATHERED,
+    GATHERED_AGAIN,
+    collective,
+    compiled,
+    counts,
+    keeps,
+    memory,
+    python,
+)
 
 BIG = collective("reduce_scatter", ranks=64, phase="backward", count=33, bytes=32_105_113_190)
 HALF = BIG.replace(dtype="bfloat16", bytes=BIG.bytes // 2)
@@ -111,3 +121,11 @@ def test_calls_of_python_and_compiled_models() -> None:
         *("compiled graphs: 2 -> 4", "graph breaks: 0 -> 2 (call of print +2)"),
         "extern calls of compiled code: 14 -> 15",
     ]
+
+
+def test_kept_objects_are_told_with_their_types_and_holders() -> None:
+    leak = keeps("`op._cache`", "`Net.seen`", tuple=34, DTensorSpec=16)
+    assert told(keeps(), leak) == [
+        "objects kept per step: 0 -> 50 (tuple +34, DTensorSpec +16), held by `op._cache` and `Net.seen`"
+    ]
+    assert told(leak, keeps()) == ["objects kept per step: 50 -> 0 (tuple -34, DTensorSpec -16)"]

@@ -23,6 +23,7 @@ from tests.twin_counts import (
     collective,
     compiled,
     counts,
+    keeps,
     launch,
     memory,
     python,
@@ -148,6 +149,26 @@ def test_memory_may_differ_a_bit_in_a_launch_and_not_in_a_dry_run(now: StepMemor
     assert judged(more, counts()).unsteady == ()
     dry = findings(judged(launch(more, dry=True), before=launch(dry=True)))
     assert [field for outcome, field in dry if outcome == "regressed"] == fields
+
+
+@pytest.mark.parametrize(("now", "outcome"), [(3, "regressed"), (1, "improved")])
+def test_a_single_kept_object_is_judged(now: int, outcome: str) -> None:
+    check = judged(keeps(tuple=now), before=keeps(tuple=2))
+    assert findings(check) == [(outcome, "objects kept per step")]
+    assert judged(keeps(list=2), before=keeps(tuple=2)).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "where"),
+    [
+        (keeps(tuple=2), counts(), "not in the baseline"),
+        (counts(), keeps(tuple=2), "not counted in these launches"),
+    ],
+)
+def test_unknown_growth_is_a_note_and_never_better(now: Counts, before: Counts, where: str) -> None:
+    check = judged(now, before=before)
+    assert (check.outcome, check.findings) == ("passed", ())
+    assert check.notes == (f"objects kept per step: not judged, {where}",)
 
 
 # Ranks

@@ -1,4 +1,3 @@
-import gc
 import math
 import os
 import time
@@ -75,7 +74,6 @@ def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
     assert len(series(text, steps=AT_STEP).step_s) == AT_STEP
     with pytest.raises(error, match=said):
         series(text, steps=AT_STEP + 1)
-    gc.enable()  # a recorder that never finished left it off
 
 
 def test_on_a_gpu_its_own_allocator_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

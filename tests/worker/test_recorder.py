@@ -5,8 +5,14 @@ from functools import partial
 from unittest.mock import Mock, call
 
 import pytest
+import torch
 
+from perfsuite.results.counts import KeptObjects
 from perfsuite.worker import recorder as recording
+from perfsuite.worker.collector import CollectorClock
+from perfsuite.worker.counting import Counting
+from perfsuite.worker.growth import Growth
+from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from tests.worker.fake_gpu import GPU, FakeGPU
@@ -16,14 +22,12 @@ from tests.worker.loops import in_a_thread
 def after_steps(
     recorder: Recorder, *seconds: float, work: Callable[[float], object] | None = None
 ) -> Recorder:
-    """After steps in each of which some time has passed, while the garbage collector rests."""
+    """After steps in each of which some time has passed."""
     recorder.start()
-    assert not gc.isenabled()
     for each in seconds:
         (work or recorder.timer.sleep)(each)
         recorder.boundary()
     recorder.finish()
-    assert gc.isenabled()
     return recorder
 
 
@@ -82,13 +86,74 @@ def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
     recorder.finish()
 
 
-def test_a_collection_happens_at_a_fixed_step_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_collector_stays_as_the_training_has_it(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds = gc.get_threshold()
+    if not is_on:
+        gc.disable()
+    try:
+        after_steps(Recorder(SimulatedTimer()), *[1] * 100)
+        assert (gc.isenabled(), gc.get_threshold()) == (is_on, thresholds)
+    finally:
+        gc.enable()
+
+
+def test_the_collectors_time_is_that_of_each_step() -> None:
+    """Not what is collected between steps, as for counting objects."""
     timer = SimulatedTimer()
-    collect = Mock(side_effect=lambda *generation: timer.sleep(5))
-    monkeypatch.setattr(gc, "collect", collect)
-    recorder = after_steps(Recorder(timer), *[1] * (2 * recording.GC_EVERY))
-    assert collect.call_args_list == [call(), call(1), call(1)]
+    recorder = Recorder(timer, probe=lambda: collector.collect(100))
+    collector = recorder.collector = FakeCollector(timer)
+    after_steps(recorder, 3, 0, 2, work=collector.collect)
+    assert recorder.gc_s == [3, 0, 2]
+    assert not collector.is_on
+
+
+class FakeCollector(CollectorClock):
+    """A garbage collector that runs when it is told to."""
+
+    is_on = False
+
+    def __init__(self, timer: SimulatedTimer) -> None:
+        super().__init__(timer.host)
+        self.timer = timer
+
+    def start(self) -> None:
+        self.is_on = True
+
+    def stop(self) -> None:
+        self.is_on = False
+
+    def collect(self, seconds: float) -> None:
+        self._see("start", {})
+        self.timer.sleep(seconds)
+        self._see("stop", {})
+
+
+def test_objects_are_counted_between_steps_and_apart_from_the_peak() -> None:
+    timer, told = SimulatedTimer(), Mock()
+    recorder = Recorder(timer, memory=told.memory)
+    growth = recorder.growth = Mock(wraps=Growth(2, 4))
+    told.attach_mock(growth.count, "count")
+    growth.count.side_effect = lambda: timer.sleep(5)
+    after_steps(recorder, *[1] * 5)
+    assert [name for name, *_ in told.method_calls] == [
+        *("memory.release", "memory.reset_peak"),
+        *["memory.fold", "count", "memory.go_on"] * 3,
+    ]
     assert set(recorder.step_s) == {1}
+
+
+def test_perfsuite_itself_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
+    """On a GPU, where each stamp is an object, with everything that a recorder does between steps."""
+    recorder = Recorder(CudaTimer(GPU), probe=lambda: None, before_end=lambda step, recorder: None)
+    recorder.collector = CollectorClock(recorder.timer.host)
+    recorder.levels = MemoryLevels(torch.device("cpu"), 100)
+    recorder.growth = growth = Growth(20, 100)
+    recorder.between_steps = lambda step: None
+    recorder.counting = Counting(lambda: None)
+    after_steps(recorder, *[10] * 100, work=partial(gpu.work, ahead_ms=0))
+    assert len(recorder.step_s) == 100
+    assert growth.result() == KeptObjects()
 
 
 def test_the_first_optimizer_is_the_clock() -> None:

@@ -14,6 +14,7 @@ from perfsuite.case.case import Case
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, build_optimizer, synthetic_batches
+from perfsuite.frameworks.common.own_list import OwnList
 
 LOSS_SCALE = 1024.0  # of fp16-mixed. torch starts at 65536, and skips the first steps to find a lower one
 
@@ -61,7 +62,9 @@ def training(
         return total
 
     def run(steps: int) -> list[Tensor]:
-        losses = [train_step() for _ in range(steps)]
+        losses = OwnList[Tensor]()
+        for _ in range(steps):
+            losses.keep(train_step())
         if scaler is not None and scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
             raise MismatchError(
                 f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "

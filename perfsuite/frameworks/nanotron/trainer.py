@@ -18,6 +18,7 @@ from perfsuite.documents import write_text
 from perfsuite.frameworks.base import Ranks
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.model import synthetic_batches
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.patches import module, replace
 from perfsuite.frameworks.nanotron.config import Config, layout_text
 
@@ -56,11 +57,11 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
 
         def __init__(self, file: str) -> None:
             super().__init__(file)
-            self.losses: list[Tensor | None] = []
+            self.losses = OwnList[Tensor | None]()
 
         def training_step(self, dataloader: Any) -> Any:
             outputs, loss = super().training_step(dataloader)
-            self.losses.append(loss)
+            self.losses.keep(loss)
             return outputs, loss
 
     file = ranks.directory / name

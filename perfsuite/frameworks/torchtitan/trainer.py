@@ -35,6 +35,7 @@ from perfsuite.case.case import Case
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.base import NCCL_AFTER_S, StepClock
 from perfsuite.frameworks.common.model import synthetic_batches
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.patches import nothing
 from perfsuite.results.rank_report import Flops
 
@@ -52,7 +53,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         super().__init__(trainer_config(case))
         self.case = case
         self._clock = clock
-        self._micro_losses: list[Tensor] = []
+        self._micro_losses = OwnList[Tensor]()
         self.last_metrics: dict[str, float] = {}
         self.metrics_processor.logger = SimpleNamespace(
             log=lambda metrics, step: self.last_metrics.update(metrics),  # at the first and at the last step
@@ -81,7 +82,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
             kept = torch.zeros((), device=kept.device)
         if not self.config.training.disable_cuda_graphs:
             kept = kept.clone()  # the next replay writes into the same tensor
-        self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
+        self._micro_losses.keep(kept.to_local() if isinstance(kept, DTensor) else kept)
         return loss
 
     def should_continue_training(self) -> bool:
@@ -173,7 +174,6 @@ def trainer_config(case: Case) -> Trainer.Config:
     config.metrics = MetricsProcessor.Config(log_freq=case.total_steps)
     timeouts = dict.fromkeys(("init_timeout_seconds", "train_timeout_seconds"), watchdog_s)
     config.comm = CommConfig(**timeouts, trace_buf_size=0)  # or it makes a folder
-    config.training.gc_freq = case.total_steps + 1  # the clock collects garbage, between steps
     config.debug.enable_structured_logging = False
     config.parallelism.spmd_backend = "partial_dtensor"
     if torch.cuda.is_available():

@@ -1,0 +1,50 @@
+"""How memory and step time change over the measured steps of a launch, as slopes with intervals. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist, linear_regression
+
+from perfsuite.results.rank_report import RankReport
+from perfsuite.results.run import Run, Slope, SlopeUnit
+
+FEWEST = 5  # values that have a slope
+HALF_WIDTH = NormalDist().inv_cdf(0.975)  # of a 95 % interval, in standard errors
+
+
+def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
+    """Return the slopes of a run whose window is known: of its step time and of each kind of memory.
+
+    That of memory is the slope of the rank that grows most.
+    """
+    first, end = run.window
+    step_time = _slope("step time", "s", dict(enumerate(run.measured_steps, first)))
+    found = [] if step_time is None else [step_time]
+    for kind in dict.fromkeys(kind for report in reports for kind in report.levels):
+        of_ranks = []
+        for report in reports:
+            levels = {step: size for step, size in report.levels.get(kind, {}).items() if first < step <= end}
+            if (slope := _slope(kind, "bytes", levels, rank=report.rank)) is not None:
+                of_ranks.append(slope)
+        if of_ranks:
+            found.append(max(of_ranks, key=lambda slope: slope.per_step))
+    return tuple(found)
+
+
+def _slope(
+    name: str, unit: SlopeUnit, values: Mapping[int, float], *, rank: int | None = None
+) -> Slope | None:
+    """Return the slope of values by their step, by least squares; None if they are too few."""
+    if len(values) < FEWEST or not all(map(math.isfinite, values.values())):
+        return None
+    steps = [*values]
+    line = linear_regression(steps, [*values.values()])
+    squares = sum((value - line.intercept - line.slope * step) ** 2 for step, value in values.items())
+    middle = sum(steps) / len(steps)
+    error = math.sqrt(squares / (len(steps) - 2) / sum((step - middle) ** 2 for step in steps))
+    return Slope(
+        name=name,
+        unit=unit,
+        per_step=line.slope,
+        interval=(line.slope - HALF_WIDTH * error, line.slope + HALF_WIDTH * error),
+        rank=rank,
+    )

@@ -1,0 +1,33 @@
+"""Lists of what perfsuite itself keeps of each step, which is no growth of the training."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+has_values = True
+"""Whether what is kept has values. A dry run, whose tensors have none, sets it to False and keeps nothing."""
+
+_lists: list[weakref.ref["OwnList[object]"]] = []
+
+
+class OwnList(list[T]):
+    """A list whose elements the census of kept objects leaves out, such as the losses of all steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _lists.append(weakref.ref(self))  # type: ignore[arg-type]
+
+    def keep(self, value: T) -> None:
+        """Append a value of a step, such as its loss."""
+        if has_values:
+            self.append(value)
+
+
+def tracked_elements() -> Iterator[object]:
+    """Yield the elements of all these lists that Python's garbage collector tracks."""
+    for reference in _lists:
+        own = reference()
+        yield from filter(gc.is_tracked, () if own is None else own)

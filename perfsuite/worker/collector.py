@@ -1,0 +1,41 @@
+"""Times Python's garbage collector, whenever it runs. Imports no torch."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+
+class CollectorClock:
+    """Adds up the seconds of all collections between `start` and `stop`, by the clock `now`.
+
+    An error is kept: nobody can catch what a callback of the collector raises.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.seconds = 0.0  # of the collections that have ended
+        self.error: Exception | None = None  # then the seconds are not known
+        self._now = now
+        self._begun_at: float | None = None
+        self._callback = self._see  # one object, to be found again
+
+    def start(self) -> None:
+        """Begin to time collections."""
+        gc.callbacks.append(self._callback)
+
+    def stop(self) -> None:
+        """Time no more collections."""
+        if self._callback in gc.callbacks:
+            gc.callbacks.remove(self._callback)
+
+    def _see(self, phase: str, info: Any) -> None:
+        try:
+            self._time(phase)
+        except Exception as error:
+            self.error = error
+
+    def _time(self, phase: str) -> None:
+        if phase == "start":
+            self._begun_at = self._now()
+        elif self._begun_at is not None:
+            self.seconds += self._now() - self._begun_at
+            self._begun_at = None

@@ -1,0 +1,60 @@
+"""Reads how much memory a process holds, at step boundaries. Imports torch on a GPU alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from perfsuite.results.rank_report import LIVE_MEMORY, PINNED_MEMORY, RESIDENT_MEMORY
+
+MOST_READINGS = 100  # of each kind in a launch: a slope needs no more
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryLevels:
+    """Reads the levels of memory after every n-th step. An error ends the readings of its kind: a note."""
+
+    def __init__(self, device: Any, steps: int) -> None:
+        self.notes: list[str] = []
+        self.bytes_at: dict[str, dict[int, int]] = {}  # by kind and by the steps that had ended
+        self._every = -(-steps // MOST_READINGS)
+        self._readers: dict[str, Callable[[], int | None]] = {RESIDENT_MEMORY: _resident}
+        if device.type == "cuda":
+            self._readers |= {LIVE_MEMORY: lambda: _live(device), PINNED_MEMORY: _pinned}
+
+    def boundary(self, steps: int) -> None:
+        """Read all levels, if it is time to: so many steps have ended."""
+        if steps % self._every:
+            return
+        for kind, read in [*self._readers.items()]:
+            try:
+                level = read()
+            except Exception as error:  # an allocator of the script's own; /proc that is not there
+                level = None
+                self.notes.append(f"{kind}: not read between the steps ({type(error).__name__}: {error})")
+            if level is None:
+                del self._readers[kind]
+                self.bytes_at.pop(kind, None)
+            else:
+                self.bytes_at.setdefault(kind, {})[steps] = level
+
+
+def _resident() -> int:
+    """Return the resident set, from proc_pid_statm(5)."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * PAGE_BYTES
+
+
+def _live(device: Any) -> int:
+    """Return the bytes of live tensors on a GPU, as the caching allocator counts them."""
+    import torch
+
+    return int(torch.cuda.memory_allocated(device))
+
+
+def _pinned() -> int | None:
+    """Return the bytes of pinned host memory in use; None where torch does not count them."""
+    import torch
+
+    return torch.cuda.host_memory_stats().get("allocated_bytes.current")
