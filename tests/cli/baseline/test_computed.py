@@ -41,7 +41,7 @@ def test_the_loss_is_listed_with_the_part_that_differs_most() -> None:
 @pytest.mark.parametrize(
     ("figure", "value", "said"),
     [
-        ("gradient_norm", 0.5, "the norm of the gradients before step 4: 1 -> 0.5 (-50.0%)"),
+        ("gradient_norm", 0.5, "the norm of the gradients in step 4, after clipping: 1 -> 0.5 (-50.0%)"),
         ("unclipped_norm", None, "the norm of the gradients in step 4, before clipping: 7 -> not recorded"),
         ("tokens_given", 2048.0, "tokens given to the model in a step: 4096 -> 2048 (-50.0%)"),
     ],
@@ -78,7 +78,9 @@ def test_one_edited_launch_is_listed_though_the_median_is_the_same() -> None:
     now = Baseline.model_validate(
         {**documents.plain(before), "launches": launches}, context=documents.FROM_FILE
     )
-    assert [*of_times(before, now)] == ["the norm of the gradients before step 4: 1, 1, 1 -> 1, 2, 1"]
+    assert [*of_times(before, now)] == [
+        "the norm of the gradients in step 4, after clipping: 1, 1, 1 -> 1, 2, 1"
+    ]
 
 
 def test_a_baseline_of_counts_lists_what_was_computed() -> None:
