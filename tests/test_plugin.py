@@ -399,6 +399,17 @@ def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
 
+@pytest.mark.parametrize("shadow", [(), ("--perf-shadow",)])
+def test_a_failed_case_is_judged(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, shadow: tuple[str, ...]
+) -> None:
+    find(suite, monkeypatch, "failed", "unhealthy")
+    result = run_cpu(suite, *shadow, status=0 if shadow else 1)
+    assert "nothing was judged" not in str(result.stdout)
+    assert "none could be judged" not in str(result.stdout)
+    result.stdout.fnmatch_lines(["1 of 2 cases judged"])
+
+
 def test_others_who_used_only_some_launches_are_named_too(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

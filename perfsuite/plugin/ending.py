@@ -153,7 +153,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminal.write_line(
             f"--perf-shadow: {would} of {plural(len(session.results), 'case')} would have failed"
         )
-    if _nothing_measured(config):
+    if _nothing_measured(config) and not session.judged:  # a failure of the code is a verdict on it
         _write_nothing_measured(terminal, config, session)
     elif session.judged < session.asked:
         told = f"{session.judged} of {plural(session.asked, 'case')} judged"

@@ -74,7 +74,8 @@ def _evidence(result: Measurement) -> str:
     if result.dry:
         return f"by a dry run{of_each} as if on {result.runs[-1].machine.device_name}"
     if result.by_counts:
-        return f"by the counts of one launch{of_each}"
+        is_compared = result.verdict.counts is not None and result.verdict.counts.compared
+        return f"{'by the counts of' if is_compared else 'after'} one launch{of_each}"
     pairs = f"{plural(len(result.runs), 'pair')} of launches"
     return f"after {pairs if result.before else plural(len(result.runs), 'launch')}"
 

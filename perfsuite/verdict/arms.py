@@ -50,6 +50,9 @@ ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
 """Where the message of a mismatch begins to say what to do about the case."""
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # what takes longer where the machine is slower
 
+NOT_COMPARED = CountCheck(outcome="passed", compared=False)
+"""The counts of a case that was to be compared by counts, and was not: it stays a case without times."""
+
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
     """The pairs, from 1 on, that are no evidence, with what was wrong with the machine in either launch."""
@@ -109,9 +112,9 @@ def judge_counts(a: Run, b: Run) -> Verdict:
     was done out of sight, or nothing was counted.
     """
     if (failed := _failed([a], [b])) is not None:
-        return failed
+        return failed.replace(counts=NOT_COMPARED)
     counts = _counts([a], [b], judges=True)
-    verdict = Verdict(outcome="inconclusive", launches=2, counts=counts)
+    verdict = Verdict(outcome="inconclusive", launches=2, counts=counts or NOT_COMPARED)
     if a.counts and exact.unlike([b], count_baseline.from_runs([a])) is not None:
         reasons = (f"{ARM_A} and {ARM_B} count in different ways: give both the same perfsuite",)
         verdict = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)

@@ -15,7 +15,7 @@ LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums i
 UNCLIPPED = "unclipped_norm"
 NORMS = {  # of the gradients, by figure: the one that clipping hides nothing of first
     UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
-    "gradient_norm": f"the norm of the gradients before step {COUNTED_STEP}",
+    "gradient_norm": f"the norm of the gradients in step {COUNTED_STEP}, after clipping",
 }
 NORM_DEGREES = 1  # the same of a norm, which each launch has once
 FEWEST = 3  # launches that show how they scatter, and which of them is odd
@@ -104,8 +104,10 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
     for figure, said in NORMS.items():
         usual, values = _values(then, figure), _values(now, figure)
         if len(usual) < FEWEST:  # which tell no scatter: two launches of each side that agree do
-            if _is_apart([(usual, values)], 0):
-                return f"{said}: {usual[0]:.4g} in {whose} -> {values[0]:.4g}"
+            sides = [(usual, values)]
+            if _is_apart(sides, 0):
+                change = f"{usual[0]:.4g} in {whose} -> {values[0]:.4g}"
+                return f"{said}: {change}{_limit(_allowed(sides, 0), usual[0])}"
             continue
         ((mean, allowed),) = _usual(_limited([(norm,) for norm in usual], NORM_DEGREES), NORM_DEGREES)
         for value in values:
@@ -123,17 +125,26 @@ def may_differ(then: Launches, now: Launches) -> str | None:
     for figure, said in NORMS.items():
         one, other = before.figures.get(figure), today.figures.get(figure)
         if one is not None and other is not None and not abs(other - one) <= LOSS_FLOOR * one:
-            return f"{said}: {one:.4g} -> {other:.4g}"
+            return f"{said}: {one:.4g} -> {other:.4g}{_limit(LOSS_FLOOR * one, one)}"
     if _is_scaled_elsewhere(then, now):
         return None
     for position, (one, other) in enumerate(zip(before.loss, today.loss, strict=False)):
         if not abs(other - one) <= LOSS_FLOOR * abs(one):
-            return _loss_change(position, one, other)
+            return _loss_change(position, one, other, LOSS_FLOOR * abs(one))
     return None
 
 
-def _loss_change(position: int, before: float, now: float) -> str:
-    return f"the loss over {10 * position} to {10 * position + 10} % of the steps: {before:.4f} -> {now:.4f}"
+def _loss_change(position: int, before: float, now: float, allowed: float) -> str:
+    steps = f"{10 * position} to {10 * position + 10} % of the steps"
+    return f"the loss over {steps}: {before:.4f} -> {now:.4f}{_limit(allowed, before)}"
+
+
+def _limit(allowed: float, before: float) -> str:
+    """Return what may differ, as a share of the value before, in words; empty if that is not finite."""
+    if not math.isfinite(allowed):
+        return ""
+    told = f"{allowed / abs(before):.1%}" if before else f"{allowed:.4g}"
+    return f" (at most {told} is allowed)"
 
 
 def steadily_differ(then: Launches, now: Launches) -> str | None:
@@ -148,7 +159,8 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
             continue
         before = [norm for (norm,) in _agreeing([(norm,) for norm in before], NORM_DEGREES)]
         if _is_apart([(before, today)], 0):
-            return f"{said}: {before[0]:.4g} -> {today[0]:.4g}"
+            limit = _limit(_allowed([(before, today)], 0), before[0])
+            return f"{said}: {before[0]:.4g} -> {today[0]:.4g}{limit}"
     if _is_scaled_elsewhere(then, now):
         return None
     curves = _agreeing([each.loss for each in then], LOSS_DEGREES), [each.loss for each in now]
@@ -158,28 +170,35 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
     ]
     for position, (before, today) in enumerate(tenths):
         if _is_apart(tenths, position):
-            return _loss_change(position, before[0], today[0])
+            return _loss_change(position, before[0], today[0], _allowed(tenths, position))
     if not tenths:
         return None
     # A mean over all steps scatters less than its tenths.
     means = [[fmean(curve) for curve in side] for side in curves]
-    if not _is_apart([(means[0], means[1])], 0):
+    sides = [(means[0], means[1])]
+    if not _is_apart(sides, 0):
         return None
     factor = f" (x {_times(means[1][0] / means[0][0])})" if means[0][0] > 0 < means[1][0] else ""
-    return f"the mean loss of all steps: {means[0][0]:.4f} -> {means[1][0]:.4f}{factor}"
+    change = f"{means[0][0]:.4f} -> {means[1][0]:.4f}{factor}"
+    return f"the mean loss of all steps: {change}{_limit(_allowed(sides, 0), means[0][0])}"
+
+
+def _allowed(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> float:
+    """The difference at a place that is allowed: rounding, or `CLEAR` times the largest scatter of a side."""
+    within = max(max(side) - min(side) for both in sides for side in both)
+    return max(CLEAR * within, LOSS_FLOOR * abs(sides[place][0][0]))
 
 
 def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> bool:
-    """Whether two sides differ at a place, by more than rounding and `CLEAR` times their largest scatter.
+    """Whether two sides differ at a place by more than is `_allowed`.
 
     A side of one launch does not tell how it scatters.
     """
     if any(len(side) < 2 for side in sides[place]):
         return False
-    within = max(max(side) - min(side) for both in sides for side in both)
     before, today = sides[place]
     apart = max(min(before) - max(today), min(today) - max(before))
-    return apart > max(CLEAR * within, LOSS_FLOOR * abs(before[0])) or not all(map(math.isfinite, today))
+    return apart > _allowed(sides, place) or not all(map(math.isfinite, today))
 
 
 def common_factor(then: Launches, now: Launches, whose: str) -> str | None:

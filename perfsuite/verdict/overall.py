@@ -103,7 +103,7 @@ def _unless_other(
     once = None if is_judged else may_differ(then.launches, now.launches)
     if once is None:
         return verdict
-    reason = f"not as in {OF_COUNTS}: {once} ({ONE_LAUNCH})"
+    reason = f"not as in {OF_COUNTS}: {once}; {ONE_LAUNCH}"
     return verdict.replace(reasons=(*verdict.reasons, reason))
 
 

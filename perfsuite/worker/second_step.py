@@ -25,11 +25,11 @@ class SecondStep:
 
     def __init__(self, model: nn.Module, *, inside: bool) -> None:
         self.compute_dtype = NO_LINEAR if inside else NOT_OBSERVED
-        self.attention_kernel = NO_KERNEL if inside else NOT_OBSERVED
         self.inside = inside
         self.tokens = TokenCount()
         self._handles: list[Any] = []
         self._errors: list[Exception] = []
+        self._kernels: dict[int, str] = {}  # by number of a block: its attention kernel, if one was seen
         self._layers: dict[int, tuple[str, int]] = {}  # by identity of a layer: its dtype, its weights
         self.forwards: list[int] = []  # of the first linear layer of each block, but those in backward
         self.recomputed: list[int] = []  # the same in backward: activations are recomputed
@@ -59,8 +59,10 @@ class SecondStep:
             self._hook(module.register_forward_hook, self._see_dtype)
         for module in plain:
             self._hook(module.register_forward_hook, self._see_layer)
-        for module in _linears(blocks[-1]) if blocks else ():
-            self._hook(module.register_forward_pre_hook, self._see_attention)
+        # A model need not call all of its blocks.
+        for index, block in enumerate(blocks):
+            for module in _linears(block):
+                self._hook(module.register_forward_pre_hook, partial(self._see_attention, index))
 
     def _hook(self, register: Callable[..., Any], hook: Callable[..., None], **how: bool) -> None:
         """Register a hook that keeps its error for later: a model must not fail because of it."""
@@ -93,9 +95,21 @@ class SecondStep:
             elements[dtype] += count
         return dict(sorted(elements.items()))
 
-    def _see_attention(self, module: nn.Module, args: Any) -> None:
-        if self.attention_kernel in (NO_KERNEL, UNFUSED) and args and isinstance(args[0], Tensor):
-            self.attention_kernel = attention_kernel(args[0]) or self.attention_kernel
+    def _see_attention(self, index: int, module: nn.Module, args: Any) -> None:
+        # A softmax may be that of a router. Only in the last block is it worth the time to search on.
+        is_last = index == len(self.forwards) - 1
+        is_open = index not in self._kernels or (is_last and self._kernels[index] == UNFUSED)
+        if is_open and args and isinstance(args[0], Tensor):
+            kernel = attention_kernel(args[0])
+            if kernel is not None:
+                self._kernels[index] = kernel
+
+    @property
+    def attention_kernel(self) -> str:
+        """The attention kernel of the last block in which one was seen."""
+        if not self.inside:
+            return NOT_OBSERVED
+        return self._kernels[max(self._kernels)] if self._kernels else NO_KERNEL
 
     def finish(self) -> None:
         """Remove the hooks. Raise the error, if any, that a hook has kept from the model."""

@@ -177,7 +177,7 @@ def test_what_cannot_be_run_dry_is_launched_under_both_releases_and_with_counts_
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
     assert f"- {CASE.id}: launch on CPUs" in told
-    assert "  - the norm of the gradients before step 4: 1 → 2" in told
+    assert "  - the norm of the gradients in step 4, after clipping: 1 → 2 (at most 2.0% is allowed)" in told
     command("--from", "1.2", "--counts", ids=(OTHER.id,))
     assert [made[:2] for made in runs.made[len(ways) :]] == [("launch", "1.2"), ("launch", "2.0")]
 

@@ -1,12 +1,16 @@
 import math
 import re
 
+from perfsuite.report import terminal
 from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.results.metric import MFU, STEP_S_P95, TOKENS_PER_S_MEAN
 from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
+from perfsuite.verdict.arms import judge_counts
 from tests.counted import FACTS, limit, make_counts, make_dry, make_entries
 from tests.samples import BEFORE, make_compared, make_image_result, make_result, never_run, now
+from tests.twin_counts import counts, launch
 
 
 def test_a_figure_is_headed_and_written_as_its_metric_says_with_another_unit_than_the_heading() -> None:
@@ -77,3 +81,16 @@ def test_two_arms_stand_side_by_side_with_the_change() -> None:
     assert re.fullmatch(r"-(29|30)\.\d% \(-3\d\.\d% to -2\d\.\d%\)", change)
     undecided = make_compared(pairs=1).replace(verdict=Verdict(outcome="unhealthy", launches=2))
     assert [column.text(undecided) for column in columns][2:] == ["-", "-", "1 of 1"]
+
+
+def test_a_case_that_failed_stays_in_the_table_of_counts() -> None:
+    run, cases = launch(counts()), list[Measurement]()
+    crashed = run.replace(counts=(), failure=Failure(kind="crash", message="boom", at=0.0))
+    for other in (run, crashed):
+        result = make_result(other, verdict=judge_counts(run, other))
+        cases.append(result.replace(before=(run,)))
+    headings = [[column.heading for column in of_cases(each, [])] for each in (cases[:1], cases, cases[1:])]
+    assert headings[0] == headings[1] == ["computed", "collectives", "live peak"]
+    assert headings[2] == []
+    assert "after one launch of each arm" in " ".join(terminal.explanation(cases[1]).split())
+    assert "tokens/s" not in terminal.table(cases, color=False, width=None)

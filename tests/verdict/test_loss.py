@@ -54,7 +54,7 @@ def test_a_scaled_loss_hides_no_other_clipping(norm: float) -> None:
     """The norm before clipping is the same, and clipping was removed, or is another one."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(norm, 4, unclipped=7.0)], baseline)
-    said = f"the norm of the gradients before step 4 is {norm:.4g}, the baseline's 1 +- 0.02"
+    said = f"the norm of the gradients in step 4, after clipping is {norm:.4g}, the baseline's 1 +- 0.02"
     assert (verdict.outcome, verdict.failure, verdict.reasons) == ("failed", "loss", (said,))
 
 
@@ -133,7 +133,10 @@ def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
     ):
         verdict = judged([now], from_runs([with_norm(norm) for norm in before]))
         assert (verdict.failure == "loss") == differs
-        assert any("norm of the gradients before step 4" in why for why in verdict.reasons) == differs
+        assert (
+            any("norm of the gradients in step 4, after clipping" in why for why in verdict.reasons)
+            == differs
+        )
 
 
 def computing(loss: tuple[float, ...], norm: float, unclipped: float) -> Run:
@@ -154,24 +157,27 @@ def few(before: list[Run], now: list[Run]) -> str | None:
 
 
 def test_two_launches_of_each_side_tell_other_gradients() -> None:
-    told = "the norm of the gradients before step 4: 50 -> 51.1"
+    told = "the norm of the gradients in step 4, after clipping: 50 -> 51.1 (at most 2.0% is allowed)"
     norms = [once(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
     assert norms == [None, None, told, None]
     one, other, unknown = with_norm(50.0), with_norm(51.1), with_norm(None)
     near = with_norm(50.01)
     assert few([one, one], [other, other]) == few([one, near], [other, other]) == told
-    assert few([other, other], [one, near]) == "the norm of the gradients before step 4: 51.1 -> 50"
+    assert (
+        few([other, other], [one, near])
+        == "the norm of the gradients in step 4, after clipping: 51.1 -> 50 (at most 2.0% is allowed)"
+    )
     assert few([one, one], [other, unknown]) is None
     assert few([one, other], [other, one]) is None, "each side has both"
     assert few([one, with_norm(50.5)], [other, other]) is None, "without a seed"
     hidden, shown = with_norm(1.0, unclipped=7.0), with_norm(1.0, unclipped=28.0)
     assert few([hidden, hidden], [shown, shown]) == (
-        "the norm of the gradients in step 4, before clipping: 7 -> 28"
+        "the norm of the gradients in step 4, before clipping: 7 -> 28 (at most 2.0% is allowed)"
     )
 
 
 def test_two_launches_of_each_side_tell_another_loss() -> None:
-    told = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850"
+    told = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
     one, late = with_loss(1), with_loss(1.1, first=12)
     assert once(one, with_loss(1.019)) is None
     assert once(one, late) == few([one, one], [late, late]) == told
@@ -420,10 +426,29 @@ def test_counts_with_one_odd_launch_find_another_loss(odd: range) -> None:
     then = from_runs([make_run(loss=changed(TENTHS, odd, 100)), *[make_run(loss=TENTHS)] * 2]).launches
     now = from_runs([make_run(loss=changed(TENTHS, range(6, 10), 1.1))] * 2).launches
     assert steadily_differ(then, then[1:]) is None
-    assert steadily_differ(then, now) == "the loss over 60 to 70 % of the steps: 4.0000 -> 4.4000"
+    assert (
+        steadily_differ(then, now)
+        == "the loss over 60 to 70 % of the steps: 4.0000 -> 4.4000 (at most 2.0% is allowed)"
+    )
 
 
 def test_counts_with_one_odd_norm_find_other_gradients() -> None:
     then = from_runs([with_norm(norm) for norm in (1e6, 1.0, 1.0)]).launches
     now = from_runs([with_norm(1.1)] * 2).launches
-    assert steadily_differ(then, now) == "the norm of the gradients before step 4: 1 -> 1.1"
+    assert (
+        steadily_differ(then, now)
+        == "the norm of the gradients in step 4, after clipping: 1 -> 1.1 (at most 2.0% is allowed)"
+    )
+
+
+def test_counts_name_the_difference_that_their_scatter_allows() -> None:
+    then, now = (
+        from_runs([make_run(loss=changed(TENTHS, range(10), factor * near)) for near in (1, 1.01)]).launches
+        for factor in (1, 2)
+    )
+    assert (steadily_differ(then, now) or "").endswith(" (at most 60.0% is allowed)")
+
+
+def test_a_norm_that_is_no_number_has_no_share_that_is_allowed() -> None:
+    then, now = (from_runs([with_norm(norm)]).launches for norm in (math.nan, 1.0))
+    assert may_differ(then, now) == "the norm of the gradients in step 4, after clipping: nan -> 1"

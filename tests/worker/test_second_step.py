@@ -83,6 +83,18 @@ def test_the_kernel_is_seen_if_blocks_recompute(attend: Any, kernel: str, reentr
     assert seen.recomputing() == ("0 of 2" if reentrant is None else "2 of 2")
 
 
+@pytest.mark.parametrize(("attend", "kernel"), [(sdpa, "FlashAttentionForCpu"), (eager, "math")])
+def test_the_kernel_is_seen_if_one_block_runs_for_all(attend: Any, kernel: str) -> None:
+    class Looped(Model):
+        def forward(self, input_ids: Tensor, **others: Tensor) -> Tensor:
+            x = self.embedding(input_ids)
+            for _ in range(4):
+                x = self.blocks[0](x)
+            return self.head(x).sum()  # type: ignore[no-any-return]
+
+    assert step(Looped(attend)).attention_kernel == kernel
+
+
 @pytest.mark.parametrize(
     ("node", "kernel"),
     [

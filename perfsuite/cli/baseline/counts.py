@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from perfsuite.cli.baseline import computed
 from perfsuite.cli.baseline.times import Refused, Shown
 from perfsuite.dry.machine import telling_ranks
 from perfsuite.errors import PerfsuiteError
@@ -104,6 +105,8 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
             lines.append(f"versions: {', '.join(versions)}")
         found = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
         lines += told.once(found, by_rank=len(now.counts) > 1) or ["the counts are the same"]
+    if before and now:
+        lines += computed.of_counts(before, now)
     return lines + (_unsteady(now) if now else [])
 
 

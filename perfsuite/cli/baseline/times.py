@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from rich.text import Text
 
+from perfsuite.cli.baseline import computed
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import summary, text
 from perfsuite.report.profile import split
@@ -102,7 +103,7 @@ def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
         now_is = amount(new, metric.unit) + _noise(now, metric) if now else "removed"
         change = f" ({text.percent(new / old - 1)})" if old and new else ""
         lines.append(f"{metric.counting(either.case.unit).label}: {was} -> {now_is}{change}")
-    return lines
+    return lines + (list(computed.of_times(before, now)) if before and now else [])
 
 
 def accepted(

@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 from tests.cli.baseline.launches import CASE, MACHINE, REVIEWED, accept, told
 from tests.cli.commands import flat, rows
-from tests.samples import IMAGES, make_baseline, make_machine, make_run
+from tests.samples import IMAGES, make_baseline, make_figures, make_machine, make_run
 from tests.synthetic import commit
+from tests.twin_counts import counts, launch
 
 
 def test_list_and_show(repository: Path) -> None:
@@ -57,3 +59,16 @@ def test_diff_against_a_git_ref(repository: Path) -> None:
     assert rows(told("diff", "--json")) == [{"file": row["file"], "before": row["before"], "now": None}]
     assert "-> removed" in told("diff")
     assert "no-such-ref" in told("diff", "no-such-ref", status=2)
+
+
+def test_diff_lists_what_the_launches_computed(repository: Path) -> None:
+    figures = make_figures(unclipped_norm=7.0)
+    seen: dict[str, Any] = {"counts": launch(counts()).counts, "dtypes": {"parameters": {"float32": 1000}}}
+    accept("1", 5, figures=figures, **seen)
+    commit(repository)
+    for file in Path("baselines").rglob("*.json"):
+        changed = file.read_text().replace('"unclipped_norm": 7.0', '"unclipped_norm": 3.5')
+        file.write_text(changed.replace("1000", "500"))
+    said = told("diff")
+    assert said.count("the norm of the gradients in step 4, before clipping: 7 -> 3.5 (-50.0%)") == 2
+    assert said.count("dtypes.parameters.float32: 1000 -> 500") == 2
