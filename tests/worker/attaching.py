@@ -39,6 +39,7 @@ providers, version = cache(importlib.metadata.packages_distributions), cache(imp
 def attaching(directory: Path) -> Iterator[Start]:
     """A function that attaches to this process for a case, of which more may be asked later; undone then."""
     handles: list[Any] = []
+    collector_callbacks = [*gc.callbacks]
 
     def hooking(register: Any) -> Any:
         return lambda hook: handles.append(register(hook))
@@ -72,3 +73,4 @@ def attaching(directory: Path) -> Iterator[Start]:
         finally:
             for handle in handles:
                 handle.remove()
+            gc.callbacks[:] = collector_callbacks  # a script that ends early takes them with its process

@@ -12,6 +12,7 @@ from perfsuite import Case, Topology, TorchTitan
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common.model import synthetic_batches
+from perfsuite.frameworks.common.own_list import OwnList
 from tests.frameworks.learnt import learnt
 from tests.frameworks.torchtitan.samples import MARKS, SMALL
 from tests.frameworks.torchtitan.test_configuration import degree, overridden, registered
@@ -122,7 +123,7 @@ def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest
     for is_off, kept in ((False, [1.0, 2.0]), (True, [4.0, 4.0])):
         trainer = object.__new__(titan.CaseTrainer)
         case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off))
-        trainer.config, trainer._micro_losses = titan.trainer_config(case), []
+        trainer.config, trainer._micro_losses = titan.trainer_config(case), OwnList[torch.Tensor]()
         assert trainer.config.training.disable_cuda_graphs is is_off
         for _ in range(2):
             trainer.forward_backward_step()
