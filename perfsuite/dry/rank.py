@@ -1,5 +1,6 @@
 """The process of a dry run: builds a case as one rank of its world, makes a few steps, counts them."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from perfsuite.dry import cuda, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
-from perfsuite.frameworks.common import finetuning, float8, own_list
+from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Observed, RankReport
@@ -23,13 +24,9 @@ from perfsuite.worker import calls, software
 from perfsuite.worker.counting import Counting
 from perfsuite.worker.dtypes import dtypes_of
 from perfsuite.worker.flops import count_known
-from perfsuite.worker.growth import FIRST, Growth
 from perfsuite.worker.observe import owner, wrapping
-from perfsuite.worker.rank import in_a_line
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import HostTimer
-
-LAST_STEP = FIRST + 4  # that is made: so that objects are counted over two steps, twice
 
 
 class Enough(BaseException):
@@ -50,9 +47,6 @@ class DryRank:
         self.plan = self.framework.dry(case) or DryPlan()
         self.device = torch.device("cuda", 0) if machine.device == "cuda" else torch.device("cpu")
         self.recorder = Recorder(HostTimer())
-        self.growth = self.recorder.growth = Growth(
-            FIRST, LAST_STEP, forget=FakeTensorMode.cache_clear, has_holders=False
-        )
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
@@ -73,7 +67,6 @@ class DryRank:
             self._built_bytes = whole // self.plan.built_over
         self._pretend()
         calls.watch()
-        own_list.has_values = False
         with FakeTensorMode(allow_non_fake_inputs=True), self.answers():
             counting = self.recorder.counting = Counting(self._model)
             self._train()
@@ -84,16 +77,15 @@ class DryRank:
             why = "; ".join(counting.notes) or f"training ended after {self.recorder.steps} steps"
             raise DryRunError(f"nothing was counted: {why}")
         assert counting.log is not None
-        kept = self.growth.result()
         rank, built = self.report.rank, self._built_bytes
         return self.report.replace(
-            counts=counting.counts.replace(kept=kept),
+            counts=counting.counts,
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
-            notes=(*self.workload.notes, *self.notes, *counting.notes, *self.growth.notes),
+            notes=(*self.workload.notes, *self.notes, *counting.notes),
         )
 
     def _pretend(self) -> None:
@@ -116,22 +108,8 @@ class DryRank:
             register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
         self.recorder.between_steps = self._end_when_counted
         self.recorder.start()
-        try:
+        with contextlib.suppress(Enough):
             self.workload.run(self.case.total_steps)
-        except Enough:
-            pass
-        except Exception as error:
-            if not self._has_counted(error):
-                raise
-
-    def _has_counted(self, error: BaseException) -> bool:
-        """Return whether the step was counted before an error: then it only ends the counting of objects."""
-        assert self.recorder.counting is not None
-        if self.recorder.counting.counts is None:
-            return False
-        if not self.growth.is_over:
-            self.growth.give_up(f"step {self.recorder.steps + 1} failed ({in_a_line(error)})")
-        return True
 
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizer = self._optimizer or optimizer
@@ -139,9 +117,7 @@ class DryRank:
         self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
 
     def _end_when_counted(self, steps: int) -> None:
-        assert self.recorder.counting is not None
-        is_needed = self.recorder.counting.counts is not None and not self.growth.is_over
-        if steps >= COUNTED_STEP and not is_needed:
+        if steps == COUNTED_STEP:
             raise Enough
 
     def _model(self) -> Any:

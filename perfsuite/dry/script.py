@@ -88,14 +88,14 @@ class DryScript(DryRank):
         except Enough:
             if self._refused is not None:
                 raise self._refused from None
+            if self._asked_to_compile:
+                self.notes.append(NOT_COMPILED)
+            return
         except SystemExit as error:
-            if error.code not in (None, 0) and not self._has_counted(error):
+            if error.code not in (None, 0):
                 raise ScriptError(f"the script ended with exit code {error.code}") from error
         except Exception as error:
-            if not self._has_counted(error):
-                raise _explained(error) from error
-        if self._asked_to_compile:
-            self.notes.append(NOT_COMPILED)
+            raise _explained(error) from error
         if counting.counts is None:
             raise _explained(ScriptError(f"the script ended after {self._made()}"))
 
@@ -104,15 +104,7 @@ class DryScript(DryRank):
         return f"{made}. {self._optimizers.summary()}"
 
     def _late(self, number: int, frame: FrameType | None) -> None:
-        """End this process: an error that left C++ code here would end it without a report.
-
-        If its step is counted, the next step is the last one.
-        """
-        assert self.recorder.counting is not None
-        if self.recorder.counting.counts is not None and not self.growth.is_over:
-            self.growth.give_up(f"{self.recorder.steps} steps took {self.case.timeout_s} s (timeout_s)")
-            signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
-            return
+        """End this process: an error that left C++ code here would end it without a report."""
         where = program.place(reversed([*traceback.walk_stack(frame)]))
         at = f" ({where})" if where else ""
         why = f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}{at}"

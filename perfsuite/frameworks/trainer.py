@@ -210,7 +210,7 @@ def _keep_losses(model: Any) -> list[Any]:
         loss, items = output.loss.detach(), inputs.get("num_items_in_batch")
         if items is not None:  # the Trainer lets the model divide by the tokens of all ranks' micro-batches
             loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
-        losses.keep(loss)
+        losses.append(loss)
 
     model.register_forward_hook(keep, with_kwargs=True)
     return losses

@@ -59,18 +59,11 @@ class Growth:
     grows once, such as a cache that is filled, counts as nothing, and what keeps n objects in each step
     counts as n. Between the boundaries nothing refers to an object of the training, not even by its
     identity.
-
-    `forget` is called before objects are counted: it drops what is no part of the training. Over few steps,
-    what is replaced now and then hides what is kept: then no holders should be searched.
     """
 
-    def __init__(
-        self, first: int, last: int, *, forget: Callable[[], object] = lambda: None, has_holders: bool = True
-    ) -> None:
+    def __init__(self, first: int, last: int) -> None:
         self.notes: list[str] = []  # why it is not known, or what the training does to the collector
         self.boundaries = (first, (first + last) // 2, last)
-        self._forget = forget
-        self._has_holders = has_holders
         self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
         self._frozen = 0
         self._old = 0  # objects in the oldest generation at the boundary before
@@ -91,7 +84,6 @@ class Growth:
             return
         is_last = len(self._counts) == len(self.boundaries) - 1
         new = self._find_new() if is_last else {}
-        self._forget()
         if not self._counts:
             _census()  # for the caches that counting itself fills, once
         _collect()
@@ -143,7 +135,7 @@ class Growth:
         """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
-        if self._kept is not None and self._kept.by_type and self._has_holders:
+        if self._kept is not None and self._kept.by_type:
             self._kept = self._with_holders(self._kept)
         return self._kept
 

@@ -10,9 +10,8 @@ from perfsuite import Case, Model, Script, Topology
 from perfsuite.case import catalog
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
-from perfsuite.results.counts import Counts, KeptObjects, of_rank
+from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
-from perfsuite.worker.growth import UNKNOWN
 from tests.dry.runs import failure_of, passed
 from tests.frameworks.test_base import COUNTED, measured
 from tests.samples import known
@@ -340,30 +339,3 @@ def test_deepspeed_is_refused_as_values_decide_whether_it_steps(tmp_path: Path) 
     assert failure.kind == "not_dry"
     assert "DeepSpeed decides by values of gradients" in failure.message
     assert "ended after 0 of 4 optimizer steps" in failure.message
-
-
-KEEPS = "kept.append(([total], {0: []}))"
-KEPT = TRAIN.replace("total = 0.0", "total = 0.0\nkept = []").replace(
-    "# here", "kept.append(([total], {0: []}))"
-)
-
-
-def test_a_dry_run_counts_what_steps_keep_without_its_own(tmp_path: Path) -> None:
-    clean, leaking = (counted(passed(case_of(tmp_path, text), tmp_path / "dry")) for text in (TRAIN, KEPT))
-    assert clean.kept == KeptObjects()
-    assert known(leaking.kept).by_type == {"dict": 1, "list": 2, "tuple": 1}
-    assert known(leaking.kept).holders == (), "two steps are too few to know"
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("raise SystemExit", "the training ended before step 7"),
-        ("raise ValueError('bad batch')", "step 7 failed (ValueError: bad batch)"),
-    ],
-)
-def test_a_script_may_end_after_its_counted_step(line: str, why: str, tmp_path: Path) -> None:
-    ends = f"steps += 1\n        if steps == 7: {line}"
-    text = TRAIN.replace("total = 0.0", "total = 0.0\nsteps = 0").replace("# here", ends)
-    run = passed(case_of(tmp_path, text), tmp_path / "dry")
-    assert (counted(run).kept, run.notes) == (None, (UNKNOWN + why,))

@@ -64,7 +64,7 @@ def training(
     def run(steps: int) -> list[Tensor]:
         losses = OwnList[Tensor]()
         for _ in range(steps):
-            losses.keep(train_step())
+            losses.append(train_step())
         if scaler is not None and scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
             raise MismatchError(
                 f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "

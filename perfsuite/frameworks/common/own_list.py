@@ -7,9 +7,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-has_values = True
-"""Whether what is kept has values. A dry run, whose tensors have none, sets it to False and keeps nothing."""
-
 _lists: list[weakref.ref["OwnList[object]"]] = []
 
 
@@ -19,11 +16,6 @@ class OwnList(list[T]):
     def __init__(self) -> None:
         super().__init__()
         _lists.append(weakref.ref(self))  # type: ignore[arg-type]
-
-    def keep(self, value: T) -> None:
-        """Append a value of a step, such as its loss."""
-        if has_values:
-            self.append(value)
 
 
 def tracked_elements() -> Iterator[object]:

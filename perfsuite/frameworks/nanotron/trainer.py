@@ -61,7 +61,7 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
 
         def training_step(self, dataloader: Any) -> Any:
             outputs, loss = super().training_step(dataloader)
-            self.losses.keep(loss)
+            self.losses.append(loss)
             return outputs, loss
 
     file = ranks.directory / name

@@ -82,7 +82,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
             kept = torch.zeros((), device=kept.device)
         if not self.config.training.disable_cuda_graphs:
             kept = kept.clone()  # the next replay writes into the same tensor
-        self._micro_losses.keep(kept.to_local() if isinstance(kept, DTensor) else kept)
+        self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
         return loss
 
     def should_continue_training(self) -> bool:
