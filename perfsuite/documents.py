@@ -106,8 +106,7 @@ class Sealed(Document):
 
     def as_json(self) -> str:
         """What its file holds: sorted, indented JSON with the digest."""
-        content = plain(self)
-        return json.dumps({**content, "digest": digest(content)}, sort_keys=True, indent=1) + "\n"
+        return json.dumps(sealed(plain(self)), sort_keys=True, indent=1) + "\n"
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +115,11 @@ class Sealed(Document):
         if not isinstance(values, dict) or (not is_file and "digest" not in values):
             return values
         return unsealed(values, "Restore it, or measure again")
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a document with a digest of them."""
+    return {**content, "digest": digest(content)}
 
 
 def unsealed(values: dict[str, Any], restore: str) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def give_all_the_baseline_of_the_first(suite: pytest.Pytester) -> None:
     del content["digest"]
     for seed in range(2, NIGHTLY + 1):
         content["case"]["seed"] = seed
-        sealed = {**content, "digest": documents.digest(content)}
+        sealed = documents.sealed(content)
         first.with_name(first.name.replace("seed1-", f"seed{seed}-")).write_text(json.dumps(sealed))
 
 

@@ -125,8 +125,7 @@ class BaselineFiles(Generic[B]):
 
     def write_local(self, known: B) -> Path:
         """Write a baseline that was merely recorded; returns its file. Raises `FileError`."""
-        content = json.loads(known.as_json())
-        sealed = {**content, "digest": documents.digest(content)}
+        sealed = documents.sealed(json.loads(known.as_json()))
         file = self.local_file(known.folder, known.case.id)
         documents.write_text(file, documents.lines(sealed) + "\n")
         return file

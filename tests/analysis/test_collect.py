@@ -108,7 +108,7 @@ def test_ranks_of_several_nodes_are_on_as_many_machines(tmp_path: Path) -> None:
 
 def sealed(content: dict[str, Any]) -> str:
     """Return a document that perfsuite could have written, with its digest."""
-    return json.dumps({**content, "digest": documents.digest(content)})
+    return json.dumps(documents.sealed(content))
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_what_another_node_wrote_is_not_this_nodes(tmp_path: Path) -> None:
     assert failure.message == f"{run_dir.launch(0)}: it was written on node 1, expected 0"
 
 
-def test_the_rank_that_waits_longest_in_a_step_is_what_the_job_waits(tmp_path: Path) -> None:
+def test_the_job_waits_as_the_rank_that_waits_longest_in_a_step(tmp_path: Path) -> None:
     waits = [(0.01, 0.05) * 12 + (0.01,), (0.03,) * 25]
     reports = [make_report(rank, data_wait_s=each) for rank, each in enumerate(waits)]
     run = collected(write_launch(tmp_path, *reports))
