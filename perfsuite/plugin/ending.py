@@ -105,9 +105,8 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
-    has_lost_all = not config.stash.get(SELECTED, 0) and bool(config.stash[SESSION].unclaimed)
-    is_asked = (bool(config.stash.get(SELECTED, 0)) or has_lost_all) and not runs_no_test(config)
-    return is_asked and config.stash[SESSION].nothing_measured
+    has_cases = bool(config.stash.get(SELECTED, 0) or config.stash[SESSION].unclaimed)
+    return has_cases and not runs_no_test(config) and config.stash[SESSION].nothing_measured
 
 
 @pytest.hookimpl(trylast=True)  # below the tables of other plugins

@@ -143,7 +143,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cases = [case_of(item) for item in session.items if uses_bench(item)]
     selected = {case.id for case in cases if case is not None}
     collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if something was refused
-    if REFUSED in config.stash or runs_no_test(config) or ours.way.arms or not is_whole(config):
+    if REFUSED in config.stash or runs_no_test(config) or ours.way.arms:
+        return
+    # Most sessions without a case are those of other repositories, which have no baselines.
+    if not (selected or ours.setup.baselines.reviewed.is_dir()) or not is_whole(config):
         return
     if not selected:
         if asks_for_cases(config):
