@@ -27,6 +27,7 @@ _OF_THE_HOST = (
 GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
 MANY_MORE = 2  # times the baseline's calls of a collective above which equal bytes cost more: latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
+_WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
 _ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --counts)"
 
@@ -166,8 +167,7 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
     """
     if quantity in (quantities.HOST_READS, quantities.STALLS) and baseline.target == "cpu":
         return 5
-    waits = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
-    if quantity in waits:
+    if quantity in _WAITS:
         return 1
     if finding.unit == "calls":
         return 4 if quantity.is_python else 3

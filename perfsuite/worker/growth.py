@@ -5,11 +5,10 @@ Counted are the objects that Python's garbage collector tracks. After a full col
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfsuite.frameworks.common import own_list
@@ -39,19 +38,6 @@ def watch() -> None:
     _frozen_before = gc.get_freeze_count()
 
 
-def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
-    """Let an error of `method` end the counting, and nothing else."""
-
-    @functools.wraps(method)
-    def guarded(self: Growth, *args: Any) -> None:
-        try:
-            method(self, *args)
-        except Exception as error:
-            self.give_up(f"{type(error).__name__}: {error}")
-
-    return guarded
-
-
 class Growth:
     """Counts objects by type at three step boundaries: the first, the last, and the one in the middle.
 
@@ -76,9 +62,14 @@ class Growth:
         """Return whether objects are to be counted after so many steps."""
         return steps in self.boundaries and not self.is_over
 
-    @_to_a_note
     def count(self) -> None:
-        """Count objects at a boundary at which it is due."""
+        """Count objects at a boundary at which it is due. An error ends the counting, and nothing else."""
+        try:
+            self._count()
+        except Exception as error:
+            self.give_up(f"{type(error).__name__}: {error}")
+
+    def _count(self) -> None:
         if self._counts and gc.get_freeze_count() > self._frozen:
             self.give_up(FROZEN_MEANWHILE)
             return

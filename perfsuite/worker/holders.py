@@ -9,11 +9,11 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
-OURS = str(Path(__file__).parents[1])
+from perfsuite.worker.python_calls import OURS
+
 DEPTH = 10  # holders between an object and the one that has a name
 MOST_FOLLOWED = 100  # objects whose holders are searched at once
 MOST_NAMED = 2

@@ -299,7 +299,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
     is_end, message = isinstance(error, errors.ScriptError), errors.message_of(error)
     if not isinstance(error, errors.PerfsuiteError):
-        message = in_a_line(error)
+        message = _in_a_line(error)
     return Failure(
         kind=_kind(error),
         message=message if is_end else _first_line(message),
@@ -309,7 +309,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     )
 
 
-def in_a_line(error: BaseException) -> str:
+def _in_a_line(error: BaseException) -> str:
     """Return the class and the first line of an error, and of the error that caused it.
 
     Libraries that import lazily raise an error of their own, which may say no more than to look elsewhere.
