@@ -687,7 +687,7 @@ def test_a_leak_is_found_and_a_clean_script_is_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-def test_a_script_that_freezes_and_disables_the_collector_is_exact(tmp_path: Path) -> None:
+def test_a_frozen_or_disabled_collector_counts_exactly(tmp_path: Path) -> None:
     """The clean one is as before, and its garbage collector's time is known."""
     text = LEAKS.replace("kept = []", "kept = []\nimport gc\ngc.collect()\ngc.freeze()\ngc.disable()")
     case = case_of(Script(path=script(tmp_path, text)), **COUNTED_ALONE)

@@ -450,7 +450,7 @@ def test_what_costs_time_comes_before_what_costs_memory_and_causes_before_what_f
     ]
 
 
-def test_a_new_stall_is_a_regression_and_a_lost_one_an_improvement() -> None:
+def test_more_stalls_are_regressed_and_fewer_improved() -> None:
     stalled = counts(stalls={"torch.cuda.synchronize": 2})
     quiet = counts(stalls={})
     assert findings(judged(stalled, before=quiet)) == [("regressed", "calls of torch.cuda.synchronize")]

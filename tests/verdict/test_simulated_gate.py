@@ -148,7 +148,7 @@ def test_equal_seeds_give_equal_tables() -> None:
 
 
 @pytest.mark.simulation
-def test_the_same_data_wait_alarms_in_no_more_than_two_nights_of_a_thousand() -> None:
+def test_the_same_data_wait_alarms_in_at_most_two_of_1000_nights() -> None:
     """A wait of 5% of a step that scatters by 30%, and is three times as long in one launch of 20."""
     same = simulated_data_wait.simulate(wait=0.05, scatter=0.3, trials=TRIALS)
     longer = simulated_data_wait.simulate(wait=0.05, scatter=0.3, growth=0.1, trials=200)

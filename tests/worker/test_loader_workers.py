@@ -139,7 +139,7 @@ def test_what_the_training_s_thread_calls_counts_as_before(
     assert calls() == before
 
 
-def test_a_worker_that_is_forked_in_a_counted_step_is_counted_alike(run_dir: RunDir) -> None:
+def test_a_worker_forked_in_a_counted_step_counts_alike(run_dir: RunDir) -> None:
     """It inherits the counter of its rank, which it would drag along in every batch."""
     alone = counted(run_dir, Rows(50))
     counter = StepCounter([])
@@ -147,7 +147,7 @@ def test_a_worker_that_is_forked_in_a_counted_step_is_counted_alike(run_dir: Run
         assert counted(run_dir, Rows(50)) == alone
 
 
-def test_a_worker_that_is_forked_while_a_loader_is_searched_is_counted_alike(run_dir: RunDir) -> None:
+def test_a_worker_forked_in_the_search_for_a_loader_counts_alike(run_dir: RunDir) -> None:
     alone = counted(run_dir, Rows(50))
     profiler = sys.getprofile()
     sys.setprofile(None)
@@ -160,7 +160,7 @@ def test_a_worker_that_is_forked_while_a_loader_is_searched_is_counted_alike(run
         sys.setprofile(profiler)
 
 
-def test_several_loaders_are_added_up_and_one_unknown_makes_all_unknown(tmp_path: Path) -> None:
+def test_loaders_are_added_up_and_one_unknown_makes_all_unknown(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     counting = _Counting(run_dir)
     for _ in range(3):

@@ -216,7 +216,7 @@ def test_a_function_is_also_found_where_it_was_imported(
     assert wait.result() == (1,)
 
 
-def test_a_loader_that_is_defined_later_is_found_before_it_is_called(
+def test_a_loader_defined_later_is_found_before_it_is_called(
     wait: DataWait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = NamedLoader(f"{MODULE}:get_batch")

@@ -129,7 +129,7 @@ class FakeCollector(CollectorClock):
         self._see("stop", {})
 
 
-def test_objects_are_counted_between_steps_and_apart_from_the_peak() -> None:
+def test_counting_objects_is_in_no_step_and_in_no_peak() -> None:
     timer, told = SimulatedTimer(), Mock()
     recorder = Recorder(timer, memory=told.memory)
     growth = recorder.growth = Mock(wraps=Growth(2, 4))

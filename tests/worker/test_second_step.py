@@ -129,7 +129,7 @@ def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
     assert seen.tokens.tokens == TOKENS.numel()
 
 
-def test_weights_count_by_dtype_even_if_each_layer_releases_its_own() -> None:
+def test_weights_that_layers_release_still_count_by_dtype() -> None:
     """As ZeRO 3 does; what reads a weight there is, for DeepSpeed, who computes with it."""
     model = Model(sdpa)
     for linear in (each for each in model.modules() if isinstance(each, nn.Linear)):

@@ -71,7 +71,7 @@ def test_fields_of_the_case_are_listed() -> None:
     assert differences(case=RUN.case.replace(learning_rate=0.5)) == ["case.learning_rate: 0.001 -> 0.5"]
 
 
-def test_one_edited_launch_is_listed_though_the_median_is_the_same() -> None:
+def test_one_edited_launch_is_listed_if_the_median_is_the_same() -> None:
     before = baseline.from_runs([RUN] * 3)
     launches = [documents.plain(each) for each in before.launches]
     launches[1]["figures"]["gradient_norm"] = 2
