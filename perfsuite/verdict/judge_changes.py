@@ -22,6 +22,7 @@ from perfsuite.results.counts import are_alike
 from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, judged
 from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
+from perfsuite.verdict.loss import part_of_steps
 
 UNREADABLE = "\0"  # in place of the content of what is not a file, or is too large to be looked at
 LONGEST = 60  # most letters of a value of a setting
@@ -297,9 +298,7 @@ def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in known.launches) for known in (before, now)]
         if not _is_close(both[0], both[1], 0.001):
-            begin = longest - behind
-            share = f"over {100 * begin // longest} to {100 * (begin + 1) // longest} % of the steps"
-            where = "at the end" if behind == 1 else share
+            where = "at the end" if behind == 1 else part_of_steps(longest - behind, longest)
             yield f"loss {where} {_number(both[0])} -> {_number(both[1])}"
             return
 

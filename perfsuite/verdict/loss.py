@@ -135,8 +135,12 @@ def may_differ(then: Launches, now: Launches) -> str | None:
 
 
 def _loss_change(position: int, before: float, now: float, allowed: float) -> str:
-    steps = f"{10 * position} to {10 * position + 10} % of the steps"
-    return f"the loss over {steps}: {before:.4f} -> {now:.4f}{_limit(allowed, before)}"
+    return f"the loss {part_of_steps(position, 10)}: {before:.4f} -> {now:.4f}{_limit(allowed, before)}"
+
+
+def part_of_steps(part: int, parts: int) -> str:
+    """Name one of so many equal parts of the steps, counted from 0: `over 50 to 60 % of the steps`."""
+    return f"over {100 * part // parts} to {100 * (part + 1) // parts} % of the steps"
 
 
 def _limit(allowed: float, before: float) -> str:

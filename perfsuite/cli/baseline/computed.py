@@ -12,7 +12,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.baseline import Baseline, BaselineLaunch
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.verdict.computation import TOKENS
-from perfsuite.verdict.loss import NORMS
+from perfsuite.verdict.loss import NORMS, part_of_steps
 
 MISSING = "not recorded"
 FIGURES = {
@@ -58,10 +58,9 @@ def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]
             differing[part] = then, today
     if differing:
         part = max(differing, key=lambda each: _size(*differing[each]))
-        steps = f"over {100 * part // parts} to {100 * (part + 1) // parts} % of the steps"
         others = len(differing) - 1
         more = f"; also over {plural(others, 'other part')}" if others else ""
-        yield f"loss {steps}: {_both(*differing[part])}{more}"
+        yield f"loss {part_of_steps(part, parts)}: {_both(*differing[part])}{more}"
 
 
 def _differ(before: Sequence[float], now: Sequence[float]) -> bool:
