@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfsuite.frameworks.common import own_list
@@ -17,7 +17,6 @@ from perfsuite.worker.holders import holders_of
 
 FIRST = COUNTED_STEP + 1
 """The first step after which objects may be counted: counting has freed what it kept of the counted steps."""
-MOST_COLLECTIONS = 8
 MISSING = 0.25
 """Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
 once, such as a thread, must not take an object from a leak."""
@@ -76,7 +75,7 @@ class Growth:
         is_last = len(self._counts) == len(self.boundaries) - 1
         new = self._find_new() if is_last else {}
         if not self._counts:
-            _census()  # for the caches that counting itself fills, once
+            _count_types(gc.get_objects(0))  # for the caches that counting itself fills, once
         _collect()
         self._counts.append(_census())
         self._frozen = gc.get_freeze_count()
@@ -112,6 +111,8 @@ class Growth:
         """
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
+        if not any(number > 0 for number in grown.values()):
+            return {}  # and nothing is kept, whatever grows in the second half
         if _full_collections() != self._full_collections:
             return {}
         new = defaultdict[str, list[int]](list)
@@ -150,17 +151,14 @@ def _full_collections() -> int:
 
 
 def _collect() -> None:
-    """Collect until no fewer objects are tracked.
+    """Collect all garbage, the youngest objects first.
 
     A collection untracks what holds nothing that is tracked, as a tuple of numbers, and only the next one
-    what holds that.
+    what holds that. So new objects are collected three times. All others are collected once, as each full
+    collection takes some tenths of a second.
     """
-    tracked = None
-    for _ in range(MOST_COLLECTIONS):
-        gc.collect()
-        before, tracked = tracked, len(gc.get_objects())
-        if tracked == before:
-            return
+    for generation in range(3):
+        gc.collect(generation)
 
 
 def _per_step(growth: int, steps: int) -> int:
@@ -168,11 +166,15 @@ def _per_step(growth: int, steps: int) -> int:
 
 
 def _census() -> dict[str, int]:
+    return _count_types(gc.get_objects())
+
+
+def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     """Return the number of objects of each type, without those that perfsuite keeps of each step.
 
     A type that is made anew in each step is the same by its name.
     """
-    of_types = Counter(map(type, gc.get_objects()))
+    of_types = Counter(map(type, objects))
     of_types.subtract(map(type, own_list.tracked_elements()))
     by_name: dict[str, int] = {}
     for kind, number in of_types.items():
