@@ -4,6 +4,8 @@ A count has no noise: the same code does the same work in every launch. `perfsui
 `perfsuite.verdict.exact` judges.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar, get_args
 
@@ -154,6 +156,33 @@ class Counts(Data):
     python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
     worker_batch: WorkerBatch | None = None  # none without worker processes, and where not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
+    also_counted: tuple[int, ...] = ()  # numbers of the other steps that were counted, ascending
+    # What other spans of the run did, by name. Steps that did the same as this one are left out.
+    spans: dict[str, Counts] = Field(default_factory=dict)
+
+    def in_step(self, step: int) -> Counts | None:
+        """Return what a step did, without what is counted over the whole launch; None: not counted."""
+        if step == self.step:
+            return self
+        if step not in self.also_counted:
+            return None
+        return self.spans.get(step_name(step)) or self.of_a_step_alone().replace(step=step)
+
+    def of_a_step_alone(self) -> Counts:
+        """Return these counts without what is of the whole launch, and without other spans."""
+        return self.replace(compiled=None, worker_batch=None, kept=None, also_counted=(), spans={})
+
+    def with_step(self, counts: Counts) -> Counts:
+        """Return these counts with those of a later step."""
+        spans = dict(self.spans)
+        if counts.replace(step=self.step) != self.of_a_step_alone():
+            spans[step_name(counts.step)] = counts
+        return self.replace(also_counted=(*self.also_counted, counts.step), spans=spans)
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step as a span of a run."""
+    return f"step {step}"
 
 
 class OfRanks(Data):

@@ -86,6 +86,7 @@ class Finding(Data):
     ranks: str  # the ranks of which this is true, as `0-3`
     outcome: Literal["regressed", "improved", "passed"]  # `passed`: listed, not judged
     sentence: str  # what changed, in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`
+    span: str = ""  # where, as `every 5th step (5, 10, 15)`; empty: in all steps that were counted
 
 
 class CountCheck(Data):

@@ -1,7 +1,7 @@
 """What of the counts of a step is judged, each quantity by one number, for `exact` and `count_sentences`."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import starmap
 from operator import attrgetter
@@ -17,6 +17,7 @@ from perfsuite.results.counts import (
     PythonCalls,
     StepMemory,
     group_name,
+    step_name,
 )
 
 Unit = Literal["bytes", "FLOP", "calls", "objects"]
@@ -316,12 +317,34 @@ def quantities(every: Iterable[Counts]) -> list[Quantity]:
 
 
 def differing(launches: Iterable[Counts]) -> set[str]:
-    """The fields that are not the same in all of these counts of one rank, but for what is allowed."""
+    """The fields that are not the same in all of these counts of one rank, but for what is allowed.
+
+    Those of another span than the reported step begin with its name: `step 10: kernels in forward`.
+    """
     first, *others = launches
     found = set[str]()
     for other in others:
-        for quantity in quantities((first, other)):
-            bound = (quantity.floor if quantity.is_python else quantity.allowed)(first)
-            changes = quantity.changes(first, other)
-            found |= {change.field for change in changes if abs(change.now - change.before) > bound}
+        found.update(_differing(first, other))
+        for name in first.spans.keys() | other.spans.keys():
+            then, now = (_of_span(counts, name) for counts in (first, other))
+            if then is not None and now is not None:
+                found.update(f"{name}: {field}" for field in _differing(then, now))
     return found
+
+
+def _of_span(counts: Counts, name: str) -> Counts | None:
+    steps = {step_name(step): step for step in counts.also_counted}
+    return counts.in_step(steps[name]) if name in steps else counts.spans.get(name)
+
+
+def _differing(first: Counts, other: Counts) -> Iterator[str]:
+    for quantity in quantities((first, other)):
+        bound = (quantity.floor if quantity.is_python else quantity.allowed)(first)
+        for change in quantity.changes(first, other):
+            if abs(change.now - change.before) > bound:
+                yield change.field
+
+
+def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:
+    """Return the fields that are not judged in a span: those that differ there, or in the reported step."""
+    return {field.removeprefix(f"{span}: ") for field in unsteady}

@@ -5,17 +5,19 @@ same, another number of calls is listed. A step that did work out of sight is ne
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
-from perfsuite.results.counts import Counts, RankCounts, are_alike, spans
+from perfsuite.results.counts import Counts, RankCounts, are_alike, spans, step_name
 from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
-from perfsuite.results.quantities import Group, Quantity, differing
+from perfsuite.results.quantities import Group, Quantity, differing, unsteady_in
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
+from perfsuite.verdict.counted_spans import combined, counted_spans, missing_spans
 
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
@@ -146,9 +148,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
     place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
         every = quantities.quantities((before, *now))
-        for quantity in every:
-            if (finding := _finding(quantity, before, now, baseline)) is None:
-                continue
+        for quantity, finding in _in_all_spans(before, now, baseline):
             whole = sum(abs(each.value(before) or 0) for each in every if each.family == quantity.family)
             size = abs(finding.now - finding.before) / max(whole, 1)  # in one place the larger share is first
             place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
@@ -156,6 +156,38 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
             place_of[finding] = min(place, place_of.get(finding, place))
     ordered = sorted(ranks_of, key=place_of.__getitem__)
     return tuple(finding.replace(ranks=spans(sorted(ranks_of[finding]))) for finding in ordered)
+
+
+def _in_all_spans(
+    before: Counts, now: list[Counts], baseline: CountBaseline
+) -> Iterator[tuple[Quantity, Finding]]:
+    """What changed in the counts of one rank: in steps, and in other spans of the run."""
+    in_steps = defaultdict[str, dict[int, tuple[Quantity, Finding]]](dict)
+    counted_steps: list[int] = []
+    for span, then, today in counted_spans(before, now):
+        is_step = span == step_name(then.step)
+        if is_step:
+            counted_steps.append(then.step)
+        if all(counts == then for counts in today):
+            continue
+        for quantity in quantities.quantities((then, *today)):
+            finding = _finding(quantity, then, today, unsteady_in(span, baseline.unsteady), baseline.target)
+            if finding is None:
+                continue
+            if is_step:
+                in_steps[quantity.name][then.step] = quantity, finding
+            elif finding.outcome != "passed":
+                yield quantity, finding.replace(span=span, sentence=f"{span}: {finding.sentence}")
+    for of_steps in in_steps.values():
+        quantity = next(iter(of_steps.values()))[0]
+        noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
+        findings = {step: finding for step, (_, finding) in of_steps.items()}
+        for finding in combined(findings, counted_steps, partial(_are_close, noise)):
+            yield quantity, finding
+
+
+def _are_close(noise: float, one: int, other: int) -> bool:
+    return abs(one - other) <= noise
 
 
 def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int:
@@ -190,19 +222,19 @@ def _alike(
 
 
 def _finding(
-    quantity: Quantity, before: Counts, launches: list[Counts], baseline: CountBaseline
+    quantity: Quantity, before: Counts, launches: list[Counts], unsteady: Collection[str], target: str
 ) -> Finding | None:
-    """What changed in a quantity, without its ranks; None if nothing did.
+    """What changed in a quantity of one span, without its ranks; None if nothing did.
 
     Where launches differ, the smallest change of them counts if all of them changed for the worse, or all
     for the better. Else the quantity is unsteady today.
     """
-    then = quantity.value(before, baseline.unsteady)
-    today = [quantity.value(counts, baseline.unsteady) for counts in launches]
+    then = quantity.value(before, unsteady)
+    today = [quantity.value(counts, unsteady) for counts in launches]
     if then is None or None in today:
         return None
     by = [value - then for value in today if value is not None]
-    noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
+    noise = 0 if target.startswith(DRY) else quantity.allowed(before)
     floor = 0 if _has_other_calls(quantity, before, launches, by) else quantity.floor(before)
     allowed = max(noise, floor)
     outcome: Judged | None = None  # they disagree
@@ -213,7 +245,7 @@ def _finding(
     elif all(each < -allowed for each in by):
         outcome = "improved"
     now = min(zip(by, launches, strict=True), key=lambda each: abs(each[0]))[1]
-    hidden = {*baseline.unsteady, *(differing(launches) if outcome == "passed" else ())}
+    hidden = {*unsteady, *(differing(launches) if outcome == "passed" else ())}
     changes = [change for change in quantity.changes(before, now) if change.field not in hidden]
     is_noise = outcome == "passed" and noise and all(abs(each) <= noise for each in by)
     if outcome is None or not changes or is_noise:
@@ -254,6 +286,8 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
     missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
     notes = [f"{_named(sorted(ranks))} not judged: {where}" for ranks, where in missing if ranks]
     for _, before, after in _alike(baseline, launches):
+        for span, is_before in missing_spans(before, after):
+            notes.append(f"{span}: not judged, {_NOT_COUNTED if is_before else _NOT_IN_BASELINE}")
         for quantity in quantities.quantities((before, *after)):
             is_before = quantity.value(before) is not None
             values = [quantity.value(counts) for counts in after]

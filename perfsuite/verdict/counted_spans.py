@@ -1,0 +1,98 @@
+"""Combines what changed in the counts of several spans of a run: of steps, each change once. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from perfsuite.results.counts import Counts, spans, step_name
+from perfsuite.results.outcome import Finding
+
+
+def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
+    """Yield each span that was counted everywhere, by name: first the reported step, then the others."""
+    for name, then in _by_name(before).items():
+        now = [_by_name(counts).get(name) for counts in launches]
+        known = [counts for counts in now if counts is not None]
+        if len(known) == len(now):
+            yield name, then, known
+
+
+def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, bool]]:
+    """Yield the spans that cannot be compared, and whether the baseline has them."""
+    steps_before = {*before.also_counted}
+    steps_now = [{*counts.also_counted} for counts in launches]
+    gone = steps_before - steps_now[0].intersection(*steps_now)
+    new = steps_now[0].union(*steps_now) - steps_before
+    for steps, is_before in ((gone, True), (new, False)):
+        if steps:
+            yield f"step{'s' * (len(steps) > 1)} {spans(sorted(steps))}", is_before
+    events_before = set(_events(before))
+    events_now = [set(_events(counts)) for counts in launches]
+    everywhere = events_before.intersection(*events_now)
+    for name in sorted(events_before.union(*events_now) - everywhere):
+        yield name, name in events_before
+
+
+def _by_name(counts: Counts) -> dict[str, Counts]:
+    steps = (counts.step, *counts.also_counted)
+    in_steps = {step_name(step): known for step in steps if (known := counts.in_step(step)) is not None}
+    return {**in_steps, **_events(counts)}
+
+
+def _events(counts: Counts) -> dict[str, Counts]:
+    of_steps = set(map(step_name, counts.also_counted))
+    return {name: each for name, each in counts.spans.items() if name not in of_steps}
+
+
+def combined(
+    findings: Mapping[int, Finding], counted: Sequence[int], is_alike: Callable[[int, int], bool]
+) -> list[Finding]:
+    """Return the findings on one quantity in the steps that were counted, each once.
+
+    `findings` are by the number of the step. `counted` are all steps that were counted, ascending, first the
+    one that is reported. Two findings are one if `is_alike` says so of their changes. A finding that is true
+    of all counted steps is said without naming them. What is only listed is said of the reported step alone.
+    """
+    reported = findings.get(counted[0])
+    if reported is not None and reported.outcome == "passed":
+        return [reported, *_judged(findings, counted, is_alike)]
+    return _judged(findings, counted, is_alike)
+
+
+def _judged(
+    findings: Mapping[int, Finding], counted: Sequence[int], is_alike: Callable[[int, int], bool]
+) -> list[Finding]:
+    groups: list[list[int]] = []
+    for step in (step for step in counted if step in findings and findings[step].outcome != "passed"):
+        group = next((each for each in groups if _are_one(findings[each[0]], findings[step], is_alike)), None)
+        if group is None:
+            groups.append([step])
+        else:
+            group.append(step)
+    return [_named(findings[group[0]], when(group, counted)) for group in groups]
+
+
+def _are_one(one: Finding, other: Finding, is_alike: Callable[[int, int], bool]) -> bool:
+    return one.outcome == other.outcome and is_alike(one.now - one.before, other.now - other.before)
+
+
+def _named(finding: Finding, span: str) -> Finding:
+    return finding.replace(span=span, sentence=f"{span}: {finding.sentence}") if span else finding
+
+
+def when(steps: Sequence[int], counted: Sequence[int]) -> str:
+    """Return in which of the counted steps something is, as `every 5th step`; empty for all of them.
+
+    A period is only named if it was seen twice: work in step 10 alone may never come again.
+    """
+    if list(steps) == list(counted):
+        return ""
+    period = steps[1] - steps[0] if len(steps) > 1 else 0
+    if period > 1 and list(steps) == [step for step in counted if (step - steps[0]) % period == 0]:
+        return f"every {_ordinal(period)} step ({', '.join(map(str, steps))})"
+    if len(steps) > 1 and list(steps) == [step for step in counted if step >= steps[0]]:
+        return f"from step {steps[0]} on"
+    return f"in step{'s' * (len(steps) > 1)} {spans(steps)} of {spans(counted)}"
+
+
+def _ordinal(number: int) -> str:
+    last = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else last}"

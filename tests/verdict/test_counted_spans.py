@@ -1,0 +1,111 @@
+"""Findings in several steps are combined, and named by when they come."""
+
+from typing import Literal
+
+import pytest
+
+from perfsuite.results.counts import Counts
+from perfsuite.results.outcome import Finding
+from perfsuite.verdict.counted_spans import combined, missing_spans, when
+from perfsuite.verdict.exact import count_differences
+from tests.twin_counts import baseline_of
+
+STEPS = tuple(range(4, 16))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (STEPS, ""),
+        ((5, 10, 15), "every 5th step (5, 10, 15)"),
+        ((4, 6, 8, 10, 12, 14), "every 2nd step (4, 6, 8, 10, 12, 14)"),
+        ((10,), "in step 10 of 4-15"),
+        ((9, 10, 11, 12, 13, 14, 15), "from step 9 on"),
+        ((5, 10), "in steps 5,10 of 4-15"),
+    ],
+)
+def test_names_when_a_change_comes(steps: tuple[int, ...], said: str) -> None:
+    assert when(steps, STEPS) == said
+
+
+def finding(now: int, outcome: Literal["regressed", "passed"] = "regressed") -> Finding:
+    return Finding(
+        field="kernels in forward",
+        quantity="kernels",
+        unit="calls",
+        before=100,
+        now=now,
+        ranks="",
+        outcome=outcome,
+        sentence="more",
+    )
+
+
+def are_equal(one: int, other: int) -> bool:
+    return one == other
+
+
+def test_a_change_of_all_steps_is_said_once() -> None:
+    found = combined(dict.fromkeys(STEPS, finding(110)), STEPS, are_equal)
+
+    assert found == [finding(110)]
+
+
+def test_a_larger_change_in_some_steps_is_said_apart() -> None:
+    by_step = {step: finding(200 if step % 5 == 0 else 110) for step in STEPS}
+
+    sentences = [each.sentence for each in combined(by_step, STEPS, are_equal)]
+
+    assert sentences == ["in steps 4,6-9,11-14 of 4-15: more", "every 5th step (5, 10, 15): more"]
+
+
+def test_what_is_only_listed_is_said_of_the_reported_step() -> None:
+    listed = dict.fromkeys(STEPS, finding(101, "passed"))
+
+    assert combined(listed, STEPS, are_equal) == [finding(101, "passed")]
+    assert not combined({10: finding(101, "passed")}, STEPS, are_equal)
+
+
+def in_steps(**kernels: int) -> Counts:
+    """Counts of steps 4 to 15: 100 kernels, or as many as are given as `step10=117`."""
+    counts = Counts(kernels={"forward": kernels.get("step4", 100)})
+    for step in STEPS[1:]:
+        counts = counts.with_step(Counts(step=step, kernels={"forward": kernels.get(f"step{step}", 100)}))
+    return counts
+
+
+def test_work_of_a_single_later_step_is_found() -> None:
+    (found,) = count_differences(baseline_of(in_steps()), baseline_of(in_steps(step10=117)))
+
+    assert found.outcome == "regressed"
+    assert found.span == "in step 10 of 4-15"
+    assert found.sentence == "in step 10 of 4-15: kernels in forward: 100 -> 117 a step"
+
+
+def test_periodic_work_that_moves_to_the_reported_step_is_found() -> None:
+    """The steps are compared one by one, so that less work elsewhere hides nothing."""
+    found = count_differences(baseline_of(in_steps(step5=117)), baseline_of(in_steps(step4=117)))
+
+    assert {each.span: each.outcome for each in found} == {
+        "in step 4 of 4-15": "regressed",
+        "in step 5 of 4-15": "improved",
+    }
+
+
+def test_an_event_is_judged_under_its_name() -> None:
+    before, now = (
+        in_steps().replace(spans={"save": Counts(kernels={"forward": kernels})}) for kernels in (1, 3)
+    )
+
+    (found,) = count_differences(baseline_of(before), baseline_of(now))
+
+    assert found.span == "save"
+    assert found.sentence == "save: kernels in forward: 1 -> 3 a step"
+
+
+def test_names_what_was_counted_on_one_side() -> None:
+    save = {"save": Counts()}
+    before = Counts(also_counted=(5, 40))
+    now = Counts(also_counted=(5, 6, 7), spans=save)
+
+    assert [*missing_spans(before, [now])] == [("step 40", True), ("steps 6-7", False), ("save", False)]
