@@ -7,6 +7,7 @@ own checkout: it keeps the settings of the repository, for example the ssh comma
 runs a file monitor or hooks. What users set for themselves (--global) holds.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfsuite.errors import GitError
+from perfsuite.inputs.files import LARGEST
 
 OF_A_HOOK = frozenset(  # what git sets where it runs a hook: git would work on that repository everywhere
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
@@ -263,24 +265,47 @@ def revision(directory: Path) -> Revision:
 
 
 def changes(directory: Path) -> str | None:
-    """A digest of the uncommitted changes to tracked files; None without any, and outside of git."""
+    """A digest of the uncommitted changes to tracked files; None without any, and outside of git.
+
+    Of files larger than `LARGEST` it has the size and the time of the last change.
+    """
     try:
+        filtered = _without_filters(directory)
+        large = _large_changes(directory, filtered)
+        outside = [f":(top,exclude,literal){name}" for name in large]
         diff = git(
             "diff",
             "--binary",
-            "--no-ext-diff",
-            "--no-textconv",
-            "--ignore-submodules=dirty",
+            *_OF_DIFF,
             "HEAD",
-            *_without_filters(directory),
+            *(filtered or (["--", ":(top)"] if outside else [])),
+            *outside,
             cwd=directory,
         )
+        diff += "".join(f"{name}: {size} bytes of {time}\n" for name, (size, time) in large.items())
         diff += "".join(
             f"{each}: {changed}\n" for each in _submodules(directory) if (changed := changes(each))
         )
     except GitError:
         return None
     return hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None
+
+
+_OF_DIFF = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+
+
+def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the size and the time of the last change of each changed file that git could read for hours."""
+    top = _top(directory)
+    if top is None:
+        return {}
+    large: dict[str, tuple[int, int]] = {}
+    for name in git("diff", "--name-only", "-z", *_OF_DIFF, "HEAD", *pathspec, cwd=directory).split("\0"):
+        with contextlib.suppress(OSError):  # it is deleted
+            found = (top / name).lstat()
+            if name and found.st_size > LARGEST:
+                large[name] = found.st_size, found.st_mtime_ns
+    return large
 
 
 def commit_of(ref: str, *, cwd: Path) -> str:

@@ -74,9 +74,8 @@ def _start(config: pytest.Config) -> Path:
     if config.args_source is not config.ArgsSource.ARGS:
         return here
     paths = [here / argument.partition("::")[0] for argument in config.args]
-    common = Path(
-        os.path.commonpath([os.path.abspath(path) for path in paths if path.exists()] or [str(here)])
-    )
+    there = [os.path.abspath(path) for path in paths if os.path.exists(path)]  # false for an impossible name
+    common = Path(os.path.commonpath(there or [str(here)]))
     return common if common.is_dir() else common.parent
 
 

@@ -77,6 +77,28 @@ def test_uncommitted_changes_are_told_apart_by_what_they_change(repo: Path) -> N
     assert changes(repo) == first
 
 
+def test_a_huge_change_is_not_read(repo: Path) -> None:
+    """git would read a sparse file of a terabyte for hours."""
+    huge = repo / "tracked"
+    huge.write_text("a")
+    git(repo, "add", "tracked")
+    git(repo, "commit", "-q", "-m", "tracked")
+    other = repo / "other"
+    other.write_text("a")
+    git(repo, "add", "other")
+    with huge.open("wb") as file:
+        file.truncate(10**12)
+
+    first = changes(repo)
+    other.write_text("b")
+    second = changes(repo)
+    with huge.open("r+b") as file:
+        file.truncate(10**11)
+
+    assert None not in (first, second)
+    assert len({first, second, changes(repo)}) == 3
+
+
 def test_commits_of_a_branch_oldest_first_with_their_dates(repo: Path) -> None:
     found = dates(repo, "main")
     assert list(found) == git(repo, "rev-list", "--reverse", "main").split()

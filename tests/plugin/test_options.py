@@ -49,6 +49,10 @@ def test_an_odd_value_is_a_usage_error(pytester: pytest.Pytester, given: str, sa
     assert fnmatch(str(caught.value), said)
 
 
+def test_a_path_that_is_too_long_is_left_to_pytest(pytester: pytest.Pytester) -> None:
+    pytester.parseconfigure("a" * 5000)
+
+
 def test_the_help_shows_every_option_but_that_of_commands(suite: pytest.Pytester) -> None:
     shown = str(run(suite, "--help").stdout)
     assert "--perf-strict=OUTCOMES" in shown
