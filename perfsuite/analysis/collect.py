@@ -29,7 +29,14 @@ from perfsuite.results.counts import COUNTED_STEP, merged
 from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
-from perfsuite.results.rank_report import SIMULATED_CLOCK, Failure, Observed, RankReport, summed_dtypes
+from perfsuite.results.rank_report import (
+    SIMULATED_CLOCK,
+    Failure,
+    Observed,
+    RankReport,
+    SpanTimes,
+    summed_dtypes,
+)
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
@@ -179,6 +186,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
         cpu_s=tuple(sum(ranks) for ranks in zip(*(report.cpu_s for report in reports), strict=True)),
         data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
+        spans=_longest_spans([report.spans for report in reports]),
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
         window=(window.start, len(series)),
         memory=tuple(report.memory for report in reports if report.memory is not None),
@@ -205,9 +213,27 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
 
 
-def _longest(data_wait_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The seconds of each step by the rank that waited longest, of those whose loaders were seen."""
-    return tuple(max(of_step) for of_step in zip(*data_wait_s, strict=True))
+def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The seconds of each step, or time, by the rank that needed most."""
+    return tuple(max(of_ranks) for of_ranks in zip(*seconds, strict=True))
+
+
+def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:
+    """Each span by the rank that was in it longest each time; ranks need not all be in a span.
+
+    Where ranks were in it another number of times, as where one alone writes a log, the one that was in it
+    for the most seconds stands for all.
+    """
+    longest: dict[str, SpanTimes] = {}
+    for name in dict.fromkeys(name for spans in of_ranks for name in spans):
+        times = [spans[name] for spans in of_ranks if name in spans]
+        whole = max(times, key=lambda each: sum(each.seconds))
+        if len({each.steps for each in times}) == len({len(each.seconds) for each in times}) == 1:
+            whole = whole.replace(
+                seconds=tuple(map(max, zip(*(each.seconds for each in times), strict=True)))
+            )
+        longest[name] = whole
+    return longest
 
 
 def _with_machine(observed: Observed | None, run: Run) -> Observed | None:

@@ -93,6 +93,13 @@ class Evidence(Data):
     replicated_bytes: int = 0  # bytes of these parameters
 
 
+class SpanTimes(Data):
+    """When the training thread of one rank was in a span of the run that is no step, and for how long."""
+
+    seconds: tuple[float, ...]  # of each time, in order
+    steps: tuple[int, ...] = ()  # how many steps had ended when each began; empty before the first step
+
+
 RESIDENT_MEMORY, LIVE_MEMORY, PINNED_MEMORY = "resident memory", "live tensors", "pinned memory"
 """Kinds of memory whose level is read between steps; the last two on a GPU."""
 SIMULATED_CLOCK = "simulated"  # the `clock` of ranks that trained nothing
@@ -115,6 +122,9 @@ class RankReport(Sealed):
     gc_s: tuple[float, ...] = ()  # seconds of Python's garbage collector in each step; empty: unknown
     # How much of each kind of memory was held, in bytes, by the number of steps that had ended.
     levels: dict[str, dict[int, int]] = Field(default_factory=dict)
+    # The parts of start-up, events such as a checkpoint, and phases that a script names. What each of them
+    # did is in `counts.spans`, under the same name.
+    spans: dict[str, SpanTimes] = Field(default_factory=dict)
     wall_s: float = 0  # of all steps by the host clock, without what was between: should be their sum
     elapsed_s: float = 0  # from the first step's start to the end by the host clock, all included
     uptime_s: float | None = None  # the same by the kernel's uptime, in hundredths; None if unknown

@@ -13,7 +13,7 @@ from perfsuite.case.hardware import Machine
 from perfsuite.documents import Data, Document, Sealed
 from perfsuite.results.counts import RankCounts
 from perfsuite.results.dry_facts import DryFacts
-from perfsuite.results.rank_report import Dtypes, Failure, Flops, Memory, Observed
+from perfsuite.results.rank_report import Dtypes, Failure, Flops, Memory, Observed, SpanTimes
 
 
 class DeviceHealth(Data):
@@ -188,6 +188,8 @@ class Run(Document):
     cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
     data_wait_s: tuple[float, ...] = ()
     """Host seconds of each step that the rank which waited longest waited for batches; empty if unknown."""
+    spans: dict[str, SpanTimes] = Field(default_factory=dict)
+    """Spans of the run that are no steps, by name: of each time the rank that was in it longest."""
     loss: tuple[float, ...] = ()  #: Mean over ranks.
     window: tuple[int, int] = (0, 0)  #: The measured steps are `step_s[window[0]:window[1]]`.
     slopes: tuple[Slope, ...] = ()  #: How step time and memory change over the window.

@@ -13,7 +13,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
 from perfsuite.results.profile import RankProfileFile
-from perfsuite.results.rank_report import Failure, Memory, Observed, RankReport
+from perfsuite.results.rank_report import Failure, Memory, Observed, RankReport, SpanTimes
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import unhealthy_pairs
@@ -421,3 +421,22 @@ def test_a_rank_without_a_loader_leaves_the_wait_of_the_others(tmp_path: Path) -
         write_launch(tmp_path, *(make_report(n, data_wait_s=each) for n, each in enumerate(waits)))
     )
     assert run.data_wait_s == waits[1]
+
+
+def spans_of_ranks(directory: Path, *spans: SpanTimes) -> SpanTimes:
+    first, second = ({"spans": {"save": each}} for each in spans)
+    return collected(of_two(directory, first, second)).spans["save"]
+
+
+def test_a_span_takes_as_long_as_on_the_slowest_rank(tmp_path: Path) -> None:
+    first = SpanTimes(seconds=(1.0, 5.0), steps=(10, 20))
+    second = SpanTimes(seconds=(3.0, 2.0), steps=(10, 20))
+
+    assert spans_of_ranks(tmp_path, first, second) == SpanTimes(seconds=(3.0, 5.0), steps=(10, 20))
+
+
+def test_a_span_of_one_rank_more_often_is_that_ranks(tmp_path: Path) -> None:
+    first = SpanTimes(seconds=(1.0, 5.0), steps=(10, 20))
+    second = SpanTimes(seconds=(3.0,), steps=(10,))
+
+    assert spans_of_ranks(tmp_path, first, second) == first
