@@ -50,6 +50,7 @@ class Launching:
     arm: Arm = HERE  # the environment of their processes
     inject: str | None = None  # a fault to inject
     counts: bool = True  # count what a step does
+    counted_steps: int | None = None  # see `CaseFile`
     neighbours: Neighbours | None = None  # names who else used the machine in a launch, and waits for them
     when_shared: WhenShared = "again"
     # Is called with the number of each launch of a case, from 1 on, before it.
@@ -134,6 +135,7 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
         peak_flops=machine.peak_flops(case.precision),
         inject=how.inject,
         counts=how.counts,
+        counted_steps=how.counted_steps,
         metrics=tuple(metric.name for metric in recorded()),
     )
     run_dir = RunDir(directory)

@@ -178,9 +178,10 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     counted = {report.rank: report.counts for report in reports if report.counts is not None}
     why_hidden = agreement.hidden(reports, case)
     unmeasured = COUNTED_STEP if counted else UNMEASURED_STEPS
+    end = min(report.timed_steps or len(series) for report in reports)
     if bare.machine.device == "cuda":
         unmeasured = settled(series, unmeasured)
-    window = find_window(series, case.max_warmup_steps, unmeasured=unmeasured)
+    window = find_window(series[:end], case.max_warmup_steps, unmeasured=unmeasured)
     run = bare.replace(
         step_s=tuple(series),
         probe_s=tuple(max(probes) for probes in zip(*(report.probe_s for report in reports), strict=True)),
@@ -188,7 +189,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         data_wait_s=_longest([report.data_wait_s for report in reports if report.data_wait_s]),
         spans=_longest_spans([report.spans for report in reports]),
         loss=tuple(fmean(losses) for losses in zip(*(report.loss for report in reports), strict=True)),
-        window=(window.start, len(series)),
+        window=(window.start, end),
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),

@@ -160,6 +160,9 @@ class Case(Data):
     first two steps are never measured."""
     steps: int = Field(default=50, ge=10, le=MOST, strict=True)
     """The smallest number of measured steps."""
+    counted_steps: int | None = Field(default=None, ge=1, le=MOST, strict=True)
+    """How many steps in a row are counted where nothing is timed: in dry runs and comparisons of counts.
+    None: as `--perf-counted-steps` says."""
     timeout_s: float = Field(default=900, gt=0, le=MOST, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
     known_issue: KnownIssue | None = None
@@ -270,7 +273,7 @@ class Case(Data):
 
 MAX_ID = 200  # characters of an id: with what is added it names a file, of which 255 are allowed
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
-NOT_IN_ID = frozenset({"hardware", "timeout_s", "known_issue", "may_run_out_of_memory"})
+NOT_IN_ID = frozenset({"hardware", "counted_steps", "timeout_s", "known_issue", "may_run_out_of_memory"})
 """Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
 
 
@@ -311,6 +314,8 @@ class CaseFile(Document):
     peak_flops: float | None = None  # of one device at the case's precision in FLOP/s; None if unknown
     inject: str | None = None  # a fault to inject, to test the gate: see `perfsuite.case.fault`
     counts: bool = True  # whether every rank counts what a step does (`perfsuite.results.counts`)
+    # How many steps in a row are counted where nothing is timed. None: one before the timed ones, one after.
+    counted_steps: int | None = Field(default=None, ge=1)
     preflight: bool = False  # whether ranks only probe their nodes: only the topology counts then
     profile: bool = False  # whether ranks have steps profiled after warm-up, and end: nothing is judged
     metrics: tuple[str, ...] = ()  # of other packages, which every rank records: entry points

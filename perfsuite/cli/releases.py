@@ -206,17 +206,19 @@ class _Runs:
         file: Path | None = getattr(case.framework, "file", None)  # of a script
         scripts = sorted(file.parent.glob("*.py")) if file else []
         code = [read_text(each, errors="backslashreplace") for each in scripts]
-        key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", code]
+        steps = self.setup.options.steps_to_count(case)
+        key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)
         if run is None or run.failure is not None:  # it was cut short, or failed
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
             if way == DRY:
-                run = dry_run(case, run_dir.path, device=device, arm=arm)
+                run = dry_run(case, run_dir.path, device=device, arm=arm, counted_steps=steps)
             else:
                 self.setup.lock.take(self.setup.progress.say)
-                machine, how = self.setup.host.machine_for(case), replace(self.setup.launching, arm=arm)
+                machine = self.setup.host.machine_for(case)
+                how = replace(self.setup.launching, arm=arm, counted_steps=steps)
                 run = launch_once(case, machine, run_dir.path, how)
         if run.failure is not None or run.hidden or not run.counts:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)

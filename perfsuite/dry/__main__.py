@@ -22,7 +22,8 @@ def main() -> None:
     given = parser.parse_args()
     leash.die_with_parent()
     run_dir = RunDir(given.run_dir)
-    case = documents.read(run_dir.case, CaseFile).case
+    request = documents.read(run_dir.case, CaseFile)
+    case = request.case
     machine = pretended_gpu(given.gpu, case.topology) if given.gpu else pretended_cpu(case.topology)
     if given.gpu:
         guard.load()
@@ -34,7 +35,8 @@ def main() -> None:
     kind = DryRank if framework_of(case).plan(case).command is None else DryScript
     report = empty_report(given.rank, case.topology.world_size)
     try:
-        documents.write(run_dir.rank(given.rank), kind(case, report, machine, run_dir.path).counted())
+        rank = kind(case, report, machine, run_dir.path, request.counted_steps or 1)
+        documents.write(run_dir.rank(given.rank), rank.counted())
     except BaseException as error:
         write_failure(run_dir, report, failure_of(error, given.rank))
         raise

@@ -40,12 +40,13 @@ def dry_run(
     device: Device | None = None,
     arm: Arm = HERE,
     stop: Event | None = None,
+    counted_steps: int = 1,
 ) -> Run:
     """Run `case` dry as each of `ranks` (default: those that tell what all do), one process after another.
 
-    `arm` is their environment; `stop` kills the one that runs. `directory` is as a launch's. What went wrong
-    in a process is in the `failure` of the run. Raises `DryRunError` for what cannot be run dry, and
-    `CaseError` for what the framework refuses.
+    `arm` is their environment; `stop` kills the one that runs; `counted_steps` are counted in a row.
+    `directory` is as a launch's. What went wrong in a process is in the `failure` of the run. Raises
+    `DryRunError` for what cannot be run dry, and `CaseError` for what the framework refuses.
     """
     last = case.topology.world_size - 1
     for rank in ranks or ():
@@ -58,7 +59,7 @@ def dry_run(
     framework_of(case).check(case)
     chosen = telling_ranks(case) if ranks is None else tuple(ranks)
     run_dir = RunDir(directory)
-    documents.write(run_dir.case, CaseFile(case=case, device=machine.device))
+    documents.write(run_dir.case, CaseFile(case=case, device=machine.device, counted_steps=counted_steps))
     started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     reports = [_report(run_dir, case, machine, rank, arm, stop or Event()) for rank in chosen]
     run = Run(

@@ -1,7 +1,7 @@
 """The process of a dry run: builds a case as one rank of its world, makes a few steps, counts them."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import cuda, values
 from perfsuite.dry.fit import predict
-from perfsuite.errors import DryRunError, MismatchError
+from perfsuite.errors import DryRunError, MismatchError, message_of
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
 from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
-from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.counts import COUNTED_STEP, StepsToCount
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.worker import calls, software
 from perfsuite.worker.counting import Counting
@@ -40,8 +40,12 @@ class DryRank:
     environment: dict[str, str]  # versions and variables of this process
     answers: type[values.NoValues] = values.NoValues
 
-    def __init__(self, case: Case, report: RankReport, machine: Machine, directory: Path) -> None:
+    def __init__(
+        self, case: Case, report: RankReport, machine: Machine, directory: Path, counted_steps: int = 1
+    ) -> None:
         self.case = case
+        last = min(COUNTED_STEP - 1 + counted_steps, case.total_steps)
+        self.steps = StepsToCount(until=last, late=None)
         self.report = report
         self.framework: Framework = framework_of(case)
         self.plan = self.framework.dry(case) or DryPlan()
@@ -68,7 +72,7 @@ class DryRank:
         self._pretend()
         calls.watch()
         with FakeTensorMode(allow_non_fake_inputs=True), self.answers():
-            counting = self.recorder.counting = Counting(self._model)
+            counting = self.recorder.counting = Counting(self._model, self.steps)
             self._train()
             settings = self._settings()
             dtypes = dtypes_of(self._model(), self._optimizer) if self._optimizer is not None else {}
@@ -108,8 +112,20 @@ class DryRank:
             register_optimizer_step_post_hook(self.recorder.after_optimizer_step)
         self.recorder.between_steps = self._end_when_counted
         self.recorder.start()
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(Enough), self._later_steps_may_fail():
             self.workload.run(self.case.total_steps)
+
+    @contextlib.contextmanager
+    def _later_steps_may_fail(self) -> Iterator[None]:
+        """Make a note of an error after the step that is reported: what was counted stays."""
+        try:
+            yield
+        except Exception as error:
+            assert self.recorder.counting is not None
+            if self.recorder.counting.counts is None:
+                raise
+            ended = self.recorder.steps
+            self.notes.append(f"no step from step {ended + 1} on was counted: {message_of(error)}")
 
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizer = self._optimizer or optimizer
@@ -117,7 +133,7 @@ class DryRank:
         self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
 
     def _end_when_counted(self, steps: int) -> None:
-        if steps == COUNTED_STEP:
+        if steps == self.steps.until:
             raise Enough
 
     def _model(self) -> Any:

@@ -27,7 +27,7 @@ from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
 from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
 from perfsuite.node.ranks import moved
-from perfsuite.results.counts import COUNTED_STEP, Counts
+from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker import calls, software
@@ -84,7 +84,8 @@ class DryScript(DryRank):
         signal.signal(signal.SIGALRM, self._late)
         signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
         try:
-            program.run(words, rank=self.ranks.rank, world_size=self.ranks.world_size)
+            with self._later_steps_may_fail():
+                program.run(words, rank=self.ranks.rank, world_size=self.ranks.world_size)
         except Enough:
             if self._refused is not None:
                 raise self._refused from None
@@ -100,7 +101,7 @@ class DryScript(DryRank):
             raise _explained(ScriptError(f"the script ended after {self._made()}"))
 
     def _made(self) -> str:
-        made = f"{self.recorder.steps} of {COUNTED_STEP} optimizer steps"
+        made = f"{self.recorder.steps} of {self.steps.until} optimizer steps"
         return f"{made}. {self._optimizers.summary()}"
 
     def _late(self, number: int, frame: FrameType | None) -> None:

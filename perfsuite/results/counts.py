@@ -27,6 +27,33 @@ FIRST_COUNTED, COUNTED_STEP = 3, 4
 """The steps, from 1 on, that are counted; the counts of the second are reported. A storage that is first seen
 there was made out of sight: what is there before the first counted step is not known."""
 
+CONSECUTIVE = 12
+"""Steps that are counted where nothing is timed, from `COUNTED_STEP` on: enough to see what comes in every
+10th step."""
+FEWEST_TIMED = 10  # steps that must be left to be measured
+FEWEST_OF_GROWTH = 3  # steps that must be left, between which objects are counted
+
+
+class StepsToCount(NamedTuple):
+    """Which steps of a launch are counted, from `FIRST_COUNTED` on."""
+
+    until: int  # the last of the consecutive ones
+    late: int | None  # another one after those that are measured; None: there is none
+
+    @classmethod
+    def of_timed(cls, max_warmup: int, total: int) -> StepsToCount:
+        """Return those of a launch that is timed: one before the measured steps, and the last of all.
+
+        The last is only counted where enough others are left to be measured.
+        """
+        return cls(until=COUNTED_STEP, late=total if total - max_warmup > FEWEST_TIMED else None)
+
+    @classmethod
+    def consecutive(cls, number: int, total: int) -> StepsToCount:
+        """Return `number` steps in a row, or as many as a launch of so many steps can count."""
+        until = COUNTED_STEP - 1 + number
+        return cls(until=max(COUNTED_STEP, min(until, total - FEWEST_OF_GROWTH)), late=None)
+
 
 class Collective(Data):
     """The calls of one kind in one group, dtype and phase; those that move nothing apart from the others."""
@@ -161,12 +188,18 @@ class Counts(Data):
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:
-        """Return what a step did, without what is counted over the whole launch; None: not counted."""
+        """Return what a step did, without what is counted over the whole launch; None: not counted.
+
+        Memory is known only of a step that follows another counted one, in which it is seen what lives.
+        """
         if step == self.step:
             return self
         if step not in self.also_counted:
             return None
-        return self.spans.get(step_name(step)) or self.of_a_step_alone().replace(step=step)
+        same = self.of_a_step_alone().replace(step=step)
+        if step - 1 not in (self.step, *self.also_counted):
+            same = same.replace(memory=None)
+        return self.spans.get(step_name(step), same)
 
     def of_a_step_alone(self) -> Counts:
         """Return these counts without what is of the whole launch, and without other spans."""
@@ -174,10 +207,10 @@ class Counts(Data):
 
     def with_step(self, counts: Counts) -> Counts:
         """Return these counts with those of a later step."""
-        spans = dict(self.spans)
-        if counts.replace(step=self.step) != self.of_a_step_alone():
-            spans[step_name(counts.step)] = counts
-        return self.replace(also_counted=(*self.also_counted, counts.step), spans=spans)
+        counted = self.replace(also_counted=(*self.also_counted, counts.step))
+        if counted.in_step(counts.step) == counts:
+            return counted
+        return counted.replace(spans={**self.spans, step_name(counts.step): counts})
 
 
 def step_name(step: int) -> str:

@@ -115,6 +115,9 @@ class RankReport(Sealed):
     clock: str  # which one stamped the steps: `cuda events`, `perf_counter`, `simulated`
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # every optimizer step from the first, warm-up included
+    timed_steps: int | None = (
+        None  # steps that were not lengthened by counting the last one; None: all of them
+    )
     probe_s: tuple[float, ...] = ()  # on CPU: seconds of the fixed work after each step, timed apart from it
     cpu_s: tuple[float, ...] = ()  # CPU seconds in each step, of all threads; empty on a simulated clock
     # Host seconds in each step that the training's thread waited for batches; empty if no loader was seen.

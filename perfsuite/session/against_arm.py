@@ -155,10 +155,13 @@ class ByCounts(TwoArms):
             self.excuse(trial, verdict)
         return verdict
 
+    def _steps(self, trial: Trial) -> int:
+        return self.setup.options.steps_to_count(trial.case)
+
     def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
         runs = dict[str, Run]()
         for number, arm in enumerate(arms, 2 * launch - 1):
-            how = self.launching(arm)
+            how = replace(self.launching(arm), counted_steps=self._steps(trial))
             how.on_launch(trial.case, number)
             runs[arm] = launch_once(trial.case, trial.machine, _launch(trial, arm, launch), how)
         return runs
@@ -172,13 +175,19 @@ class ByDryRuns(ByCounts):
     device: Device | None = None  # what to pretend; None: what the case is meant for
 
     def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
-        self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        steps = COUNTED_STEP - 1 + self._steps(trial)
+        self.setup.progress.begin(trial.case.id, steps, 1, trial.case.unit)
         stop = Event()
 
         def run(arm: str) -> Run:
             directory, environment = _launch(trial, arm, launch), self.arms["ab".index(arm)]
             return dry_run(
-                self.setup.host.meant(trial.case), directory, device=self.device, arm=environment, stop=stop
+                self.setup.host.meant(trial.case),
+                directory,
+                device=self.device,
+                arm=environment,
+                stop=stop,
+                counted_steps=self._steps(trial),
             )
 
         with ThreadPoolExecutor(len(arms)) as threads:

@@ -34,9 +34,16 @@ class Dry(Way):
         target = target_of(trial.machine, dry=True)
         store = self.setup.baselines.counts
         known = store.find(target, trial.case)
-        self.setup.progress.begin(trial.case.id, COUNTED_STEP, 1, trial.case.unit)
+        number = self.setup.options.steps_to_count(trial.case)
+        self.setup.progress.begin(trial.case.id, COUNTED_STEP - 1 + number, 1, trial.case.unit)
         directory = RunDir.of_launch(trial.directory, 1).path
-        run = dry_run(self.setup.host.meant(trial.case), directory, ranks=self.ranks, device=self.device)
+        run = dry_run(
+            self.setup.host.meant(trial.case),
+            directory,
+            ranks=self.ranks,
+            device=self.device,
+            counted_steps=number,
+        )
         trial.runs.append(run)
         file = known.file if known else store.local_file(target, trial.case.id)
         verdict = self._uncounted(run, target, is_known=known is not None)

@@ -17,6 +17,7 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
 from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.quiet import WAIT_S
+from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
@@ -328,6 +329,15 @@ OPTIONS = (
         page="See [Going on with a session](#go-on-with-a-session)",
     ),
     Option(name="no-counts", of_verdict=True, help="do not count what a step does, and judge nothing of it"),
+    Option(
+        name="counted-steps",
+        metavar="N",
+        parse=whole(1, 10_000),
+        default=str(CONSECUTIVE),
+        ini=True,
+        of_verdict=True,
+        help="steps in a row that are counted where nothing is timed: in dry runs and comparisons of counts",
+    ),
     Option(
         name="against",
         metavar="ARM",

@@ -22,6 +22,7 @@ from perfsuite.measure import Launching, WhenShared
 from perfsuite.node.machine import detect_cpu
 from perfsuite.report.progress import Progress
 from perfsuite.report.terminal import preflight_text
+from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.session_file import Measurement, Preflight
 from perfsuite.results.store import STORE, BaselineStore, Store
 from perfsuite.verdict.judge import Policy
@@ -39,6 +40,7 @@ class Options:
     policy: Policy = field(default_factory=Policy)
     inject: str | None = None
     counts: bool = True
+    counted_steps: int = CONSECUTIVE  # in a row, where nothing is timed, of cases that say nothing else
     explain: bool = False
     fail_without_baseline: bool = False
     strict: frozenset[str] = frozenset()
@@ -59,6 +61,10 @@ class Options:
         if self.allow_shared:
             return "stop"
         return "wait" if self.wait_quiet_s else "again"
+
+    def steps_to_count(self, case: Case) -> int:
+        """How many steps in a row are counted of a case where nothing is timed."""
+        return self.counted_steps if case.counted_steps is None else case.counted_steps
 
     def is_failing(self, measurement: Measurement) -> bool:
         """Whether a test fails with this measurement, or would without `shadow`."""

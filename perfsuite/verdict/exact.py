@@ -162,12 +162,13 @@ def _in_all_spans(
     before: Counts, now: list[Counts], baseline: CountBaseline
 ) -> Iterator[tuple[Quantity, Finding]]:
     """What changed in the counts of one rank: in steps, and in other spans of the run."""
-    in_steps = defaultdict[str, dict[int, tuple[Quantity, Finding]]](dict)
-    counted_steps: list[int] = []
+    in_steps = defaultdict[str, dict[int, Finding]](dict)
+    by_name: dict[str, Quantity] = {}
+    steps: dict[int, tuple[Counts, list[Counts]]] = {}
     for span, then, today in counted_spans(before, now):
         is_step = span == step_name(then.step)
         if is_step:
-            counted_steps.append(then.step)
+            steps[then.step] = then, today
         if all(counts == then for counts in today):
             continue
         for quantity in quantities.quantities((then, *today)):
@@ -175,15 +176,20 @@ def _in_all_spans(
             if finding is None:
                 continue
             if is_step:
-                in_steps[quantity.name][then.step] = quantity, finding
+                by_name.setdefault(quantity.name, quantity)
+                in_steps[quantity.name][then.step] = finding
             elif finding.outcome != "passed":
                 yield quantity, finding.replace(span=span, sentence=f"{span}: {finding.sentence}")
-    for of_steps in in_steps.values():
-        quantity = next(iter(of_steps.values()))[0]
+    for name, findings in in_steps.items():
+        quantity = by_name[name]
         noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
-        findings = {step: finding for step, (_, finding) in of_steps.items()}
-        for finding in combined(findings, counted_steps, partial(_are_close, noise)):
+        known = [step for step, (then, today) in steps.items() if _is_known(quantity, then, *today)]
+        for finding in combined(findings, known, partial(_are_close, noise)):
             yield quantity, finding
+
+
+def _is_known(quantity: Quantity, *every: Counts) -> bool:
+    return all(quantity.value(counts) is not None for counts in every)
 
 
 def _are_close(noise: float, one: int, other: int) -> bool:

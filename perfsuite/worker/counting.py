@@ -16,7 +16,15 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Counts, MemoryLog
+from perfsuite.results.counts import (
+    COUNTED_STEP,
+    FIRST_COUNTED,
+    Counts,
+    MemoryLog,
+    PythonCalls,
+    StepsToCount,
+)
+from perfsuite.results.quantities import PYTHON_LOOSE
 from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.gradients import NormBeforeClipping
@@ -26,6 +34,7 @@ from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import squares
 from perfsuite.worker.second_step import in_backward
 
+ONE_STEP = StepsToCount(until=COUNTED_STEP, late=None)
 IN_BACKWARD = "the optimizer steps in backward"
 
 
@@ -43,17 +52,19 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Counting:
-    """Has a `StepCounter` in place in two steps, and not between them. Nothing of it is left afterwards.
+    """Has a `StepCounter` in place in some steps, and not between them. Nothing of it is left afterwards.
 
     The rank calls `before_optimizer_step` before the step of each optimizer, `end_step` first of all when a
     step has ended, and `begin_step` last of all before the next one. `model` returns what trains; it is
     called between steps. An error never reaches the training: it becomes a note.
     """
 
-    def __init__(self, model: Callable[[], Any]) -> None:
-        self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted
-        self.log: MemoryLog | None = None  # births and deaths in the counted steps; there when `counts` is
-        self.notes: list[str] = []  # why the step was not counted, or a norm not read
+    def __init__(self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP) -> None:
+        self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted, with later ones
+        self.log: MemoryLog | None = None  # births and deaths up to that step; there when `counts` is
+        self.notes: list[str] = []  # why a step was not counted, or a norm not read
+        self.steps = steps
+        self.has_counted_late = False  # whether it was in place in the late step, which takes longer for it
         self.gradient_squares: float | None = None  # of this rank, as `RankReport` has it
         self.unclipped_squares: float | None = None  # the same before clipping
         self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
@@ -94,7 +105,7 @@ class Counting:
 
     def rebuilt(self) -> None:
         """Another optimizer has taken the place of the first: its state is not known as such."""
-        if self._ended < COUNTED_STEP and not self.notes:
+        if self._ended < self.steps.until and not self.notes:
             self._give_up("the script built a new optimizer in the first steps")
 
     @_to_a_note
@@ -114,11 +125,31 @@ class Counting:
         if (error := self._counter.error or self._counter.memory.error) is not None:
             raise error
         if self._ended == COUNTED_STEP:
-            self.counts, self.log = counts, self._counter.memory.log()
-            self._read_late()
-            if self._watch is not None:
-                self.hidden = self._watch.found(self._counter, counts, self._model())
+            self._report(counts, self._counter)
+        elif self.counts is not None:
+            self._add(self.counts, counts, self._counter)
+        if self._ended in (self.steps.until, self.steps.late):
             self.abandon()
+
+    def _report(self, counts: Counts, counter: StepCounter) -> None:
+        """Keep the counts of the step that is reported."""
+        self.log = counter.memory.log()
+        self._read_late()
+        self._norm = None
+        if self._watch is not None:
+            self.hidden = self._watch.found(counter, counts, self._model())
+        self.counts = counts
+
+    def _add(self, reported: Counts, counts: Counts, counter: StepCounter) -> None:
+        """Keep the counts of a later step, if all that it did was seen."""
+        hidden = () if self._watch is None else self._watch.found(counter, counts, self._model())
+        counts = counts.replace(python=_unless_equal(counts.python, reported.python))
+        if hidden:
+            self.notes.append(f"step {counts.step} was not counted: {'; '.join(hidden)}")
+        elif self._ended == self.steps.late:  # what lived before it is not known
+            self.counts = reported.with_step(counts.replace(memory=None))
+        else:
+            self.counts = reported.with_step(counts)
 
     def _read_late(self) -> None:
         """Read the norms that were not there before the optimizer's step."""
@@ -135,8 +166,10 @@ class Counting:
         """The next step is about to begin."""
         if self._ended < FIRST_COUNTED - 1 and self._batches is None:
             self._batches = Batches()
-        if self._ended == FIRST_COUNTED - 1:
+        is_late = self._ended + 1 == self.steps.late and self.counts is not None
+        if is_late or self._ended == FIRST_COUNTED - 1:
             self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()))
+            self.has_counted_late = is_late
             for storage in self._end_batches():
                 self._counter.memory.received(storage)
         if self._counter is None:
@@ -159,19 +192,28 @@ class Counting:
         try:  # by names that are private to torch: another version may lack one
             compiled = software.compiled_counts()
         except Exception as error:
-            self._give_up(f"what torch.compile made is not known ({type(error).__name__}: {error})")
+            self.notes.append(
+                f"what a step does was not counted: what torch.compile made is not known "
+                f"({type(error).__name__}: {error})"
+            )
+            self.counts = None
             return None
         if self.counts is None or compiled is None:
             return self.counts
-        return self.counts.replace(memory=None, compiled=compiled)
+        return _without_memory(self.counts).replace(compiled=compiled)
 
     def _end_batches(self) -> list[Any]:
         batches, self._batches = self._batches, None
         return [] if batches is None else batches.end()
 
     def _give_up(self, why: str) -> None:
-        self.counts = None
-        self.notes.append(f"what a step does was not counted: {why}")
+        """Count nothing more. What was counted before stays, but for the step that is running."""
+        if self.counts is None:
+            self.notes.append(f"what a step does was not counted: {why}")
+        else:
+            later = max(self.counts.step, *self.counts.also_counted, 0) + 1
+            self.notes.append(f"no step from step {later} on was counted: {why}")
+        self.steps = ONE_STEP
         self.abandon()
 
     def abandon(self) -> None:
@@ -184,6 +226,19 @@ class Counting:
         if counter is not None:
             leave(counter)
             counter.memory.forget()
+
+
+def _unless_equal(python: PythonCalls | None, reported: PythonCalls | None) -> PythonCalls | None:
+    """Return the calls of a step, or those of the reported step if they differ by no more than chance."""
+    if python is None or reported is None:
+        return python
+    usual = sum(reported.calls.values())
+    return reported if abs(sum(python.calls.values()) - usual) <= PYTHON_LOOSE * usual else python
+
+
+def _without_memory(counts: Counts) -> Counts:
+    spans = {name: span.replace(memory=None) for name, span in counts.spans.items()}
+    return counts.replace(memory=None, spans=spans)
 
 
 def warm_up() -> None:

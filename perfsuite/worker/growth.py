@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfsuite.frameworks.common import own_list
-from perfsuite.results.counts import COUNTED_STEP, KeptObjects
+from perfsuite.results.counts import KeptObjects
 from perfsuite.worker.holders import holders_of
 
-FIRST = COUNTED_STEP + 1
-"""The first step after which objects may be counted: counting has freed what it kept of the counted steps."""
 MISSING = 0.25
 """Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
 once, such as a thread, must not take an object from a leak."""

@@ -31,13 +31,21 @@ def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(OURS)
 
 
+def _is_import(module: str, name: str) -> bool:
+    return module.partition(".")[0] == "importlib" or name == "<module>"
+
+
 def _calls_for_us(frame: FrameType) -> bool:
     """Whether a frame of ours calls for us. A wrapper calls what it wraps for the training."""
     return _is_ours(frame) and frame.f_code.co_name != WRAPPER
 
 
 class PythonCounter:
-    """Counts the calls that each of two steps makes: what one of them alone does comes once, or now and then.
+    """Counts the calls of steps.
+
+    Of two steps those count that both make: what one of them alone does comes once, or now and then. Of a
+    single step, and of a third one and later ones, all count but imports: what comes in every n-th step is
+    seen there.
 
     Not seen are perfsuite's functions and what they call at once, finalizers that Python's garbage collector
     runs, and what operators do within. Before Python 3.12 other threads are not seen, as that in which
@@ -77,14 +85,16 @@ class PythonCounter:
                 self._watch.resume()
 
     def result(self) -> PythonCalls | None:
-        """What all steps so far have called; None if a profiler of the user's was there."""
+        """What the last step has called; None if a profiler of the user's was there."""
         if not self._is_whole or not self._steps:
             return None
-        common = self._steps[0]
-        for step in self._steps[1:]:
-            common = common & step
+        counted = self._steps[-1]
+        if len(self._steps) == 2:
+            counted = self._steps[0] & counted
         calls, functions = Counter[Phase](), Counter[str]()
-        for (module, name, phase), count in common.items():
+        for (module, name, phase), count in counted.items():
+            if len(self._steps) != 2 and _is_import(module, name):
+                continue
             calls[phase] += count
             functions[f"{module}.{name}"] += count
         least = LEAST * functions.total()

@@ -18,13 +18,13 @@ from perfsuite import documents, errors
 from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
-from perfsuite.results.counts import COUNTED_STEP, Counts
+from perfsuite.results.counts import COUNTED_STEP, Counts, StepsToCount
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.collector import CollectorClock
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.growth import FIRST, Growth
+from perfsuite.worker.growth import Growth
 from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.profiling import Profiling
 from perfsuite.worker.recorder import Recorder
@@ -129,18 +129,24 @@ class Rank:
         return self.report.replace(notes=tuple(self.recorder.profiling.notes))
 
     def _count(self) -> None:
-        if self.case.max_warmup_steps < COUNTED_STEP:
+        case = self.case
+        steps = StepsToCount.of_timed(case.max_warmup_steps, case.total_steps)
+        if self.request.counted_steps is not None:
+            steps = StepsToCount.consecutive(self.request.counted_steps, case.total_steps)
+        if case.max_warmup_steps < COUNTED_STEP:
             self.notes.append(
-                f"what a step does was not counted: max_warmup_steps={self.case.max_warmup_steps} leaves no "
+                f"what a step does was not counted: max_warmup_steps={case.max_warmup_steps} leaves no "
                 f"step before the measured ones for it: give {COUNTED_STEP} or more"
             )
             return
         if self.recorder.profiling is None:  # such a launch ends before the last step
-            self.recorder.growth = Growth(max(FIRST, self.case.max_warmup_steps), self.case.total_steps)
+            first = max(steps.until + 1, case.max_warmup_steps)  # counting has freed what it kept of steps
+            last = case.total_steps if steps.late is None else steps.late - 1
+            self.recorder.growth = Growth(first, last)
         try:  # it uses names that are private to torch: another version may lack one
             from perfsuite.worker.counting import Counting
 
-            self.recorder.counting = Counting(self.model)
+            self.recorder.counting = Counting(self.model, steps)
         except Exception as error:
             self.notes.append(f"what a step does was not counted: {type(error).__name__}: {error}")
 
@@ -167,11 +173,9 @@ class Rank:
     def finish(self) -> RankReport:
         """Stop the clock; collect all but loss and FLOPs, with a failure if what ran was not asked for."""
         self.recorder.finish()
-        memory: Any = None  # read first: the observer's fingerprint and the losses take memory, too
-        if self.workload.memory is not None:
-            memory = self.workload.memory()
-        elif self.recorder.memory is not None:
-            memory = self.recorder.memory.read()
+        # Read first: the observer's fingerprint and the losses take memory, too.
+        own_memory = self.workload.memory
+        memory: Any = self.recorder.peak_memory() if own_memory is None else own_memory()
         report = self.report.replace(
             clock=self.recorder.timer.name,
             tokens_per_step=self.workload.tokens_per_step(self.case),
@@ -196,6 +200,8 @@ class Rank:
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=self._counts(counting), hidden=counting.hidden)
+            if counting.has_counted_late:
+                report = report.replace(timed_steps=self.recorder.steps - 1)
             report = report.replace(
                 gradient_squares=counting.gradient_squares, unclipped_squares=counting.unclipped_squares
             )

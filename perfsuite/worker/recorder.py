@@ -11,10 +11,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perfsuite.frameworks.common.own_list import OwnList
-from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED
+from perfsuite.results.counts import FIRST_COUNTED
 from perfsuite.worker.timers import HostTimer
 
 if TYPE_CHECKING:
+    from perfsuite.results.rank_report import Memory
     from perfsuite.worker.collector import CollectorClock
     from perfsuite.worker.counting import Counting
     from perfsuite.worker.growth import Growth
@@ -72,6 +73,7 @@ class Recorder:
         self._cpu_at: float | None = None
         self._gc_at = 0.0
         self._uptime_at: float | None = None
+        self._peak: Memory | None = None  # before a step that is counted after the measured ones
 
     def start(self) -> None:
         """Begin the first step. From now on Python's garbage collector is as the training has it."""
@@ -148,10 +150,20 @@ class Recorder:
             return
         if self.steps == 1:
             self.memory.reset_peak()
-        if self.counting is not None and self.steps == FIRST_COUNTED - 1:
+        if self.counting is None:
+            return
+        if self.steps == FIRST_COUNTED - 1:
             self.memory.begin_counting()
-        elif self.counting is not None and self.steps == COUNTED_STEP:
+        elif self.steps == self.counting.steps.until:
             self.memory.end_counting()
+        elif self.steps + 1 == self.counting.steps.late:
+            self._peak = self.memory.read()
+
+    def peak_memory(self) -> Memory | None:
+        """Return the peak so far, without that of a step that is counted after the measured ones."""
+        if self._peak is None and self.memory is not None:
+            return self.memory.read()
+        return self._peak
 
     def finish(self) -> None:
         """Stop the clock after the last step: wait for the device, once. Only the first call counts."""

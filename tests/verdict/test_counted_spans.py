@@ -8,6 +8,7 @@ from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import Finding
 from perfsuite.verdict.counted_spans import combined, missing_spans, when
 from perfsuite.verdict.exact import count_differences
+from tests.counted import make_memory
 from tests.twin_counts import baseline_of
 
 STEPS = tuple(range(4, 16))
@@ -90,6 +91,18 @@ def test_periodic_work_that_moves_to_the_reported_step_is_found() -> None:
         "in step 4 of 4-15": "regressed",
         "in step 5 of 4-15": "improved",
     }
+
+
+def test_memory_is_not_compared_in_a_late_step() -> None:
+    before, now = (
+        Counts(memory=make_memory(peak=size)).with_step(Counts(step=40, kernels={"forward": 1}))
+        for size in (10**9, 2 * 10**9)
+    )
+
+    (found,) = count_differences(baseline_of(before), baseline_of(now))
+
+    assert found.quantity == "peak of live tensors"
+    assert found.span == ""
 
 
 def test_an_event_is_judged_under_its_name() -> None:

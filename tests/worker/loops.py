@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from perfsuite.results.counts import COUNTED_STEP, Counts, StepMemory
+from perfsuite.results.counts import COUNTED_STEP, Counts, StepMemory, StepsToCount
 from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.counting import Counting
+from perfsuite.worker.counting import ONE_STEP, Counting
 from tests.samples import known
 
 INPUTS = torch.ones(8, 16)
@@ -38,11 +38,11 @@ def in_a_thread(work: Callable[[], object]) -> None:
 class Loop:
     """Steps with a `Counting` around them. What is trained, and how, is what a test replaces."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: StepsToCount = ONE_STEP) -> None:
         torch.manual_seed(0)
         self.model: Any = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.counting = Counting(lambda: self.model)
+        self.counting = Counting(lambda: self.model, steps)
         self.number = 0  # of the running step, from 1 on
         self.counted_at: list[int] = []  # the steps in which a counter was active
 

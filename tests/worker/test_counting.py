@@ -1,4 +1,7 @@
 import gc
+import importlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +12,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled, Counts, StepsToCount
 from perfsuite.worker import calls, deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.counting import Counting, warm_up
+from perfsuite.worker.hidden import Watch
 from tests.samples import known
 from tests.worker.loops import Loop, in_a_thread, memory
 
@@ -30,6 +34,143 @@ def test_two_steps_are_counted_and_the_second_is_reported() -> None:
     assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
     warm_up()
     assert_nothing_is_left()
+
+
+def with_more_work_in(*steps: int) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number in steps:
+            torch.ones(10).sum()
+
+    return train
+
+
+def test_consecutive_steps_are_counted() -> None:
+    loop = Loop(StepsToCount(until=7, late=None))
+
+    counts = known(loop.run(with_more_work_in(6), steps=9).result())
+
+    assert loop.counted_at == [3, 4, 5, 6, 7]
+    assert counts.step == COUNTED_STEP
+    assert counts.also_counted == (5, 6, 7)
+    assert [*counts.spans] == ["step 6"]
+    assert sum(counts.spans["step 6"].kernels.values()) == sum(counts.kernels.values()) + 2
+    assert_nothing_is_left()
+
+
+def test_a_late_step_is_counted_without_its_memory() -> None:
+    loop = Loop(StepsToCount(until=4, late=9))
+
+    counts = known(loop.run(with_more_work_in(9), steps=10).result())
+
+    assert loop.counted_at == [3, 4, 9]
+    assert counts.also_counted == (9,)
+    assert counts.spans["step 9"].memory is None
+    assert counts.spans["step 9"].ops == {
+        **counts.ops,
+        "aten.ones": 1,
+        "aten.sum": counts.ops["aten.sum"] + 1,
+    }
+    assert loop.counting.has_counted_late
+    assert_nothing_is_left()
+
+
+def helper() -> None:
+    """Something that a step calls."""
+
+
+@pytest.mark.parametrize("steps", [StepsToCount(until=7, late=None), StepsToCount(until=4, late=6)])
+def test_python_calls_of_a_later_step_alone_are_counted(steps: StepsToCount) -> None:
+    def train(loop: Loop) -> None:
+        loop.backward()
+        for _ in range(1000 if loop.number == 6 else 0):
+            helper()
+
+    counts = known(Loop(steps).run(train, steps=9).result())
+
+    assert [*counts.spans] == ["step 6"]
+    functions = known(counts.spans["step 6"].python).functions
+    assert functions[f"{__name__}.helper"] == 1000
+
+
+def test_a_later_import_is_no_work_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "perfsuite_imported_late.py").write_text("")
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == 6:
+            importlib.import_module("perfsuite_imported_late")
+
+    loop = Loop(StepsToCount(until=7, late=None))
+    functions = known(known(known(loop.run(train, steps=8).result()).in_step(6)).python).functions
+
+    assert not [name for name in functions if name.startswith("importlib")]
+
+
+def test_an_equal_late_step_adds_nothing() -> None:
+    counts = known(Loop(StepsToCount(until=4, late=9)).run(steps=10).result())
+
+    assert counts.also_counted == (9,)
+    assert not counts.spans
+
+
+def test_a_training_that_ends_early_has_the_steps_that_it_made() -> None:
+    counting = Loop(StepsToCount(until=15, late=None)).run(steps=6)
+
+    assert known(counting.result()).also_counted == (5, 6)
+
+
+def test_an_error_in_a_later_step_keeps_those_before() -> None:
+    loop = Loop(StepsToCount(until=9, late=None))
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == 6:
+            loop.counting._counter.error = LookupError("a name")  # type: ignore[union-attr]
+
+    counts = known(loop.run(train, steps=10).result())
+
+    assert counts.also_counted == (5,)
+    assert loop.counting.notes == ["no step from step 6 on was counted: LookupError: a name"]
+    assert_nothing_is_left()
+
+
+def test_work_out_of_sight_leaves_a_later_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(watch: Watch, counter: StepCounter, counts: Counts, model: Any) -> tuple[str, ...]:
+        return ("a CUDA graph was replayed",) if counts.step == 6 else ()
+
+    monkeypatch.setattr(Watch, "found", found)
+    counting = Loop(StepsToCount(until=7, late=None)).run(steps=8)
+
+    assert known(counting.result()).also_counted == (5, 7)
+    assert counting.hidden == ()
+    assert counting.notes == ["step 6 was not counted: a CUDA graph was replayed"]
+
+
+def test_a_new_optimizer_ends_the_counting_of_later_steps() -> None:
+    loop = Loop(StepsToCount(until=9, late=None))
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == 7:
+            loop.counting.rebuilt()
+
+    assert known(loop.run(train, steps=10).result()).also_counted == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("steps", "until", "late"),
+    [
+        (StepsToCount.of_timed(max_warmup=5, total=25), 4, 25),
+        (StepsToCount.of_timed(max_warmup=5, total=15), 4, None),  # too few would be left to be measured
+        (StepsToCount.consecutive(12, total=25), 15, None),
+        (StepsToCount.consecutive(1, total=25), 4, None),
+        (StepsToCount.consecutive(12, total=12), 9, None),  # objects are counted in the last three
+    ],
+)
+def test_the_steps_that_a_launch_counts(steps: StepsToCount, until: int, late: int | None) -> None:
+    assert steps == (until, late)
 
 
 def test_only_stalls_inside_the_step_count() -> None:

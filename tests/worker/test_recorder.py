@@ -7,10 +7,11 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
-from perfsuite.results.counts import KeptObjects
+from perfsuite.results.counts import KeptObjects, StepsToCount
+from perfsuite.results.rank_report import Memory
 from perfsuite.worker import recorder as recording
 from perfsuite.worker.collector import CollectorClock
-from perfsuite.worker.counting import Counting
+from perfsuite.worker.counting import ONE_STEP, Counting
 from perfsuite.worker.growth import Growth
 from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.recorder import Recorder
@@ -73,7 +74,7 @@ def test_counting_ends_before_and_begins_after_what_is_done_between_steps() -> N
 @pytest.mark.parametrize("counts", [True, False])
 def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
     recorder = Recorder(SimulatedTimer(), memory=(memory := Mock()))
-    recorder.counting = Mock() if counts else None
+    recorder.counting = Mock(steps=ONE_STEP) if counts else None
     recorder.start()
     assert memory.method_calls == [call.release()]
     told = []
@@ -84,6 +85,17 @@ def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
     counted = [(2, "begin_counting"), (4, "end_counting")]
     assert told == [(1, "reset_peak"), *(counted if counts else ())]
     recorder.finish()
+
+
+def test_the_peak_is_read_before_a_late_step_is_counted() -> None:
+    recorder = Recorder(SimulatedTimer(), memory=(memory := Mock()))
+    recorder.counting = Mock(steps=StepsToCount(until=4, late=6))
+    before, after = (Memory(peak=peak, method="") for peak in (1, 2))
+    memory.read.side_effect = [before, after]
+
+    after_steps(recorder, *[0.1] * 6)
+
+    assert recorder.peak_memory() == before
 
 
 @pytest.mark.parametrize("is_on", [True, False])
