@@ -22,8 +22,10 @@ from perfsuite.results.counts import (
     Counts,
     MemoryLog,
     PythonCalls,
+    StepMemory,
     StepsToCount,
 )
+from perfsuite.results.quantities import FLOOR as MEMORY_FLOOR
 from perfsuite.results.quantities import PYTHON_LOOSE
 from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
@@ -143,7 +145,10 @@ class Counting:
     def _add(self, reported: Counts, counts: Counts, counter: StepCounter) -> None:
         """Keep the counts of a later step, if all that it did was seen."""
         hidden = () if self._watch is None else self._watch.found(counter, counts, self._model())
-        counts = counts.replace(python=_unless_equal(counts.python, reported.python))
+        counts = counts.replace(
+            python=_python_unless_alike(counts.python, reported.python),
+            memory=_memory_unless_alike(counts.memory, reported.memory),
+        )
         if hidden:
             self.notes.append(f"step {counts.step} was not counted: {'; '.join(hidden)}")
         elif self._ended == self.steps.late:  # what lived before it is not known
@@ -228,12 +233,23 @@ class Counting:
             counter.memory.forget()
 
 
-def _unless_equal(python: PythonCalls | None, reported: PythonCalls | None) -> PythonCalls | None:
+def _python_unless_alike(python: PythonCalls | None, reported: PythonCalls | None) -> PythonCalls | None:
     """Return the calls of a step, or those of the reported step if they differ by no more than chance."""
     if python is None or reported is None:
         return python
     usual = sum(reported.calls.values())
     return reported if abs(sum(python.calls.values()) - usual) <= PYTHON_LOOSE * usual else python
+
+
+def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
+    """Return the memory of a step, or that of the reported step if no difference is large enough to judge.
+
+    Losses that are kept for later take some bytes more in each step.
+    """
+    if memory is None or reported is None or memory.growth != reported.growth:
+        return memory
+    differences = (memory.peak - reported.peak, memory.saved_for_backward - reported.saved_for_backward)
+    return memory if any(abs(each) > MEMORY_FLOOR for each in differences) else reported
 
 
 def _without_memory(counts: Counts) -> Counts:

@@ -15,6 +15,7 @@ from perfsuite.errors import CaseError, DryRunError
 from perfsuite.launch import installed
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.measure import Launching
+from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.rank_report import Failure, Observed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
@@ -63,7 +64,8 @@ class Runs:
         documents.write(RunDir(directory).run, run)
         return run
 
-    def dry(self, case: Any, directory: Path, *, device: str | None, arm: Arm) -> Run:
+    def dry(self, case: Any, directory: Path, *, device: str | None, arm: Arm, counted_steps: int) -> Run:
+        assert counted_steps == CONSECUTIVE
         self.devices.append(device)
         return self._run(case, directory, arm, "dry")
 

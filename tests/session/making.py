@@ -77,14 +77,18 @@ class DryRuns:
 
     def __init__(self) -> None:
         self.ranks: list[Sequence[int] | None] = []
+        self.counted_steps: list[int] = []
         self.flops = 100
         self.failure: Failure | None = None
         self.refused: Case | None = None
 
-    def __call__(self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: Any) -> Run:
+    def __call__(
+        self, case: Case, directory: Path, *, ranks: Sequence[int] | None, device: Any, counted_steps: int
+    ) -> Run:
         if case == self.refused:
             raise DryRunError(f"{case.id}: not by a dry run: torch.compile")
         self.ranks.append(ranks)
+        self.counted_steps.append(counted_steps)
         counts = merged({rank: Counts(flops={"forward": self.flops}) for rank in ranks or (0,)})
         ran = {"machine": pretended(case, device)[0], "counts": () if self.failure else counts}
         return make_run(case=case, dry=True, failure=self.failure, step_s=(), window=(0, 0), **ran)

@@ -63,6 +63,7 @@ class Launches:
         self.error: Exception | None = None  # why arm B cannot be run dry
         self.no_cuda: dict[str, str] = {}
         self.devices: set[str | None] = set()
+        self.counted_steps: list[int | None] = []  # of launches, and of dry runs
 
     @property
     def order(self) -> str:
@@ -75,6 +76,7 @@ class Launches:
         name = "AB"[ARMS.index(how.arm)]
         self.made.append("/".join(directory.parts[-2:]))
         self.injected.append(how.inject)
+        self.counted_steps.append(how.counted_steps)
         failure = Failure(kind=self.failing[name], message="boom", at=0.0) if name in self.failing else None
         speed = 1000.0 * (1 + 0.001 * (len(self.made) % 3)) / (self.slower if name == "B" else 1.0)
         norm = self.norms.get(name)
@@ -87,7 +89,17 @@ class Launches:
         self.profiled.append(("/".join(directory.parts[-2:]), how.inject))
         return taken() if how.arm == A else self.profile_of_b
 
-    def dry_run(self, case: Case, directory: Path, *, device: Any, arm: Arm, stop: threading.Event) -> Run:
+    def dry_run(
+        self,
+        case: Case,
+        directory: Path,
+        *,
+        device: Any,
+        arm: Arm,
+        stop: threading.Event,
+        counted_steps: int,
+    ) -> Run:
+        self.counted_steps.append(counted_steps)
         self.made.append("/".join(directory.parts[-2:]))
         self.devices.add(device)
         self.begun.wait(30)
@@ -331,6 +343,25 @@ def test_arms_run_dry_at_the_same_time_and_need_no_quiet_machine(launches: Launc
     result = launches.compare_counts(dry=True)  # else the barrier of two would break
     assert sorted(launches.made) == ["a/launch-1", "b/launch-1"]
     assert (result.outcome, result.dry, launches.devices) == ("regressed", True, {None})
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_both_arms_count_as_many_steps_as_asked_for(launches: Launches, dry: bool) -> None:
+    launches.compare_counts(dry=dry, counted_steps=7)
+
+    assert launches.counted_steps == [7, 7]
+
+
+def test_a_case_may_ask_for_more_counted_steps(launches: Launches) -> None:
+    launches.compare_counts(SIMULATED.replace(counted_steps=30))
+
+    assert launches.counted_steps == [30, 30]
+
+
+def test_launches_that_are_timed_count_no_steps_in_a_row(launches: Launches) -> None:
+    launches.measure()
+
+    assert set(launches.counted_steps) == {None}
 
 
 def test_an_arm_that_cannot_run_dry_ends_the_other(launches: Launches) -> None:

@@ -77,6 +77,12 @@ def test_a_dry_run_pretends_the_hardware_that_is_selected(
     assert run.machine.hardware_class.split("-")[0] == pretended
 
 
+def test_a_dry_run_counts_twelve_steps_by_default(runs: DrySessions) -> None:
+    runs.measure()
+
+    assert runs.counted_steps == [12]
+
+
 def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "machine", Mock(side_effect=MachineError("GPU 0 is split by MIG")))
     ours = runs.session()

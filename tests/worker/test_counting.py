@@ -108,6 +108,18 @@ def test_a_later_import_is_no_work_of_its_step(tmp_path: Path, monkeypatch: pyte
     assert not [name for name in functions if name.startswith("importlib")]
 
 
+def test_a_few_bytes_more_are_no_other_step() -> None:
+    kept: list[torch.Tensor] = []
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        kept.append(torch.ones(1))
+
+    counts = known(Loop(StepsToCount(until=7, late=None)).run(train, steps=8).result())
+
+    assert not counts.spans
+
+
 def test_an_equal_late_step_adds_nothing() -> None:
     counts = known(Loop(StepsToCount(until=4, late=9)).run(steps=10).result())
 
