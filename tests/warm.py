@@ -49,6 +49,8 @@ VARIABLES = {
 }
 """Those that are read on import, and the mark of a job."""
 READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_")
+READ_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
+"""Set by torch itself in a process that imports some of it, and read at each use."""
 LOCK = threading.Lock()
 FIRST = dict(os.environ)
 """The environment before any test has changed it."""
@@ -76,7 +78,7 @@ class _Forked:
 
 
 def _popen(command: list[str], **options: Any) -> Any:
-    if not _can_be_forked(command, options["env"]):
+    if not can_be_forked(command, options["env"]):
         return subprocess.Popen(command, **options)
     job = {
         "module": command[2],
@@ -95,12 +97,13 @@ def _popen(command: list[str], **options: Any) -> Any:
     return _Forked(pid, None)
 
 
-def _can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+def can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a process that has imported torch already can become that of `command`."""
     if command[:2] != [sys.executable, "-m"] or command[2] not in (AGENT, DRY):
         return False
-    names = {name for name in {*FIRST, *environment, *VARIABLES} if name.startswith(READ_ON_IMPORT)}
     server = {**FIRST, **VARIABLES}
-    if any(environment.get(name) != server.get(name) for name in names):
+    names = {name for name in {*environment, *server} if name.startswith(READ_ON_IMPORT)}
+    if any(environment.get(name) != server.get(name) for name in names - READ_LATER):
         return False
     if command[2] == DRY:
         return True
