@@ -37,8 +37,10 @@ MODULES = (
     "torch",
     "perfsuite.dry.rank",
     "perfsuite.worker.main",
+    "lightning.pytorch",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
+    "transformers.trainer",
 )
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",
