@@ -221,6 +221,8 @@ class StepCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
         given = self._guarded(self._before, func, types, args, kwargs) if self.is_entered else None
         if given is NotImplemented:
             return NotImplemented
@@ -243,7 +245,7 @@ class StepCounter(TorchDispatchMode):
         given = _tensors((args, kwargs))
         for tensor in given:
             self.memory.see(tensor, KEPT)
-        return None if any(tensor.is_meta for tensor in given) else given
+        return None if any(map(_is_meta, given)) else given
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that counts; keep its error, after which nothing more is counted."""
@@ -381,6 +383,11 @@ def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    """`Tensor.is_meta`, which dispatches an operator for a fake tensor."""
+    return tensor.device.type == "meta" if isinstance(tensor, FakeTensor) else tensor.is_meta
 
 
 def _is_of_torch(optimizer: Any) -> bool:
