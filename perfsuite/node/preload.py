@@ -1,20 +1,30 @@
 """Imported by the fork server alone: loads once what every rank needs, and ties the server to the agent.
 
 Its pipe is closed too late for that: the ranks, which die with the server, have it open, too.
+
+The clock of the ranks' start-up begins here. It is paused while perfsuite is imported and ranks are forked.
 """
 
 import contextlib
 import importlib
 import os
 
-import torch  # noqa: F401  imported once here instead of once per rank, as is all below
+from perfsuite.worker import startup_clock
 
-import perfsuite.worker.main  # noqa: F401
-from perfsuite.results.run_dir import MODEL_CODE
-from perfsuite.worker.leash import die_with_parent
+startup_clock.begin(startup_clock.PERFSUITE)
+
+import torch  # noqa: E402, F401  imported once here instead of once per rank, as is all below
+
+startup_clock.pause()
+
+import perfsuite.worker.main  # noqa: E402, F401
+from perfsuite.results.run_dir import MODEL_CODE  # noqa: E402
+from perfsuite.worker.leash import die_with_parent  # noqa: E402
 
 die_with_parent()
+startup_clock.go_on()
 # A case's variables are set by now. Those that a rank changes later (accelerate's) nobody reads on import.
 for name in os.environ.get(MODEL_CODE, "").split():
     with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
         importlib.import_module(name)
+startup_clock.pause()  # each rank goes on

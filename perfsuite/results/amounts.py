@@ -7,6 +7,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # the units of what a 
     "FLOP": ((1e15, " PFLOP"), (1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP"), (1, " FLOP")),
     "calls": ((1, ""),),
     "objects": ((1, ""),),
+    "modules": ((1, ""),),
 }
 
 

@@ -182,6 +182,7 @@ class Counts(Data):
     compiled: Compiled | None = None  # none where nothing was compiled
     python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
     worker_batch: WorkerBatch | None = None  # none without worker processes, and where not counted
+    modules: dict[str, int] | None = None  # modules that were imported, by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
     also_counted: tuple[int, ...] = ()  # numbers of the other steps that were counted, ascending
     # What other spans of the run did, by name. Steps that did the same as this one are left out.

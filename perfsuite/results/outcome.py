@@ -80,7 +80,7 @@ class Finding(Data):
 
     field: str  # what is counted, as `all_gather of 2 ranks: bytes`
     quantity: str  # what is judged, as `all_gather of 2 ranks`: several fields may have changed
-    unit: Literal["bytes", "FLOP", "calls", "objects"]
+    unit: Literal["bytes", "FLOP", "calls", "objects", "modules"]
     before: int
     now: int
     ranks: str  # the ranks of which this is true, as `0-3`

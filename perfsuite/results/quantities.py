@@ -20,7 +20,7 @@ from perfsuite.results.counts import (
     step_name,
 )
 
-Unit = Literal["bytes", "FLOP", "calls", "objects"]
+Unit = Literal["bytes", "FLOP", "calls", "objects", "modules"]
 
 FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: some small tensors
 COLLECTIVE_SHARE = 0.01
@@ -31,6 +31,9 @@ FLOPS_FLOOR = 0.001  # share of a step's FLOPs by which it may differ without be
 PYTHON_FLOOR, PYTHON_SHARE = 1000, 0.2
 """Calls of Python functions, and their share, by which a step may differ without being judged: each release
 of a library has some more or less, and 1,000 take some tenths of a millisecond."""
+MODULES_FLOOR = 50
+"""Modules that may be imported more or less without being judged: each release of a library has some more or
+less. Importing one takes about a millisecond or two."""
 PYTHON_LOOSE = 0.02  # share by which they may differ between launches: a progress bar is drawn by time
 OF_A_WORKER = "of a loader's worker per batch"
 LOOSE = 0.005  # share by which memory may differ between launches: threads free what they hold at any time
@@ -284,6 +287,16 @@ KEPT = Quantity(
     read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
 )
 """A single object is judged: it adds up over millions of steps, as do the pauses of the garbage collector."""
+MODULES = Quantity(
+    name="modules imported",
+    unit="modules",
+    read=lambda counts: (
+        None if counts.modules is None else {"modules imported": sum(counts.modules.values())}
+    ),
+    floor=lambda _: MODULES_FLOOR,
+    parts=lambda counts: counts.modules,
+)
+"""Of the start-up alone."""
 GRAPHS = Quantity(  # without any, nothing is compiled: here alone, none at all is worse than some
     name="compiled graphs",
     unit="calls",
@@ -298,6 +311,7 @@ COMPILED = (  # what is counted over the whole launch
 )
 _OTHERS = (
     *(FLOPS, HOST_READS, BLOCKING, COPIES, STALLS, KERNELS, PEAK, SAVED, GROWTH, KEPT),
+    MODULES,
     *COMPILED,
     WORKER_KERNELS,
 )

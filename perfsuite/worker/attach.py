@@ -25,7 +25,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import calls, deepspeed, gradients, growth, leash, loaders, memory
+from perfsuite.worker import calls, deepspeed, gradients, growth, leash, loaders, memory, startup_clock
 from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.profiling import ProfileTaken
@@ -109,6 +109,8 @@ class Attached:
         growth.watch()
         gradients.watch()
         loaders.watch()
+        if dist.is_available():
+            startup_clock.watch(dist, "init_process_group", startup_clock.PROCESS_GROUP)
         if request.counts:
             with contextlib.suppress(AttributeError):  # it could not be imported
                 perfsuite.worker.loader_workers.watch(run_dir)
@@ -144,6 +146,10 @@ class Attached:
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
         """The clock starts here, once: after all that perfsuite itself does before the first step."""
+        with startup_clock.Part(startup_clock.PERFSUITE):
+            self._take(optimizer, args, kwargs)
+
+    def _take(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._optimizers.takes_turn(optimizer) or self.state == "over":
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.worker import startup_clock
 from perfsuite.worker.timers import HostTimer
 
 _now = HostTimer().stamp
@@ -90,11 +91,14 @@ def timed(make: Callable[..., Any]) -> Callable[..., Any]:
         _loading.add(thread)
         since = _now()
         try:
-            made = make(*args, **kwargs)
+            with startup_clock.Part(startup_clock.DATA):
+                made = make(*args, **kwargs)
         finally:
             _loading.discard(thread)
             if _wait is not None:
                 _wait.add(thread, _now() - since)
+        if not hasattr(type(made), "__next__"):  # a batch, and no iterator of them
+            startup_clock.first_batch()
         if _wait is not None and args:
             _wait.note_workers(args[0])
         return made

@@ -15,10 +15,11 @@ from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash
+from perfsuite.worker import leash, startup_clock
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
+from perfsuite.worker.startup_clock import PERFSUITE, PERFSUITE_BUILDS, PROCESS_GROUP, Part
 from perfsuite.worker.timers import SimulatedTimer, clock_for
 
 
@@ -62,6 +63,7 @@ def _simulate(rank: Rank) -> RankReport:
 
 def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
+    import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from perfsuite.worker import calls, gradients, growth, loaders
@@ -73,6 +75,7 @@ def _measure(rank: Rank) -> RankReport:
     growth.watch()
     gradients.watch()
     loaders.watch()
+    startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
     if rank.request.counts:
         with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
             from perfsuite.worker import loader_workers
@@ -80,23 +83,29 @@ def _measure(rank: Rank) -> RankReport:
             loader_workers.watch(rank.run_dir)
     device = _device(rank.request)
     timer, probe = clock_for(device)
+    startup_clock.go_on()
     process_group = rank.plan.process_group
     if process_group != "library":
         _init_process_group(case, device, connects_at_once=process_group == "eager")
-    flops = count_known(case)  # imports transformers and builds the model once, on the meta device
+    with Part(PERFSUITE_BUILDS):
+        flops = count_known(case)  # imports transformers and builds the model once, on the meta device
     rank.framework.load(case, device)
-    _warm_up(device, counts=rank.request.counts)
-    rank.device_probe = device_probe(device)  # while nothing else runs; on a CPU it raises the peak of memory
-    memory = memory_for(device)
+    with Part(PERFSUITE):
+        _warm_up(device, counts=rank.request.counts)
+        # While nothing else runs. On a CPU it raises the peak of memory.
+        rank.device_probe = device_probe(device)
+        memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
-    if process_group == "library":  # until now there was none for an all-reduce
-        rank.device_probe |= all_reduce_probe(device)
-    rank.observe()
+    with Part(PERFSUITE):
+        if process_group == "library":  # until now there was none for an all-reduce
+            rank.device_probe |= all_reduce_probe(device)
+        rank.observe()
     register_optimizer_step_pre_hook(rank.before_optimizer_step)
     if rank.plan.clock == "torch":
         register_optimizer_step_post_hook(rank.recorder.after_optimizer_step)
     with contextlib.suppress(ProfileTaken):
         rank.start()
+        startup_clock.begin_loop()
         losses = rank.workload.run(case.total_steps)  # unread: to read one on a GPU is to wait for its step
         rank.recorder.finish()
     if rank.is_profiled:

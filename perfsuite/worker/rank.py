@@ -28,6 +28,7 @@ from perfsuite.worker.growth import Growth
 from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.profiling import Profiling
 from perfsuite.worker.recorder import Recorder
+from perfsuite.worker.startup_clock import PERFSUITE, START_UP, Part
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
@@ -108,6 +109,11 @@ class Rank:
         optimizer make in one step of training, the first is shown.
         """
         assert self.observer is not None
+        with Part(PERFSUITE):
+            self._show(optimizer, args, kwargs)
+
+    def _show(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        assert self.observer is not None
         if self.plan.clock == "framework":
             if self._shown_in.get(id(optimizer)) == self.recorder.steps:
                 return
@@ -152,6 +158,10 @@ class Rank:
 
     def start(self) -> None:
         """Tell the driver that training begins, then start the clock."""
+        with Part(PERFSUITE):
+            self._start()
+
+    def _start(self) -> None:
         self._tell_progress()  # first: the file system may be slow
         if self.request.metrics:
             report = self.report
@@ -185,6 +195,7 @@ class Rank:
             data_wait_s=() if self.recorder.data_wait is None else self.recorder.data_wait.result(),
             gc_s=self._gc_s(),
             levels=self._levels(),
+            spans=self.recorder.start_up_spans,
             wall_s=self.recorder.wall_s,
             elapsed_s=self.recorder.elapsed_s,
             uptime_s=self.recorder.uptime_s,
@@ -246,6 +257,9 @@ class Rank:
         if self.recorder.growth is not None:
             counts = counts.replace(kept=self.recorder.growth.result())
             self.notes += self.recorder.growth.notes
+        if (start_up := self.recorder.start_up) is not None:
+            of_start_up = Counts(modules=start_up.modules)
+            counts = counts.replace(spans={**counts.spans, START_UP: of_start_up})
         return counts
 
     def abandon(self) -> None:

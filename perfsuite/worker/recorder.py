@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import FIRST_COUNTED
+from perfsuite.results.rank_report import SpanTimes
+from perfsuite.worker import startup_clock
 from perfsuite.worker.timers import HostTimer
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from perfsuite.worker.loaders import DataWait
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.profiling import Profiling
+    from perfsuite.worker.startup_clock import StartUp
 
 PROGRESS_EVERY_S = 0.5
 UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps
@@ -58,6 +61,7 @@ class Recorder:
         self.cpu_s: list[float] = []  # of this process in each step; empty if unknown
         self.probe_s: list[float] = []
         self.gc_s: list[float] = []  # of Python's garbage collector in each step; empty if unknown
+        self.start_up: StartUp | None = None  # of this process; None until its first step, or if unknown
         self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
         self.elapsed_s = 0.0  # with that work
         self.uptime_s: float | None = None  # the same seconds by the kernel's uptime; None if unknown
@@ -109,6 +113,9 @@ class Recorder:
         if self.collector is not None:
             self.gc_s.append(self.collector.seconds - self._gc_at)
         ended_at = self.timer.host()
+        if startup_clock.is_running():
+            self.timer.settle()  # the device has finished the first step
+            self.start_up = startup_clock.end()
         self._settle_memory()
         if self.levels is not None:
             self.levels.boundary(self.steps)
@@ -178,6 +185,12 @@ class Recorder:
         self.on_progress(self.steps)
         if self.collector is not None:
             self.collector.stop()
+
+    @property
+    def start_up_spans(self) -> dict[str, SpanTimes]:
+        """The seconds of the parts of start-up, by the name of the span; empty if unknown."""
+        seconds = {} if self.start_up is None else self.start_up.seconds
+        return {name: SpanTimes(seconds=(each,)) for name, each in seconds.items()}
 
     def sleep(self, seconds: float) -> None:
         """Let time pass in the running step: for a framework that trains nothing."""

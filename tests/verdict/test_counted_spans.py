@@ -6,6 +6,7 @@ import pytest
 
 from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import Finding
+from perfsuite.results.quantities import MODULES_FLOOR
 from perfsuite.verdict.counted_spans import combined, missing_spans, when
 from perfsuite.verdict.exact import count_differences
 from tests.counted import make_memory
@@ -114,6 +115,26 @@ def test_an_event_is_judged_under_its_name() -> None:
 
     assert found.span == "save"
     assert found.sentence == "save: kernels in forward: 1 -> 3 a step"
+
+
+def imported(**modules: int) -> Counts:
+    """Counts of a step, and of a start-up that has imported so many modules of each package."""
+    return in_steps().replace(spans={"start-up": Counts(modules=modules)})
+
+
+def test_modules_that_a_start_up_imports_anew_are_named_by_package() -> None:
+    before, now = imported(torch=1000, numpy=204), imported(torch=1008, numpy=204, torchvision=198)
+
+    (found,) = count_differences(baseline_of(before), baseline_of(now))
+
+    assert found.outcome == "regressed"
+    assert found.sentence == "start-up: modules imported: 1,204 -> 1,410 (torchvision +198, torch +8)"
+
+
+def test_few_more_modules_are_no_regression() -> None:
+    before, now = imported(torch=1000), imported(torch=1000 + MODULES_FLOOR)
+
+    assert not count_differences(baseline_of(before), baseline_of(now))
 
 
 def test_names_what_was_counted_on_one_side() -> None:

@@ -25,7 +25,7 @@ from perfsuite.errors import FileError, MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RANK
-from perfsuite.worker import memory, script_rank, timers
+from perfsuite.worker import memory, script_rank, startup_clock, timers
 from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.observe import Observer
 from perfsuite.worker.recorder import Recorder
@@ -125,6 +125,16 @@ def test_a_loop_is_measured_and_counted_and_ended(start: Start) -> None:
     assert report.notes == ()
     attached.exits()
     assert report_of(attached).failure is None, "its end is no news"
+
+
+def test_start_up_ends_with_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = startup_clock.StartUpClock(0, before=startup_clock.IMPORTS, now=itertools.count(1).__next__)
+    monkeypatch.setattr(startup_clock, "_clock", clock)
+    report = measured(start(COUNTED))
+    assert clock.is_over
+    spans = ["start-up", "start-up: build and first step", "start-up: imports"]
+    assert sorted(report.spans) == spans, "no loader was seen, and no process group"
+    assert known(report.counts).spans["start-up"].modules == {}
 
 
 def test_a_script_that_is_profiled_ends_after_its_steps_without_figures(start: Start) -> None:

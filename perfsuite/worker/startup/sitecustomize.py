@@ -1,13 +1,14 @@
 """Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
-It runs the environment's own, which it shadows; after torch is imported, `perfsuite.worker.attach`.
+It begins the clock of the start-up and runs the environment's own sitecustomize, which it shadows; after
+torch is imported, `perfsuite.worker.attach`.
 """
 
 import os
 import sys
 import threading
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import module_from_spec
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
@@ -45,6 +46,9 @@ def _then_attach(loader: Any) -> None:
         if AfterTorch not in sys.meta_path:
             return  # of a loader that was asked for twice
         sys.meta_path.remove(AfterTorch)
+        clock = sys.modules.get("perfsuite.worker.startup_clock")
+        if clock is not None:
+            clock.pause()
         try:
             from perfsuite.worker.attach import attach
 
@@ -58,6 +62,9 @@ def _then_attach(loader: Any) -> None:
                 f"perfsuite measures this command and cannot be imported by {sys.executable} ({error}): "
                 "install it where the command runs"
             ) from error
+        finally:
+            if clock is not None:
+                clock.go_on()
 
     loader.exec_module = exec_module
 
@@ -73,6 +80,21 @@ def _tell(error: Exception) -> None:
         report_error(error)
 
 
+def _begin_clock() -> None:
+    """Load `perfsuite.worker.startup_clock` by its path: its package imports much that a script may not."""
+    name = "perfsuite.worker.startup_clock"
+    try:
+        here = os.path.dirname(os.path.realpath(__file__))
+        spec = spec_from_file_location(name, os.path.join(os.path.dirname(here), "startup_clock.py"))
+        if spec is not None and spec.loader is not None:
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            sys.modules[name] = module
+            module.begin(module.IMPORTS)
+    except Exception as error:  # the parts of the start-up are not known then
+        sys.stderr.write(f"perfsuite: the start-up is not timed: {type(error).__name__}: {error}\n")
+
+
 def _run_the_shadowed() -> None:
     here = os.path.dirname(os.path.realpath(__file__))
     elsewhere = [entry for entry in sys.path if os.path.realpath(entry) != here]
@@ -83,4 +105,5 @@ def _run_the_shadowed() -> None:
 
 if "PERFSUITE_RUN_DIR" in os.environ:
     sys.meta_path.insert(0, AfterTorch)
+    _begin_clock()
 _run_the_shadowed()
