@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import TypeVar
 
 from perfsuite import documents
 from perfsuite.analysis import agreement
@@ -30,7 +31,9 @@ from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.rank_report import (
+    COLD,
     SIMULATED_CLOCK,
+    START_UP,
     Failure,
     Observed,
     RankReport,
@@ -40,6 +43,7 @@ from perfsuite.results.rank_report import (
 from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
+T = TypeVar("T")
 WALL_CLOCK_AGREES = 0.05  # relative difference of a rank's wall clock and its steps' sum that a note tells
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
@@ -174,6 +178,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         bare = bare.replace(health=None)  # whatever the machine did, nothing was computed on it
     elif bare.health is None:
         bare = bare.replace(health=UNKNOWN)
+    reports = _named_cold(reports)
     series = job_steps([report.step_s for report in reports])
     counted = {report.rank: report.counts for report in reports if report.counts is not None}
     why_hidden = agreement.hidden(reports, case)
@@ -217,6 +222,23 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """The seconds of each step, or time, by the rank that needed most."""
     return tuple(max(of_ranks) for of_ranks in zip(*seconds, strict=True))
+
+
+def _named_cold(reports: list[RankReport]) -> list[RankReport]:
+    """Return the reports with another name for a start-up in which any rank compiled: others wait for it."""
+    if not any(report.compiled_anew for report in reports):
+        return reports
+    found = []
+    for report in reports:
+        counts = report.counts
+        if counts is not None:
+            counts = counts.replace(spans=_cold(counts.spans))
+        found.append(report.replace(spans=_cold(report.spans), counts=counts))
+    return found
+
+
+def _cold(spans: Mapping[str, T]) -> dict[str, T]:
+    return {f"{COLD}{name}" if name.startswith(START_UP) else name: each for name, each in spans.items()}
 
 
 def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:

@@ -20,7 +20,7 @@ from perfsuite.launch.hang import HangDetector
 from perfsuite.node.lease import Beats, text_of
 from perfsuite.node.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
+from perfsuite.results.run_dir import COMPILE_CACHES, FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
 
 REPORTS_S = 1.0  # seconds between two listings of the directory, to see which ranks have reported
 END_S = 20.0  # seconds for agents that were told to end the job: stacks, NVML, peers take up to 5 each
@@ -113,13 +113,18 @@ def prepare(run_dir: RunDir) -> None:
 def environment(job: Job) -> dict[str, str]:
     """Return this process's environment, changed for the job: offline, with the framework's variables.
 
+    Compilers keep what they make next to the launch: in a default directory, what other sessions have left
+    there would decide how long the first step takes. A user's own directory wins.
+
     Those of the job win over all. Each agent adds what depends on its node, as the number of threads, unless
     the job has a variable for it.
     """
     ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if job.machine.device == "cpu" else {}
     of_framework = framework_of(job.case).plan(job.case).environment
-    chosen = {**os.environ, **ours, **no_gpu, **of_framework, **job.variables}
+    caches = job.run_dir.compile_caches.resolve()
+    of_compilers = {name: str(caches / each) for name, each in COMPILE_CACHES.items()}
+    chosen = {**of_compilers, **os.environ, **ours, **no_gpu, **of_framework, **job.variables}
     if job.variables:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":

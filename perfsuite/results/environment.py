@@ -5,10 +5,11 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 from perfsuite.errors import readable
 from perfsuite.redaction import is_secret
-from perfsuite.results.run_dir import FILES, LAUNCH_DIR
+from perfsuite.results.run_dir import COMPILE_CACHES, FILES, LAUNCH_DIR, RunDir
 
 VARIABLES = (  # the beginnings of environment variables that are recorded
     *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "GLOO_", "UCX_", "FI_"),
@@ -20,13 +21,15 @@ VARIABLES = (  # the beginnings of environment variables that are recorded
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the `VARIABLES` whose names tell of no secret, as they may be kept.
 
-    `LAUNCH_DIR` stands in place of the launch's directory, and secrets in values are masked.
+    `LAUNCH_DIR` stands in place of the launch's directory, and secrets in values are masked. The directories
+    of compilers are left out where perfsuite has chosen them, as they are others in each session.
     """
     new = environ.get(FILES) or LAUNCH_DIR
+    ours = str(RunDir(Path(new).parent).compile_caches)
     recorded = {
         readable(name): readable(value.replace(new, LAUNCH_DIR))
         for name, value in environ.items()
-        if name.startswith(VARIABLES)
+        if name.startswith(VARIABLES) and not (name in COMPILE_CACHES and value.startswith(ours))
     }
     return {name: value for name, value in recorded.items() if not is_secret(name, value)}
 

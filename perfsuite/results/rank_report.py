@@ -93,6 +93,12 @@ class Evidence(Data):
     replicated_bytes: int = 0  # bytes of these parameters
 
 
+START_UP = "start-up"
+"""The span from the start of a process to the end of its first step. Its parts are as `start-up: imports`."""
+COLD = "cold "
+"""Begins the names of these spans where a graph was compiled that later launches find in a cache."""
+
+
 class SpanTimes(Data):
     """When the training thread of one rank was in a span of the run that is no step, and for how long."""
 
@@ -128,6 +134,7 @@ class RankReport(Sealed):
     # The parts of start-up, events such as a checkpoint, and phases that a script names. What each of them
     # did is in `counts.spans`, under the same name.
     spans: dict[str, SpanTimes] = Field(default_factory=dict)
+    compiled_anew: bool = False  # whether torch.compile compiled a graph that its cache did not have
     wall_s: float = 0  # of all steps by the host clock, without what was between: should be their sum
     elapsed_s: float = 0  # from the first step's start to the end by the host clock, all included
     uptime_s: float | None = None  # the same by the kernel's uptime, in hundredths; None if unknown

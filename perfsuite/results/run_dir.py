@@ -27,6 +27,8 @@ RANK = "PERFSUITE_RANK"
 """Environment variable of a script's process that the agent starts as a rank: the number of that rank. A
 launcher's RANK cannot say it: a single process starts without one."""
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # of an agent: the modules with the model's code, for its fork server
+COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Environment variables of a job, unless the user has set them: directories below `RunDir.compile_caches`."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's: the file of its flight recorder, rank appended
 
@@ -87,6 +89,11 @@ class RunDir:
     def of_profile(cls, directory: Path) -> RunDir:
         """The launch that is made for a profile of the case whose launches are in `directory`."""
         return cls(directory / "profile")
+
+    @property
+    def compile_caches(self) -> Path:
+        """The directory of what compilers keep for later launches of the same case, session and arm."""
+        return self.path.parent / "compile-caches"
 
     @property
     def number(self) -> int | None:

@@ -207,7 +207,7 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import flops
+        from perfsuite.worker import flops, software
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=self._counts(counting), hidden=counting.hidden)
@@ -219,6 +219,7 @@ class Rank:
             self.notes += counting.notes
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         notes = (*self.notes, *flops.notes(self.case))
+        report = report.replace(compiled_anew=software.is_compiled_anew())
         report = report.replace(
             observed=observed, evidence=observer.evidence(), dtypes=observer.dtypes, notes=notes
         )

@@ -89,6 +89,11 @@ def compiled_graphs() -> int:
     return _dynamo().get("stats", Counter[str]()).get("unique_graphs", 0)
 
 
+def is_compiled_anew() -> bool:
+    """Return whether inductor has compiled a graph that its cache did not have."""
+    return _dynamo().get("inductor", {}).get("fxgraph_cache_miss", 0) > 0
+
+
 def compiled_counts() -> Compiled | None:
     """Return what torch.compile has made; None if nothing. Kernels out of inductor's cache count, too."""
     if not compiled_graphs():

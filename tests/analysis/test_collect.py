@@ -19,6 +19,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import unhealthy_pairs
 from perfsuite.verdict.comparability import launch_problems
 from tests.collected import COMMAND_FAILED, FLOPS, TIMEOUT, both, collected, crash, failure_of, on_gpu
+from tests.counted import make_counts
 from tests.packages import Packages
 from tests.samples import known, make_case, make_machine, make_report, write_launch
 from tests.traces import launch_profile, make_profile
@@ -421,6 +422,16 @@ def test_a_rank_without_a_loader_leaves_the_wait_of_the_others(tmp_path: Path) -
         write_launch(tmp_path, *(make_report(n, data_wait_s=each) for n, each in enumerate(waits)))
     )
     assert run.data_wait_s == waits[1]
+
+
+def test_a_start_up_in_which_a_rank_compiled_is_cold(tmp_path: Path) -> None:
+    """Its peers wait for it, so theirs is not that of a later launch either."""
+    spans = {name: SpanTimes(seconds=(1.0,)) for name in ("start-up", "start-up: imports", "save")}
+    counts = make_counts(spans={"start-up": Counts(modules={"torch": 9})})
+    of_each: dict[str, Any] = {"spans": spans, "counts": counts}
+    run = collected(of_two(tmp_path, {**of_each, "compiled_anew": True}, of_each))
+    assert sorted(run.spans) == ["cold start-up", "cold start-up: imports", "save"]
+    assert [list(entry.counts.spans) for entry in run.counts] == [["cold start-up"]]
 
 
 def spans_of_ranks(directory: Path, *spans: SpanTimes) -> SpanTimes:

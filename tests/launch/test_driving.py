@@ -103,6 +103,16 @@ def test_the_variables_of_a_job_win_and_its_agents_leave_them(
     assert "PERFSUITE_JOB_VARIABLES" not in driving.environment(job(tmp_path / "other"))
 
 
+def test_compilers_keep_what_they_make_next_to_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    environment = driving.environment(job(tmp_path / "case" / "launch-2"))
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "case" / "compile-caches" / "inductor")
+    assert environment["TRITON_CACHE_DIR"] == "/mine", "a user's own directory wins"
+
+
 def test_gpus_are_numbered_as_nvml_does_and_nccl_ends_a_job_last_and_leaves_its_flight_recorder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

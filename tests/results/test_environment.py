@@ -19,6 +19,15 @@ def test_variables_that_may_explain_a_change_and_no_secret() -> None:
     assert told == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "no change from the launch before"
 
 
+def test_directories_that_perfsuite_chose_are_no_change() -> None:
+    environ = {
+        "PERFSUITE_LAUNCH_DIR": "/runs/case/launch-3/files",
+        "TORCHINDUCTOR_CACHE_DIR": "/runs/case/compile-caches/inductor",
+        "TRITON_CACHE_DIR": "/mine",
+    }
+    assert environment.variables(environ) == {"TRITON_CACHE_DIR": "/mine"}
+
+
 def test_a_secret_in_a_value_is_not_recorded() -> None:
     given = {"PYTORCH_INDEX_URL": "https://u:pw@h/simple", "NVIDIA_PASS": "x", "NCCL_IB_PKEY": "0"}
     assert environment.variables(given) == {"PYTORCH_INDEX_URL": "https://***@h/simple", "NCCL_IB_PKEY": "0"}

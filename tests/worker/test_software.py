@@ -35,6 +35,13 @@ def test_on_a_gpu_the_libraries_and_the_cores_of_a_rank_are_recorded(monkeypatch
     assert (seen["nccl"], seen["cudnn"], seen["cores"]) == ("2.29.2", "91500", "0-2,7")
 
 
+@pytest.mark.parametrize("misses", [0, 3])
+def test_a_graph_that_no_cache_had_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, misses: int) -> None:
+    counters = {"inductor": {"fxgraph_cache_miss": misses, "fxgraph_cache_hit": 1}}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
+    assert software.is_compiled_anew() is (misses > 0)
+
+
 @pytest.fixture
 def precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"):
