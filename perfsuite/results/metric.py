@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 
 from perfsuite import extensions
 from perfsuite.case.case import Unit
-from perfsuite.results.run import Figures, Run
+from perfsuite.results.rank_report import COLD
+from perfsuite.results.run import SECONDS_OF, Figures, Run
 
 Device = Literal["cpu", "cuda"]
 Judged = Literal["sequential", "exact", "shown"]
@@ -114,6 +115,11 @@ class Metric:
         """Return the metric as it judges launches that are compared with these."""
         return self
 
+    @property
+    def floor(self) -> float:
+        """The largest change of the cost, relative, that is no change, however sure it is."""
+        return 0.0
+
     def bound(self, of_cost: float) -> float:
         """Return a growth of the cost as the size of the figure's change: 0.15 is 0.13 of tokens/s."""
         return abs(self.change(of_cost))
@@ -160,6 +166,59 @@ class PartOfStep(Metric):
     def cost(self, value: float) -> float:
         """Return the seconds of the reference's step with this part."""
         return self.rest_s + value
+
+
+SPAN_S = 0.25  # seconds by which a span may grow without being judged
+SPAN_TOLERANCE = 0.25
+
+
+@dataclass(frozen=True)
+class SpanSeconds(Metric):
+    """Seconds of a span that is no step, such as a part of the start-up, or a checkpoint.
+
+    A span may take next to no time, whose growth would be large. So the test judges the span's seconds plus
+    `SPAN_S / SPAN_TOLERANCE`: what is allowed is a share of the span, and `SPAN_S` in any case. Changes are
+    told as shares of the reference's span.
+    """
+
+    _: KW_ONLY
+    reference_s: float | None = None  # median of the reference's launches; None: no reference
+
+    def against(self, reference: Iterable[Figures]) -> SpanSeconds:
+        """Return the metric with the span of these launches; itself if none of them has it."""
+        seconds = [value for figures in reference if (value := self.of(figures)) is not None]
+        return replace(self, reference_s=median(seconds)) if seconds else self
+
+    def cost(self, value: float) -> float:
+        """Return the seconds with those that no growth is measured by."""
+        return value + SPAN_S / SPAN_TOLERANCE
+
+    @property
+    def floor(self) -> float:
+        """The change of the cost that `SPAN_S` makes."""
+        return 0.0 if self.reference_s is None else SPAN_S / self.cost(self.reference_s)
+
+    def change(self, of_cost: float) -> float:
+        """Return the change as a share of the reference's span."""
+        if not self.reference_s:
+            return of_cost
+        return max(-1.0, of_cost * self.cost(self.reference_s) / self.reference_s)
+
+
+def span_seconds(span: str) -> SpanSeconds:
+    """Return the metric of a span's seconds."""
+    name = f"{SECONDS_OF}{span}"
+    tolerances: Mapping[Device, float] = {"cpu": SPAN_TOLERANCE, "cuda": SPAN_TOLERANCE}
+    return SpanSeconds(name, span, "s", "lower", "sequential", tolerances=tolerances)
+
+
+def span_metrics(launches: Iterable[Figures]) -> tuple[SpanSeconds, ...]:
+    """Return the metrics of the spans that any of these launches has.
+
+    Cold start-ups have none: a session has one such launch, which is shown.
+    """
+    names = sorted({name for figures in launches for name in figures.spans_s if not name.startswith(COLD)})
+    return tuple(map(span_seconds, names))
 
 
 TOKENS_PER_S = Metric(
@@ -243,6 +302,8 @@ def recorded() -> tuple[Metric, ...]:
 
 def find(name: str) -> Metric | None:
     """Return the metric of that name, None if its package is gone. Raises `ExtensionError` as `recorded`."""
+    if name.startswith(SECONDS_OF):
+        return span_seconds(name.removeprefix(SECONDS_OF))
     return _BUILT_IN.get(name) or _of_another_package(name)
 
 
@@ -277,7 +338,7 @@ def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
         for metric in (CPU_S_PER_STEP, DATA_WAIT)
         if any(metric.of(figures) is not None for figures in launches)
     ]
-    return (*GATED, *known, *extra_metrics(launches))
+    return (*GATED, *known, *span_metrics(launches), *extra_metrics(launches))
 
 
 def judged(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:

@@ -77,6 +77,7 @@ class Node(Data):
     health: Health | None = None
 
 
+SECONDS_OF = "seconds of "  # begins the name of the figure that a span has
 SlopeUnit = Literal["bytes", "s"]
 
 
@@ -138,23 +139,34 @@ class Figures(Data):
     """Tokens that the model was given in the second step, of all ranks together. None where they vary."""
     loss_first: float | None = None
     loss_last: float | None = None
+    spans_s: dict[str, float] = Field(default_factory=dict)
+    """Seconds of each span that is no step, by its name: the mean of the times that it happened."""
     extra: dict[str, float] = Field(default_factory=dict)
     """Metrics of other packages by name (`perfsuite.results.metric`)."""
 
     def get(self, name: str) -> float | None:
         """Return a figure by its name, or a metric of another package; None if it was not measured."""
+        if name.startswith(SECONDS_OF):
+            return self.spans_s.get(name.removeprefix(SECONDS_OF))
         return getattr(self, name) if name in _FIELDS else self.extra.get(name)
 
     def by_name(self) -> dict[str, float]:
         """Return what was measured, by name: perfsuite's own figures, then metrics of other packages."""
-        known = {name: self.get(name) for name in (*_FIELDS, *sorted(self.extra))}
+        of_spans = (f"{SECONDS_OF}{name}" for name in sorted(self.spans_s))
+        known = {name: self.get(name) for name in (*_FIELDS, *of_spans, *sorted(self.extra))}
         return {name: value for name, value in known.items() if value is not None}
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Figures:
         """Make figures from values by name: the inverse of `by_name`."""
-        extra = {name: value for name, value in values.items() if name not in _FIELDS}
-        return cls(**{name: value for name, value in values.items() if name in _FIELDS}, extra=extra)
+        own = {name: value for name, value in values.items() if name in _FIELDS}
+        others = {name: value for name, value in values.items() if name not in _FIELDS}
+        of_spans = {name: value for name, value in others.items() if name.startswith(SECONDS_OF)}
+        return cls(
+            **own,
+            spans_s={name.removeprefix(SECONDS_OF): value for name, value in of_spans.items()},
+            extra={name: value for name, value in others.items() if name not in of_spans},
+        )
 
     @classmethod
     def median_of(cls, launches: Iterable[Figures]) -> Figures:
@@ -166,7 +178,8 @@ class Figures(Data):
         return cls.of({name: median(each) for name, each in values.items()})
 
 
-_FIELDS = tuple(name for name in Figures.model_fields if name != "extra")  # perfsuite's own figures
+# perfsuite's own figures that are one number each
+_FIELDS = tuple(name for name in Figures.model_fields if name not in ("spans_s", "extra"))
 
 
 class Run(Document):

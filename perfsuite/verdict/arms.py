@@ -15,7 +15,9 @@ from perfsuite.results.metric import (
     TOKENS_PER_S,
     Metric,
     PartOfStep,
+    SpanSeconds,
     judged,
+    span_metrics,
 )
 from perfsuite.results.outcome import Check, CountCheck, Verdict
 from perfsuite.results.run import Run
@@ -29,12 +31,13 @@ from perfsuite.verdict.computation import (
 )
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
-    NEGLIGIBLE,
     NO_LOADER,
+    UNSEEN_SPAN,
     disagreement,
     if_same,
     is_negligible,
     median_of,
+    negligible,
     tolerance_check,
     unjudged,
     why_failed,
@@ -222,7 +225,10 @@ def _judge_healthy(
     awaited = alone or TOKENS_PER_S.name
     corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
+    of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is only shown
     for metric in judged((run.figures for run in (*a, *b)), b[0].machine.device):
+        if isinstance(metric, SpanSeconds) and metric not in of_spans:
+            continue
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
         is_open = is_last and check.outcome == "undecided"
         checks.append(check.replace(outcome="inconclusive") if is_open else check)
@@ -263,6 +269,13 @@ def _check(
 ) -> Check:
     """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair."""
     metric = metric.against(run.figures for run in a)
+    if isinstance(metric, SpanSeconds):
+        both = zip(a, b, strict=True)
+        pairs = [pair for pair in both if all(metric.of(run.figures) is not None for run in pair)]
+        if not pairs:
+            check = unjudged(metric, b[0], [], [metric.reference_s], metric.tolerance(b[0].machine.device))
+            return check.replace(outcome="inconclusive", note=f"not seen in {ARM_B}; {UNSEEN_SPAN}")
+        a, b = zip(*pairs, strict=True)
     before, now = ([metric.of(run.figures) for run in runs] for runs in (a, b))
     device = b[0].machine.device
     tolerance = metric.tolerance(device) if tolerance is None else tolerance
@@ -293,7 +306,7 @@ def _check(
         probe_exponent=decision.exponent or None,
     )
     if is_negligible(metric, decision.outcome, decision.change):
-        return check.replace(outcome="passed", note=NEGLIGIBLE)
+        return check.replace(outcome="passed", note=negligible(metric))
     if decision.disputed is not None:
         why = disagreement(*decision.disputed, "the probe may differ between the arms, too")
         return check.replace(note=why)

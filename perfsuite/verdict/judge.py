@@ -16,14 +16,17 @@ from perfsuite.results.metric import (
     PART_S,
     PART_SHARE,
     PEAK_MEMORY,
+    SPAN_S,
     TOKENS_PER_S,
     Metric,
     PartOfStep,
+    SpanSeconds,
     judged,
+    span_metrics,
 )
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
-from perfsuite.results.rank_report import FailureKind
-from perfsuite.results.run import Run
+from perfsuite.results.rank_report import COLD, FailureKind
+from perfsuite.results.run import SECONDS_OF, Run
 from perfsuite.verdict import comparability
 from perfsuite.verdict.computation import Computed, differences, does_less, other_computation
 from perfsuite.verdict.loss import are_compared, loss_differs, scaled
@@ -44,6 +47,9 @@ NOT_THE_SAME = (
     "it may compute something else"
 )
 NEGLIGIBLE = f"below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, no change counts"
+NEGLIGIBLE_SPAN = f"below {SPAN_S:g} s no change counts"
+UNSEEN_SPAN = "what was not seen is unknown, and not better; accept a new baseline if it is not done any more"
+ONLY_COLD = "no launch found in a cache what the first one compiled"
 NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 
@@ -167,8 +173,10 @@ def if_same(verdict: Verdict, then: Computed, now: Computed, whose: str) -> Verd
 
 def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]:
     before = baseline.launches if baseline is not None else ()
+    of_spans = span_metrics(launch.figures for launch in before)  # a span that it lacks is only shown
     figures = (launch.figures for launches in (runs, before) for launch in launches)
-    return judged(figures, runs[0].machine.device)
+    metrics = judged(figures, runs[0].machine.device)
+    return [metric for metric in metrics if not isinstance(metric, SpanSeconds) or metric in of_spans]
 
 
 def _failed(runs: Sequence[Run], failure: FailureKind, *reasons: str) -> Verdict:
@@ -186,9 +194,20 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
     return None if difference is None else _failed(runs, "loss", difference)
 
 
+def _is_undecided_span(check: Check) -> bool:
+    """Whether a check is of a span that was seen, and nothing can be said of it."""
+    is_unseen = check.note is not None and UNSEEN_SPAN in check.note
+    return check.metric.startswith(SECONDS_OF) and check.outcome == "inconclusive" and not is_unseen
+
+
 def worst(checks: Sequence[Check], launches: int) -> Verdict:
-    """The verdict of some checks: their worst outcome."""
-    outcome = min((check.outcome for check in checks), key=WORST_FIRST.index)
+    """The verdict of some checks: their worst outcome.
+
+    A span happens once or a few times in a launch, and may scatter too much to be judged. That is no reason
+    to doubt what all steps show: its check alone is `inconclusive`.
+    """
+    deciding = [each for each in checks if not _is_undecided_span(each)]
+    outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=launches, checks=tuple(checks), failure=failure)
 
@@ -201,6 +220,8 @@ def _check(
     The machine's drift, by the probe of each launch, is taken out. With and without that the outcome must be
     the same where the probe's software changed, and for a regression while its exponent is unknown.
     """
+    if isinstance(metric, SpanSeconds):
+        return _span_check(metric, runs, baseline, noise, policy)
     check = _unjudged(metric, runs, baseline)
     if check.outcome == "failed" or check.measured is None:
         return check
@@ -229,6 +250,28 @@ def _check(
     if comparability.same_stack(runs[-1], baseline):
         return corrected
     return _agreed(corrected, raw, OTHER_SOFTWARE)
+
+
+def _span_check(
+    metric: SpanSeconds, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
+) -> Check:
+    """The check of a span, by the launches that have it: the first one may have compiled what others find."""
+    metric = metric.against(launch.figures for launch in baseline.launches)
+    device = runs[0].machine.device
+    now = [value for run in runs if (value := metric.of(run.figures)) is not None]
+    then = baseline.values(metric.name)
+    check = unjudged(metric, runs[0], now, then, metric.tolerance(device))
+    if not now:
+        is_cold = all(f"{COLD}{metric.label}" in run.spans for run in runs)
+        if is_cold and len(runs) < policy.most:
+            return check.replace(outcome="undecided")
+        return check.replace(outcome="inconclusive", note=ONLY_COLD if is_cold else UNSEEN_SPAN)
+    costs_now, costs_then = ([metric.cost(value) for value in side] for side in (now, then))
+    most = max(1, policy.most - (len(runs) - len(now)))
+    policy_of_span = replace(policy, max_launches=most, min_launches=1)
+    sessions = baseline.session_sizes(metric.name)
+    noise_of_span = noise.of(metric)
+    return _decided(metric, check, sessions, policy_of_span, device, costs_now, costs_then, noise_of_span)
 
 
 def unjudged(
@@ -294,9 +337,9 @@ def _decided(
         minimum_detectable=metric.bound(decision.minimum_detectable_drop),
     )
     if is_negligible(metric, decision.outcome, decision.estimate):
-        return decided.replace(outcome="passed", note=NEGLIGIBLE)
-    follows_the_machine = metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) or isinstance(metric, PartOfStep)
-    apart = SESSIONS_APART if device == "cpu" and follows_the_machine else 0.0
+        return decided.replace(outcome="passed", note=negligible(metric))
+    is_time = metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) or isinstance(metric, PartOfStep | SpanSeconds)
+    apart = SESSIONS_APART if device == "cpu" and is_time else 0.0
     is_change = decision.outcome in ("regressed", "improved")
     if is_change and not noise.session_sigma and abs(math.log1p(decision.estimate)) < math.log1p(apart):
         return decided.replace(outcome="inconclusive", note=ONE_SESSION)
@@ -309,9 +352,13 @@ def _decided(
 
 
 def is_negligible(metric: Metric, outcome: Outcome, change: float) -> bool:
-    """Whether a change of a part of the step, however sure, is too small to be judged."""
-    is_change = outcome in ("regressed", "improved")
-    return is_change and isinstance(metric, PartOfStep) and abs(change) <= metric.floor
+    """Whether a change of a part of the step, or of a span, however sure, is too small to be judged."""
+    return outcome in ("regressed", "improved") and abs(change) <= metric.floor
+
+
+def negligible(metric: Metric) -> str:
+    """Which changes of a metric are too small to be judged."""
+    return NEGLIGIBLE_SPAN if isinstance(metric, SpanSeconds) else NEGLIGIBLE
 
 
 def _agreed(check: Check, other: Check, why: str) -> Check:

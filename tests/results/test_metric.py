@@ -181,3 +181,16 @@ def test_data_wait_is_judged_where_a_loader_was_seen() -> None:
     assert judged([Figures(), WAITED[0]], "cuda") == (*GATED, DATA_WAIT)
     assert judged([Figures()], "cuda") == GATED
     assert DATA_WAIT.against([Figures(), Figures(step_s_mean=1.0)]) is DATA_WAIT
+
+
+def test_figures_of_spans_have_names_of_their_own() -> None:
+    figures = Figures(tokens_per_s=1, spans_s={"save checkpoint": 2.0}, extra={"mine": 3.0})
+    assert figures.by_name() == {"tokens_per_s": 1, "seconds of save checkpoint": 2, "mine": 3}
+    assert Figures.of(figures.by_name()) == figures
+
+
+def test_every_span_is_judged_but_a_cold_start_up() -> None:
+    names = ["cold start-up", "save checkpoint", "start-up"]
+    figures = Figures(spans_s=dict.fromkeys(names, 1.0))
+    assert [metric.label for metric in judged([figures], "cuda")[len(GATED) :]] == names[1:]
+    assert find("seconds of start-up") == judged([figures], "cuda")[-1]

@@ -357,6 +357,28 @@ def test_a_certain_wait_below_the_floor_passes_and_says_so() -> None:
     assert (check.outcome, check.note) == ("passed", NEGLIGIBLE)
 
 
+def lasts(seconds: float, speeds: tuple[float, ...] = A, *, cold: bool = False) -> list[Run]:
+    """Launches of an arm whose imports take so long; the first one may have to compile."""
+    spans = ["cold start-up" if cold and not number else "start-up" for number in range(len(speeds))]
+    return [
+        run.replace(figures=run.figures.replace(spans_s={span: seconds * speed}))
+        for run, span, speed in zip(arm(), spans, speeds, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize(("now", "outcome"), [(6.0, "passed"), (9.0, "regressed")])
+def test_an_arm_that_takes_longer_to_start_regresses(now: float, outcome: str, cold: bool) -> None:
+    verdict = compared(lasts(6, cold=cold), lasts(now, B, cold=cold))
+    assert (verdict.outcome, outcomes(verdict)["seconds of start-up"]) == (outcome, outcome)
+
+
+def test_a_span_of_one_arm_is_shown_or_unknown() -> None:
+    assert "seconds of start-up" not in outcomes(compared(arm(), lasts(6)))
+    verdict = compared(lasts(6), arm())
+    assert (verdict.outcome, outcomes(verdict)["seconds of start-up"]) == ("inconclusive", "inconclusive")
+
+
 def test_an_arm_without_a_seen_loader_is_inconclusive() -> None:
     for a, b, lacking in ((waits(0.1), arm(), "arm B"), (arm(), waits(0.1), "arm A")):
         check = check_of(compared(a, b), "data_wait_s")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.metric import GATED, PEAK_MEMORY
 from perfsuite.results.outcome import Check, Outcome
-from perfsuite.results.rank_report import Failure
+from perfsuite.results.rank_report import Failure, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
@@ -670,3 +670,84 @@ def test_a_loader_that_is_not_seen_any_more_is_not_better() -> None:
 def test_a_baseline_without_data_wait_judges_none() -> None:
     check = check_of(session(waiting(0.2), from_runs(usual(machine=H100)[:5]), WAITS), "data_wait_s")
     assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record it anew")
+
+
+def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:
+    """Launches of unchanged speed on a GPU with a span of so many seconds, a little more or less."""
+    factors = [1 + scatter * sign for sign in (0, 1, -1, 0.5, -0.5)] * 3
+    several = [*seconds] * 15 if len(seconds) == 1 else seconds
+    return [
+        run.replace(
+            figures=run.figures.replace(spans_s={span: each * factor}),
+            spans={span: SpanTimes(seconds=(each * factor,))},
+        )
+        for run, each, factor in zip(usual(machine=H100), several, factors, strict=False)
+    ]
+
+
+IMPORTS = "start-up: imports"
+OF_IMPORTS = f"seconds of {IMPORTS}"
+OF_SPANS = ClassNoise(by_metric={**QUIET.by_metric, OF_IMPORTS: Noise(sigma=0.02, degrees_of_freedom=30)})
+NO_SPAN = usual(machine=H100)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome"),
+    [
+        (6.0, 6.0, "passed"),
+        (6.0, 9.0, "regressed"),
+        (6.0, 4.0, "improved"),
+        (0.02, 0.2, "passed"),
+        (0.02, 0.8, "regressed"),
+    ],
+    ids=["same", "longer", "shorter", "ten times next to nothing", "more than the floor"],
+)
+def test_the_seconds_of_a_span_are_judged(before: float, now: float, outcome: str) -> None:
+    baseline = from_runs(lasting(IMPORTS, before)[:5])
+    verdict = session(lasting(IMPORTS, now), baseline, OF_SPANS)
+    assert outcomes(verdict)[OF_IMPORTS] == outcome
+    assert verdict.outcome in (outcome, "inconclusive"), "nothing shows that the same was computed"
+
+
+def test_a_change_of_a_span_is_a_share_of_it() -> None:
+    baseline = from_runs(lasting(IMPORTS, 6)[:5])
+    check = check_of(session(lasting(IMPORTS, 9), baseline, OF_SPANS), OF_IMPORTS)
+    assert check.change == pytest.approx(0.5, abs=0.02)
+    assert check.allowed == pytest.approx(0.25 + 0.25 / 6)
+    assert check.label == IMPORTS
+    assert check.measured == pytest.approx(9, rel=0.05)
+
+
+def test_a_span_that_an_old_baseline_lacks_is_not_judged() -> None:
+    verdict = session(lasting(IMPORTS, 6), from_runs(NO_SPAN[:5]), OF_SPANS)
+    assert (verdict.outcome, OF_IMPORTS in outcomes(verdict)) == ("passed", False)
+
+
+def test_a_span_that_is_not_seen_any_more_is_not_better() -> None:
+    verdict = session(NO_SPAN, from_runs(lasting("save", 6)[:5]), OF_SPANS)
+    assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("inconclusive", "inconclusive")
+
+
+def test_a_span_that_scatters_too_much_decides_no_case() -> None:
+    noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.5, degrees_of_freedom=30)})
+    baseline = from_runs(lasting(IMPORTS, 6, scatter=0.4)[:5])
+    verdict = session(lasting(IMPORTS, 6, scatter=0.4), baseline, noise)
+    assert (verdict.outcome, outcomes(verdict)[OF_IMPORTS]) == ("passed", "inconclusive")
+
+
+def test_a_cold_launch_is_not_mixed_with_warm_ones() -> None:
+    """The first launch compiles for a minute what later ones find in a cache."""
+    cold, warm = lasting(f"cold {IMPORTS}", 60), lasting(IMPORTS, 6)
+    baseline = from_runs([cold[0], *warm[:5]])
+    first, last = judged(cold[:1], baseline, OF_SPANS), session([cold[0], *warm], baseline, OF_SPANS)
+    assert outcomes(first)[OF_IMPORTS] == "undecided", "there is no warm launch yet"
+    assert outcomes(last)[OF_IMPORTS] == "passed"
+    assert f"seconds of cold {IMPORTS}" not in outcomes(last)
+
+
+@pytest.mark.parametrize("most", [1, 3, 6])
+def test_a_cold_launch_costs_none_beyond_those_allowed(most: int) -> None:
+    noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.15, degrees_of_freedom=30)})
+    cold, warm = lasting(f"cold {IMPORTS}", 60), lasting(IMPORTS, 6.5, 7.5, 6.8, 6.0, 7.9, 6.1)
+    verdict = judged([cold[0], *warm][:most], from_runs(lasting(IMPORTS, 6)[:5]), noise, max_launches=most)
+    assert outcomes(verdict)[OF_IMPORTS] in ("inconclusive", "passed")

@@ -16,7 +16,15 @@ from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline, BaselineDocument
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, in_unit, judged, metrics_of
+from perfsuite.results.metric import (
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    Metric,
+    SpanSeconds,
+    in_unit,
+    judged,
+    metrics_of,
+)
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run import Figures, Run
 from perfsuite.results.store import BaselineStore
@@ -172,9 +180,15 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
         if old is None:
             continue
         label = metric.counting(now.case.unit).label
+        if isinstance(metric, SpanSeconds):
+            metric = metric.against(_figures(before))
+            if new is None:
+                raise Refused(f"{label} is in the baseline and was not seen: say why with --reason")
         if new is None:
             raise Refused(f"{label} is in the baseline and was not measured")
         allowed = MAX_WORSENING if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
+        if isinstance(metric, SpanSeconds):
+            allowed = metric.bound(allowed)
         less, more = (old, new) if metric.better == "lower" else (new, old)
         if more > less * (1 + allowed):  # no quotient: 0 bytes are a measured value
             change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
