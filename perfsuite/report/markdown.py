@@ -9,7 +9,7 @@ from functools import partial
 
 from markupsafe import Markup
 
-from perfsuite.report import summary
+from perfsuite.report import spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
@@ -47,6 +47,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
         unexplained=len(urgent[MAX_EXPLAINED:]),
         quiet=_cases(quiet),
         quiet_counts=", ".join(summary.tally(quiet)),
+        start_ups=spans.start_ups(results),
         notes=Table(headers=("case", "note"), rows=notes, text_columns=2),
     )
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfsuite.report import counts, nodes, slopes, summary
+from perfsuite.report import counts, nodes, slopes, spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
@@ -163,6 +163,8 @@ def _all(result: Measurement, told: Explained) -> list[str]:
     ]
     lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
+    if of_spans := spans.table(result):
+        lines += [*wrapped(of_spans.caption), *(f"    {line}" for line in lines_of(of_spans))]
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     if left := sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:]):
         lines.append(f"  the step of {plural(left, 'rank')} more: the HTML report tells")
