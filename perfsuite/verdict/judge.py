@@ -50,6 +50,9 @@ NEGLIGIBLE = f"below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, no ch
 NEGLIGIBLE_SPAN = f"below {SPAN_S:g} s no change counts"
 UNSEEN_SPAN = "what was not seen is unknown, and not better; accept a new baseline if it is not done any more"
 ONLY_COLD = "no launch found in a cache what the first one compiled"
+LOOKS_CHANGED = 0.5
+"""Share of what is allowed, above which a change of a span is worth more launches."""
+LOOKS_THE_SAME = "it looks the same, and takes more launches to be sure (--perf-min-launches)"
 NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 
@@ -147,7 +150,7 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     if (failed := _unlike(runs, baseline)) is not None:
         return failed
     metrics = _metrics(runs, baseline)
-    checks = [_check(metric, runs, baseline, noise, policy) for metric in metrics]
+    checks = worth_a_launch([_check(metric, runs, baseline, noise, policy) for metric in metrics])
     verdict, both = worst(checks, len(runs)), zip(metrics, checks, strict=True)
     noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
@@ -197,7 +200,31 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
 def _is_undecided_span(check: Check) -> bool:
     """Whether a check is of a span that was seen, and nothing can be said of it."""
     is_unseen = check.note is not None and UNSEEN_SPAN in check.note
-    return check.metric.startswith(SECONDS_OF) and check.outcome == "inconclusive" and not is_unseen
+    return _is_of_span(check) and check.outcome == "inconclusive" and not is_unseen
+
+
+def worth_a_launch(checks: Sequence[Check]) -> list[Check]:
+    """The checks, where an undecided one of a span asks for a launch only if the span looks changed.
+
+    A span scatters more than the steps. To exclude a change of it would take several launches each night,
+    where the other metrics need one or two.
+    """
+    others = [check.outcome for check in checks if not _is_of_span(check)]
+    if "undecided" in others:
+        return list(checks)
+    return [
+        check.replace(outcome="inconclusive", note=LOOKS_THE_SAME) if _looks_the_same(check) else check
+        for check in checks
+    ]
+
+
+def _looks_the_same(check: Check) -> bool:
+    is_open = _is_of_span(check) and check.outcome == "undecided"
+    return is_open and check.change is not None and abs(check.change) <= LOOKS_CHANGED * check.allowed
+
+
+def _is_of_span(check: Check) -> bool:
+    return check.metric.startswith(SECONDS_OF)
 
 
 def worst(checks: Sequence[Check], launches: int) -> Verdict:

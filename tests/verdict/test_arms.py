@@ -13,7 +13,7 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs, unless_other
 from perfsuite.verdict.judge import NEGLIGIBLE, NO_LOADER
 from perfsuite.verdict.overall import THE_SAME
-from perfsuite.verdict.paired_test import MAX_PAIRS
+from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
 from tests.samples import DISTURBED, known, make_figures, make_launches, make_report, make_run
 from tests.twin_counts import GATHERED, REDUCED, counts, launch
 from tests.verdict.judging import H100, MIB, USUAL, check_of, outcomes, with_loss
@@ -366,11 +366,17 @@ def lasts(seconds: float, speeds: tuple[float, ...] = A, *, cold: bool = False) 
     ]
 
 
-@pytest.mark.parametrize("cold", [True, False])
 @pytest.mark.parametrize(("now", "outcome"), [(6.0, "passed"), (9.0, "regressed")])
-def test_an_arm_that_takes_longer_to_start_regresses(now: float, outcome: str, cold: bool) -> None:
-    verdict = compared(lasts(6, cold=cold), lasts(now, B, cold=cold))
+def test_an_arm_that_takes_longer_to_start_regresses(now: float, outcome: str) -> None:
+    verdict = compared(lasts(6), lasts(now, B))
     assert (verdict.outcome, outcomes(verdict)["seconds of start-up"]) == (outcome, outcome)
+
+
+def test_a_pair_that_compiled_is_left_out_of_warm_start_ups() -> None:
+    verdict = compared(lasts(6, cold=True), lasts(9, B, cold=True))
+    check = check_of(verdict, "seconds of start-up")
+    assert check.outcome == "regressed"
+    assert verdict.launches == 2 * (MIN_CHANGED + 1)
 
 
 def test_a_span_of_one_arm_is_shown_or_unknown() -> None:

@@ -745,6 +745,14 @@ def test_a_cold_launch_is_not_mixed_with_warm_ones() -> None:
     assert f"seconds of cold {IMPORTS}" not in outcomes(last)
 
 
+@pytest.mark.parametrize(("now", "outcome"), [(6.0, "inconclusive"), (7.9, "undecided")], ids=str)
+def test_a_span_costs_launches_only_if_it_looks_changed(now: float, outcome: str) -> None:
+    noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.15, degrees_of_freedom=30)})
+    verdict = judged(lasting(IMPORTS, now)[:3], from_runs(lasting(IMPORTS, 6)[:5]), noise)
+    assert outcomes(verdict)[OF_IMPORTS] == outcome
+    assert (verdict.outcome == "undecided") is (outcome == "undecided")
+
+
 @pytest.mark.parametrize("most", [1, 3, 6])
 def test_a_cold_launch_costs_none_beyond_those_allowed(most: int) -> None:
     noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.15, degrees_of_freedom=30)})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfsuite.verdict.sequential import MAX_LAUNCHES
-from tests.benchmarks import simulated_data_wait
+from tests.benchmarks import simulated_data_wait, simulated_spans
 from tests.benchmarks.simulated_gate import _draws, simulate
 
 TRIALS = 2_000
@@ -155,4 +155,15 @@ def test_the_same_data_wait_alarms_in_at_most_two_of_1000_nights() -> None:
     for outcomes in vars(same).values():
         assert outcomes.get("regressed", 0) <= 0.002
     for outcomes in vars(longer).values():
+        assert outcomes.get("regressed", 0) >= 0.95
+
+
+@pytest.mark.simulation
+def test_the_same_start_up_alarms_in_at_most_two_of_1000_nights() -> None:
+    """Imports of 5 s that scatter by 5%, and take twice as long in one launch of 20."""
+    same = simulated_spans.simulate(seconds=5, scatter=0.05, trials=TRIALS)
+    longer = simulated_spans.simulate(seconds=5, scatter=0.05, growth_s=2, trials=200)
+    for outcomes in (same.against_baseline, same.in_pairs):
+        assert outcomes.get("regressed", 0) <= 0.002
+    for outcomes in (longer.against_baseline, longer.in_pairs):
         assert outcomes.get("regressed", 0) >= 0.95
