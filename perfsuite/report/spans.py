@@ -30,8 +30,8 @@ def table(result: Measurement) -> Table:
         )
     caption = (
         "Seconds of what is no step: the median over launches, on the rank that took longest. A cold launch "
-        "compiled what later ones found in a cache: it is shown and not judged, nor is a span without a "
-        "baseline."
+        "compiled what later ones found in a cache: it is shown and not judged. Nor are a span without a "
+        "baseline, and the start-up as a whole."
     )
     headers = ("span", "verdict", "seconds", verdict.against or "baseline", "change", "cold")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2)

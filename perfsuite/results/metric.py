@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from perfsuite import extensions
 from perfsuite.case.case import Unit
-from perfsuite.results.rank_report import COLD
+from perfsuite.results.rank_report import COLD, START_UP
 from perfsuite.results.run import SECONDS_OF, Figures, Run
 
 Device = Literal["cpu", "cuda"]
@@ -215,10 +215,10 @@ def span_seconds(span: str) -> SpanSeconds:
 def span_metrics(launches: Iterable[Figures]) -> tuple[SpanSeconds, ...]:
     """Return the metrics of the spans that any of these launches has.
 
-    Cold start-ups have none: a session has one such launch, which is shown.
+    The start-up as a whole is judged by its parts. Cold ones have no metric: a session has one such launch.
     """
-    names = sorted({name for figures in launches for name in figures.spans_s if not name.startswith(COLD)})
-    return tuple(map(span_seconds, names))
+    names = {name for figures in launches for name in figures.spans_s if name != START_UP}
+    return tuple(span_seconds(name) for name in sorted(names) if not name.startswith(COLD))
 
 
 TOKENS_PER_S = Metric(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ RANK = "PERFSUITE_RANK"
 """Environment variable of a script's process that the agent starts as a rank: the number of that rank. A
 launcher's RANK cannot say it: a single process starts without one."""
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # of an agent: the modules with the model's code, for its fork server
+CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
 COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Environment variables of a job, unless the user has set them: directories below `RunDir.compile_caches`."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
@@ -93,7 +95,7 @@ class RunDir:
     @property
     def compile_caches(self) -> Path:
         """The directory of what compilers keep for later launches of the same case, session and arm."""
-        return self.path.parent / "compile-caches"
+        return self.path.parent / CACHES
 
     @property
     def number(self) -> int | None:
@@ -148,6 +150,15 @@ class RunDir:
 
 def _by_number(files: Iterable[Path]) -> list[Path]:
     return sorted(files, key=lambda file: int(file.stem.rpartition("-")[2]))
+
+
+def drop_compile_caches(directory: Path) -> None:
+    """Delete what compilers kept for the launches of a case, of both arms where there are two.
+
+    It is as large as all else of a session, and nothing reads it again.
+    """
+    for caches in (directory / CACHES, *directory.glob(f"*/{CACHES}")):
+        shutil.rmtree(caches, ignore_errors=True)
 
 
 def launches_in(directory: Path) -> list[RunDir]:

@@ -12,6 +12,7 @@ The classes here, and the modules that are named, alone know the names of direct
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
     .perfsuite/runs/<session>/<case id>/profile/            the same of a launch made for a profile
+    .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
     .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)

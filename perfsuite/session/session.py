@@ -14,6 +14,7 @@ from perfsuite.report.text import plural
 from perfsuite.results import environment, waivers
 from perfsuite.results.outcome import UNJUDGED, UNMEASURED, Verdict
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import drop_compile_caches
 from perfsuite.results.session_file import (
     ArmFacts,
     CaseChange,
@@ -209,6 +210,7 @@ class Session:
                 self.save()
         finally:  # a profile may be interrupted
             self.way.record(self.results[-1])
+            drop_compile_caches(directory)
         return self.results[-1]
 
     def _judge(self, trial: Trial) -> Verdict:

@@ -30,7 +30,7 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import KeptObjects
-from perfsuite.results.rank_report import Observed
+from perfsuite.results.rank_report import COLD, START_UP, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import ASKED
 from perfsuite.worker import flops
@@ -56,6 +56,9 @@ def measured(case: Case, directory: Path, inject: str | None = None) -> Run:
         assert result.failure is None, f"{result.failure.message}\n{result.failure.traceback}"
     if result.observed is not None:
         assert result.observed.settings.keys() <= ASKED | CHOSEN
+        parts = ["imports", *(["process group"] if case.topology.world_size > 1 else [])]
+        named = {name.removeprefix(COLD) for name in result.spans}
+        assert {START_UP, *(f"{START_UP}: {part}" for part in parts)} <= named
     assert not [entry for entry in result.counts if entry.counts.kept not in (None, KeptObjects())]
     return result
 

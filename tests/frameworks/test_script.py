@@ -415,6 +415,12 @@ def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
 
 
 @pytest.mark.launch
+def test_the_start_up_of_a_script_has_all_parts(by_path: Run) -> None:
+    parts = ["build", "data", "first step", "imports", "process group"]
+    assert sorted(by_path.spans) == ["start-up", *(f"start-up: {part}" for part in parts)]
+
+
+@pytest.mark.launch
 def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: Path) -> None:
     asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"  # as many libraries do
     train = script(tmp_path, asks_first + TRAIN)

@@ -15,6 +15,7 @@ from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import SessionFile, Skipped
 from perfsuite.results.store import SessionDir, Store
 from perfsuite.session.against_arm import AgainstArm
@@ -182,6 +183,23 @@ def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdic
         ("running", 1, make_case(micro_batch=3).id),
         ("running", 2, None),
     ]
+
+
+def test_what_compilers_kept_is_gone_once_a_case_is_decided(sessions: Sessions) -> None:
+    caches: list[Path] = []
+
+    def measure(case: Case, _: Any, directory: Path, *args: Any, runs: list[Run]) -> Any:
+        args[-1].on_launch(case, 1)
+        caches.append(RunDir.of_launch(directory, 1).compile_caches)
+        caches[0].mkdir(parents=True)
+        (caches[0] / "graph").touch()
+        runs.append(make_run())
+        return runs, PASSED
+
+    sessions.measure_by(measure)
+    sessions.make().measure(make_case(), "test")
+    assert [each.exists() for each in caches] == [False]
+    assert caches[0].parent.exists()
 
 
 def test_a_session_that_does_not_save_writes_nothing(sessions: Sessions) -> None:

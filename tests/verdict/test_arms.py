@@ -359,7 +359,10 @@ def test_a_certain_wait_below_the_floor_passes_and_says_so() -> None:
 
 def lasts(seconds: float, speeds: tuple[float, ...] = A, *, cold: bool = False) -> list[Run]:
     """Launches of an arm whose imports take so long; the first one may have to compile."""
-    spans = ["cold start-up" if cold and not number else "start-up" for number in range(len(speeds))]
+    spans = [
+        "cold start-up: imports" if cold and not number else "start-up: imports"
+        for number in range(len(speeds))
+    ]
     return [
         run.replace(figures=run.figures.replace(spans_s={span: seconds * speed}))
         for run, span, speed in zip(arm(), spans, speeds, strict=True)
@@ -369,20 +372,23 @@ def lasts(seconds: float, speeds: tuple[float, ...] = A, *, cold: bool = False) 
 @pytest.mark.parametrize(("now", "outcome"), [(6.0, "passed"), (9.0, "regressed")])
 def test_an_arm_that_takes_longer_to_start_regresses(now: float, outcome: str) -> None:
     verdict = compared(lasts(6), lasts(now, B))
-    assert (verdict.outcome, outcomes(verdict)["seconds of start-up"]) == (outcome, outcome)
+    assert (verdict.outcome, outcomes(verdict)["seconds of start-up: imports"]) == (outcome, outcome)
 
 
 def test_a_pair_that_compiled_is_left_out_of_warm_start_ups() -> None:
     verdict = compared(lasts(6, cold=True), lasts(9, B, cold=True))
-    check = check_of(verdict, "seconds of start-up")
+    check = check_of(verdict, "seconds of start-up: imports")
     assert check.outcome == "regressed"
     assert verdict.launches == 2 * (MIN_CHANGED + 1)
 
 
 def test_a_span_of_one_arm_is_shown_or_unknown() -> None:
-    assert "seconds of start-up" not in outcomes(compared(arm(), lasts(6)))
+    assert "seconds of start-up: imports" not in outcomes(compared(arm(), lasts(6)))
     verdict = compared(lasts(6), arm())
-    assert (verdict.outcome, outcomes(verdict)["seconds of start-up"]) == ("inconclusive", "inconclusive")
+    assert (verdict.outcome, outcomes(verdict)["seconds of start-up: imports"]) == (
+        "inconclusive",
+        "inconclusive",
+    )
 
 
 def test_an_arm_without_a_seen_loader_is_inconclusive() -> None:
