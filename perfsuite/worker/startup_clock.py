@@ -65,8 +65,8 @@ class StartUpClock:
         return True
 
     def leave(self) -> None:
-        """End the innermost part."""
-        if not self.is_over:
+        """End the innermost part; does nothing where `enter` returns False."""
+        if not self.is_over and get_ident() == self._thread:
             self._add(self._parts.pop())
 
     def imported(self, name: str) -> None:

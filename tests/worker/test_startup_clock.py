@@ -131,6 +131,18 @@ def test_another_thread_is_not_timed(clock: Clock) -> None:
     assert clock.ended()["start-up"] == 1
 
 
+def test_torch_may_be_imported_in_another_thread(clock: Clock) -> None:
+    """Perfsuite attaches itself there."""
+
+    def attaches() -> None:
+        startup_clock.pause()
+        startup_clock.go_on()
+
+    in_a_thread(attaches)
+    clock.passes(2, IMPORTS)
+    assert clock.ended()[IMPORTS] == 3
+
+
 def test_a_first_step_of_another_thread_is_unknown(clock: Clock) -> None:
     ended: list[StartUp | None] = []
     in_a_thread(lambda: ended.append(clock.end()))

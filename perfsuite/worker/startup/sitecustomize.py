@@ -12,6 +12,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
+CLOCK = "perfsuite.worker.startup_clock"
+_clock: ModuleType | None = None  # the clock of the start-up, where this is a process of a measured command
+
 
 class AfterTorch:
     """Finds torch as other finders do, and stays until it was executed: then it attaches the measurement."""
@@ -46,9 +49,9 @@ def _then_attach(loader: Any) -> None:
         if AfterTorch not in sys.meta_path:
             return  # of a loader that was asked for twice
         sys.meta_path.remove(AfterTorch)
-        clock = sys.modules.get("perfsuite.worker.startup_clock")
-        if clock is not None:
-            clock.pause()
+        if _clock is not None:
+            sys.modules[CLOCK] = _clock
+            _clock.pause()
         try:
             from perfsuite.worker.attach import attach
 
@@ -63,8 +66,8 @@ def _then_attach(loader: Any) -> None:
                 "install it where the command runs"
             ) from error
         finally:
-            if clock is not None:
-                clock.go_on()
+            if _clock is not None:
+                _clock.go_on()
 
     loader.exec_module = exec_module
 
@@ -80,19 +83,23 @@ def _tell(error: Exception) -> None:
         report_error(error)
 
 
-def _begin_clock() -> None:
-    """Load `perfsuite.worker.startup_clock` by its path: its package imports much that a script may not."""
-    name = "perfsuite.worker.startup_clock"
+def _begin_clock() -> ModuleType | None:
+    """Load the clock by its path and start it: its package imports much that a script may not.
+
+    Nothing finds the module until torch is imported. None if that fails: the start-up is not known then.
+    """
     try:
         here = os.path.dirname(os.path.realpath(__file__))
-        spec = spec_from_file_location(name, os.path.join(os.path.dirname(here), "startup_clock.py"))
-        if spec is not None and spec.loader is not None:
-            module = module_from_spec(spec)
-            spec.loader.exec_module(module)
-            sys.modules[name] = module
-            module.begin(module.IMPORTS)
-    except Exception as error:  # the parts of the start-up are not known then
+        spec = spec_from_file_location(CLOCK, os.path.join(os.path.dirname(here), "startup_clock.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        clock = module_from_spec(spec)
+        spec.loader.exec_module(clock)
+        clock.begin(clock.IMPORTS)
+    except Exception as error:
         sys.stderr.write(f"perfsuite: the start-up is not timed: {type(error).__name__}: {error}\n")
+        return None
+    return clock
 
 
 def _run_the_shadowed() -> None:
@@ -105,5 +112,5 @@ def _run_the_shadowed() -> None:
 
 if "PERFSUITE_RUN_DIR" in os.environ:
     sys.meta_path.insert(0, AfterTorch)
-    _begin_clock()
+    _clock = _begin_clock()
 _run_the_shadowed()
