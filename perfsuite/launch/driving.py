@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -124,7 +125,8 @@ def environment(job: Job) -> dict[str, str]:
     of_framework = framework_of(job.case).plan(job.case).environment
     caches = job.run_dir.compile_caches.resolve()
     of_compilers = {name: str(caches / each) for name, each in COMPILE_CACHES.items()}
-    chosen = {**of_compilers, **os.environ, **ours, **no_gpu, **of_framework, **job.variables}
+    theirs = {name: value for name, value in os.environ.items() if not _is_named_by_torch(name, value)}
+    chosen = {**of_compilers, **theirs, **ours, **no_gpu, **of_framework, **job.variables}
     if job.variables:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
@@ -139,3 +141,9 @@ def environment(job: Job) -> dict[str, str]:
         **chosen,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML, which finds and watches them
     }
+
+
+def _is_named_by_torch(name: str, value: str) -> bool:
+    """Whether a variable is the default that torch sets itself in a process that imports inductor."""
+    default = os.path.join(tempfile.gettempdir(), "torchinductor_")
+    return name == "TORCHINDUCTOR_CACHE_DIR" and value.startswith(default)

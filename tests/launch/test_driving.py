@@ -1,3 +1,4 @@
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,15 @@ def test_compilers_keep_what_they_make_next_to_the_launch(
     environment = driving.environment(job(tmp_path / "case" / "launch-2"))
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "case" / "compile-caches" / "inductor")
     assert environment["TRITON_CACHE_DIR"] == "/mine", "a user's own directory wins"
+
+
+def test_the_default_that_torch_names_is_no_choice_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where `conftest.py` imports some of torch."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_me")
+    chosen = driving.environment(job(tmp_path / "case" / "launch-2"))["TORCHINDUCTOR_CACHE_DIR"]
+    assert chosen == str(tmp_path / "case" / "compile-caches" / "inductor")
 
 
 def test_gpus_are_numbered_as_nvml_does_and_nccl_ends_a_job_last_and_leaves_its_flight_recorder(
