@@ -64,7 +64,7 @@ def _measure(rank: Rank) -> RankReport:
     """Train and measure. What comes before `memory_for` must not count as the model's memory."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import calls, gradients, growth, loaders
+    from perfsuite.worker import calls, events, gradients, growth, loaders
     from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
 
@@ -73,6 +73,7 @@ def _measure(rank: Rank) -> RankReport:
     growth.watch()
     gradients.watch()
     loaders.watch()
+    events.watch()
     if rank.request.counts:
         with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
             from perfsuite.worker import loader_workers
