@@ -65,12 +65,14 @@ def watched(function: F, name: str, *, is_event: bool = False) -> F:
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        if spans is None or (span := spans.begin(name, is_event=is_event)) is None:
+        recorder = spans  # which may be gone when the call ends
+        span = None if recorder is None else recorder.begin(name, is_event=is_event)
+        if recorder is None or span is None:
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         finally:
-            spans.end(span)
+            recorder.end(span)
 
     return watched  # type: ignore[return-value]
 

@@ -262,6 +262,7 @@ class Rank:
 
     def abandon(self) -> None:
         """Take everything of ours out of a training that goes on without us, after an error of ours."""
+        phases.spans = None
         if self.recorder.collector is not None:
             self.recorder.collector.stop()
         for each in (self.recorder.counting, self.recorder.profiling, self.observer):

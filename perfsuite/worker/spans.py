@@ -171,10 +171,11 @@ class Spans:
         return background
 
     def open_for(self, seconds: float) -> str | None:
-        """Return the name of the span in which training has been for so long; None if there is none."""
+        """Return the name of the span in which training has been for so long without a step; else None."""
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]
         for span in open_spans:
-            if span.since is not None and self._meters.now() - span.since >= seconds:
+            is_between_steps = span.steps == self._steps()
+            if is_between_steps and span.since is not None and self._meters.now() - span.since >= seconds:
                 return span.name
         return None
 

@@ -160,6 +160,37 @@ def test_the_outermost_saver_of_a_library_names_the_event(spans: Spans, tmp_path
     assert names(spans) == {SAVE: 1, LOAD: 1}
 
 
+def test_a_trainer_saves_and_evaluates_in_one_event_each(spans: Spans, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+            answer = self.layer(x)
+            return {"loss": (answer - 1).square().mean(), "logits": answer}
+
+    rows = [{"x": torch.ones(8), "labels": torch.ones(1)}] * 4
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    assert names(spans) == {SAVE: 2, EVALUATE: 1}
+    files = (tmp_path / "checkpoint-1").iterdir()
+    size = sum(file.stat().st_size for file in files if file.suffix != ".json")
+    assert counts(spans).bytes_written == size
+
+
 def test_evaluation_of_lightning_is_an_event(spans: Spans, tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     from lightning.pytorch import LightningModule, Trainer

@@ -86,6 +86,18 @@ def test_an_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
     assert len(spans.times()["rollout"].seconds) == 1
 
 
+def test_a_launch_that_gives_up_in_a_phase_does_no_harm(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up() -> str:
+        monkeypatch.setattr(phases, "spans", None)
+        return "done"
+
+    assert perfsuite.phase("rollout")(give_up)() == "done"
+    with perfsuite.phase("rollout"):
+        give_up()
+
+
 @pytest.mark.parametrize("function", [wait, give, stream])
 def test_a_function_that_only_begins_its_work_is_refused(function: Any) -> None:
     with pytest.raises(CaseError, match=r"^phase\('rollout'\): \w+ is a generator or async"):

@@ -46,6 +46,17 @@ def test_the_span_is_told_that_has_taken_long(watched: Watched) -> None:
     assert watched.told() == {3: "validate"}
 
 
+def test_a_phase_in_which_steps_end_is_not_told(watched: Watched) -> None:
+    """As one around the whole training, which may hang in a step."""
+    steps = [0]
+    watched.spans.train(lambda: steps[0])
+    watched.spans.begin("train")
+    watched.now = 6
+    assert watched.told() == {3: "train"}
+    steps[0] = 1
+    assert watched.told() == {}
+
+
 def test_the_end_of_a_long_span_is_told_at_once(watched: Watched) -> None:
     span = watched.spans.begin("save checkpoint", is_event=True)
     watched.now = 5

@@ -41,7 +41,6 @@ def case_view(
         "profile": profile.tables(result),
         "launches": tables.launches(result, () if result.dry else runs),
         "events": events.table(() if result.dry else runs),
-        "held": events.held(() if result.dry else runs),
         "slopes": slopes.table(() if result.dry else runs),
         "before": tables.launches(result, result.before),
         "steps": _steps(result, band, anchor),
