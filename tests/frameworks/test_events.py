@@ -70,6 +70,7 @@ def main():
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     path = os.environ["PERFSUITE_LAUNCH_DIR"]
+    group = dist.new_group(backend="gloo")  # of the thread that saves next to training
     saving = None
     for step in range(1000):
         optimizer.zero_grad()
@@ -78,7 +79,7 @@ def main():
         if step == 4:
             dcp.save({"model": model.state_dict()}, checkpoint_id=f"{path}/whole")
         if step == 5:
-            saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=f"{path}/later")
+            saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=f"{path}/later", process_group=group)
         if step == 9:
             saving.result()
 
