@@ -79,7 +79,8 @@ def main():
         if step == 4:
             dcp.save({"model": model.state_dict()}, checkpoint_id=f"{path}/whole")
         if step == 5:
-            saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=f"{path}/later", process_group=group)
+            later = {"checkpoint_id": f"{path}/later", "process_group": group}
+            saving = dcp.async_save({"model": model.state_dict()}, **later)
         if step == 9:
             saving.result()
 
