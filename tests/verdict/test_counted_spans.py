@@ -127,7 +127,7 @@ def test_names_what_was_counted_on_one_side() -> None:
 
 
 def saved(**counts: int | None) -> Counts:
-    return in_steps().replace(spans={"save checkpoint": Counts(**counts)})  # type: ignore[arg-type]
+    return in_steps().replace(spans={"save checkpoint": Counts(**counts)})
 
 
 @pytest.mark.parametrize(
