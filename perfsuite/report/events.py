@@ -33,8 +33,8 @@ class _Event(NamedTuple):
         return (
             self.name,
             str(len(seconds)),
-            duration(median(seconds)),
-            duration(max(seconds)),
+            _time(median(seconds)),
+            _time(max(seconds)),
             written,
             _when(self.times.steps),
         )
@@ -54,7 +54,7 @@ def of_cases(results: Sequence[Measurement]) -> Table:
 
 def held(runs: Sequence[Run]) -> list[str]:
     """Return which step of the last launch was long as it held an event, the longest of each: `step 21 held:
-    save checkpoint 3.20 s`. What most of the steps hold makes none of them long.
+    save checkpoint 3.2 s`. What most of the steps hold makes none of them long.
     """
     if not runs or not runs[-1].measured_steps:
         return []
@@ -66,7 +66,7 @@ def held(runs: Sequence[Run]) -> list[str]:
         measured = [(seconds, step) for seconds, step in times if start <= step < stop]
         longest_s, step = max(measured, default=(0.0, 0))
         if longest_s > HELD * usual_s and 2 * len(measured) <= stop - start:
-            found.append(f"step {step + 1} held: {event.name} {duration(longest_s)}")
+            found.append(f"step {step + 1} held: {event.name} {_time(longest_s)}")
     return found
 
 
@@ -74,6 +74,11 @@ def _events(runs: Sequence[Run]) -> Iterator[_Event]:
     for name, times in runs[-1].spans.items() if runs else ():
         if times.steps:  # else it is a part of the start
             yield _Event(name, times, _written(runs[-1], name))
+
+
+def _time(seconds: float) -> str:
+    """Return a time in s from one second on: events take longer than steps."""
+    return f"{seconds:,.1f} s" if seconds >= 1 else duration(seconds)
 
 
 def _written(run: Run, name: str) -> int | None:

@@ -28,8 +28,8 @@ def with_events(**changes: object) -> Run:
 
 def test_each_event_has_a_row_with_its_times_and_when() -> None:
     assert events.table([with_events()]).rows == [
-        ("load checkpoint", "1", "1,500.0 ms", "1,500.0 ms", "–", "before step 1"),  # noqa: RUF001
-        ("save checkpoint", "3", "1,200.0 ms", "3,000.0 ms", "2.00 GiB", "before step 1, in steps 7,9"),
+        ("load checkpoint", "1", "1.5 s", "1.5 s", "–", "before step 1"),  # noqa: RUF001
+        ("save checkpoint", "3", "1.2 s", "3.0 s", "2.00 GiB", "before step 1, in steps 7,9"),
         ("rollout", "10", "50.0 ms", "50.0 ms", "–", "before step 1, in steps 2-10"),  # noqa: RUF001
     ]
 
@@ -47,7 +47,7 @@ def test_a_launch_without_events_has_no_table() -> None:
 
 def test_the_longest_event_of_the_measured_steps_names_its_step() -> None:
     """Neither one before them, nor what most steps hold."""
-    assert events.held([with_events()]) == ["step 7 held: save checkpoint 3,000.0 ms"]
+    assert events.held([with_events()]) == ["step 7 held: save checkpoint 3.0 s"]
 
 
 def test_a_short_event_makes_no_step_long() -> None:
@@ -58,7 +58,7 @@ def test_a_short_event_makes_no_step_long() -> None:
 def test_the_terminal_has_the_table_and_the_step() -> None:
     text = explanation(make_result(with_events()))
     assert "  events and phases:\n" in text
-    assert "step 7 held: save checkpoint 3,000.0 ms" in text
+    assert "step 7 held: save checkpoint 3.0 s" in text
 
 
 def test_the_summary_has_the_table_of_all_cases() -> None:
