@@ -164,9 +164,24 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     apart = agreement.clock_differs(ranks) or agreement.trained_apart(ranks, case)
     if (unlike := apart or agreement.tokens_differ(ranks, case)) is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unlike))
+    if (unseen := _unseen_phase(ranks, case)) is not None:
+        return run.replace(failure=Failure(kind="mismatch", message=unseen))
     if (rule := case.framework.promises.loss) is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
     return run.replace(failure=_bad_loss(run.loss, rule, case))
+
+
+def _unseen_phase(reports: Sequence[RankReport], case: Case) -> str | None:
+    """Return what is wrong if a phase that the case names ran on no rank."""
+    seen = {name for report in reports for name in report.spans}
+    for phase, function in getattr(case.framework, "phases", {}).items():
+        if phase not in seen:
+            return (
+                f"phases={{{phase!r}: {function!r}}}: no rank began and ended a call of it in the "
+                f"{case.total_steps} steps, in the thread that trains: name a function as the script imports "
+                "it, which it calls in these steps; or give more steps, or leave the phase out"
+            )
+    return None
 
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:

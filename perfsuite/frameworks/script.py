@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import LossRule, Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.case.model import FrozenMapping
+from perfsuite.case.phases import phase_name
 from perfsuite.documents import digest
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import Command, DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
@@ -67,6 +68,9 @@ class Script(Framework):
     loader: str | None = None
     """`module:name` of what gives the training its batches, if that is no torch `DataLoader`: a function that
     returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of one."""
+    phases: FrozenMapping[str] = Field(default_factory=lambda: MappingProxyType({}))
+    """Functions whose calls are reported as phases, by the name of the phase: `module:name` of a function or
+    a method, as `{"rollout": "train:generate"}`."""
     loss: LossRule | None = "finite"
     """The rule for the loss, which is the tensor that the script calls `backward` on, summed over the
     micro-batches of a step: it must be `"finite"`, or also `"falls"`. None if that tensor is not the loss
@@ -92,12 +96,24 @@ class Script(Framework):
     @field_validator("loader")
     @classmethod
     def _names_a_loader(cls, loader: str | None) -> str | None:
-        if loader is not None and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", loader) is None:
+        if loader is not None and not _is_module_and_name(loader):
             raise ValueError(
                 f"{loader!r} is not module:name, as 'train:get_batch': name a module, and a function or a "
                 "class of it that gives the training its batches"
             )
         return loader
+
+    @field_validator("phases")
+    @classmethod
+    def _names_functions(cls, phases: Mapping[str, str]) -> Mapping[str, str]:
+        for phase, function in phases.items():
+            phase_name(phase)
+            if not _is_module_and_name(function):
+                raise ValueError(
+                    f"{{{phase!r}: {function!r}}} is not module:name, as 'train:generate': name a module, "
+                    "and a function of it or a method of one of its classes"
+                )
+        return phases
 
     @model_validator(mode="after")
     def _can_be_run_and_kept(self) -> Script:
@@ -154,7 +170,7 @@ class Script(Framework):
         what = self.label or _name(self.command or (self.path or self.module or "",))
         fields = self.model_dump(include=set(_IN_DIGEST))
         fields |= {name: _from_here(fields[name]) for name in ("path", "cwd")}
-        changed = changed_fields(self, skip=_IN_DIGEST | {"label", "loader"})
+        changed = changed_fields(self, skip=_IN_DIGEST | {"label", "loader", "phases"})
         return "-".join([self.name, what, *changed, digest(fields, 6)])
 
     def check(self, case: Case) -> None:
@@ -236,6 +252,10 @@ class Script(Framework):
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Nothing to run: `perfsuite.worker.attach` found a process that trains already."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
+
+
+def _is_module_and_name(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
 
 
 def _name(words: Sequence[str]) -> str:

@@ -81,6 +81,7 @@ def _watch(
     run_dir, case = job.run_dir, job.case
     began = listed_at = time.monotonic()
     steps = tokens = reports = 0
+    running: dict[int, str] = {}
     hang = HangDetector()
     while not (wait_for(process, POLL_S) or is_broken()):
         with contextlib.suppress(OSError, ValueError, FileError):
@@ -89,7 +90,10 @@ def _watch(
         now = time.monotonic()
         if now - listed_at > REPORTS_S:
             listed_at, reports = now, len(run_dir.all_ranks()) + len(run_dir.all_profiles())
-        quiet_s = hang.quiet_s(now, is_training=tokens > 0, steps=steps, reports=reports)
+            running = run_dir.all_running()
+        quiet_s = hang.quiet_s(
+            now, is_training=tokens > 0, steps=steps, reports=reports, is_in_event=bool(running)
+        )
         if now - began > case.timeout_s:
             why = f"{case.timeout_s:g} s (the case's timeout_s)"
         elif quiet_s is not None:
@@ -97,6 +101,9 @@ def _watch(
         else:
             continue
         far = f"when rank 0 had finished at least {steps} of {case.total_steps} steps"
+        if running:
+            rank, span = next(iter(running.items()))
+            far += f"; rank {rank} was in {span}"
         return Failure(kind="timeout", message=f"killed after {why}, {far}", at=time.time())
     return None
 

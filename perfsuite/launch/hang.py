@@ -17,17 +17,22 @@ class HangDetector:
         self._last: tuple[bool, int, int] | None = None  # what `quiet_s` was last told that was new
         self._last_at = 0.0
 
-    def quiet_s(self, now: float, *, is_training: bool, steps: int, reports: int) -> float | None:
+    def quiet_s(
+        self, now: float, *, is_training: bool, steps: int, reports: int, is_in_event: bool = False
+    ) -> float | None:
         """Return how many seconds the job has been quiet if that is a hang, else None.
 
         `now` is a time in seconds; `steps` have ended so far and `reports` of ranks are written. Before the
-        first step nothing counts as a hang: a model may take long to load and to compile.
+        first step nothing counts as a hang: a model may take long to load and to compile. Neither does
+        anything while a rank is in an event, such as a checkpoint, or in a phase.
         """
         sign = (is_training, steps, reports)
         if sign != self._last:
             if self._last is not None:
                 self._learn(now - self._last_at, self._last)
             self._last, self._last_at = sign, now
+        elif is_in_event:
+            self._last_at = now
         quiet_s = now - self._last_at
         is_watched = steps > 0 or reports > 0
         return quiet_s if is_watched and quiet_s > self.allowed_s else None

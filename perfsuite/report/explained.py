@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from perfsuite.case.case import Unit
-from perfsuite.report import counts, profile, summary
+from perfsuite.report import counts, events, profile, summary
 from perfsuite.report.text import plural, sentence
 from perfsuite.results.amounts import amount, duration, rate
 from perfsuite.results.dry_facts import DryFacts, Fit, Roofline
@@ -32,6 +32,7 @@ class Explained:
     remarks: Sequence[str]  # what else of the counts was not judged, and why
     not_counted: Sequence[str]  # why counts say nothing, though there is a baseline of them
     excuses: Sequence[str]  # what else the verdict depends on: others, a known issue, waivers
+    held: Sequence[str]  # which steps were long as they held an event
     predicted: Sequence[str]  # what a dry run predicts
     changed: Sequence[str]  # what differs in the environment since the baseline, in one line
     notes: Sequence[str]  # what a reader should know of the launches
@@ -57,6 +58,7 @@ def explained(result: Measurement) -> Explained:
         remarks=counts.remarks(counted),
         not_counted=[] if (hidden := summary.not_counted(result)) is None else [f"counts: {hidden}"],
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],
+        held=events.held(() if result.dry else result.runs),
         predicted=prediction(result.dry_facts, result.unit),
         changed=[f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else [],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],

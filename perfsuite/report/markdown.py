@@ -9,7 +9,7 @@ from functools import partial
 
 from markupsafe import Markup
 
-from perfsuite.report import spans, summary
+from perfsuite.report import events, spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
@@ -48,6 +48,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
         quiet=_cases(quiet),
         quiet_counts=", ".join(summary.tally(quiet)),
         start_ups=spans.start_ups(results),
+        events=events.of_cases(results),
         notes=Table(headers=("case", "note"), rows=notes, text_columns=2),
     )
 
@@ -96,4 +97,4 @@ def _explanation(result: Measurement) -> list[str]:
     told = explained(result)
     found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
     since = [*told.not_counted, *told.changed, *told.traces, *told.notes]
-    return [*told.why, *told.reasons, *told.decisive, *found, *told.excuses, *since]
+    return [*told.why, *told.reasons, *told.decisive, *found, *told.excuses, *told.held, *since]

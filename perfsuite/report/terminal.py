@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfsuite.report import counts, nodes, slopes, spans, summary
+from perfsuite.report import counts, events, nodes, slopes, spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
@@ -140,6 +140,14 @@ def step_of(entry: RankCounts) -> list[str]:
     return lines
 
 
+def _events(result: Measurement) -> list[str]:
+    """Return the events and phases of the last launch as lines, with a heading; nothing without any."""
+    table = events.table(() if result.dry else result.runs)
+    if not table:
+        return []
+    return ["events and phases:", *wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]
+
+
 def explanation(result: Measurement, *, whole: bool = True) -> str:
     """Return everything about one case in words, in lines of at most `WIDTH` columns.
 
@@ -158,13 +166,25 @@ def _all(result: Measurement, told: Explained) -> list[str]:
     parts = [
         ("  ", [*told.why, *told.reasons, *counted]),
         ("    ", found),
-        ("  ", [*told.checks, *told.excuses, *_shown(result), *told.predicted, *notes, *told.changed]),
+        (
+            "  ",
+            [
+                *told.checks,
+                *told.excuses,
+                *told.held,
+                *_shown(result),
+                *told.predicted,
+                *notes,
+                *told.changed,
+            ],
+        ),
         ("  ", [*files, *told.traces]),
     ]
     lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
     if of_spans := spans.table(result):
         lines += [*wrapped(of_spans.caption), *(f"    {line}" for line in lines_of(of_spans))]
+    lines += [f"  {line}" for line in _events(result)]
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     if left := sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:]):
         lines.append(f"  the step of {plural(left, 'rank')} more: the HTML report tells")
@@ -182,7 +202,7 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
         worth_less += filter(None, [summary.blind_to(result)])
     end = [line for text in worth_less for line in _lines(text, most=2)] + _lines(f"{name}: {directory}")
     findings = [each for each in told.findings if not any(why in each for why in told.why)]
-    texts = [*told.why, *told.reasons, *told.decisive, *findings, *told.changed, *told.notes]
+    texts = [*told.why, *told.reasons, *told.decisive, *findings, *told.held, *told.changed, *told.notes]
     texts += [f"{each}: {file}" for each, file in others]
     sentences = [_lines(text, most=3) for text in texts]
     found = list(chain.from_iterable(sentences))

@@ -184,8 +184,13 @@ class Counts(Data):
     worker_batch: WorkerBatch | None = None  # none without worker processes, and where not counted
     modules: dict[str, int] | None = None  # modules that were imported, by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
+    # Of a span that is no step, the first time, by one rank:
+    bytes_written: int | None = None  # into files, by savers that are known; None: nothing was seen
+    collectives_begun: int | None = None  # by backends, in groups of several ranks; None: unknown
+    allocator_peak: int | None = None  # of a GPU, in bytes, if higher than before the span; None: unknown
     also_counted: tuple[int, ...] = ()  # numbers of the other steps that were counted, ascending
-    # What other spans of the run did, by name. Steps that did the same as this one are left out.
+    # What other spans of the run did, by name: steps, without those that did the same as this one; and events
+    # and phases the first time.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:

@@ -297,6 +297,32 @@ MODULES = Quantity(
     parts=lambda counts: counts.modules,
 )
 """Of the start-up alone."""
+WRITTEN_LOOSE = 4096
+"""Bytes by which what is written may differ between launches: it holds paths, dates and numbers as text."""
+WRITTEN = Quantity(
+    name="bytes written",
+    unit="bytes",
+    read=lambda counts: None if counts.bytes_written is None else {"bytes written": counts.bytes_written},
+    allowed=lambda _: WRITTEN_LOOSE,
+    floor=lambda _: FLOOR,
+)
+BEGUN = Quantity(
+    name="collectives begun",
+    unit="calls",
+    read=lambda counts: (
+        None if counts.collectives_begun is None else {"collectives begun": counts.collectives_begun}
+    ),
+)
+ALLOCATOR_PEAK = Quantity(
+    name="allocator's peak",
+    unit="bytes",
+    read=lambda counts: (
+        None if counts.allocator_peak is None else {"allocator's peak": counts.allocator_peak}
+    ),
+    allowed=lambda counts: LOOSE * (counts.allocator_peak or 0),
+    floor=lambda _: FLOOR,
+)
+OF_SPANS = (WRITTEN, BEGUN, ALLOCATOR_PEAK)  # of events and phases, and of no step
 GRAPHS = Quantity(  # without any, nothing is compiled: here alone, none at all is worse than some
     name="compiled graphs",
     unit="calls",
@@ -314,6 +340,7 @@ _OTHERS = (
     MODULES,
     *COMPILED,
     WORKER_KERNELS,
+    *OF_SPANS,
 )
 
 

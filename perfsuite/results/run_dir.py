@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -78,6 +79,8 @@ class RunDir:
     rank_log = Numbered("rank-{}.log")  # what that rank wrote to stdout and stderr
     profile = Numbered("profile-{}.json")  # `RankProfileFile`, by that rank of a launch that is profiled
     trace = Numbered("trace-{}.json.gz")  # what torch's profiler recorded in that rank: opens in Perfetto
+    running = Numbered("running-{}")
+    """The event or phase in which that rank has been for some seconds, by the rank; gone when it ends."""
     training = Numbered("training-{}")  # who trained as it (`worker.script_rank`); made empty by its agent
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
@@ -123,6 +126,14 @@ class RunDir:
     def all_ranks(self) -> list[Path]:
         """Every `RankReport` that was written, in no particular order."""
         return list(self.path.glob("rank-*.json"))
+
+    def all_running(self) -> dict[int, str]:
+        """The event or phase in which each rank has been for some seconds, of those that are in one."""
+        running = {}
+        for file in _by_number(self.path.glob("running-*")):
+            with contextlib.suppress(OSError, FileError):  # it has just ended
+                running[int(file.name.rpartition("-")[2])] = files.read_text(file, files.LARGEST_OWN)
+        return running
 
     def all_profiles(self) -> list[Path]:
         """Every trace and every `RankProfileFile` that was written, in no particular order."""

@@ -24,7 +24,8 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
         f"{change.field}: {arrow(change.before, change.now, change.unit)}" for change in changes
     )
     fields = ", ".join([first, *(other.removeprefix(quantity.name).lstrip() for other in others)])
-    in_a_step = quantity.unit == "calls" and quantity not in quantities.COMPILED and not quantity.of_worker
+    of_no_step = quantity in quantities.COMPILED or quantity in quantities.OF_SPANS or quantity.of_worker
+    in_a_step = quantity.unit == "calls" and not of_no_step
     return fields + (" a step" if in_a_step else "") + _because(quantity, before, now)
 
 

@@ -294,6 +294,12 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
     for _, before, after in _alike(baseline, launches):
         for span, is_before in missing_spans(before, after):
             notes.append(f"{span}: not judged, {_NOT_COUNTED if is_before else _NOT_IN_BASELINE}")
+        for span, was, is_now in counted_spans(before, after):
+            for quantity in (quantities.WRITTEN, quantities.BEGUN):
+                is_before = quantity.value(was) is not None
+                if is_before != all(quantity.value(counts) is not None for counts in is_now):
+                    where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
+                    notes.append(f"{span}: {quantity.name}: not judged, {where}")
         for quantity in quantities.quantities((before, *after)):
             is_before = quantity.value(before) is not None
             values = [quantity.value(counts) for counts in after]

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +26,21 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import calls, deepspeed, gradients, growth, leash, loaders, memory, startup_clock
+from perfsuite.worker import (
+    calls,
+    deepspeed,
+    events,
+    gradients,
+    growth,
+    leash,
+    loaders,
+    memory,
+    startup_clock,
+)
 from perfsuite.worker.losses import Losses, loss_of
+from perfsuite.worker.named import NamedFunction, Search
 from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.phases import NamedPhase
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
@@ -80,6 +93,13 @@ def attach() -> None:
     atexit.register(attached.exits)
 
 
+def _named(framework: Any) -> list[NamedFunction]:
+    """Return what the case names of the script."""
+    loader = getattr(framework, "loader", None)
+    named = [] if loader is None else [loaders.NamedLoader(loader)]
+    return [*named, *starmap(NamedPhase, getattr(framework, "phases", {}).items())]
+
+
 def started_rank() -> int | None:
     """Return the rank that this process was started as, by a launcher or by the agent; None if untold."""
     told = os.environ.get("RANK") or os.environ.get(RANK)
@@ -114,10 +134,9 @@ class Attached:
         if request.counts:
             with contextlib.suppress(AttributeError):  # it could not be imported
                 perfsuite.worker.loader_workers.watch(run_dir)
-        name = getattr(self.case.framework, "loader", None)
-        self._loader = None if name is None else loaders.NamedLoader(name)
-        if self._loader is not None:
-            self._loader.watch()
+        events.watch()
+        self._search = Search(_named(self.case.framework))
+        self._search.begin()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
         self._pid: int | None = None  # this process, since its first step: what it forks is another
@@ -186,6 +205,7 @@ class Attached:
             self._losses.end_step(optimizer)
         if self.steps == TOLD_AFTER:
             self.rank.check_first_steps()
+        self.rank.look_for_names()
         if self.rank.is_profiled:
             self._write(self.rank, self.rank.profiled())
             self.rank.wait_for_others()
@@ -238,7 +258,7 @@ class Attached:
             *(self.run_dir, self.request, empty),
             losses=self._losses,
             optimizers=self._optimizers,
-            loader=self._loader,
+            search=self._search,
         )
         if is_next:
             self.run_dir.rank(empty.rank).unlink(missing_ok=True)

@@ -8,13 +8,8 @@ Lightning and nanotron. The name is private to torch (seen in 2.13). Without it 
 from __future__ import annotations
 
 import functools
-import inspect
-import multiprocessing
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from threading import get_ident
-from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader, dataloader
@@ -22,6 +17,7 @@ from torch.utils.data import DataLoader, dataloader
 from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker import startup_clock
+from perfsuite.worker.named import NamedFunction
 from perfsuite.worker.timers import HostTimer
 
 _now = HostTimer().stamp
@@ -70,6 +66,11 @@ def begin() -> DataWait:
     global _wait
     _wait = DataWait()
     return _wait
+
+
+def is_loading(thread: int) -> bool:
+    """Return whether a loader makes a batch in a thread."""
+    return thread in _loading
 
 
 def watch() -> None:
@@ -125,7 +126,7 @@ class _Batches:
         return getattr(self._iterator, name)
 
 
-class NamedLoader:
+class NamedLoader(NamedFunction):
     """The loader that a case names as `module:name`, timed as soon as the script has defined it.
 
     A function may return one batch in each call, or an iterator of batches. Of a class `__next__` is timed,
@@ -133,39 +134,13 @@ class NamedLoader:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        super().__init__(name, self._noticed, methods=("__next__", "__iter__"))
         self.calls = 0  # by any thread, of what is named and of the iterators that it returned
-        self._module, _, self._path = name.partition(":")
-        self._is_found = False
-        self._is_of_main = False  # the module is the script itself
-
-    def watch(self) -> None:
-        """Find the loader now, or else as soon as the script defines it, before it is called.
-
-        Nothing but a profile function runs between a definition in `__main__` and the first call. It is gone
-        once the loader is found, or the first step begins.
-        """
-        self._is_of_main = self._module in _names_of_main()
-        is_started_by_python = multiprocessing.parent_process() is None
-        if not self._find() and is_started_by_python and sys.getprofile() is None:
-            sys.setprofile(self._look)
-
-    def end_search(self) -> None:
-        """Look a last time: the first step begins."""
-        if sys.getprofile() == self._look:
-            sys.setprofile(None)
-        self._is_of_main = self._module in _names_of_main()  # multiprocessing may have set another module
-        self._find()
 
     def check(self) -> None:
         """Raise `MismatchError` if there is no such loader, or if the training does not call it."""
-        if (module := self._imported()) is None:
-            wrong = f"the script imported no module {self._module!r}: name it as the script imports it"
-        elif not self._is_found:
-            what = (
-                "does not exist in" if self._owner(module) is None else "is no function, class or method of"
-            )
-            wrong = f"{self._path!r} {what} {module.__name__!r}: name what gives the training its batches"
+        if (why := self.why_not_found()) is not None:
+            wrong = f"{why}: name what gives the training its batches" if self.is_imported else why
         elif not self.calls:
             wrong = (
                 "it was not called in the first steps: name what the training calls for each batch, or what "
@@ -174,48 +149,6 @@ class NamedLoader:
         else:
             return
         raise MismatchError(f"loader={self.name!r}: {wrong}")
-
-    def _look(self, frame: FrameType, event: str, _: Any) -> None:
-        try:
-            is_over = self._find()
-        except Exception:  # it would end the script: `end_search` tries again
-            is_over = True
-        if is_over:
-            sys.setprofile(None)
-
-    def _imported(self) -> Any:
-        return sys.modules.get("__main__" if self._is_of_main else self._module)
-
-    def _owner(self, module: Any) -> Any:
-        """Return the module or class that has the loader; None if there is none."""
-        *parents, name = self._path.split(".")
-        owner = functools.reduce(lambda found, each: getattr(found, each, None), parents, module)
-        return owner if hasattr(owner, name) else None
-
-    def _find(self) -> bool:
-        if self._is_found or (owner := self._owner(self._imported())) is None:
-            return self._is_found
-        name = self._path.rpartition(".")[2]
-        loader = inspect.getattr_static(owner, name)
-        if isinstance(loader, type):
-            method = "__next__" if hasattr(loader, "__next__") else "__iter__"
-            if not hasattr(loader, method):
-                return False
-            setattr(loader, method, self._noticed(getattr(loader, method)))
-        elif isinstance(loader, staticmethod | classmethod):
-            setattr(owner, name, type(loader)(self._noticed(loader.__func__)))
-        elif callable(loader):
-            self._replace(owner, name, loader, self._noticed(loader))
-        else:
-            return False
-        self._is_found = True
-        return True
-
-    def _replace(self, owner: Any, name: str, loader: Any, noticed: Any) -> None:
-        """Replace a function, also where a module has it by `from module import name`."""
-        for each in (owner, *list(sys.modules.values())):
-            if getattr(each, "__dict__", {}).get(name) is loader:
-                setattr(each, name, noticed)
 
     def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:
         make_timed = timed(make)
@@ -227,10 +160,3 @@ class NamedLoader:
             return _Batches(made) if hasattr(type(made), "__next__") else made
 
         return watched
-
-
-def _names_of_main() -> tuple[str | None, ...]:
-    """Return the names of the script's own module: of its file, or what follows `python -m`."""
-    main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    return ("__main__", Path(getattr(main, "__file__", None) or "").stem, getattr(spec, "name", None))

@@ -66,7 +66,7 @@ def _measure(rank: Rank) -> RankReport:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import calls, gradients, growth, loaders
+    from perfsuite.worker import calls, events, gradients, growth, loaders
     from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
 
@@ -76,6 +76,7 @@ def _measure(rank: Rank) -> RankReport:
     gradients.watch()
     loaders.watch()
     startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
+    events.watch()
     if rank.request.counts:
         with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
             from perfsuite.worker import loader_workers

@@ -19,8 +19,9 @@ from perfsuite.case.case import CaseFile
 from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepsToCount
-from perfsuite.results.rank_report import Failure, FailureKind, RankReport
+from perfsuite.results.rank_report import Failure, FailureKind, RankReport, SpanTimes
 from perfsuite.results.run_dir import RUN_DIR, RunDir
+from perfsuite.worker import phases
 from perfsuite.worker.collector import CollectorClock
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
@@ -171,6 +172,8 @@ class Rank:
             from perfsuite.worker import loaders
 
             self.recorder.data_wait = loaders.begin()
+            if phases.spans is not None:
+                phases.spans.train(lambda: self.recorder.steps, self.run_dir.running(self.report.rank))
         self.recorder.start()
 
     def model(self) -> Any:
@@ -195,7 +198,7 @@ class Rank:
             data_wait_s=() if self.recorder.data_wait is None else self.recorder.data_wait.result(),
             gc_s=self._gc_s(),
             levels=self._levels(),
-            spans=self.recorder.start_up_spans,
+            spans={**self.recorder.start_up_spans, **self._spans()},
             wall_s=self.recorder.wall_s,
             elapsed_s=self.recorder.elapsed_s,
             uptime_s=self.recorder.uptime_s,
@@ -217,6 +220,8 @@ class Rank:
                 gradient_squares=counting.gradient_squares, unclipped_squares=counting.unclipped_squares
             )
             self.notes += counting.notes
+        if phases.spans is not None:
+            self.notes += phases.spans.notes
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())
@@ -245,6 +250,10 @@ class Rank:
         self.notes += self.recorder.levels.notes
         return self.recorder.levels.bytes_at
 
+    def _spans(self) -> dict[str, SpanTimes]:
+        """Return the events and phases of the training."""
+        return {} if phases.spans is None else phases.spans.times()
+
     def _counts(self, counting: Counting) -> Counts | None:
         """Return what was counted, with what loaders' workers do and the objects that are kept by steps."""
         counts = counting.result()
@@ -261,10 +270,13 @@ class Rank:
         if (start_up := self.recorder.start_up) is not None:
             of_start_up = Counts(modules=start_up.modules)
             counts = counts.replace(spans={**counts.spans, START_UP: of_start_up})
+        if phases.spans is not None:
+            counts = counts.replace(spans={**counts.spans, **phases.spans.counts()})
         return counts
 
     def abandon(self) -> None:
         """Take everything of ours out of a training that goes on without us, after an error of ours."""
+        phases.spans = None
         if self.recorder.collector is not None:
             self.recorder.collector.stop()
         for each in (self.recorder.counting, self.recorder.profiling, self.observer):

@@ -23,8 +23,8 @@ from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers
 from perfsuite.worker.flops import count_known
-from perfsuite.worker.loaders import NamedLoader
 from perfsuite.worker.losses import Losses
+from perfsuite.worker.named import Search
 from perfsuite.worker.node_probe import device_probe
 from perfsuite.worker.optimizers import Optimizers, living, parameters_of
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
@@ -120,13 +120,13 @@ class ScriptRank(Rank):
         *,
         losses: Losses | None,
         optimizers: Optimizers,
-        loader: NamedLoader | None = None,
+        search: Search,
     ) -> None:
         super().__init__(run_dir, request, report)
         self.claim = Claim(run_dir, report.rank)
         self._losses = losses
         self._optimizers = optimizers
-        self._loader = loader
+        self._search = search
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
         """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later."""
@@ -144,8 +144,7 @@ class ScriptRank(Rank):
         self.build(timer, device=device, probe=probe, memory=counters)
         self.observe()
         self._optimizers.begin(living(torch.optim.Optimizer))
-        if self._loader is not None:
-            self._loader.end_search()
+        self._search.end()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Show a step of the clock, which may be of a new optimizer in place of the first one.
@@ -163,10 +162,11 @@ class ScriptRank(Rank):
     def check_first_steps(self) -> None:
         """Raise `MismatchError` where the first steps are not what the case says.
 
-        They may call no loader of that name, have other micro-batches, or, as rank 0 can tell, other tokens.
+        They may have no loader or phase of that name, other micro-batches, or, as rank 0 can tell, other
+        tokens.
         """
-        if self._loader is not None:
-            self._loader.check()
+        for named in self._search.named:
+            named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
         if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
@@ -175,6 +175,14 @@ class ScriptRank(Rank):
             of_ranks = [report.replace(evidence=each) for each in told]
             if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
                 raise MismatchError(why)
+
+    def look_for_names(self) -> None:
+        """Look for what the case names and the script had not defined before its first step."""
+        for named in self._search.look_late():
+            self.notes.append(
+                f"{named.name} was defined during the first {self.recorder.steps} steps: what was called "
+                "before is not in its times"
+            )
 
     def measured(self) -> RankReport:
         """Return the report of all steps, after the last one."""

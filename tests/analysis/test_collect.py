@@ -451,3 +451,27 @@ def test_a_span_of_one_rank_more_often_is_that_ranks(tmp_path: Path) -> None:
     second = SpanTimes(seconds=(3.0,), steps=(10,))
 
     assert spans_of_ranks(tmp_path, first, second) == first
+
+
+NAMES_A_PHASE = Script(path="train.py", phases={"rollout": "train:generate"})
+
+
+def failure_with_phases(directory: Path, *spans: dict[str, SpanTimes]) -> str:
+    """Why a launch of two ranks failed, of a case that names a phase."""
+    first, second = ({"spans": each} for each in spans)
+    failure = collected(of_two(directory, first, second, case=make_case(framework=NAMES_A_PHASE))).failure
+    return "" if failure is None else f"{failure.kind}: {failure.message}"
+
+
+def test_a_phase_of_one_rank_alone_is_enough(tmp_path: Path) -> None:
+    spans = {"rollout": SpanTimes(seconds=(1.0,), steps=(3,))}
+
+    assert "phases" not in failure_with_phases(tmp_path, {}, spans)
+
+
+def test_a_phase_that_ran_on_no_rank_fails(tmp_path: Path) -> None:
+    spans = {"score": SpanTimes(seconds=(1.0,), steps=(3,))}
+
+    assert failure_with_phases(tmp_path, {}, spans).startswith(
+        "mismatch: phases={'rollout': 'train:generate'}: no rank began and ended a call of it in the "
+    )

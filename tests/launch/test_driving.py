@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from perfsuite.errors import FileError
-from perfsuite.launch import driving
+from perfsuite.launch import driving, hang
 from perfsuite.launch.base import Job, no_progress
 from perfsuite.results.run_dir import RunDir
 from tests.processes import wait_until
-from tests.samples import make_case, make_gpu_machine, make_machine
+from tests.samples import known, make_case, make_gpu_machine, make_machine
 
 
 def job(directory: Path, **changes: Any) -> Job:
@@ -65,6 +65,44 @@ def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Pa
         f"{ours.case.total_steps} steps"
     )
     assert log.read_text() == "told\n"
+
+
+def test_a_job_whose_time_is_over_in_an_event_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driving, "REPORTS_S", 0)
+    monkeypatch.setattr(driving, "END_S", 0)
+    ours = job(tmp_path, timeout_s=0.01)
+    ours.run_dir.running(3).write_text("save checkpoint")
+    with driving.started(["sleep", "600"], tmp_path / "log", PATH) as process:
+        failure = driving.drive(ours, process, no_progress)
+        process.kill()
+        process.wait()
+    assert known(failure).message.endswith(" steps; rank 3 was in save checkpoint")
+
+
+def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an event, or after it, each look at this job finds a hang."""
+    for name in ("HANG_S", "LONGEST_STEPS", "LONGEST_WARM_UPS"):
+        monkeypatch.setattr(hang, name, 0)
+    monkeypatch.setattr(driving, "REPORTS_S", 0)
+    monkeypatch.setattr(driving, "END_S", 0)
+    ours = job(tmp_path)
+    ours.run_dir.progress.write_text("3 256")
+    ours.run_dir.running(0).write_text("save checkpoint")
+    looks: list[int] = []
+
+    def end_the_event(step: int, tokens: int) -> None:
+        looks.append(step)
+        if len(looks) == 5:
+            ours.run_dir.running(0).unlink()
+
+    with driving.started(["sleep", "600"], tmp_path / "log", PATH) as process:
+        failure = driving.drive(ours, process, end_the_event)
+        process.kill()
+        process.wait()
+    assert " s without a step " in known(failure).message
+    assert len(looks) >= 5
 
 
 def test_a_job_of_which_a_part_broke_is_left_to_its_launcher(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from perfsuite.launch.hang import HANG_S, LONGEST_STEPS, LONGEST_WARM_UPS, HangDetector
 from perfsuite.worker.rank import LEAVE_S, WAIT_S
+from perfsuite.worker.running import TOLD_AFTER_S
 
 
 def test_the_bounds() -> None:
@@ -55,6 +56,27 @@ def follow(looks: Sequence[Look], *, reports: int = 0, detector: HangDetector | 
 )
 def test_a_hang_is_longer_than_any_step_before(looks: list[Look]) -> None:
     follow(looks)
+
+
+def test_a_rank_in_an_event_does_not_hang() -> None:
+    detector = follow([FIRST, (1, 2), (2, 3)])
+    look = {"is_training": True, "steps": 3, "reports": 0}
+    for now in (100, 200, 1000):
+        assert detector.quiet_s(now, **look, is_in_event=True) is None  # type: ignore[arg-type]
+    assert detector.quiet_s(1000 + HANG_S, **look) is None  # type: ignore[arg-type]
+    assert detector.quiet_s(1001 + HANG_S, **look) == HANG_S + 1  # type: ignore[arg-type]
+
+
+def test_a_long_event_is_no_measure_of_a_step() -> None:
+    detector = follow([FIRST, (1, 2), (2, 3)])
+    for now in (500, 1000):
+        detector.quiet_s(now, is_training=True, steps=3, reports=0, is_in_event=True)
+    detector.quiet_s(1001, is_training=True, steps=4, reports=0)
+    assert detector.allowed_s == HANG_S
+
+
+def test_an_event_is_told_before_it_counts_as_a_hang() -> None:
+    assert HANG_S > 2 * TOLD_AFTER_S
 
 
 def test_a_report_is_a_sign_of_life_and_is_watched() -> None:

@@ -9,7 +9,7 @@ from perfsuite.report import markdown
 from perfsuite.report.explained import explained
 from perfsuite.report.html import page
 from perfsuite.report.terminal import explanation, step_of, table
-from perfsuite.results.rank_report import Failure
+from perfsuite.results.rank_report import Failure, SpanTimes
 from perfsuite.results.session_file import Measurement
 from tests import samples
 from tests.counted import BUCKETS, FACTS, NOT_COUNTED, make_check, make_dry, make_entries
@@ -27,6 +27,8 @@ def make_everything() -> Measurement:
     *runs, last = (run.replace(counts=make_entries(), notes=("drifting",)) for run in result.runs)
     changes = {"reasons": ("launch 1 set aside: hot",), "changed": ("torch: 2.13.0 -> 2.14.0",)}
     result = judged(result, counts=make_check(), **changes)
+    saved = SpanTimes(seconds=(3.0,), steps=(6,))
+    last = last.replace(step_s=(0.1,) * 10, window=(4, 10), spans={"save checkpoint": saved})
     result = result.replace(runs=(*runs, last.replace(failure=crash)), waivers=("waived: tokens/s -30.0%",))
     empty = {name for name, value in vars(explained(result)).items() if not value}
     assert empty == {"not_counted", "predicted"}
@@ -56,10 +58,10 @@ def on_page(*results: Measurement) -> str:
 
 Medium = Callable[..., str]
 ORDER: dict[Medium, str] = {
-    on_terminal: "verdict why reasons counts findings listed remarks checks excuses predicted notes changed "
-    "files traces step tracebacks",
-    in_markdown: "why reasons decisive findings excuses not_counted changed traces notes",
-    on_page: "why excuses reasons tracebacks checks predicted counts remarks traces notes files",
+    on_terminal: "verdict why reasons counts findings listed remarks checks excuses held predicted notes "
+    "changed files traces step tracebacks",
+    in_markdown: "why reasons decisive findings excuses held not_counted changed traces notes",
+    on_page: "why excuses reasons tracebacks checks predicted counts remarks traces held notes files",
 }
 """The fields of `Explained` that a medium tells; `step`: what a step did."""
 

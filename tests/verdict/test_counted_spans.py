@@ -6,11 +6,12 @@ import pytest
 
 from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import Finding
-from perfsuite.results.quantities import MODULES_FLOOR
+from perfsuite.results.quantities import FLOOR, MODULES_FLOOR, WRITTEN_LOOSE
 from perfsuite.verdict.counted_spans import combined, missing_spans, when
-from perfsuite.verdict.exact import count_differences
+from perfsuite.verdict.exact import check, count_differences
 from tests.counted import make_memory
-from tests.twin_counts import baseline_of
+from tests.samples import known
+from tests.twin_counts import baseline_of, launch
 
 STEPS = tuple(range(4, 16))
 
@@ -143,3 +144,48 @@ def test_names_what_was_counted_on_one_side() -> None:
     now = Counts(also_counted=(5, 6, 7), spans=save)
 
     assert [*missing_spans(before, [now])] == [("step 40", True), ("steps 6-7", False), ("save", False)]
+
+
+def saved(**counts: int | None) -> Counts:
+    return in_steps().replace(spans={"save checkpoint": Counts(**counts)})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"bytes_written": 2**30}, {"bytes_written": 2**31}, "bytes written: 1.0 -> 2.0 GiB"),
+        ({"collectives_begun": 4}, {"collectives_begun": 5}, "collectives begun: 4 -> 5"),
+        ({"allocator_peak": 2**30}, {"allocator_peak": 2**31}, "allocator's peak: 1.0 -> 2.0 GiB"),
+    ],
+)
+def test_more_of_what_an_event_does_regresses(before: dict[str, int], now: dict[str, int], said: str) -> None:
+    (found,) = count_differences(baseline_of(saved(**before)), baseline_of(saved(**now)))
+
+    assert found.outcome == "regressed"
+    assert found.sentence == f"save checkpoint: {said}"
+
+
+def test_a_few_more_bytes_in_a_checkpoint_say_nothing() -> None:
+    before, now = saved(bytes_written=2**30), saved(bytes_written=2**30 + WRITTEN_LOOSE)
+
+    assert not count_differences(baseline_of(before), baseline_of(now))
+
+
+def test_some_more_bytes_in_a_checkpoint_do_not_regress() -> None:
+    before, now = saved(bytes_written=2**30), saved(bytes_written=2**30 + FLOOR)
+
+    assert known(check([launch(now)], baseline_of(before))).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "where"),
+    [(2**30, None, "not counted in these launches"), (None, 2**30, "not in the baseline")],
+)
+def test_bytes_of_one_side_alone_are_no_verdict(before: int | None, now: int | None, where: str) -> None:
+    then, today = (baseline_of(saved(bytes_written=each)) for each in (before, now))
+
+    found = known(check([launch(saved(bytes_written=now))], then))
+
+    assert found.outcome == "passed"
+    assert found.notes == (f"save checkpoint: bytes written: not judged, {where}",)
+    assert not count_differences(then, today)

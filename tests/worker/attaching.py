@@ -3,6 +3,7 @@
 import gc
 import importlib.metadata
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +20,7 @@ from perfsuite import Case, Model, Script, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import attach, leash
+from perfsuite.worker import attach, leash, phases
 from perfsuite.worker.attach import Attached
 from tests.samples import make_case
 
@@ -61,6 +62,11 @@ def attaching(directory: Path) -> Iterator[Start]:
             *((_MapDatasetFetcher, "fetch"), (_IterableDatasetFetcher, "fetch")),
         ):
             patched.setattr(owner, name, getattr(owner, name))
+        for name in ("save", "load"):
+            for owner in (torch, torch.serialization):
+                patched.setattr(owner, name, getattr(owner, name))
+        patched.setattr(phases, "spans", None)
+        patched.setattr(sys, "meta_path", [*sys.meta_path])
         # The tests' own objects are frozen (conftest.py), and among them is nothing of a script.
         patched.setattr(gc, "get_freeze_count", lambda: 0)
         patched.setattr(importlib.metadata, "packages_distributions", providers)

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -551,3 +551,23 @@ def test_no_error_of_ours_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPat
     assert "raise effect\nAttributeError: 'int'" in str(failure.traceback)
     attached.exits()
     assert failure_of(attached) == failure
+
+
+def test_a_phase_that_is_defined_late_is_timed_from_then_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("imported_late")
+    module.generate = lambda: None
+    script = Script(path="train.py", phases={"rollout": f"{module.__name__}:generate"})
+    attached = start(ALONE.replace(framework=script))
+    calls = itertools.count()
+
+    def before() -> None:
+        if next(calls) == 3:
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        module.generate()
+
+    report = measured(attached, before=before)
+    first, *_ = report.spans["rollout"].steps
+    assert first == 4
+    assert "imported_late:generate was defined during the first 4 steps" in "; ".join(report.notes)

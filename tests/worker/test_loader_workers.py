@@ -17,6 +17,7 @@ from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import loader_workers, loaders
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.loader_workers import _Counting, batch_of
+from perfsuite.worker.named import Search
 from perfsuite.worker.python_calls import PythonCounter
 from tests.samples import known
 
@@ -151,12 +152,12 @@ def test_a_worker_forked_in_the_search_for_a_loader_counts_alike(run_dir: RunDir
     alone = counted(run_dir, Rows(50))
     profiler = sys.getprofile()
     sys.setprofile(None)
-    loader = loaders.NamedLoader("nowhere:nothing")
-    loader.watch()
+    search = Search([loaders.NamedLoader("nowhere:nothing")])
+    search.begin()
     try:
         assert counted(run_dir, Rows(50)) == alone
     finally:
-        loader.end_search()
+        search.end()
         sys.setprofile(profiler)
 
 

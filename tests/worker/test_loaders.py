@@ -16,6 +16,7 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker import loaders
 from perfsuite.worker.live_memory import _is_loading
 from perfsuite.worker.loaders import DataWait, NamedLoader
+from perfsuite.worker.named import Search
 from tests.worker.loops import in_a_thread
 
 MODULE = "a_users_module"
@@ -199,53 +200,10 @@ USES: dict[str, Callable[[Any], Callable[[], object]]] = {
 @pytest.mark.parametrize("name", USES)
 def test_a_named_loader_is_timed(wait: DataWait, module: ModuleType, name: str) -> None:
     loader = NamedLoader(f"{MODULE}:{name}")
-    loader.watch()
+    Search([loader]).begin()
     step(wait, USES[name](module))
     loader.check()
     assert wait.result() == (1,)
-
-
-def test_a_function_is_also_found_where_it_was_imported(
-    wait: DataWait, module: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    importer: Any = ModuleType("importer")
-    importer.get_batch = module.get_batch
-    monkeypatch.setitem(sys.modules, "importer", importer)
-    NamedLoader(f"{MODULE}:get_batch").watch()
-    step(wait, importer.get_batch)
-    assert wait.result() == (1,)
-
-
-def test_a_loader_defined_later_is_found_before_it_is_called(
-    wait: DataWait, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = NamedLoader(f"{MODULE}:get_batch")
-    profiler = sys.getprofile()
-    sys.setprofile(None)
-    try:
-        loader.watch()
-        module: Any = ModuleType(MODULE)
-        monkeypatch.setitem(sys.modules, MODULE, module)
-        module.get_batch = lambda: passes(1)
-        passes(0)  # any call
-        step(wait, module.get_batch)
-        assert sys.getprofile() is None
-    finally:
-        sys.setprofile(profiler)
-    assert wait.result() == (1,)
-
-
-def test_the_search_ends_with_the_first_step() -> None:
-    loader = NamedLoader(f"{MODULE}:get_batch")
-    profiler = sys.getprofile()
-    sys.setprofile(None)
-    try:
-        loader.watch()
-        assert sys.getprofile() == loader._look
-        loader.end_search()
-        assert sys.getprofile() is None
-    finally:
-        sys.setprofile(profiler)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +218,13 @@ def test_the_search_ends_with_the_first_step() -> None:
 )
 def test_a_loader_that_gives_no_batch_is_refused(module: ModuleType, name: str, said: str) -> None:
     loader = NamedLoader(name)
-    loader.end_search()
+    Search([loader]).end()
     with pytest.raises(MismatchError, match=f"^loader='{name}': {said}"):
         loader.check()
 
 
 def test_an_iterator_of_a_named_loader_keeps_its_methods(wait: DataWait, module: Any) -> None:
-    NamedLoader(f"{MODULE}:batches").watch()
+    Search([NamedLoader(f"{MODULE}:batches")]).begin()
     batches = module.batches()
     assert iter(batches) is batches
     batches.close()

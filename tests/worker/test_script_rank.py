@@ -16,6 +16,7 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
+from perfsuite.worker.named import Search
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.rank import empty_report, failure_of, write_failure
 from perfsuite.worker.script_rank import Claim, ScriptRank
@@ -34,7 +35,8 @@ def run_dir(tmp_path: Path) -> RunDir:
 def rank(run_dir: RunDir) -> ScriptRank:
     """The first of two."""
     request = CaseFile(case=make_case(framework=Fake()), device="cpu")
-    return ScriptRank(run_dir, request, empty_report(0, 2), losses=None, optimizers=Optimizers())
+    report, search = empty_report(0, 2), Search([])
+    return ScriptRank(run_dir, request, report, losses=None, optimizers=Optimizers(), search=search)
 
 
 def test_all_are_measured_when_each_has_reported_no_failure(rank: ScriptRank) -> None:

@@ -1,0 +1,19 @@
+"""Names of phases: parts of a training that a case or a script names."""
+
+import re
+
+from perfsuite.errors import CaseError
+
+LONGEST_NAME = 40
+
+
+def phase_name(name: object) -> str:
+    """Return the name of a phase. Raises `CaseError` if it cannot be one."""
+    if not isinstance(name, str) or re.fullmatch(rf"[A-Za-z][\w ./-]{{0,{LONGEST_NAME - 1}}}", name) is None:
+        raise CaseError(
+            f"{name!r} is no name of a phase: begin with a letter, and go on with letters, digits, spaces or "
+            f"any of _./-, {LONGEST_NAME} in all at the most, as 'rollout'"
+        )
+    if re.fullmatch(r"step \d+", name):
+        raise CaseError(f"{name!r} is the name of a step in reports: give the phase another name")
+    return name

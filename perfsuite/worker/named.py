@@ -1,0 +1,146 @@
+"""Finds functions that a case names as `module:name`, and wraps them without editing the script. No torch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class NamedFunction:
+    """A function or method that a case names as `module:name`, wrapped once the script has defined it.
+
+    A name with dots is a method: `train:Loader.next_batch`. Of a class the first of `methods` that it has is
+    wrapped; without `methods` a class is not what is wanted.
+    """
+
+    def __init__(self, name: str, wrap: Wrap, methods: Sequence[str] = ()) -> None:
+        self.name = name
+        self.module, _, self.path = name.partition(":")
+        self.is_found = False
+        self._wrap = wrap
+        self._methods = methods
+        self._is_of_main = False  # the module is the script itself
+
+    def look(self) -> bool:
+        """Look for the function, and wrap it if it is there. Returns whether it is found by now."""
+        if self.is_found or (owner := self._owner(self._imported())) is None:
+            return self.is_found
+        name = self.path.rpartition(".")[2]
+        function = inspect.getattr_static(owner, name)
+        if isinstance(function, type):
+            method = next((each for each in self._methods if hasattr(function, each)), None)
+            if method is None:
+                return False
+            setattr(function, method, self._wrap(getattr(function, method)))
+        elif isinstance(function, staticmethod | classmethod):
+            setattr(owner, name, type(function)(self._wrap(function.__func__)))
+        elif callable(function):
+            replace_everywhere(owner, name, function, self._wrap(function))
+        else:
+            return False
+        self.is_found = True
+        return True
+
+    def module_may_be_main(self) -> None:
+        """Find out whether the module is the script itself: multiprocessing may have set another one."""
+        self._is_of_main = self.module in _names_of_main()
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the script has imported the module, or is it."""
+        return self._imported() is not None
+
+    def check(self) -> None:
+        """Raise `MismatchError` if the first steps show that the name is wrong."""
+
+    def why_not_found(self) -> str | None:
+        """Return what is wrong with the name so far; None if the function is found."""
+        if self.is_found:
+            return None
+        if (module := self._imported()) is None:
+            return f"the script imported no module {self.module!r}: name it as the script imports it"
+        kinds = "function, class or method" if self._methods else "function or method"
+        what = "does not exist in" if self._owner(module) is None else f"is no {kinds} of"
+        return f"{self.path!r} {what} {module.__name__!r}"
+
+    def _imported(self) -> Any:
+        return sys.modules.get("__main__" if self._is_of_main else self.module)
+
+    def _owner(self, module: Any) -> Any:
+        """Return the module or class that has the function; None if there is none."""
+        *parents, name = self.path.split(".")
+        owner = functools.reduce(lambda found, each: getattr(found, each, None), parents, module)
+        return owner if hasattr(owner, name) else None
+
+
+class Search:
+    """Looks for named functions as soon as the script defines them, before they are called.
+
+    Nothing but a profile function runs between a definition in `__main__` and the first call. It is gone once
+    all functions are found, or the first step begins.
+    """
+
+    def __init__(self, named: Sequence[NamedFunction]) -> None:
+        self.named = named
+
+    def begin(self) -> None:
+        """Find what there is now, and begin to look for the rest."""
+        self._find_main()
+        is_started_by_python = multiprocessing.parent_process() is None
+        if not self.look() and is_started_by_python and sys.getprofile() is None:
+            sys.setprofile(self._look_in_a_call)
+
+    def end(self) -> None:
+        """Take the profile function away, and look once more: the first step begins."""
+        if sys.getprofile() == self._look_in_a_call:
+            sys.setprofile(None)
+        self._find_main()
+        self.look()
+
+    def look_late(self) -> list[NamedFunction]:
+        """Look for what was not defined when the first step began. Returns what is found now."""
+        missing = [named for named in self.named if not named.is_found]
+        return [named for named in missing if named.look()]
+
+    def look(self) -> bool:
+        """Look for what is not found yet. Returns whether all functions are found."""
+        found = [named.look() for named in self.named]  # each, also where one is not there yet
+        return all(found)
+
+    def _find_main(self) -> None:
+        for named in self.named:
+            named.module_may_be_main()
+
+    def _look_in_a_call(self, frame: FrameType, event: str, _: Any) -> None:
+        try:
+            is_over = self.look()
+        except Exception:  # it would end the script: `end` tries again
+            is_over = True
+        if is_over:
+            sys.setprofile(None)
+
+
+def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> None:
+    """Replace a function, also where a module has it by `from module import name`."""
+    for each in (owner, *list(sys.modules.values())):
+        try:
+            names = object.__getattribute__(each, "__dict__")  # a lazy module would be loaded by its own way
+        except AttributeError:
+            continue
+        if names.get(name) is function:
+            setattr(each, name, wrapped)
+
+
+def _names_of_main() -> tuple[str | None, ...]:
+    """Return the names of the script's own module: of its file, or what follows `python -m`."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    return ("__main__", Path(getattr(main, "__file__", None) or "").stem, getattr(spec, "name", None))

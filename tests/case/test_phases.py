@@ -1,0 +1,39 @@
+import pytest
+
+from perfsuite import Script
+from perfsuite.case.phases import phase_name
+from perfsuite.errors import CaseError
+
+
+@pytest.mark.parametrize("name", ["rollout", "reward model", "ppo/score-2", "save checkpoint"])
+def test_a_phase_has_words_for_a_name(name: str) -> None:
+    assert phase_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "2nd", "a\nb", "x" * 41, 7])
+def test_what_is_no_name_of_a_phase_is_refused(name: object) -> None:
+    with pytest.raises(CaseError) as error:
+        phase_name(name)
+    assert str(error.value).startswith(f"{name!r} is no name of a phase: begin with a letter")
+
+
+def test_a_phase_cannot_be_called_as_a_step_is() -> None:
+    with pytest.raises(CaseError, match=r"^'step 10' is the name of a step in reports"):
+        phase_name("step 10")
+
+
+@pytest.mark.parametrize("function", ["generate", "train.generate", "a b:c"])
+def test_a_phase_of_a_case_is_module_and_name(function: str) -> None:
+    with pytest.raises(CaseError, match=f"'{function}'}} is not module:name, as 'train:generate'"):
+        Script(path="train.py", phases={"rollout": function})
+
+
+def test_a_case_refuses_a_phase_that_cannot_be_named_so() -> None:
+    with pytest.raises(CaseError, match=r"^Script: phases: 'step 1' is the name of a step"):
+        Script(path="train.py", phases={"step 1": "train:generate"})
+
+
+def test_a_case_that_names_phases_keeps_its_id() -> None:
+    """Its baselines stay: it is the same training."""
+    named = Script(path="train.py", phases={"rollout": "train:generate"})
+    assert named.slug() == Script(path="train.py").slug()

@@ -1,0 +1,204 @@
+"""What launches tell of events and phases of a script, which stays as it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import Case, Model, Script, Topology
+from perfsuite.launch import hang
+from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
+from perfsuite.results.count_baseline import from_runs
+from perfsuite.results.run import Run
+from perfsuite.verdict import exact
+from perfsuite.verdict.arms import judge_counts
+from tests.frameworks import test_base as base
+from tests.samples import known
+
+TRAIN = """
+import os
+import torch
+import perfsuite
+
+EXTRA = int(os.environ.get("EXTRA", 0))
+
+def generate():
+    return torch.ones(4, 8)
+
+@perfsuite.phase("score")
+def score(batch):
+    return batch
+
+def unused():
+    pass
+
+def save(model, path):
+    torch.save({"model": model.state_dict(), "more": torch.ones(EXTRA)}, path)
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = os.path.join(os.environ["PERFSUITE_LAUNCH_DIR"], "model.pt")
+    save(model, path)
+    model.load_state_dict(torch.load(path)["model"])
+    for step in range(1000):
+        optimizer.zero_grad()
+        batch = score(generate())
+        (model(batch) - 1).square().mean().backward()
+        optimizer.step()
+        if step % 5 == 4:
+            save(model, path)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+SHARDED = """
+import os
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = os.environ["PERFSUITE_LAUNCH_DIR"]
+    group = dist.new_group(backend="gloo")  # of the thread that saves next to training
+    saving = None
+    for step in range(1000):
+        optimizer.zero_grad()
+        (model(torch.ones(4, 8)) - 1).square().mean().backward()
+        optimizer.step()
+        if step == 4:
+            dcp.save({"model": model.state_dict()}, checkpoint_id=f"{path}/whole")
+        if step == 5:
+            later = {"checkpoint_id": f"{path}/later", "process_group": group}
+            saving = dcp.async_save({"model": model.state_dict()}, **later)
+        if step == 9:
+            saving.result()
+
+main()
+"""
+SLOW = """
+import os, time
+import torch
+
+class Slow:
+    def __reduce__(self):
+        time.sleep(float(os.environ["SLEEP_S"]))
+        return (Slow, ())
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1000):
+        optimizer.zero_grad()
+        (model(torch.ones(4, 8)) - 1).square().mean().backward()
+        optimizer.step()
+        if step == 8:
+            torch.save(Slow(), os.path.join(os.environ["PERFSUITE_LAUNCH_DIR"], "slow.pt"))
+
+main()
+"""
+
+
+def launched(
+    directory: Path,
+    *,
+    text: str = TRAIN,
+    ranks: int = 1,
+    phases: dict[str, str] | None = None,
+    **env: Any,
+) -> Run:
+    directory.mkdir(exist_ok=True)
+    path = directory / "train.py"
+    path.write_text(text)
+    variables = {name: str(value) for name, value in env.items()}
+    case: Case = base.SMALL.replace(
+        model=Model.named("net"),
+        framework=Script(path=path, env=variables, phases=phases or {}),
+        sequence_length=None,
+        micro_batch=4,
+        topology=Topology(processes_per_node=ranks),
+        max_warmup_steps=4,
+        steps=10,
+    )
+    return launch_once(case, detect(), directory / "run")
+
+
+def measured(directory: Path, **how: Any) -> Run:
+    """A launch that went well, however busy the machine was meanwhile."""
+    run = launched(directory, **how)
+    assert run.failure is None, run.failure
+    return run.replace(health=None)
+
+
+@pytest.mark.launch
+def test_checkpoints_and_phases_of_a_script_are_spans(tmp_path: Path) -> None:
+    run = measured(tmp_path / "one", phases={"rollout": "train:generate"})
+    steps = {name: times.steps for name, times in run.spans.items()}
+    assert steps == {
+        "save checkpoint": (0, 5, 10),
+        "load checkpoint": (0,),
+        "rollout": tuple(range(14)),
+        "score": tuple(range(14)),
+    }
+    assert run.spans.keys() == run.counts[0].counts.spans.keys()
+
+
+@pytest.mark.launch
+def test_a_checkpoint_that_became_larger_regresses(tmp_path: Path) -> None:
+    before, same, more = (
+        measured(tmp_path / name, EXTRA=extra)
+        for name, extra in (("before", 2**18), ("same", 2**18), ("more", 2**19))
+    )
+    unchanged = known(exact.check([same], from_runs([before])))
+    assert (unchanged.outcome, unchanged.findings, unchanged.notes) == ("passed", (), ())
+    verdict = judge_counts(before, more)
+    assert verdict.outcome == "regressed"
+    (finding,) = known(verdict.counts).findings
+    assert finding.sentence == "save checkpoint: bytes written: 1.0 -> 2.0 MiB"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("train:nothing", "'nothing' does not exist in '__main__': name a function or method"),
+        ("train:EXTRA", "'EXTRA' is no function or method of '__main__'"),
+        ("train:unused", "no rank began and ended a call of it in the 14 steps, in the thread that trains"),
+        ("elsewhere:run", "no rank began and ended a call of it in the 14 steps, in the thread that trains"),
+    ],
+)
+def test_a_phase_that_never_runs_fails(tmp_path: Path, function: str, said: str) -> None:
+    failure = known(launched(tmp_path / "wrong", phases={"rollout": function}).failure)
+    assert failure.kind == "mismatch"
+    assert failure.message.startswith(f"phases={{'rollout': '{function}'}}: {said}")
+
+
+@pytest.mark.launch
+def test_a_sharded_checkpoint_has_bytes_and_collectives_of_each_rank(tmp_path: Path) -> None:
+    run = measured(tmp_path / "sharded", text=SHARDED, ranks=2)
+    assert run.spans["save checkpoint"].steps == (5, 6)
+    of_ranks = [entry.counts.spans["save checkpoint"] for entry in run.counts for _ in entry.ranks]
+    written = [known(counts.bytes_written) for counts in of_ranks]
+    whole = next((tmp_path / "sharded").rglob("whole"))
+    assert sum(written) == sum(file.stat().st_size for file in whole.glob("*.distcp"))
+    assert all(counts.collectives_begun for counts in of_ranks)
+
+
+@pytest.mark.launch
+@pytest.mark.nightly
+def test_a_checkpoint_longer_than_a_hang_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("HANG_S", 15), ("LONGEST_STEPS", 0), ("LONGEST_WARM_UPS", 0)):
+        monkeypatch.setattr(hang, name, value)
+    run = measured(tmp_path / "slow", text=SLOW, SLEEP_S=30)
+    assert run.spans["save checkpoint"].steps == (9,)
