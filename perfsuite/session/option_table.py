@@ -335,7 +335,6 @@ OPTIONS = (
         parse=whole(1, 10_000),
         default=str(CONSECUTIVE),
         ini=True,
-        of_verdict=True,
         help="steps in a row that are counted where nothing is timed: in dry runs and comparisons of counts",
     ),
     Option(

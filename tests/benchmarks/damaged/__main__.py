@@ -47,6 +47,7 @@ from tests.benchmarks.damaged.running import Said, in_process
 from tests.benchmarks.damaged.shown import excuse
 from tests.benchmarks.damaged.world import Target
 
+ALONE = ("-p", "no:perfsuite")  # pytest without perfsuite
 NO_END = ("fifo", "device", "sparse")  # which pytest reads without end, if they stand for its ini file
 BAD = ("tracebacks", "hangs or killed", "wrong greens")
 EXCUSED = ("excused: equal", "excused: shown", "excused: help")
@@ -213,6 +214,12 @@ def try_line(
     damaged = damaged_line(draw, words)
     said = _tried(root, project, damaged)
     command = f"damaged command line of {_name(words)}"
+    if "--json" in words and "--json" not in damaged:  # the text says the same in other words
+        usual = _tried(root, project, [word for word in words if word != "--json"])
+    if said.is_killed and words[0] == "pytest" and _tried(root, project, [*damaged, *ALONE]).is_killed:
+        counts.add(command, "trials")
+        counts.add(command, "pytest itself breaks down")
+        return
     row = f"{number} in {project}: {' '.join(words)} -> {damaged}: {usual} -> {said}"
     counts.add(command, "trials")
     if said.status == usual.status:
