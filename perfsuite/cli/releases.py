@@ -156,8 +156,13 @@ class _Runs:
         for name in names:
             yield (step := Step(f"{last} -> {name}" if last else name))
             try:
-                where = {"root": options.root, "store": options.store}
-                arm = resolve("", f"{self.package}=={name}", **where, consent=self.consent)
+                arm = resolve(
+                    "",
+                    f"{self.package}=={name}",
+                    root=options.root,
+                    store=options.store,
+                    consent=self.consent,
+                )
             except CaseError as error:
                 step.unknown.append(f"- not installed: {text(str(error).rpartition('ERROR: ')[2])}")
                 continue

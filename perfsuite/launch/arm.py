@@ -59,6 +59,7 @@ class Arm:
     lock: str = ""  # the commit's file whose packages the interpreter has, from its top on; or empty
     dirty: bool = False
     perfsuite: str = __version__
+    is_installed: bool = True  # false where packages that its words name are still to be installed
 
     @property
     def variables(self) -> dict[str, str]:
@@ -108,12 +109,22 @@ def here(root: Path) -> Arm:
     return Arm(commit=now.commit, dirty=now.dirty or is_new)
 
 
-def resolve(option: str, text: str, *, root: Path, store: Path, consent: Consent = refuse_large) -> Arm:
+def resolve(
+    option: str,
+    text: str,
+    *,
+    root: Path,
+    store: Path,
+    consent: Consent = refuse_large,
+    installs: bool = True,
+) -> Arm:
     """Make an arm of its words; a commit is checked out into a worktree in `store`, made once.
 
     `option` is what the user gave the words to, for messages. `root` lies in the repository whose commits are
-    meant. `consent` is told what is to be downloaded. Raises `CaseError` for words that are no arm, and
-    `GitError` where no worktree can be made.
+    meant. `consent` is told what is to be downloaded. `installs`: packages are installed that the words name;
+    else the arm is made without them, to be resolved once more (`Arm.is_installed`).
+
+    Raises `CaseError` for words that are no arm, and `GitError` where no worktree can be made.
     """
     try:
         words = shlex.split(text)
@@ -128,13 +139,16 @@ def resolve(option: str, text: str, *, root: Path, store: Path, consent: Consent
     ]
     text = text if shown == words else shlex.join(shown)
     try:
-        return _resolved(words, replace(here(root), text=text), root, store, consent)
+        return _resolved(words, replace(here(root), text=text), root, store, consent if installs else None)
     except (CaseError, PackageError) as error:
         raise CaseError(f"{option} {text!r}: {error}") from None
 
 
-def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: Consent) -> Arm:
-    """The arm of these words. No error of this and of what follows names a word that may hold a secret."""
+def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: Consent | None) -> Arm:
+    """The arm of these words; nothing is installed for it without a `consent`.
+
+    No error of this and of what follows names a word that may hold a secret.
+    """
     given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]
@@ -156,10 +170,16 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: 
             raise CaseError("give an interpreter or a lock file, not both")
         if lock and not (worktree / lock).is_file():
             raise CaseError("that commit has no such file; name it from the top on")
-        python = environment(worktree / lock, commit, store) if lock else python
+        if lock and consent is None:
+            arm = replace(arm, is_installed=False)
+        elif lock:
+            python = environment(worktree / lock, commit, store)
         arm = _moved(replace(arm, python=python, lock=lock), commit, worktree, _top(root))
     if releases:
-        arm = replace(arm, packages=str(release(releases, arm.python, store, consent)))
+        if consent is None:
+            arm = replace(arm, is_installed=False)
+        else:
+            arm = replace(arm, packages=str(release(releases, arm.python, store, consent)))
     return replace(arm, perfsuite=_version(arm)) if pythons or commits else arm
 
 

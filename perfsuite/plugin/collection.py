@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
 from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.session import Session
-from perfsuite.session.setup import Host
+from perfsuite.session.setup import DryHost, Host
 
 EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it
 ENDED = pytest.StashKey[bool]()  # of a test: whether it came to its end: not where an interrupt cut it short
@@ -30,6 +30,8 @@ ENDED = pytest.StashKey[bool]()  # of a test: whether it came to its end: not wh
 # Of the session:
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
+INSTALLS = pytest.StashKey[Callable[[], Session]]()
+"""Makes the session once more, with the packages installed that its arms name."""
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, whatever is selected
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # the ids of the cases that other jobs of a night measure
 SELECTED = pytest.StashKey[int]()  # how many tests ask for a measurement
@@ -179,9 +181,13 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find out which cases of arm A are no longer among those that were asked for."""
-    config, ours = session.config, session.config.stash[SESSION]
-    if not ours.way.arms or is_worker(config) or runs_no_test(config):
-        return
+    config = session.config
+    if config.stash[SESSION].way.arms and not is_worker(config) and not runs_no_test(config):
+        _list_case_changes(config)
+
+
+def _list_case_changes(config: pytest.Config) -> None:
+    ours = config.stash[SESSION]
     wanted = selection_of(config)
     ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
 
@@ -214,6 +220,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if benchmarks and not runs_no_test(session.config):
         with usage_error():
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
+            if progress.cases:
+                _install(session.config)
             if session.config.getoption("--perf-resume"):
                 ours = session.config.stash[SESSION]
                 ours.resume()
@@ -224,6 +232,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         tests = _collected_tests(session.config.stash.get(BENCHMARKS, []), benchmarks)
         with usage_error():
             documents.write(Path(file), CaseList(cases=tuple(by_id.values()), tests=tests))
+
+
+def _install(config: pytest.Config) -> None:
+    """Install what the arms of a comparison name: there are cases that will run in them."""
+    make = config.stash.get(INSTALLS, None)
+    if make is None:
+        return
+    ours = config.stash[SESSION]
+    before = ours.setup.host
+    installed = make()
+    ours.setup, ours.way = installed.setup, installed.way
+    if isinstance(before, DryHost) and isinstance(ours.setup.host, DryHost):
+        ours.setup.host.hardware = before.hardware
+    if not is_worker(config):  # the cases of arm A, with the packages that it has now
+        _list_case_changes(config)
 
 
 def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) -> tuple[CollectedTest, ...]:

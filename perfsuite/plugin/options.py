@@ -12,7 +12,15 @@ from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.slurm import PREFIX
-from perfsuite.plugin.collection import NO_BENCH, PROGRESS, SESSION, is_worker, terminal_of, usage_error
+from perfsuite.plugin.collection import (
+    INSTALLS,
+    NO_BENCH,
+    PROGRESS,
+    SESSION,
+    is_worker,
+    terminal_of,
+    usage_error,
+)
 from perfsuite.plugin.ending import CollectsFromWorkers, HoldsInterrupts
 from perfsuite.plugin.others import turn_off_xdist
 from perfsuite.plugin.selection import CommandLine, hardware_of
@@ -109,10 +117,18 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     with usage_error():
         launches = None if chosen["dry"] else launcher(chosen["launcher"])
         if against := chosen["against"]:
-            arms = against_arm.resolved(options, (("--perf-against", against), ("", ".")))
-            if launches is None:
-                return against_arm.by_counts(options, progress, None, arms)
-            return against_arm.by_times(options, progress, launches, arms, max_pairs=chosen["max-pairs"])
+            words = (("--perf-against", against), ("", "."))
+
+            def compare(*, installs: bool) -> Session:
+                arms = against_arm.resolved(options, words, installs=installs)
+                if launches is None:
+                    return against_arm.by_counts(options, progress, None, arms)
+                return against_arm.by_times(options, progress, launches, arms, max_pairs=chosen["max-pairs"])
+
+            session = compare(installs=False)
+            if not all(arm.is_installed for arm in session.way.arms):
+                config.stash[INSTALLS] = lambda: compare(installs=True)
+            return session
         if launches is None:
             return dry_session(options, progress)
         setup = Setup(options, progress, Host(launches, options.store))

@@ -204,11 +204,21 @@ def _launch(trial: Trial, arm: str, number: int) -> Path:
 
 
 def resolved(
-    options: Options, arms: Sequence[tuple[str, str]], consent: Consent = refuse_large
+    options: Options,
+    arms: Sequence[tuple[str, str]],
+    consent: Consent = refuse_large,
+    *,
+    installs: bool = True,
 ) -> tuple[Arm, ...]:
-    """The two arms, of options and their values. Raises `CaseError` and `GitError` where there is none."""
-    where = {"root": options.root, "store": options.store}
-    return tuple(resolve(option, text, **where, consent=consent) for option, text in arms)
+    """The two arms, of options and their values. Raises `CaseError` and `GitError` where there is none.
+
+    `installs`: see `resolve`.
+    """
+    root, store = options.root, options.store
+    return tuple(
+        resolve(option, text, root=root, store=store, consent=consent, installs=installs)
+        for option, text in arms
+    )
 
 
 def by_times(

@@ -52,7 +52,7 @@ def test_a_script_is_measured_as_it_is_where_commands_then_look_for_cases() -> N
     init("--script", "train-it.py", "--hardware", "h100", "--cases", "perf")
     small, large = ids("perf/test_train_it.py")
     assert small.startswith("script-train-it-")
-    assert large == small.replace("-1x1", "-1x8")
+    assert large == small.replace("-fp32-1x1", "-bf16-mixed-1x8")
     assert Path("pytest.ini").read_text() == "[pytest]\nperf_cases = perf\n"
     Path("perf").rename("elsewhere")
     told = commands.error_of("plan", "--hardware", "h100")

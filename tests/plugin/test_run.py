@@ -1,6 +1,7 @@
 """No test turns a session green that measured its case badly, or not at all."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,3 +252,65 @@ def test_who_looks_at_fixtures_alone_measures_nothing(suite: pytest.Pytester, op
     result.stdout.fnmatch_lines(["*SETUP    F bench*"])
     result.stdout.no_fnmatch_line("*nothing was measured*")
     assert not (suite.path / ".perfsuite").exists()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """What is installed for arms."""
+    asked: list[Any] = []
+
+    def release(words: Any, *_: Any) -> Path:
+        asked.append(words)
+        return tmp_path
+
+    monkeypatch.setattr("perfsuite.launch.arm.release", release)
+    return asked
+
+
+def test_nothing_is_installed_for_an_arm_before_cases_are_collected(
+    suite: pytest.Pytester, installed: list[Any]
+) -> None:
+    suite.makepyfile(test_cases="raise LookupError('a name')")
+
+    run(suite, "-m", "cpu", "--perf-against=torch==9.9", status=pytest.ExitCode.INTERRUPTED)
+
+    assert installed == []
+
+
+def test_nothing_is_installed_for_an_arm_without_a_case(suite: pytest.Pytester, installed: list[Any]) -> None:
+    run_cpu(suite, "--perf-against=torch==9.9", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
+
+    assert installed == []
+
+
+def test_the_packages_of_an_arm_are_installed_once_for_its_cases(
+    suite: pytest.Pytester, installed: list[Any]
+) -> None:
+    run_cpu(suite, "--perf-against=torch==9.9", "--perf-json=out.json")
+
+    assert installed == [["torch==9.9"]]
+    assert [arm["text"] for arm in read_json(suite)["arms"]] == ["torch==9.9", "."]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("def test_it(bench, case):", "def test_it(case):", "has a case among its parameters"),
+        ("[FAKE, A100]", "[[FAKE], [A100]]", "is nested inside a parameter"),
+    ],
+)
+def test_a_test_that_would_measure_no_case_is_refused(
+    suite: pytest.Pytester, old: str, new: str, said: str
+) -> None:
+    suite.makepyfile(test_cases=CASES.replace(old, new).replace("bench(case)", "pass"))
+
+    result = run(suite, "-m", "cpu", status=pytest.ExitCode.USAGE_ERROR)
+
+    result.stderr.fnmatch_lines([f"ERROR: test_cases.py::test_it*{said}*"])
+
+
+def test_no_bench_marks_a_test_that_measures_nothing_on_purpose(suite: pytest.Pytester) -> None:
+    marked = CASES.replace("def test_it(bench, case):", "@pytest.mark.no_bench\n    def test_it(case):")
+    suite.makepyfile(test_cases=marked.replace("bench(case)", "pass"))
+
+    run(suite, "-m", "cpu or a100")
