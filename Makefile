@@ -32,7 +32,7 @@ quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (ma
 	tests=$$(.venv/bin/python -m tests.changed $(BASE)) && { [ -z "$$tests" ] || \
 		.venv/bin/pytest $$tests -m unit --numprocesses=3 $(ARGS) || [ $$? -eq 5 ]; }
 
-unit: .venv/installed  ## all tests that start no process (a minute)
+unit: .venv/installed  ## all tests that start no process (three minutes on two cores)
 	$(TESTS) -m unit $(ARGS)
 
 smoke: .venv/installed  ## a launch of each framework, and the main paths
@@ -42,7 +42,7 @@ test: .venv/installed  ## lint, types, the documentation, and all tests but thos
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) -m "not nightly" $(ARGS)
 
-test-all: .venv/installed  ## as CI: those, too (13 minutes)
+test-all: .venv/installed  ## as CI: those, too (half an hour)
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) $(ARGS)
 
@@ -93,7 +93,7 @@ figures: .venv/installed  ## what perfsuite itself costs
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
 
-damaged: .venv/installed  ## COUNT=2000 SEED=0: damaged files and commands; no traceback, hang or wrong green (half an hour)
+damaged: .venv/installed  ## COUNT=2000 SEED=0: damaged files and commands; no traceback, hang or wrong green (a quarter of an hour)
 	.venv/bin/python -m tests.benchmarks.damaged $(or $(COUNT),2000) 300 $(SEED)
 
 hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regression, and unchanged ones (an hour)
