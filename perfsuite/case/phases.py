@@ -14,6 +14,8 @@ def phase_name(name: object) -> str:
             f"{name!r} is no name of a phase: begin with a letter, and go on with letters, digits, spaces or "
             f"any of _./-, {LONGEST_NAME} in all at the most, as 'rollout'"
         )
-    if re.fullmatch(r"step \d+", name):
-        raise CaseError(f"{name!r} is the name of a step in reports: give the phase another name")
+    if re.fullmatch(r"step \d+|(cold|start-up)\b.*", name):
+        raise CaseError(
+            f"{name!r} is taken in reports, by a step or by the start-up: give the phase another name"
+        )
     return name

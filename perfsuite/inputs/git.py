@@ -291,7 +291,7 @@ def changes(directory: Path) -> str | None:
     return hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None
 
 
-_OF_DIFF = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+_OF_DIFF = ("--no-relative", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
 
 
 def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[int, int]]:

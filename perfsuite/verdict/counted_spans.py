@@ -86,7 +86,9 @@ def when(steps: Sequence[int], counted: Sequence[int]) -> str:
     if list(steps) == list(counted):
         return ""
     period = steps[1] - steps[0] if len(steps) > 1 else 0
-    if period > 1 and list(steps) == [step for step in counted if (step - steps[0]) % period == 0]:
+    is_consecutive = counted[-1] - counted[0] == len(counted) - 1
+    of_period = [step for step in counted if period and (step - steps[0]) % period == 0]
+    if is_consecutive and period > 1 and list(steps) == of_period:
         return f"every {_ordinal(period)} step ({', '.join(map(str, steps))})"
     if len(steps) > 1 and list(steps) == [step for step in counted if step >= steps[0]]:
         return f"from step {steps[0]} on"

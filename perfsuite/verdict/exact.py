@@ -122,20 +122,26 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
     )
     found: list[str] = []
-    for _, before, now in _alike(baseline, launches):
-        then, today = sum(before.flops.values()), max(sum(each.flops.values()) for each in now)
-        new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
-        if today < then and new:
-            rest = f"{', '.join(new)} may do the rest, without a formula"
-            found.append(f"FLOPs {arrow(then, today, 'FLOP')}: {rest}")
-        elif today < GONE * then and not is_known:
-            found.append(f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}")
-        then, *each = (
-            sum(row.bytes for row in counts.collectives if row.ranks > 1) for counts in (before, *now)
-        )
-        if max(each) < GONE * then:
-            found.append(f"collectives {arrow(then, max(each), 'bytes')}{_OUT_OF_SIGHT}{advice}")
+    for _, whole_before, whole_now in _alike(baseline, launches):
+        for span, before, now in counted_spans(whole_before, whole_now):
+            where = "" if span == step_name(whole_before.step) else f"{span}: "
+            found += [
+                f"{where}{doubt}" for doubt in _doubts_of_span(before, now, advice=advice, is_known=is_known)
+            ]
     return list(dict.fromkeys(found))
+
+
+def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known: bool) -> Iterator[str]:
+    then, today = sum(before.flops.values()), max(sum(each.flops.values()) for each in now)
+    new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
+    if today < then and new:
+        rest = f"{', '.join(new)} may do the rest, without a formula"
+        yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"
+    elif today < GONE * then and not is_known:
+        yield f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}"
+    then, *each = (sum(row.bytes for row in counts.collectives if row.ranks > 1) for counts in (before, *now))
+    if max(each) < GONE * then:
+        yield f"collectives {arrow(then, max(each), 'bytes')}{_OUT_OF_SIGHT}{advice}"
 
 
 def _unknown(counts: Counts) -> set[str]:
@@ -295,7 +301,7 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
         for span, is_before in missing_spans(before, after):
             notes.append(f"{span}: not judged, {_NOT_COUNTED if is_before else _NOT_IN_BASELINE}")
         for span, was, is_now in counted_spans(before, after):
-            for quantity in (quantities.WRITTEN, quantities.BEGUN):
+            for quantity in quantities.OF_SPANS:
                 is_before = quantity.value(was) is not None
                 if is_before != all(quantity.value(counts) is not None for counts in is_now):
                     where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE

@@ -39,6 +39,7 @@ TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by tim
 SESSIONS_APART = 0.2
 """Growth of a time on a CPU that two sessions may show with the same code: once the CPU time of a step was
 15 % higher an hour later. A smaller change is called only if baselines tell how sessions differ."""
+WARM_BY = 2  # launches of a case, of which the first may compile what the next finds in a cache
 ONE_SESSION = "sessions on a CPU may differ so: accept two of them (perfsuite baseline accept --sessions 2)"
 OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
 THE_BASELINE = "the baseline"
@@ -290,9 +291,11 @@ def _span_check(
     check = unjudged(metric, runs[0], now, then, metric.tolerance(device))
     if not now:
         is_cold = all(f"{COLD}{metric.label}" in run.spans for run in runs)
-        if is_cold and len(runs) < policy.most:
+        if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
-        return check.replace(outcome="inconclusive", note=ONLY_COLD if is_cold else UNSEEN_SPAN)
+        # One that stays cold compiles in each of its users' launches: it is as one that is not seen.
+        note = ONLY_COLD if is_cold and len(runs) < WARM_BY else UNSEEN_SPAN
+        return check.replace(outcome="inconclusive", note=note)
     costs_now, costs_then = ([metric.cost(value) for value in side] for side in (now, then))
     most = max(1, policy.most - (len(runs) - len(now)))
     policy_of_span = replace(policy, max_launches=most, min_launches=1)
@@ -366,7 +369,8 @@ def _decided(
     if is_negligible(metric, decision.outcome, decision.estimate):
         return decided.replace(outcome="passed", note=negligible(metric))
     is_time = metric in (*PROBE_CORRECTED, CPU_S_PER_STEP) or isinstance(metric, PartOfStep | SpanSeconds)
-    apart = SESSIONS_APART if device == "cpu" and is_time else 0.0
+    is_of_host = device == "cpu" or isinstance(metric, SpanSeconds)
+    apart = SESSIONS_APART if is_time and is_of_host else 0.0
     is_change = decision.outcome in ("regressed", "improved")
     if is_change and not noise.session_sigma and abs(math.log1p(decision.estimate)) < math.log1p(apart):
         return decided.replace(outcome="inconclusive", note=ONE_SESSION)

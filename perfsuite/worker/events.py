@@ -96,6 +96,7 @@ def watch() -> None:
     global _imports
     if _imports is not None:
         _imports.end()
+    phases.is_compiling = torch.compiler.is_compiling
     spans = phases.spans = Spans(Meters(collectives=collectives_begun, peak=_allocator_peak))
     by_module = defaultdict[str, list[Callable[[ModuleType], object]]](list)
     for recognised in RECOGNISED:
@@ -117,7 +118,7 @@ def watch() -> None:
 
 
 def _allocator_peak() -> int | None:
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # to ask for more would keep a process that is forked from its GPU
         return None
     return torch.cuda.memory_stats().get("allocated_bytes.all.peak")
 

@@ -8,7 +8,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -34,16 +34,22 @@ class NamedFunction:
         if self.is_found or (owner := self._owner(self._imported())) is None:
             return self.is_found
         name = self.path.rpartition(".")[2]
-        function = inspect.getattr_static(owner, name)
+        function = inspect.getattr_static(owner, name, None)
+        if function is None:  # a module that gives it by a function of its own, `__getattr__`
+            function = getattr(owner, name)
+        of_class = owner if isinstance(owner, type | ModuleType) else type(owner)
         if isinstance(function, type):
             method = next((each for each in self._methods if hasattr(function, each)), None)
             if method is None:
                 return False
             setattr(function, method, self._wrap(getattr(function, method)))
         elif isinstance(function, staticmethod | classmethod):
-            setattr(owner, name, type(function)(self._wrap(function.__func__)))
+            setattr(of_class, name, type(function)(self._wrap(function.__func__)))
         elif callable(function):
-            replace_everywhere(owner, name, function, self._wrap(function))
+            wrapped = self._wrap(function)
+            replace_everywhere(owner, name, function, wrapped)
+            if inspect.getattr_static(owner, name, None) is not wrapped:  # it is inherited
+                setattr(of_class, name, wrapped)
         else:
             return False
         self.is_found = True

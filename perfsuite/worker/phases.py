@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _no_torch() -> bool:
+    return False
+
+
 spans: Spans | None = None  # of this process, if a launch measures it
+is_compiling: Callable[[], bool] = _no_torch
+"""Whether torch compiles what calls this. What is compiled has no phases: they would break its graph."""
 
 
 class phase:
@@ -34,7 +41,7 @@ class phase:
         self._begun: list[Span | None] = []
 
     def __enter__(self) -> phase:
-        self._begun.append(None if spans is None else spans.begin(self.name))
+        self._begun.append(None if spans is None or is_compiling() else spans.begin(self.name))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,7 +72,7 @@ def watched(function: F, name: str, *, is_event: bool = False) -> F:
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder = spans  # which may be gone when the call ends
+        recorder = None if is_compiling() else spans  # which may be gone when the call ends
         span = None if recorder is None else recorder.begin(name, is_event=is_event)
         if recorder is None or span is None:
             return function(*args, **kwargs)

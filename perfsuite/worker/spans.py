@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ class Spans:
 
         `running`: the file that says in which span it has been for long.
         """
-        self._thread = get_ident()
+        self._thread = _training_thread()
         self._steps = steps
         self._running = None if running is None else Running(running, self.open_for)
 
@@ -111,7 +112,7 @@ class Spans:
         if is_part or os.getpid() != self._pid:  # a process that was forked has no report
             return None
         is_counted = (thread, name) not in self._first
-        if is_counted and len({*(known for _, known in self._first), name}) > MOST_NAMES:
+        if is_counted and len({*(known for _, known in [*self._first]), name}) > MOST_NAMES:
             self.note(f"only the first {MOST_NAMES} names of events and phases are reported")
             return None
         span = Span(
@@ -123,9 +124,9 @@ class Spans:
         )
         if is_counted:
             span.collectives, span.peak = self._meters.collectives(), self._meters.peak()
-        others.append(span)
         if self._running is not None and thread == self._thread:
             self._running.begin()
+        others.append(span)
         span.since = self._meters.now()
         return span
 
@@ -216,6 +217,15 @@ class Spans:
         """Note why something is not known, once."""
         if why not in self.notes:
             self.notes.append(why)
+
+
+def _training_thread() -> int:
+    """Return the thread that runs the script.
+
+    Where optimizers step in backward, the caller may be a thread of autograd, which Python did not start.
+    """
+    here = threading.current_thread()
+    return (threading.main_thread() if isinstance(here, threading._DummyThread) else here).ident or 0
 
 
 def _is_over(span: Span) -> bool:

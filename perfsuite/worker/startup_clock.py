@@ -89,10 +89,12 @@ class StartUpClock:
 
     def end(self) -> StartUp | None:
         """End the first step. None if another thread has made it: its parts are not known."""
-        if self.is_over or get_ident() != self._thread:
+        if self.is_over:
+            return None
+        self.is_over = True
+        if get_ident() != self._thread:
             return None
         self._add(self._parts[-1])
-        self.is_over = True
         seconds = {part: each for part, each in self._seconds.items() if part not in UNNAMED}
         if not (self._has_batch or self._has_loop):
             seconds[BUILD_AND_FIRST_STEP] = seconds.pop(BUILD, 0.0)
@@ -200,7 +202,13 @@ def watch(owner: Any, name: str, part: str) -> None:
     watched.__wrapped__ = function  # type: ignore[attr-defined]
     watched.is_timed = True  # type: ignore[attr-defined]
     for module in (owner, *list(sys.modules.values())):
-        if getattr(module, "__dict__", {}).get(name) is function:
+        try:
+            names = object.__getattribute__(
+                module, "__dict__"
+            )  # a lazy module would be loaded by its own way
+        except AttributeError:
+            continue
+        if names.get(name) is function:
             setattr(module, name, watched)
 
 

@@ -18,7 +18,7 @@ def test_what_is_no_name_of_a_phase_is_refused(name: object) -> None:
 
 
 def test_a_phase_cannot_be_called_as_a_step_is() -> None:
-    with pytest.raises(CaseError, match=r"^'step 10' is the name of a step in reports"):
+    with pytest.raises(CaseError, match=r"^'step 10' is taken in reports"):
         phase_name("step 10")
 
 
@@ -29,7 +29,7 @@ def test_a_phase_of_a_case_is_module_and_name(function: str) -> None:
 
 
 def test_a_case_refuses_a_phase_that_cannot_be_named_so() -> None:
-    with pytest.raises(CaseError, match=r"^Script: phases: 'step 1' is the name of a step"):
+    with pytest.raises(CaseError, match=r"^Script: phases: 'step 1' is taken"):
         Script(path="train.py", phases={"step 1": "train:generate"})
 
 
@@ -37,3 +37,9 @@ def test_a_case_that_names_phases_keeps_its_id() -> None:
     """Its baselines stay: it is the same training."""
     named = Script(path="train.py", phases={"rollout": "train:generate"})
     assert named.slug() == Script(path="train.py").slug()
+
+
+@pytest.mark.parametrize("name", ["cold evaluation", "start-up", "start-up build"])
+def test_a_phase_cannot_be_called_as_a_part_of_the_start_up(name: str) -> None:
+    with pytest.raises(CaseError, match="is taken in reports"):
+        phase_name(name)

@@ -31,6 +31,10 @@ def test_names_when_a_change_comes(steps: tuple[int, ...], said: str) -> None:
     assert when(steps, STEPS) == said
 
 
+def test_a_period_is_named_among_steps_in_a_row_alone() -> None:
+    assert when((4, 100), (4, 50, 100)) == "in steps 4,100 of 4,50,100"
+
+
 def finding(now: int, outcome: Literal["regressed", "passed"] = "regressed") -> Finding:
     return Finding(
         field="kernels in forward",
@@ -189,3 +193,12 @@ def test_bytes_of_one_side_alone_are_no_verdict(before: int | None, now: int | N
     assert found.outcome == "passed"
     assert found.notes == (f"save checkpoint: bytes written: not judged, {where}",)
     assert not count_differences(then, today)
+
+
+def test_flops_that_go_out_of_sight_in_a_later_step_are_not_improved() -> None:
+    before = Counts(flops={"forward": 10**9}).with_step(Counts(step=5, flops={"forward": 10**9}))
+    hidden = Counts(step=5, flops={"forward": 10**6}, ops={"mine.fused": 1})
+    found = known(check([launch(Counts(flops={"forward": 10**9}).with_step(hidden))], baseline_of(before)))
+
+    assert found.outcome == "not counted"
+    assert any(note.startswith("step 5: FLOPs") for note in found.notes)

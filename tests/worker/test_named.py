@@ -92,3 +92,38 @@ def test_a_class_is_no_function_unless_methods_are_given(module: Any) -> None:
     assert (alone.look(), with_methods.look()) == (False, True)
     assert alone.why_not_found() == f"'Kind' is no function or method of '{MODULE}'"
     assert module.Kind()() == 2
+
+
+def test_an_inherited_method_is_wrapped_for_the_class_that_is_named(module: Any) -> None:
+    class Base:
+        def step(self) -> int:
+            return 1
+
+    module.Child = type("Child", (Base,), {})
+    named = NamedFunction(f"{MODULE}:Child.step", doubled)
+
+    assert named.look()
+    assert (module.Child().step(), Base().step()) == (2, 1)
+
+
+def test_a_method_of_an_object_is_wrapped(module: Any) -> None:
+    class Kind:
+        def step(self) -> int:
+            return 1
+
+    module.trainer = Kind()
+    named = NamedFunction(f"{MODULE}:trainer.step", doubled)
+
+    assert named.look()
+    assert module.trainer.step() == 2
+
+
+def test_a_function_that_a_module_gives_when_asked_is_wrapped(module: Any) -> None:
+    def get() -> int:
+        return 1
+
+    module.__getattr__ = {"get": get}.__getitem__
+    named = NamedFunction(f"{MODULE}:get", doubled)
+
+    assert named.look()
+    assert module.get() == 2

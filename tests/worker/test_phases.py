@@ -86,6 +86,16 @@ def test_an_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
     assert len(spans.times()["rollout"].seconds) == 1
 
 
+def test_what_is_compiled_has_no_phases(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would break the graph, or end the script with `fullgraph=True`."""
+    monkeypatch.setattr(phases, "is_compiling", lambda: True)
+
+    with phases.phase("rollout"):
+        pass
+
+    assert spans.times() == {}
+
+
 def test_a_launch_that_gives_up_in_a_phase_does_no_harm(
     spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,13 @@ def test_a_first_step_of_another_thread_is_unknown(clock: Clock) -> None:
     assert ended == [None]
 
 
+def test_a_first_step_of_another_thread_ends_the_clock(clock: Clock) -> None:
+    """Else each later step would wait for the device, as the first one does."""
+    in_a_thread(clock.end)
+
+    assert clock.is_over
+
+
 def test_a_part_ends_by_an_error_as_well(clock: Clock) -> None:
     def fails() -> None:
         with Part(DATA):
