@@ -293,9 +293,10 @@ def _span_check(
         is_cold = all(f"{COLD}{metric.label}" in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
-        # One that stays cold compiles in each of its users' launches: it is as one that is not seen.
-        note = ONLY_COLD if is_cold and len(runs) < WARM_BY else UNSEEN_SPAN
-        return check.replace(outcome="inconclusive", note=note)
+        # What stays cold compiles in each launch of its users: it decides, as what is not seen does.
+        notes = [ONLY_COLD] if is_cold else []
+        notes += [] if is_cold and len(runs) < WARM_BY else [UNSEEN_SPAN]
+        return check.replace(outcome="inconclusive", note="; ".join(notes))
     costs_now, costs_then = ([metric.cost(value) for value in side] for side in (now, then))
     most = max(1, policy.most - (len(runs) - len(now)))
     policy_of_span = replace(policy, max_launches=most, min_launches=1)

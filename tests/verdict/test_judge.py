@@ -745,6 +745,12 @@ def test_a_cold_launch_is_not_mixed_with_warm_ones() -> None:
     assert f"seconds of cold {IMPORTS}" not in outcomes(last)
 
 
+def test_a_start_up_that_stays_cold_is_inconclusive_after_two_launches() -> None:
+    cold, warm = lasting(f"cold {IMPORTS}", 60), lasting(IMPORTS, 6)
+    verdict = session(cold, from_runs([cold[0], *warm[:5]]), OF_SPANS)
+    assert (verdict.outcome, verdict.launches) == ("inconclusive", 2)
+
+
 @pytest.mark.parametrize(("now", "outcome"), [(6.0, "inconclusive"), (7.9, "undecided")], ids=str)
 def test_a_span_costs_launches_only_if_it_looks_changed(now: float, outcome: str) -> None:
     noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.15, degrees_of_freedom=30)})
