@@ -144,14 +144,14 @@ def measured(directory: Path, **how: Any) -> Run:
 @pytest.mark.launch
 def test_checkpoints_and_phases_of_a_script_are_spans(tmp_path: Path) -> None:
     run = measured(tmp_path / "one", phases={"rollout": "train:generate"})
-    steps = {name: times.steps for name, times in run.spans.items()}
+    steps = {name: times.steps for name, times in run.spans.items() if not name.startswith("start-up")}
     assert steps == {
         "save checkpoint": (0, 5, 10),
         "load checkpoint": (0,),
         "rollout": tuple(range(14)),
         "score": tuple(range(14)),
     }
-    assert run.spans.keys() == run.counts[0].counts.spans.keys()
+    assert steps.keys() <= run.counts[0].counts.spans.keys()
 
 
 @pytest.mark.launch

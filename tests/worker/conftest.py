@@ -2,6 +2,7 @@ import gc
 
 import pytest
 
+from perfsuite.worker import phases
 from tests.worker.fake_gpu import FakeAllocator, FakeGPU
 
 
@@ -19,3 +20,9 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 def new_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `living` pass by what tests/conftest.py has frozen: nothing of a test is there."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+
+
+@pytest.fixture(autouse=True)
+def _no_spans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that attaches to this process would leave its recorder to later ones."""
+    monkeypatch.setattr(phases, "spans", None)
