@@ -5,15 +5,12 @@ from typing import Any
 
 import pytest
 
-from perfsuite import Case, Model, Script, Topology
 from perfsuite.launch import hang
-from perfsuite.measure import launch_once
-from perfsuite.node.machine import detect
 from perfsuite.results.count_baseline import from_runs
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.arms import judge_counts
-from tests.frameworks import test_base as base
+from tests.frameworks import net_scripts
 from tests.samples import known
 
 TRAIN = """
@@ -118,27 +115,11 @@ def launched(
     phases: dict[str, str] | None = None,
     **env: Any,
 ) -> Run:
-    directory.mkdir(exist_ok=True)
-    path = directory / "train.py"
-    path.write_text(text)
-    variables = {name: str(value) for name, value in env.items()}
-    case: Case = base.SMALL.replace(
-        model=Model.named("net"),
-        framework=Script(path=path, env=variables, phases=phases or {}),
-        sequence_length=None,
-        micro_batch=4,
-        topology=Topology(processes_per_node=ranks),
-        max_warmup_steps=4,
-        steps=10,
-    )
-    return launch_once(case, detect(), directory / "run")
+    return net_scripts.launched(directory, text, ranks=ranks, env=env, phases=phases or {})
 
 
 def measured(directory: Path, **how: Any) -> Run:
-    """A launch that went well, however busy the machine was meanwhile."""
-    run = launched(directory, **how)
-    assert run.failure is None, run.failure
-    return run.replace(health=None)
+    return net_scripts.that_went_well(launched(directory, **how))
 
 
 @pytest.mark.launch

@@ -1,0 +1,34 @@
+"""Launches scripts that train a small network in samples, and not in tokens."""
+
+from pathlib import Path
+from typing import Any
+
+from perfsuite import Case, Model, Script, Topology
+from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
+from perfsuite.results.run import Run
+from tests.frameworks import test_base as base
+
+
+def launched(directory: Path, text: str, *, ranks: int = 1, env: dict[str, Any], **options: Any) -> Run:
+    """Launch a script with this text; `options` are those of `Script`."""
+    directory.mkdir(exist_ok=True)
+    path = directory / "train.py"
+    path.write_text(text)
+    variables = {name: str(value) for name, value in env.items()}
+    case: Case = base.SMALL.replace(
+        model=Model.named("net"),
+        framework=Script(path=path, env=variables, **options),
+        sequence_length=None,
+        micro_batch=4,
+        topology=Topology(processes_per_node=ranks),
+        max_warmup_steps=4,
+        steps=10,
+    )
+    return launch_once(case, detect(), directory / "run")
+
+
+def that_went_well(run: Run) -> Run:
+    """Return a launch that did not fail, however busy the machine was meanwhile."""
+    assert run.failure is None, run.failure
+    return run.replace(health=None)
