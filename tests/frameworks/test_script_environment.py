@@ -107,6 +107,8 @@ def test_a_script_sees_what_its_own_launcher_sets(
     ranks: int,
 ) -> None:
     (tmp_path / "train.py").write_text(TELLS)
+    # What perfsuite names itself unless the user does.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     by_its_user(tmp_path, *real)
     for name, value in OF_ANOTHER_JOB.items():
         monkeypatch.setenv(name, value)
