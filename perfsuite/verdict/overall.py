@@ -9,7 +9,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
-from perfsuite.results.run import Run
+from perfsuite.results.run import SECONDS_OF, Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.computation import Computed, does_less, other_computation
 from perfsuite.verdict.judge import Policy
@@ -152,16 +152,33 @@ def explained(
     run: Run,
     outcomes: Sequence[Literal["regressed", "improved"]] = ("regressed",),
 ) -> str | None:
-    """Why checks have the first of these outcomes that any has, by the counts' largest change, or None."""
+    """Why checks have the first of these outcomes that any has, by the counts' largest change, or None.
+
+    What the start-up or a checkpoint did explains its own seconds, and what steps did all others.
+    """
     found = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not found:
         return None
     kinds = ("regressed", "passed", "improved")
     order = kinds if found[0] == "regressed" else kinds[::-1]
-    if not counts.findings:
+    to_explain = [check for check in checks if check.outcome == found[0]]
+    events = {name for entry in run.counts for name in entry.counts.spans}
+    findings = [
+        finding
+        for finding in counts.findings
+        if any(_is_of(finding.span if finding.span in events else "", check) for check in to_explain)
+    ]
+    if not findings:
         gpus = "kernels, NCCL" if run.case.topology.world_size > 1 else "kernels"
         return f"{THE_SAME} {gpus if run.machine.device == 'cuda' else 'packages, threads'}, the machine"
-    return min(counts.findings, key=lambda finding: order.index(finding.outcome)).sentence
+    return min(findings, key=lambda finding: order.index(finding.outcome)).sentence
+
+
+def _is_of(event: str, check: Check) -> bool:
+    """Whether a check is of the seconds of this event, or of a part of it; of steps if there is no event."""
+    is_of_steps = not check.metric.startswith(SECONDS_OF)
+    span = check.metric.removeprefix(SECONDS_OF)
+    return is_of_steps if not event else not is_of_steps and (span == event or span.startswith(f"{event}: "))
 
 
 def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool) -> Excuse | None:

@@ -4,6 +4,7 @@ import pytest
 
 from perfsuite.case.case import KnownIssue, Topology
 from perfsuite.results.baseline import Acceptance, Baseline, from_runs
+from perfsuite.results.counts import Counts
 from perfsuite.results.outcome import CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
@@ -92,6 +93,22 @@ def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> 
     assert explained(checks, verdict.counts, now, both) == verdict.explained, "what grew, if any is slower"
     shrank = explained(checks[1:], verdict.counts, now, both)
     assert (shrank or "").startswith("host reads in forward: 1 -> 0")
+
+
+def test_what_the_start_up_imports_explains_its_seconds_alone() -> None:
+    before, now = (
+        counts(spans={"start-up": Counts(modules=dict.fromkeys(names, 60))})
+        for names in (["torch"], ["torch", "sympy"])
+    )
+    slower = metric_check(outcome="regressed")
+    for metric, said in (
+        (slower.metric, THE_SAME),
+        ("seconds of start-up: imports", "start-up: "),
+        ("seconds of save checkpoint", THE_SAME),
+    ):
+        checks = (slower.replace(metric=metric),)
+        verdict = with_counts(timed("regressed", checks=checks), [launch(now)], baseline_of(before))
+        assert (verdict.explained or "").startswith(said), metric
 
 
 OTHER_METHOD = launch(counts(method="hooks-1"))
