@@ -142,7 +142,8 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     elif worse:
         check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
         assert check.change is not None
-        cost = described(check.metric).change(check.change)
+        assert check.baseline is not None
+        cost = described(check.metric).cost_change(check.change, check.baseline)
         metric, half = check.metric, min(math.sqrt(1 + cost) - 1, MOST_TOLERANCE)
     else:
         raise _not_worse(name, known.good, verdict)

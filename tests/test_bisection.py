@@ -134,6 +134,15 @@ def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
     assert [known.metric for known in stand.compared] == [None, "peak_memory_bytes"]
 
 
+def test_a_search_for_a_short_span_allows_for_half_of_what_it_costs() -> None:
+    """Of a span a second more is judged than it takes: 0.05 -> 0.55 s are 1.05 -> 1.55."""
+    name = "seconds of start-up: data"
+    longer = check(0.0, 0.25, name, outcome="regressed", change=10.0, baseline=0.05)
+    stand = Stand(2, 2, _2=decided("regressed", longer), _1=decided("passed", check(0.0, 0.25, name)))
+    found = stand.search()
+    assert (found.metric, found.tolerance) == (name, pytest.approx((1.55 / 1.05) ** 0.5 - 1))
+
+
 def counted(kernels: int, flops: int = 1000) -> Verdict:
     """The verdict on an arm with so many kernels and FLOPs in a step, where the good one has 10 and 1000."""
     arms = [counts(kernels={"forward": k}, flops={"forward": f}) for k, f in ((10, 1000), (kernels, flops))]

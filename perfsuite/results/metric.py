@@ -103,13 +103,17 @@ class Metric:
         return self.cost(now) / self.cost(before) - 1
 
     def change(self, of_cost: float) -> float:
-        """Return the relative change of the figure, which reports tell, for that of its cost; and back again.
+        """Return the relative change of the figure, which reports tell, for that of its cost.
 
         15 % more seconds per token (+0.15) are 13 % fewer tokens/s (-0.13). -1 and infinity belong together.
         """
         if self.better == "lower":
             return of_cost
         return math.inf if of_cost == -1 else 1 / (1 + of_cost) - 1
+
+    def cost_change(self, of_figure: float, before: float) -> float:
+        """Return the relative change of the cost for that of the figure, which was `before`."""
+        return self.change(of_figure)
 
     def against(self, reference: Iterable[Figures]) -> Metric:
         """Return the metric as it judges launches that are compared with these."""
@@ -203,6 +207,10 @@ class SpanSeconds(Metric):
         if not self.reference_s:
             return of_cost
         return max(-1.0, of_cost * self.cost(self.reference_s) / self.reference_s)
+
+    def cost_change(self, of_figure: float, before: float) -> float:
+        """Return the relative change of the cost for one of the span, which took `before` seconds."""
+        return of_figure * before / self.cost(before)
 
 
 def span_seconds(span: str) -> SpanSeconds:

@@ -233,7 +233,7 @@ def _judge_healthy(
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
         is_open = is_last and check.outcome == "undecided"
         checks.append(check.replace(outcome="inconclusive") if is_open else check)
-    checks = worth_a_launch(checks)
+    checks = worth_a_launch(checks, alone)
     counts = _counts(a, b)
     why = explained(checks, counts, b[-1], ("regressed", "improved"))
     if counts is not None:  # they explain a change and are none by themselves

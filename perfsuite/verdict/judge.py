@@ -204,17 +204,20 @@ def _is_undecided_span(check: Check) -> bool:
     return _is_of_span(check) and check.outcome == "inconclusive" and not is_unseen
 
 
-def worth_a_launch(checks: Sequence[Check]) -> list[Check]:
+def worth_a_launch(checks: Sequence[Check], awaited: str | None = None) -> list[Check]:
     """The checks, where an undecided one of a span asks for a launch only if the span looks changed.
 
     A span scatters more than the steps. To exclude a change of it would take several launches each night,
-    where the other metrics need one or two.
+    where the other metrics need one or two. `awaited` is the metric of a search, whose launches are all made
+    for it: a span that looks the same there is to be told from one that is.
     """
     others = [check.outcome for check in checks if not _is_of_span(check)]
     if "undecided" in others:
         return list(checks)
     return [
-        check.replace(outcome="inconclusive", note=LOOKS_THE_SAME) if _looks_the_same(check) else check
+        check.replace(outcome="inconclusive", note=LOOKS_THE_SAME)
+        if check.metric != awaited and _looks_the_same(check)
+        else check
         for check in checks
     ]
 

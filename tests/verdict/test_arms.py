@@ -375,6 +375,14 @@ def test_an_arm_that_takes_longer_to_start_regresses(now: float, outcome: str) -
     assert (verdict.outcome, outcomes(verdict)["seconds of start-up: imports"]) == (outcome, outcome)
 
 
+def test_a_search_for_a_span_goes_on_until_it_is_decided() -> None:
+    """In a night a span that looks the same asks for no launch, and is left open."""
+    a, b = (lasts(6, tuple(speed**6 for speed in speeds)) for speeds in (A, B))
+    name = "seconds of start-up: imports"
+    assert judged(a[:3], b[:3], metric=name, tolerance=0.05).outcome == "undecided"
+    assert judged(a[:4], b[:4], metric=name, tolerance=0.05).outcome == "passed"
+
+
 def test_a_pair_that_compiled_is_left_out_of_warm_start_ups() -> None:
     verdict = compared(lasts(6, cold=True), lasts(9, B, cold=True))
     check = check_of(verdict, "seconds of start-up: imports")
