@@ -117,6 +117,12 @@ def watch() -> None:
     _imports.begin()
 
 
+def look_again() -> None:
+    """Recognise the functions of libraries that were being imported when `watch` was called."""
+    if _imports is not None:
+        _imports.look()
+
+
 def _allocator_peak() -> int | None:
     if not torch.cuda.is_initialized():  # to ask for more would keep a process that is forked from its GPU
         return None
@@ -129,7 +135,12 @@ def _wrap(recognised: Recognised, module: ModuleType) -> None:
     for parent in parents:
         owner = getattr(owner, parent, None)
     function = getattr(owner, name, None)
-    if function is None or hasattr(function, "is_event"):  # another version of the library; or watched twice
+    if function is None:
+        if phases.spans is not None:
+            absent = f"{recognised.module}.{recognised.path} does not exist in this version"
+            phases.spans.note(f"not all events are recognised: {absent} ({recognised.event})")
+        return
+    if hasattr(function, "is_event"):  # watched twice
         return
     if recognised.file is not None:
         wrapped = _of_a_file(function, recognised.event, recognised.file)

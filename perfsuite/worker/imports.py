@@ -25,11 +25,20 @@ class AfterImport:
 
     def begin(self) -> None:
         """Call the actions of modules that are imported already, and wait for the others."""
-        for name in [*self._actions]:
-            if (module := sys.modules.get(name)) is not None:
-                self._act(name, module)
+        self.look()
         if self._actions:
             sys.meta_path.insert(0, self)
+
+    def look(self) -> None:
+        """Call the actions of modules that are imported by now.
+
+        To be called again, later: a library that imports torch is imported in part when torch was, and is
+        never imported anew.
+        """
+        for name in [*self._actions]:
+            module = sys.modules.get(name)
+            if module is not None and not _is_being_imported(module):
+                self._act(name, module)
 
     def end(self) -> None:
         """Wait no longer."""
@@ -72,3 +81,7 @@ class AfterImport:
             action(module)
         except Exception as error:
             self._on_error(error)
+
+
+def _is_being_imported(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -169,10 +169,11 @@ class Rank:
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
             self.recorder.between_steps = self._extra.boundary
         if self.plan.needs_torch:
-            from perfsuite.worker import loaders
+            from perfsuite.worker import events, loaders
 
             self.recorder.data_wait = loaders.begin()
             if phases.spans is not None:
+                events.look_again()
                 phases.spans.train(lambda: self.recorder.steps, self.run_dir.running(self.report.rank))
         self.recorder.start()
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 
 from perfsuite.results.counts import Counts
 from perfsuite.worker import events, loaders, phases
-from perfsuite.worker.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS
+from perfsuite.worker.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS, Recognised
 from perfsuite.worker.spans import Spans
 from tests.samples import known
 
@@ -141,6 +141,13 @@ def test_an_asynchronous_checkpoint_has_what_is_written_later(
     dcp.async_save(STATE, checkpoint_id=tmp_path, no_dist=True).result()
     assert names(spans) == {SAVE: 1}
     assert counts(spans).bytes_written == shards(tmp_path) > 4000
+
+
+def test_a_name_that_a_library_lacks_is_told(spans: Spans) -> None:
+    events._wrap(Recognised("torch.serialization", "keep", SAVE), torch.serialization)
+    absent = "torch.serialization.keep does not exist in this version"
+    assert spans.notes == [f"not all events are recognised: {absent} (save checkpoint)"]
+    spans.notes.clear()
 
 
 def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:

@@ -58,6 +58,19 @@ def test_a_module_that_is_imported_already_is_changed_at_once(after: Begin) -> N
     assert module.value == 2
 
 
+def test_a_module_that_is_being_imported_is_changed_later(
+    after: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library imports torch, which has perfsuite begin in the middle of it."""
+    begun: list[AfterImport] = []
+    (tmp_path / f"{NAME}.py").write_text("import sys; sys.begin_in_the_middle()\nvalue = 1\n")
+    monkeypatch.setattr(sys, "begin_in_the_middle", lambda: begun.append(after(change)), raising=False)
+    module = importlib.import_module(NAME)
+    assert module.value == 1
+    begun[0].look()
+    assert module.value == 2
+
+
 def test_a_module_that_is_loaded_again_is_not_changed_again(after: Begin) -> None:
     after(change)
     module = importlib.import_module(NAME)
