@@ -4,14 +4,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from perfsuite.results.counts import Counts, spans, step_name
 from perfsuite.results.outcome import Finding
+from perfsuite.results.rank_report import COLD, START_UP
+
+START_UPS = {START_UP, f"{COLD}{START_UP}"}
 
 
 def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
-    """Yield each span that was counted everywhere, by name: first the reported step, then the others."""
+    """Yield each span that was counted everywhere, by name: first the reported step, then the others.
+
+    A launch has either a cold start-up, in which it compiled, or one that found what another launch compiled.
+    Each is compared with its like, in the launches that have it.
+    """
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]
         known = [counts for counts in now if counts is not None]
-        if len(known) == len(now):
+        if len(known) == len(now) or (known and name in START_UPS):
             yield name, then, known
 
 
@@ -26,8 +33,9 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
             yield f"step{'s' * (len(steps) > 1)} {spans(sorted(steps))}", is_before
     events_before = set(_events(before))
     events_now = [set(_events(counts)) for counts in launches]
-    everywhere = events_before.intersection(*events_now)
-    for name in sorted(events_before.union(*events_now) - everywhere):
+    compared = {name for name, _, _ in counted_spans(before, launches)}
+    of_the_other_kind = START_UPS if compared & START_UPS else set()
+    for name in sorted(events_before.union(*events_now) - compared - of_the_other_kind):
         yield name, name in events_before
 
 

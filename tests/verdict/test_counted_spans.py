@@ -142,6 +142,26 @@ def test_few_more_modules_are_no_regression() -> None:
     assert not count_differences(baseline_of(before), baseline_of(now))
 
 
+def test_modules_of_a_warm_start_up_are_judged_beside_a_cold_one() -> None:
+    """The first launch of a compiled case in a session compiles, and imports what that needs."""
+    before = imported(torch=1000)
+    cold = in_steps().replace(spans={"cold start-up": Counts(modules={"torch": 1500})})
+    warm = imported(torch=1000, torchvision=198)
+
+    verdict = known(check([launch(cold), launch(warm)], baseline_of(before)))
+
+    assert [found.span for found in verdict.findings] == ["start-up"]
+    assert not [note for note in verdict.notes if "start-up" in note]
+
+
+def test_a_start_up_that_was_only_cold_is_said_not_to_be_judged() -> None:
+    cold = in_steps().replace(spans={"cold start-up": Counts(modules={"torch": 1500})})
+
+    verdict = known(check([launch(cold)], baseline_of(imported(torch=1000))))
+
+    assert [note.partition(":")[0] for note in verdict.notes] == ["cold start-up", "start-up"]
+
+
 def test_names_what_was_counted_on_one_side() -> None:
     save = {"save": Counts()}
     before = Counts(also_counted=(5, 40))
