@@ -2,6 +2,8 @@
 
 import sys
 
+from perfsuite.dry.driver import _environment
+from tests.samples import make_case
 from tests.warm import DRY, FIRST, VARIABLES, can_be_forked
 
 DRY_RUN = [sys.executable, "-m", DRY, "directory"]
@@ -10,6 +12,12 @@ ENVIRONMENT = {**FIRST, **VARIABLES}
 
 def test_forks_a_launch_whose_environment_is_that_of_the_tests() -> None:
     assert can_be_forked(DRY_RUN, ENVIRONMENT)
+
+
+def test_forks_a_rank_of_a_dry_run_with_the_variables_of_torchrun() -> None:
+    environment = _environment(make_case(), 1)
+    assert environment["TORCHELASTIC_RUN_ID"]
+    assert can_be_forked(DRY_RUN, environment)
 
 
 def test_forks_a_launch_after_torch_has_set_its_cache() -> None:

@@ -51,8 +51,8 @@ VARIABLES = {
 }
 """Those that are read on import, and the mark of a job."""
 READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_")
-READ_LATER = {"TORCHINDUCTOR_CACHE_DIR"}
-"""Set by torch itself in a process that imports some of it, and read at each use."""
+READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
+"""How those begin that torch reads at each use: torchrun's, and what torch itself sets in some processes."""
 LOCK = threading.Lock()
 FIRST = dict(os.environ)
 """The environment before any test has changed it."""
@@ -105,7 +105,7 @@ def can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> boo
         return False
     server = {**FIRST, **VARIABLES}
     names = {name for name in {*environment, *server} if name.startswith(READ_ON_IMPORT)}
-    if any(environment.get(name) != server.get(name) for name in names - READ_LATER):
+    if any(environment.get(name) != server.get(name) for name in names if not name.startswith(READ_LATER)):
         return False
     if command[2] == DRY:
         return True
