@@ -11,14 +11,17 @@ and knows FSDP2 alone. `FlopCounterMode` lacks attention on a CPU, and phases. O
 import contextlib
 import functools
 import re
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._guards import active_fake_mode
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -33,7 +36,7 @@ from perfsuite.worker import calls, python_calls
 from perfsuite.worker.collectives import OPERATORS, call_of
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
 from perfsuite.worker.optimizers import parameters_of
-from perfsuite.worker.python_calls import PythonCounter
+from perfsuite.worker.python_calls import OURS, PythonCounter
 from perfsuite.worker.replicas import local
 from perfsuite.worker.second_step import in_backward
 
@@ -106,6 +109,9 @@ NO_KERNEL = frozenset({
 """Operators that are not marked as views and still give the device nothing to do."""
 ALLOCATIONS = ("aten.empty", "aten.new_empty")  # how the names of those begin that leave memory as it was
 
+OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
+"""Python that a dry run alone calls: of fake tensors, of what stands in for a GPU, and where tensors die."""
+
 
 class StepCounter(TorchDispatchMode):
     """Counts from one `end_step` to the next, while entered.
@@ -136,7 +142,7 @@ class StepCounter(TorchDispatchMode):
         self._in_optimizer = False
         self._runs_closure = False  # in its step, with forward and backward: as by Lightning's `fit`
         self._fake_mode = active_fake_mode()
-        self.python = PythonCounter(self._phase)
+        self.python = PythonCounter(self._phase, OF_A_DRY_RUN if self._fake_mode is not None else ())
         _keep_from_dynamo()
         self._begin()
         self._note_state()
@@ -155,8 +161,7 @@ class StepCounter(TorchDispatchMode):
         self._unfilled.clear()
         self.collectives.clear()
         super().__enter__()  # type: ignore[no-untyped-call]
-        if self._fake_mode is None:  # whose own Python would count
-            self.python.start()
+        self.python.start()
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
@@ -179,8 +184,7 @@ class StepCounter(TorchDispatchMode):
         yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
 
     def __exit__(self, *error: Any) -> Any:
-        if self._fake_mode is None:
-            self.python.stop()
+        self.python.stop()
         self._watching.close()
         self._stalls = calls.stalls - self._stalls_before
         self.is_entered = False

@@ -242,14 +242,15 @@ def _python_unless_alike(python: PythonCalls | None, reported: PythonCalls | Non
 
 
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
-    """Return the memory of a step, or that of the reported step if no difference is large enough to judge.
+    """Return the memory of a step, or that of the reported step if they hardly differ.
 
-    Losses that are kept for later take some bytes more in each step.
+    Losses that are kept for later take some bytes more in each step. What is hidden so is half of what is
+    judged at most: two launches together hide no more than that.
     """
     if memory is None or reported is None or memory.growth != reported.growth:
         return memory
     differences = (memory.peak - reported.peak, memory.saved_for_backward - reported.saved_for_backward)
-    return memory if any(abs(each) > MEMORY_FLOOR for each in differences) else reported
+    return memory if any(abs(each) > MEMORY_FLOOR / 2 for each in differences) else reported
 
 
 def _without_memory(counts: Counts) -> Counts:

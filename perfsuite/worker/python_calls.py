@@ -49,11 +49,13 @@ class PythonCounter:
 
     Not seen are perfsuite's functions and what they call at once, finalizers that Python's garbage collector
     runs, and what operators do within. Before Python 3.12 other threads are not seen, as that in which
-    autograd runs hooks on a GPU. `phase` tells where in the step the training is.
+    autograd runs hooks on a GPU. `phase` tells where in the step the training is. `hidden` is how the paths
+    of files begin whose functions are not seen either, with all that they call.
     """
 
-    def __init__(self, phase: Callable[[], Phase]) -> None:
+    def __init__(self, phase: Callable[[], Phase], hidden: tuple[str, ...] = ()) -> None:
         self._phase = phase
+        self._hidden = hidden
         self._calls = Counter[tuple[str, str, Phase]]()
         self._steps: list[Counter[tuple[str, str, Phase]]] = []
         self._watch: _Monitoring | _Profile = (_Monitoring if MONITORING else _Profile)(self._see)
@@ -115,7 +117,7 @@ class PythonCounter:
     def _see(self, frame: FrameType) -> bool:
         """Count a call. Returns whether it is of our own account, with all that it calls."""
         code, caller = frame.f_code, frame.f_back
-        if code.co_name in NOT_SEEN or code.co_filename == COUNTING:
+        if code.co_name in NOT_SEEN or code.co_filename.startswith((COUNTING, *self._hidden)):
             return True
         if not _is_ours(frame) and not (caller is not None and _calls_for_us(caller)):
             try:

@@ -110,7 +110,11 @@ def launch_now(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.launch
 def test_a_dry_run_does_what_a_launch_does_now(launch_now: Run, tmp_path: Path) -> None:
-    check_ranks(passed(NEVER_REVIEWED, tmp_path), launch_now.counts)
+    dry = passed(NEVER_REVIEWED, tmp_path)
+    check_ranks(dry, launch_now.counts)
+    pretended, real = (known(counts[0].counts.python) for counts in (dry.counts, launch_now.counts))
+    assert sum(pretended.calls.values()) == pytest.approx(sum(real.calls.values()), rel=0.02)
+    assert not [name for name in pretended.functions if "fake_tensor" in name]
 
 
 @pytest.mark.nightly

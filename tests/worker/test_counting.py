@@ -13,10 +13,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled, Counts, StepsToCount
+from perfsuite.results.quantities import FLOOR
 from perfsuite.worker import calls, deepspeed, software
 from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.counting import Counting, warm_up
+from perfsuite.worker.counting import Counting, _memory_unless_alike, warm_up
 from perfsuite.worker.hidden import Watch
+from tests.counted import make_memory
 from tests.samples import known
 from tests.worker.loops import Loop, in_a_thread, memory
 
@@ -214,6 +216,14 @@ def assert_nothing_is_left() -> None:
     assert _get_current_dispatch_mode() is None
     assert "resize_" not in vars(torch.UntypedStorage)
     assert not hasattr(_BaseDataLoaderIter.__next__, "__wrapped__")
+
+
+@pytest.mark.parametrize(("more", "is_alike"), [(FLOOR // 3, True), (FLOOR * 2 // 3, False)])
+def test_memory_of_a_later_step_hides_half_of_what_is_judged(more: int, is_alike: bool) -> None:
+    """A baseline and a launch of today may both hide some."""
+    reported = make_memory(peak=2**30)
+    later = reported.replace(peak=2**30 + more)
+    assert (_memory_unless_alike(later, reported) == reported) is is_alike
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

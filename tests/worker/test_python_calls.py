@@ -1,5 +1,6 @@
 import cProfile
 import gc
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -154,6 +155,16 @@ def test_other_threads_are_seen_since_python_3_12() -> None:
     assert seen.all_threads == sees_all
 
 
+def test_functions_of_hidden_files_are_unseen_with_all_that_they_call() -> None:
+    for hidden, seen in (((), 2), ((json.__file__,), 1)):
+        counter = PythonCounter(lambda: "forward", hidden)
+        counter.start()
+        json.loads("1", object_hook=None, parse_int=lambda text: helper())
+        helper()
+        counter.stop()
+        assert known(counter.result()).functions[f"{__name__}.helper"] == seen
+
+
 def test_what_operators_call_is_unseen_in_the_thread_that_asks() -> None:
     counter = PythonCounter(lambda: "forward")
 
@@ -197,12 +208,14 @@ def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None
     assert (called(lambda: sys.setprofile(None)) is None) == needs_its_place, "one that goes in a step"
 
 
-def test_a_dry_run_whose_tensors_have_python_of_their_own_counts_none() -> None:
+def test_a_dry_run_counts_no_python_of_its_fake_tensors() -> None:
     with FakeTensorMode():
         counter = StepCounter([])
         with counter:
-            torch.ones(2)
-        assert counter.end_step().python is None
+            assert torch.ones(2).device.type == "cpu"
+            helper()
+        seen = known(counter.end_step().python)
+    assert seen.functions == {f"{__name__}.helper": 1}
 
 
 @pytest.fixture
