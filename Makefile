@@ -42,7 +42,7 @@ test: .venv/installed  ## lint, types, the documentation, and all tests but thos
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) -m "not nightly" $(ARGS)
 
-test-all: .venv/installed  ## as CI: those, too (half an hour)
+test-all: .venv/installed  ## those, too, as CI on GitHub does
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) $(ARGS)
 

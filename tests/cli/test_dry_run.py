@@ -115,7 +115,8 @@ def test_what_cannot_run_dry_is_refused(monkeypatch: pytest.MonkeyPatch, argumen
 @pytest.mark.launch
 def test_a_full_size_case_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama-3.2-1B on 64 GPUs that are not there: 1.236e9 parameters, whose gradients go in fp32."""
-    case = CASE.replace(model="llama-3.2-1b", topology=Topology(nodes=8, processes_per_node=8))
+    topology = Topology(nodes=8, processes_per_node=8)
+    case = CASE.replace(model="llama-3.2-1b", topology=topology, counted_steps=1)
     commands.hold(monkeypatch, case)
     told = command(case.id, "--device", "cpu", "--rank", "63").stdout
     assert "step 4 of rank 63, counted:" in told
