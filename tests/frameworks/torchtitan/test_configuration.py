@@ -32,6 +32,7 @@ def registered(module: str, config: str, *overrides: str, ranks: int = 2, **chan
         precision="bf16-mixed",
         activation_checkpointing="selective-op",
         topology=Topology(processes_per_node=ranks),
+        timeout_s=600,  # experts are a loop in Python on a CPU
     )
     return case.replace(**changes)
 
