@@ -30,7 +30,8 @@ from perfsuite.node.ranks import moved
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
-from perfsuite.worker import calls, software
+from perfsuite.worker import software
+from perfsuite.worker.hooks import calls
 from perfsuite.worker.losses import Passes, loss_of
 from perfsuite.worker.observe import Observer, owner
 from perfsuite.worker.optimizers import Optimizers, living

@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
-from perfsuite.worker import calls, python_calls
+from perfsuite.worker import python_calls
 from perfsuite.worker.collectives import OPERATORS, call_of
+from perfsuite.worker.hooks import calls
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.python_calls import PythonCounter

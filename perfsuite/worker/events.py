@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from perfsuite.worker import loaders, phases
-from perfsuite.worker.imports import AfterImport
-from perfsuite.worker.named import replace_everywhere
+from perfsuite.worker.hooks.imports import AfterImport
+from perfsuite.worker.hooks.named import replace_everywhere
 from perfsuite.worker.phases import watched as span_of
 from perfsuite.worker.replicas import collectives_begun
 from perfsuite.worker.spans import Meters, Spans

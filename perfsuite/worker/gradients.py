@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfsuite.worker import calls
+from perfsuite.worker.hooks import calls
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import squares
 from perfsuite.worker.second_step import in_backward

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from perfsuite.frameworks.common import adapters
 from perfsuite.results.counts import Counts
-from perfsuite.worker import calls, replicas, software
+from perfsuite.worker import replicas, software
 from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.hooks import calls
 from perfsuite.worker.optimizers import parameters_of
 from perfsuite.worker.replicas import local
 

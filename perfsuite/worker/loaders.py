@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, dataloader
 from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker import startup_clock
-from perfsuite.worker.named import NamedFunction
+from perfsuite.worker.hooks.named import NamedFunction
 from perfsuite.worker.timers import HostTimer
 
 _now = HostTimer().stamp

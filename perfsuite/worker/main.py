@@ -66,7 +66,8 @@ def _measure(rank: Rank) -> RankReport:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import calls, events, gradients, growth, loaders
+    from perfsuite.worker import events, gradients, growth, loaders
+    from perfsuite.worker.hooks import calls
     from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker import calls
+from perfsuite.worker.hooks import calls
 
 
 class HostMemory:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfsuite.case.phases import phase_name
 from perfsuite.errors import CaseError, MismatchError
-from perfsuite.worker.named import NamedFunction
+from perfsuite.worker.hooks.named import NamedFunction
 
 if TYPE_CHECKING:
     from perfsuite.worker.spans import Span, Spans

@@ -23,8 +23,8 @@ from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, software, timers
 from perfsuite.worker.flops import count_known
+from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.losses import Losses
-from perfsuite.worker.named import Search
 from perfsuite.worker.node_probe import device_probe
 from perfsuite.worker.optimizers import Optimizers, living, parameters_of
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of

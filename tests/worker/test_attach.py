@@ -18,7 +18,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
-import perfsuite.worker
 from perfsuite import Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import FileError, MismatchError
@@ -177,8 +176,9 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
     start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
 ) -> None:
     """Another version of torch may lack what is private in this one."""
-    for name in ("attach", "script_rank", "calls", "counter", "counting", "hidden"):
-        monkeypatch.delattr(perfsuite.worker, name, raising=False)
+    for name in ("attach", "script_rank", "hooks.calls", "counter", "counting", "hidden"):
+        package, _, attribute = f"perfsuite.worker.{name}".rpartition(".")
+        monkeypatch.delattr(sys.modules[package], attribute, raising=False)
         monkeypatch.delitem(sys.modules, f"perfsuite.worker.{name}", raising=False)
     monkeypatch.delattr(module, lacks)
     importlib.import_module("perfsuite.worker.attach")

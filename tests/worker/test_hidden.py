@@ -16,8 +16,9 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.results.counts import Counts
-from perfsuite.worker import calls, hidden, replicas, software
+from perfsuite.worker import hidden, replicas, software
 from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.hooks import calls
 from tests.twin_counts import collective
 from tests.worker.loops import INPUTS, Loop, in_a_thread
 

@@ -16,8 +16,8 @@ from perfsuite.results.counts import WorkerBatch
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import loader_workers, loaders
 from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.loader_workers import _Counting, batch_of
-from perfsuite.worker.named import Search
 from perfsuite.worker.python_calls import PythonCounter
 from tests.samples import known
 

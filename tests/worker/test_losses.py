@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from perfsuite.errors import MismatchError
-from perfsuite.worker import calls
+from perfsuite.worker.hooks import calls
 from perfsuite.worker.losses import Losses
 
 

@@ -10,7 +10,7 @@ import pytest
 import perfsuite
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.worker import phases
-from perfsuite.worker.named import Search
+from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.phases import NamedPhase
 from perfsuite.worker.spans import Meters, Spans
 

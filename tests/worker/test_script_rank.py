@@ -16,7 +16,7 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
-from perfsuite.worker.named import Search
+from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.optimizers import Optimizers
 from perfsuite.worker.rank import empty_report, failure_of, write_failure
 from perfsuite.worker.script_rank import Claim, ScriptRank

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfsuite.worker import calls
+from perfsuite.worker.hooks import calls
 
 
 def test_a_call_is_noticed_once_however_often_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.worker.imports import AfterImport
+from perfsuite.worker.hooks.imports import AfterImport
 
 NAME = "a_library_of_a_test"
 

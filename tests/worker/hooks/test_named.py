@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.worker.named import NamedFunction, Search
+from perfsuite.worker.hooks.named import NamedFunction, Search
 
 MODULE = "a_users_module"
 
