@@ -26,11 +26,12 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import deepspeed, events, gradients, growth, leash, loaders, memory, startup_clock
+from perfsuite.worker import events, gradients, growth, leash, loaders, memory, startup_clock
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import NamedFunction, Search
 from perfsuite.worker.losses import Losses, loss_of
-from perfsuite.worker.optimizers import Optimizers
+from perfsuite.worker.observation import deepspeed
+from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.phases import NamedPhase
 from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure

@@ -33,10 +33,10 @@ from perfsuite.worker import python_calls
 from perfsuite.worker.collectives import OPERATORS, call_of
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
-from perfsuite.worker.optimizers import parameters_of
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import local
+from perfsuite.worker.observation.second_step import in_backward
 from perfsuite.worker.python_calls import PythonCounter
-from perfsuite.worker.replicas import local
-from perfsuite.worker.second_step import in_backward
 
 aten = torch.ops.aten
 

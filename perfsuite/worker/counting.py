@@ -27,14 +27,14 @@ from perfsuite.results.counts import (
 )
 from perfsuite.results.quantities import FLOOR as MEMORY_FLOOR
 from perfsuite.results.quantities import PYTHON_LOOSE
-from perfsuite.worker import deepspeed, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.gradients import NormBeforeClipping
 from perfsuite.worker.hidden import Watch
 from perfsuite.worker.live_memory import Batches
-from perfsuite.worker.optimizers import parameters_of
-from perfsuite.worker.replicas import squares
-from perfsuite.worker.second_step import in_backward
+from perfsuite.worker.observation import deepspeed, software
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import squares
+from perfsuite.worker.observation.second_step import in_backward
 
 ONE_STEP = StepsToCount(until=COUNTED_STEP, late=None)
 IN_BACKWARD = "the optimizer steps in backward"

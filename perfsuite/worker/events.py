@@ -22,8 +22,8 @@ import torch
 from perfsuite.worker import loaders, phases
 from perfsuite.worker.hooks.imports import AfterImport
 from perfsuite.worker.hooks.named import replace_everywhere
+from perfsuite.worker.observation.replicas import collectives_begun
 from perfsuite.worker.phases import watched as span_of
-from perfsuite.worker.replicas import collectives_begun
 from perfsuite.worker.spans import Meters, Spans
 
 SAVE, LOAD, EVALUATE = "save checkpoint", "load checkpoint", "evaluate"

@@ -3,7 +3,7 @@
 Clipping hides a common factor: whatever the gradients were, their norm is `max_norm` afterwards. So the norm
 is read where a script, or its library, begins to clip, and after each backward. accelerate, the Trainer,
 Lightning and torchtitan clip with functions of `torch.nn.utils` (also DTensors, as those of FSDP2), FSDP1 and
-nanotron with their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.deepspeed`).
+nanotron with their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.observation.deepspeed`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.optimizers import parameters_of
-from perfsuite.worker.replicas import squares
-from perfsuite.worker.second_step import in_backward
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import squares
+from perfsuite.worker.observation.second_step import in_backward
 
 CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
 """Functions of `torch.nn.utils` that change gradients. Older versions of torch lack the second one."""

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from perfsuite.frameworks.common import adapters
 from perfsuite.results.counts import Counts
-from perfsuite.worker import replicas, software
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.optimizers import parameters_of
-from perfsuite.worker.replicas import local
+from perfsuite.worker.observation import replicas, software
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import local
 
 Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with what this rank has of the gradient
 UNSEEN_GRADIENTS = 0.1

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
-from perfsuite.worker.replicas import local
+from perfsuite.worker.observation.replicas import local
 
 RECEIVED, UNSHARDED, COMMUNICATION, KEPT = "received", "unsharded", "communication", "kept"
 PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # parts that a storage stays in

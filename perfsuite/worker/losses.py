@@ -8,8 +8,8 @@ from torch import Tensor
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common.own_list import OwnList
-from perfsuite.worker.optimizers import parameters_of
-from perfsuite.worker.second_step import in_backward, nodes_of
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.second_step import in_backward, nodes_of
 
 
 class Losses:

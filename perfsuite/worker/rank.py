@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
     from perfsuite.worker.counting import Counting
     from perfsuite.worker.memory import CudaMemory, HostMemory
-    from perfsuite.worker.observe import Observer
+    from perfsuite.worker.observation.observe import Observer
     from perfsuite.worker.timers import HostTimer
 
 WAIT_S = 60  # seconds that a rank waits for the reports of others: if it left, their connections would break
@@ -97,7 +97,7 @@ class Rank:
 
     def observe(self) -> None:
         """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""
-        from perfsuite.worker.observe import Observer
+        from perfsuite.worker.observation.observe import Observer
 
         self.observer = Observer(self.case, self.workload)
         if self.request.counts:
@@ -211,7 +211,8 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import flops, software
+        from perfsuite.worker import flops
+        from perfsuite.worker.observation import software
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=self._counts(counting), hidden=counting.hidden)

@@ -21,16 +21,17 @@ from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.inputs.files import LARGEST_OWN, read_text
 from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, memory, software, timers
+from perfsuite.worker import leash, memory, timers
 from perfsuite.worker.flops import count_known
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.losses import Losses
 from perfsuite.worker.node_probe import device_probe
-from perfsuite.worker.optimizers import Optimizers, living, parameters_of
+from perfsuite.worker.observation import software
+from perfsuite.worker.observation.optimizers import Optimizers, living, parameters_of
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 
 if TYPE_CHECKING:
-    from perfsuite.worker.observe import Observer
+    from perfsuite.worker.observation.observe import Observer
 
 Standing = Literal["first", "next", "child"]
 ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again

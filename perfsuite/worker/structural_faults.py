@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from perfsuite.errors import MismatchError
-from perfsuite.worker.optimizers import parameters_of
+from perfsuite.worker.observation.optimizers import parameters_of
 
 if TYPE_CHECKING:
     from perfsuite.case.fault import Structural

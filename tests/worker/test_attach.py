@@ -26,7 +26,7 @@ from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RANK
 from perfsuite.worker import memory, script_rank, startup_clock, timers
 from perfsuite.worker.attach import Attached, Measured
-from perfsuite.worker.observe import Observer
+from perfsuite.worker.observation.observe import Observer
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.script_rank import Claim, ScriptRank, device_of
 from tests.samples import known

@@ -16,9 +16,10 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.results.counts import Counts
-from perfsuite.worker import hidden, replicas, software
+from perfsuite.worker import hidden
 from perfsuite.worker.counter import StepCounter
 from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation import replicas, software
 from tests.twin_counts import collective
 from tests.worker.loops import INPUTS, Loop, in_a_thread
 

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from perfsuite.worker import replicas
+from perfsuite.worker.observation import replicas
 from tests.fake_group import fake_group, sharded_without_weights
 from tests.frameworks.common.test_model import TINY
 

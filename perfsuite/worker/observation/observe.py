@@ -25,10 +25,10 @@ from perfsuite.frameworks.common.model import (
 )
 from perfsuite.frameworks.common.sharding import meshes_text
 from perfsuite.results.rank_report import Dtypes, Evidence, Observed
-from perfsuite.worker import deepspeed, replicas, software
-from perfsuite.worker.dtypes import dtypes_of
-from perfsuite.worker.optimizers import living, parameters_of
-from perfsuite.worker.second_step import NO_LINEAR, SecondStep, layers
+from perfsuite.worker.observation import deepspeed, replicas, software
+from perfsuite.worker.observation.dtypes import dtypes_of
+from perfsuite.worker.observation.optimizers import living, parameters_of
+from perfsuite.worker.observation.second_step import NO_LINEAR, SecondStep, layers
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case

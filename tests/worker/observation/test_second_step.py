@@ -9,8 +9,14 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from perfsuite.worker import second_step
-from perfsuite.worker.second_step import NO_KERNEL, NO_LINEAR, NOT_OBSERVED, SecondStep, attention_kernel
+from perfsuite.worker.observation import second_step
+from perfsuite.worker.observation.second_step import (
+    NO_KERNEL,
+    NO_LINEAR,
+    NOT_OBSERVED,
+    SecondStep,
+    attention_kernel,
+)
 
 WIDTH = 8
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from perfsuite.worker.optimizers import Optimizers, living
+from perfsuite.worker.observation.optimizers import Optimizers, living
 
 
 class Adam:

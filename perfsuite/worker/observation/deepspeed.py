@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfsuite.errors import MismatchError
-from perfsuite.worker.optimizers import living
+from perfsuite.worker.observation.optimizers import living
 
 STEP = "_take_model_step"  # the method of an engine that makes one training step
 NAME = "DeepSpeedEngine"

@@ -11,7 +11,7 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
 from perfsuite.results.rank_report import Observed
-from perfsuite.worker.observe import Observer, Owners, _attention, owner
+from perfsuite.worker.observation.observe import Observer, Owners, _attention, owner
 from tests.samples import make_case
 
 CPU = torch.device("cpu")

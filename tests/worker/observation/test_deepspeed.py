@@ -9,8 +9,8 @@ import torch
 
 from perfsuite import Script
 from perfsuite.errors import MismatchError
-from perfsuite.worker import deepspeed
-from perfsuite.worker.observe import owner, wrapping
+from perfsuite.worker.observation import deepspeed
+from perfsuite.worker.observation.observe import owner, wrapping
 from tests.frameworks.test_base import observed
 from tests.frameworks.test_script import case_of, measured, script
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from perfsuite.worker.dtypes import dtypes_of
+from perfsuite.worker.observation.dtypes import dtypes_of
 
 
 def stepped(model: nn.Module, **state: torch.dtype) -> torch.optim.Optimizer:

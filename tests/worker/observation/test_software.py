@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perfsuite.worker import software
+from perfsuite.worker.observation import software
 from tests.processes import python
 
 
@@ -77,7 +77,7 @@ def test_tf32_is_seen_however_it_is_switched_on(monkeypatch: pytest.MonkeyPatch)
 NEWER_SWITCHES = """
 import torch
 from torch import backends
-from perfsuite.worker import software
+from perfsuite.worker.observation import software
 
 def tell():
     print(software.arithmetic("cuda")["fp32_matmul"], end=" ")

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from perfsuite.frameworks.common.model import dtype_name
 from perfsuite.results.rank_report import Dtypes
-from perfsuite.worker.optimizers import parameters_of
-from perfsuite.worker.replicas import local
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import local
 
 
 def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | None = None) -> Dtypes:
