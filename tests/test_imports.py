@@ -122,7 +122,7 @@ def test_the_driver_side_never_loads_torch() -> None:
 def test_the_worker_never_loads_pytest_nor_what_pretends_a_gpu() -> None:
     loaded = modules_after(
         "import perfsuite.worker.main, perfsuite.node.agent, perfsuite.node.preload\n"
-        "import perfsuite.worker.observation.observe, perfsuite.worker.counting"
+        "import perfsuite.worker.observation.observe, perfsuite.worker.counting.steps"
     )
     assert "torch" in loaded
     assert not loaded & {"pytest", "_pytest", "perfsuite.plugin"}

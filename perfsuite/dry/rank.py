@@ -20,8 +20,8 @@ from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP, StepsToCount
 from perfsuite.results.rank_report import Observed, RankReport
-from perfsuite.worker.counting import Counting
-from perfsuite.worker.flops import count_known
+from perfsuite.worker.counting.flops import count_known
+from perfsuite.worker.counting.steps import Counting
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.observation import software
 from perfsuite.worker.observation.dtypes import dtypes_of

@@ -62,7 +62,7 @@ class Memory(Data):
 
 
 class Flops(Data):
-    """Model FLOPs of one token, by a versioned formula (see `perfsuite.worker.flops`)."""
+    """Model FLOPs of one token, by a versioned formula (see `perfsuite.worker.counting.flops`)."""
 
     formula: str
     per_token: float

@@ -26,7 +26,8 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import events, gradients, growth, leash, loaders, memory, startup_clock
+from perfsuite.worker import events, leash, loaders, memory, startup_clock
+from perfsuite.worker.counting import gradients, growth
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import NamedFunction, Search
 from perfsuite.worker.losses import Losses, loss_of
@@ -38,7 +39,7 @@ from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_
 from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
-    import perfsuite.worker.loader_workers  # with counting, before the level of memory is taken
+    import perfsuite.worker.counting.loader_workers  # with counting, before the level of memory is taken
 
 TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
 PASSES_WITHOUT_A_STEP = 100  # backward passes (those of ten steps, if more) after which none will come
@@ -125,7 +126,7 @@ class Attached:
             startup_clock.watch(dist, "init_process_group", startup_clock.PROCESS_GROUP)
         if request.counts:
             with contextlib.suppress(AttributeError):  # it could not be imported
-                perfsuite.worker.loader_workers.watch(run_dir)
+                perfsuite.worker.counting.loader_workers.watch(run_dir)
         events.watch()
         self._search = Search(_named(self.case.framework))
         self._search.begin()

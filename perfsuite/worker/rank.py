@@ -23,9 +23,9 @@ from perfsuite.results.rank_report import Failure, FailureKind, RankReport, Span
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker import phases
 from perfsuite.worker.collector import CollectorClock
+from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.growth import Growth
 from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.profiling import Profiling
 from perfsuite.worker.recorder import Recorder
@@ -33,7 +33,7 @@ from perfsuite.worker.startup_clock import PERFSUITE, START_UP, Part
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
-    from perfsuite.worker.counting import Counting
+    from perfsuite.worker.counting.steps import Counting
     from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.observation.observe import Observer
     from perfsuite.worker.timers import HostTimer
@@ -151,7 +151,7 @@ class Rank:
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
         try:  # it uses names that are private to torch: another version may lack one
-            from perfsuite.worker.counting import Counting
+            from perfsuite.worker.counting.steps import Counting
 
             self.recorder.counting = Counting(self.model, steps)
         except Exception as error:
@@ -211,7 +211,7 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import flops
+        from perfsuite.worker.counting import flops
         from perfsuite.worker.observation import software
 
         if (counting := self.recorder.counting) is not None:
@@ -262,7 +262,7 @@ class Rank:
         if counts is None:
             return None
         if self.recorder.data_wait is not None:
-            from perfsuite.worker import loader_workers
+            from perfsuite.worker.counting import loader_workers
 
             pids = self.recorder.data_wait.worker_pids.values()
             counts = counts.replace(worker_batch=loader_workers.batch_of(self.run_dir, pids))

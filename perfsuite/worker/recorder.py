@@ -19,8 +19,8 @@ from perfsuite.worker.timers import HostTimer
 if TYPE_CHECKING:
     from perfsuite.results.rank_report import Memory
     from perfsuite.worker.collector import CollectorClock
-    from perfsuite.worker.counting import Counting
-    from perfsuite.worker.growth import Growth
+    from perfsuite.worker.counting.growth import Growth
+    from perfsuite.worker.counting.steps import Counting
     from perfsuite.worker.levels import MemoryLevels
     from perfsuite.worker.loaders import DataWait
     from perfsuite.worker.memory import CudaMemory, HostMemory

@@ -22,7 +22,7 @@ from perfsuite.inputs.files import LARGEST_OWN, read_text
 from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash, memory, timers
-from perfsuite.worker.flops import count_known
+from perfsuite.worker.counting.flops import count_known
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.losses import Losses
 from perfsuite.worker.node_probe import device_probe

@@ -20,7 +20,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import judge_counts
-from perfsuite.worker.growth import DISABLED, FROZEN
+from perfsuite.worker.counting.growth import DISABLED, FROZEN
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
 from tests.samples import known, make_case, make_machine

@@ -176,7 +176,8 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
     start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
 ) -> None:
     """Another version of torch may lack what is private in this one."""
-    for name in ("attach", "script_rank", "hooks.calls", "counter", "counting", "hidden"):
+    names = ("attach", "script_rank", "hooks.calls", "counting.counter", "counting.steps", "counting.hidden")
+    for name in names:
         package, _, attribute = f"perfsuite.worker.{name}".rpartition(".")
         monkeypatch.delattr(sys.modules[package], attribute, raising=False)
         monkeypatch.delitem(sys.modules, f"perfsuite.worker.{name}", raising=False)

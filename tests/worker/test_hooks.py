@@ -23,7 +23,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.worker import attach, timers  # noqa: F401  imported before it is seen
 from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.collector import CollectorClock
-from perfsuite.worker.counting import warm_up
+from perfsuite.worker.counting.steps import warm_up
 from perfsuite.worker.observation import observe  # noqa: F401  imported before it is seen
 from perfsuite.worker.script_rank import ScriptRank
 from tests.worker.attaching import ALONE, attaching

@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker import loaders
+from perfsuite.worker.counting.live_memory import _is_loading
 from perfsuite.worker.hooks.named import Search
-from perfsuite.worker.live_memory import _is_loading
 from perfsuite.worker.loaders import DataWait, NamedLoader
 from tests.worker.loops import in_a_thread
 

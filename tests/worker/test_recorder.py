@@ -11,8 +11,8 @@ from perfsuite.results.counts import KeptObjects, StepsToCount
 from perfsuite.results.rank_report import Memory
 from perfsuite.worker import recorder as recording
 from perfsuite.worker.collector import CollectorClock
-from perfsuite.worker.counting import ONE_STEP, Counting
-from perfsuite.worker.growth import Growth
+from perfsuite.worker.counting.growth import Growth
+from perfsuite.worker.counting.steps import ONE_STEP, Counting
 from perfsuite.worker.levels import MemoryLevels
 from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for

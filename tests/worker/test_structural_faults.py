@@ -15,7 +15,7 @@ from perfsuite.case.fault import STRUCTURAL, Structural
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.results.counts import Counts
-from perfsuite.worker.counting import Counting
+from perfsuite.worker.counting.steps import Counting
 from perfsuite.worker.faults import STRUCTURAL_AFTER
 from perfsuite.worker.structural_faults import begin
 from tests.fake_group import alone, fake_group

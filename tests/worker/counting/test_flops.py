@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from perfsuite import LoRA, Model
 from perfsuite.case.catalog import MODELS, gpt2, llama
 from perfsuite.frameworks.common.model import build_model, transformers_config, transformers_model
-from perfsuite.worker.flops import count, count_known, notes
+from perfsuite.worker.counting.flops import count, count_known, notes
 from tests.frameworks.common.test_model import TINY as TINY_CASE
 from tests.samples import known, make_case
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perfsuite.results.counts import MemoryChange, Phase
-from perfsuite.worker.live_memory import LiveMemory, entered
+from perfsuite.worker.counting.live_memory import LiveMemory, entered
 from tests.worker.loops import in_a_thread
 
 floats = torch.zeros

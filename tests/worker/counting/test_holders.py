@@ -2,7 +2,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from perfsuite.worker.holders import OUTSIDE, holders_of
+from perfsuite.worker.counting.holders import OUTSIDE, holders_of
 
 HELD: list[object] = []
 
@@ -45,7 +45,7 @@ def held(thing: object) -> tuple[str, ...]:
 
 
 def test_a_global_is_named_through_containers() -> None:
-    assert held(((Leaf(),),)) == ("`tests.worker.test_holders.HELD`",)
+    assert held(((Leaf(),),)) == ("`tests.worker.counting.test_holders.HELD`",)
 
 
 def test_a_class_attribute_is_named() -> None:
@@ -69,7 +69,7 @@ def test_an_attribute_of_what_grows_is_followed() -> None:
     outer = Leaf()
     outer.inner = Leaf()  # type: ignore[attr-defined]
     HELD.append(outer)
-    assert holders([outer.inner]) == ("`tests.worker.test_holders.HELD`",)  # type: ignore[attr-defined]
+    assert holders([outer.inner]) == ("`tests.worker.counting.test_holders.HELD`",)  # type: ignore[attr-defined]
 
 
 def test_a_variable_of_a_function_that_runs_is_named() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import KeptObjects
-from perfsuite.worker import growth
-from perfsuite.worker.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, NO_HOLDERS, UNKNOWN, Growth
+from perfsuite.worker.counting import growth
+from perfsuite.worker.counting.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, NO_HOLDERS, UNKNOWN, Growth
 from tests.samples import known
 
 LEAK: dict[int, object] = {}
@@ -48,7 +48,7 @@ def test_a_leak_is_exact_and_its_type_and_holder_are_named() -> None:
     found = kept(leak)
     assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
     assert found.total == 5
-    assert found.holders == ("`tests.worker.test_growth.LEAK`",)
+    assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
 def test_what_the_last_step_holds_is_not_taken_for_the_leak() -> None:
@@ -56,7 +56,7 @@ def test_what_the_last_step_holds_is_not_taken_for_the_leak() -> None:
         leak(number)
         HELD[:] = [(Spec(), []) for _ in range(100)]
 
-    assert kept(leak_and_hold).holders == ("`tests.worker.test_growth.LEAK`",)
+    assert kept(leak_and_hold).holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
 def test_a_full_collection_on_the_way_names_no_holder() -> None:

@@ -16,8 +16,8 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfsuite.results.counts import Counts
-from perfsuite.worker import hidden
-from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.counting import hidden
+from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.observation import replicas, software
 from tests.twin_counts import collective

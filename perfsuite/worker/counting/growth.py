@@ -13,7 +13,7 @@ from typing import Any
 
 from perfsuite.frameworks.common import own_list
 from perfsuite.results.counts import KeptObjects
-from perfsuite.worker.holders import holders_of
+from perfsuite.worker.counting.holders import holders_of
 
 MISSING = 0.25
 """Share of an object per step that may be missing where growth is rounded down to a whole number. What ends

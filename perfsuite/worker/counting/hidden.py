@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from perfsuite.frameworks.common import adapters
 from perfsuite.results.counts import Counts
-from perfsuite.worker.counter import StepCounter
+from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.observation import replicas, software
 from perfsuite.worker.observation.optimizers import parameters_of

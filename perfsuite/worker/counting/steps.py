@@ -27,10 +27,10 @@ from perfsuite.results.counts import (
 )
 from perfsuite.results.quantities import FLOOR as MEMORY_FLOOR
 from perfsuite.results.quantities import PYTHON_LOOSE
-from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.gradients import NormBeforeClipping
-from perfsuite.worker.hidden import Watch
-from perfsuite.worker.live_memory import Batches
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.gradients import NormBeforeClipping
+from perfsuite.worker.counting.hidden import Watch
+from perfsuite.worker.counting.live_memory import Batches
 from perfsuite.worker.observation import deepspeed, software
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares

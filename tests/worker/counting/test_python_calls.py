@@ -11,10 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfsuite.results.counts import COUNTED_STEP, PythonCalls
-from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.counting import Counting
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.python_calls import PythonCounter
+from perfsuite.worker.counting.steps import Counting
 from perfsuite.worker.observation import software
-from perfsuite.worker.python_calls import PythonCounter
 from tests.samples import known
 from tests.worker.loops import in_a_thread
 

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from perfsuite.results.counts import Counts, StepMemory
-from perfsuite.worker import counter as counter_module
-from perfsuite.worker.counter import FLOPS, StepCounter
+from perfsuite.worker.counting import counter as counter_module
+from perfsuite.worker.counting.counter import FLOPS, StepCounter
 from tests.fake_group import alone
 from tests.worker.loops import counted, in_a_thread, memory
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.worker import gradients
-from perfsuite.worker.counting import Counting
+from perfsuite.worker.counting import gradients
+from perfsuite.worker.counting.steps import Counting
 from tests.samples import known
 from tests.worker.loops import INPUTS, Loop
 

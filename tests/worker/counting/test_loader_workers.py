@@ -14,11 +14,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite.results.counts import WorkerBatch
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import loader_workers, loaders
-from perfsuite.worker.counter import StepCounter
+from perfsuite.worker import loaders
+from perfsuite.worker.counting import loader_workers
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.loader_workers import _Counting, batch_of
+from perfsuite.worker.counting.python_calls import PythonCounter
 from perfsuite.worker.hooks.named import Search
-from perfsuite.worker.loader_workers import _Counting, batch_of
-from perfsuite.worker.python_calls import PythonCounter
 from tests.samples import known
 
 pytestmark = pytest.mark.launch

@@ -16,8 +16,8 @@ from perfsuite.results.counts import Phase, PythonCalls
 
 T = TypeVar("T")
 
-OURS = str(Path(__file__).parents[1])
-COUNTING = str(Path(__file__).with_name("counting.py"))  # whose functions are not counted, nor their calls
+OURS = str(Path(__file__).parents[2])
+COUNTING = str(Path(__file__).with_name("steps.py"))  # whose functions are not counted, nor their calls
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
 """Functions that are not counted, nor what they call: torch's, which is called for each operator under a
 dispatch mode, as the one that counts; and comparisons, which a dictionary makes where hashes of addresses

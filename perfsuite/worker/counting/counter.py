@@ -1,7 +1,7 @@
 """Counts what an optimizer step does, by seeing every operator that it calls. Imports torch.
 
 A `TorchDispatchMode` is called for each operator, with every framework, also in backward, also for what C++
-calls. It is entered between two steps and left between two others (`perfsuite.worker.counting`).
+calls. It is entered between two steps and left between two others (`perfsuite.worker.counting.steps`).
 
 torch's own cannot stand in for it. `CommDebugMode` gives calls without bytes, groups or dtypes, and lacks
 send, recv and barrier. `FSDPMemTracker` follows modules from the start, cannot be entered between two steps,
@@ -29,14 +29,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
-from perfsuite.worker import python_calls
-from perfsuite.worker.collectives import OPERATORS, call_of
+from perfsuite.worker.counting import python_calls
+from perfsuite.worker.counting.collectives import OPERATORS, call_of
+from perfsuite.worker.counting.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
+from perfsuite.worker.counting.python_calls import PythonCounter
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import local
 from perfsuite.worker.observation.second_step import in_backward
-from perfsuite.worker.python_calls import PythonCounter
 
 aten = torch.ops.aten
 

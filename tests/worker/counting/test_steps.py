@@ -13,9 +13,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled, Counts, StepsToCount
-from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.counting import Counting, warm_up
-from perfsuite.worker.hidden import Watch
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.hidden import Watch
+from perfsuite.worker.counting.steps import Counting, warm_up
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.observation import deepspeed, software
 from tests.samples import known

@@ -21,10 +21,10 @@ from perfsuite import documents
 from perfsuite.results.counts import WorkerBatch
 from perfsuite.results.rank_report import WorkerBatchFile
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import python_calls
-from perfsuite.worker.counter import StepCounter, does_work
-from perfsuite.worker.counting import leave
-from perfsuite.worker.python_calls import PythonCounter
+from perfsuite.worker.counting import python_calls
+from perfsuite.worker.counting.counter import StepCounter, does_work
+from perfsuite.worker.counting.python_calls import PythonCounter
+from perfsuite.worker.counting.steps import leave
 
 OPERATORS_IN, CALLS_IN = 2, 3
 """The batches of a worker, from 1 on, that are counted. The first one opens files and fills caches."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
-from perfsuite.worker.python_calls import OURS
+from perfsuite.worker.counting.python_calls import OURS
 
 DEPTH = 10  # holders between an object and the one that has a name
 MOST_FOLLOWED = 100  # objects whose holders are searched at once
