@@ -26,7 +26,9 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import events, leash, loaders, memory, startup_clock
+from perfsuite.worker import events, leash
+from perfsuite.worker.clock import loaders, memory, startup_clock
+from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients, growth
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import NamedFunction, Search
@@ -34,7 +36,6 @@ from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.observation import deepspeed
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.phases import NamedPhase
-from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
 

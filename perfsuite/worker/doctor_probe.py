@@ -22,12 +22,12 @@ from perfsuite.case.case import Case, Topology
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker.collector import CollectorClock
+from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.clock.levels import MemoryLevels
+from perfsuite.worker.clock.memory import memory_for
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.timers import clock_for
 from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
-from perfsuite.worker.levels import MemoryLevels
-from perfsuite.worker.memory import memory_for
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.timers import clock_for
 
 PAIRS, STEPS = 10, 20  # bare and under the clock in turn, so that what the machine does to both cancels
 BLOCK_BYTES = 64 * 2**20  # allocated to see whether the peak that perfsuite reads rises by as much

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from perfsuite.worker import loaders, phases
+from perfsuite.worker import phases
+from perfsuite.worker.clock import loaders
 from perfsuite.worker.hooks.imports import AfterImport
 from perfsuite.worker.hooks.named import replace_everywhere
 from perfsuite.worker.observation.replicas import collectives_begun

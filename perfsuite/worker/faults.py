@@ -11,7 +11,7 @@ from perfsuite.case.fault import AT_STEP, Fault
 
 if TYPE_CHECKING:
     from perfsuite.results.rank_report import RankReport
-    from perfsuite.worker.recorder import Recorder
+    from perfsuite.worker.clock.recorder import Recorder
 
 STRUCTURAL_AFTER = 1  # the step, from 0 on, after which a structural fault begins: the one that is observed
 

@@ -15,12 +15,13 @@ from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, startup_clock
+from perfsuite.worker import leash
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.profiling import ProfileTaken
+from perfsuite.worker.clock.startup_clock import PERFSUITE, PERFSUITE_BUILDS, PROCESS_GROUP, Part
+from perfsuite.worker.clock.timers import SimulatedTimer, clock_for
 from perfsuite.worker.counting.flops import count_known
-from perfsuite.worker.profiling import ProfileTaken
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
-from perfsuite.worker.startup_clock import PERFSUITE, PERFSUITE_BUILDS, PROCESS_GROUP, Part
-from perfsuite.worker.timers import SimulatedTimer, clock_for
 
 
 def main(path: str) -> None:
@@ -66,10 +67,11 @@ def _measure(rank: Rank) -> RankReport:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import events, loaders
+    from perfsuite.worker import events
+    from perfsuite.worker.clock import loaders
+    from perfsuite.worker.clock.memory import memory_for
     from perfsuite.worker.counting import gradients, growth
     from perfsuite.worker.hooks import calls
-    from perfsuite.worker.memory import memory_for
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
 
     case = rank.case

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from perfsuite.worker.timers import CudaTimer, HostTimer
+from perfsuite.worker.clock.timers import CudaTimer, HostTimer
 
 MIB = 2**20
 WAKE_S = 0.2

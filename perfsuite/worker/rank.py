@@ -22,21 +22,21 @@ from perfsuite.results.counts import COUNTED_STEP, Counts, StepsToCount
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport, SpanTimes
 from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker import phases
-from perfsuite.worker.collector import CollectorClock
+from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.clock.levels import MemoryLevels
+from perfsuite.worker.clock.profiling import Profiling
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.startup_clock import PERFSUITE, START_UP, Part
 from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.levels import MemoryLevels
-from perfsuite.worker.profiling import Profiling
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.startup_clock import PERFSUITE, START_UP, Part
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
+    from perfsuite.worker.clock.memory import CudaMemory, HostMemory
+    from perfsuite.worker.clock.timers import HostTimer
     from perfsuite.worker.counting.steps import Counting
-    from perfsuite.worker.memory import CudaMemory, HostMemory
     from perfsuite.worker.observation.observe import Observer
-    from perfsuite.worker.timers import HostTimer
 
 WAIT_S = 60  # seconds that a rank waits for the reports of others: if it left, their connections would break
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -169,7 +169,8 @@ class Rank:
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
             self.recorder.between_steps = self._extra.boundary
         if self.plan.needs_torch:
-            from perfsuite.worker import events, loaders
+            from perfsuite.worker import events
+            from perfsuite.worker.clock import loaders
 
             self.recorder.data_wait = loaders.begin()
             if phases.spans is not None:

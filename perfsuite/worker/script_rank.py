@@ -21,7 +21,8 @@ from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.inputs.files import LARGEST_OWN, read_text
 from perfsuite.results.rank_report import Evidence, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, memory, timers
+from perfsuite.worker import leash
+from perfsuite.worker.clock import memory, timers
 from perfsuite.worker.counting.flops import count_known
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.losses import Losses

@@ -24,10 +24,11 @@ from perfsuite.errors import FileError, MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RANK
-from perfsuite.worker import memory, script_rank, startup_clock, timers
+from perfsuite.worker import script_rank
 from perfsuite.worker.attach import Attached, Measured
+from perfsuite.worker.clock import memory, startup_clock, timers
+from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.observation.observe import Observer
-from perfsuite.worker.recorder import Recorder
 from perfsuite.worker.script_rank import Claim, ScriptRank, device_of
 from tests.samples import known
 from tests.worker.attaching import ALONE, Start, attaching

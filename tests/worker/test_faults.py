@@ -11,13 +11,13 @@ import torch
 from perfsuite.case.fault import AT_STEP, Fault
 from perfsuite.results.rank_report import Memory, RankReport
 from perfsuite.worker import structural_faults
+from perfsuite.worker.clock.memory import HostMemory
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.timers import SimulatedTimer
 from perfsuite.worker.faults import Injector
-from perfsuite.worker.memory import HostMemory
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.timers import SimulatedTimer
 from tests.processes import Left, leave
 from tests.samples import make_report
-from tests.worker.test_recorder import after_steps
+from tests.worker.clock.test_recorder import after_steps
 
 
 def series(text: str | None, *, is_last_rank: bool = True, steps: int = 12) -> Recorder:

@@ -20,9 +20,10 @@ import perfsuite
 from perfsuite import documents
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import RankReport
-from perfsuite.worker import attach, timers  # noqa: F401  imported before it is seen
+from perfsuite.worker import attach  # noqa: F401  imported before it is seen
 from perfsuite.worker.attach import Attached, Measured
-from perfsuite.worker.collector import CollectorClock
+from perfsuite.worker.clock import timers
+from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.counting.steps import warm_up
 from perfsuite.worker.observation import observe  # noqa: F401  imported before it is seen
 from perfsuite.worker.script_rank import ScriptRank

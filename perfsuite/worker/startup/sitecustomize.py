@@ -12,7 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-CLOCK = "perfsuite.worker.startup_clock"
+CLOCK = "perfsuite.worker.clock.startup_clock"
 _clock: ModuleType | None = None  # the clock of the start-up, where this is a process of a measured command
 
 
@@ -90,7 +90,9 @@ def _begin_clock() -> ModuleType | None:
     """
     try:
         here = os.path.dirname(os.path.realpath(__file__))
-        spec = spec_from_file_location(CLOCK, os.path.join(os.path.dirname(here), "startup_clock.py"))
+        spec = spec_from_file_location(
+            CLOCK, os.path.join(os.path.dirname(here), "clock", "startup_clock.py")
+        )
         assert spec is not None
         assert spec.loader is not None
         clock = module_from_spec(spec)

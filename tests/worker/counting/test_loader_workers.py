@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perfsuite.results.counts import WorkerBatch
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import loaders
+from perfsuite.worker.clock import loaders
 from perfsuite.worker.counting import loader_workers
 from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.loader_workers import _Counting, batch_of

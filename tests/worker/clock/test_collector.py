@@ -1,7 +1,7 @@
 import gc
 
-from perfsuite.worker.collector import CollectorClock
-from perfsuite.worker.timers import SimulatedTimer
+from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.clock.timers import SimulatedTimer
 
 
 def test_collections_are_timed_until_it_is_stopped() -> None:

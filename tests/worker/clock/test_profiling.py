@@ -17,8 +17,8 @@ from perfsuite import documents
 from perfsuite.results.profile import PROFILED_STEPS, Profile, RankProfileFile, merged
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.profiled import compared
-from perfsuite.worker import profiling as profiling_module
-from perfsuite.worker.profiling import ProfileTaken, Profiling
+from perfsuite.worker.clock import profiling as profiling_module
+from perfsuite.worker.clock.profiling import ProfileTaken, Profiling
 from tests.fake_group import alone
 
 WARMUP = 2

@@ -9,13 +9,13 @@ import torch
 
 from perfsuite.results.counts import KeptObjects, StepsToCount
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker import recorder as recording
-from perfsuite.worker.collector import CollectorClock
+from perfsuite.worker.clock import recorder as recording
+from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.clock.levels import MemoryLevels
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.counting.steps import ONE_STEP, Counting
-from perfsuite.worker.levels import MemoryLevels
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from tests.worker.fake_gpu import GPU, FakeGPU
 from tests.worker.loops import in_a_thread
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from perfsuite.results.rank_report import LIVE_MEMORY, PINNED_MEMORY, RESIDENT_MEMORY
-from perfsuite.worker.levels import MOST_READINGS, MemoryLevels
+from perfsuite.worker.clock.levels import MOST_READINGS, MemoryLevels
 
 GPU = torch.device("cuda", 0)
 

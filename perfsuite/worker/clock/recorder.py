@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import FIRST_COUNTED
 from perfsuite.results.rank_report import SpanTimes
-from perfsuite.worker import startup_clock
-from perfsuite.worker.timers import HostTimer
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.timers import HostTimer
 
 if TYPE_CHECKING:
     from perfsuite.results.rank_report import Memory
-    from perfsuite.worker.collector import CollectorClock
+    from perfsuite.worker.clock.collector import CollectorClock
+    from perfsuite.worker.clock.levels import MemoryLevels
+    from perfsuite.worker.clock.loaders import DataWait
+    from perfsuite.worker.clock.memory import CudaMemory, HostMemory
+    from perfsuite.worker.clock.profiling import Profiling
+    from perfsuite.worker.clock.startup_clock import StartUp
     from perfsuite.worker.counting.growth import Growth
     from perfsuite.worker.counting.steps import Counting
-    from perfsuite.worker.levels import MemoryLevels
-    from perfsuite.worker.loaders import DataWait
-    from perfsuite.worker.memory import CudaMemory, HostMemory
-    from perfsuite.worker.profiling import Profiling
-    from perfsuite.worker.startup_clock import StartUp
 
 PROGRESS_EVERY_S = 0.5
 UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps

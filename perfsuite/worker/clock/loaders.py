@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, dataloader
 
 from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.worker import startup_clock
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.hooks.named import NamedFunction
-from perfsuite.worker.timers import HostTimer
 
 _now = HostTimer().stamp
 _loading: set[int] = set()  # threads in which a loader makes a batch

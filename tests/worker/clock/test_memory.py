@@ -5,8 +5,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from perfsuite.worker import memory as module
-from perfsuite.worker.memory import CudaMemory, HostMemory, keep_peaks, memory_for
+from perfsuite.worker.clock import memory as module
+from perfsuite.worker.clock.memory import CudaMemory, HostMemory, keep_peaks, memory_for
 from tests.worker.fake_gpu import GPU, FakeAllocator
 
 

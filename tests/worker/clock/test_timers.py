@@ -4,7 +4,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from perfsuite.worker.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
+from perfsuite.worker.clock.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
 from tests.worker.fake_gpu import GPU, FakeGPU
 
 

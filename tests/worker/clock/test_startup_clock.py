@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
-from perfsuite.worker import startup_clock
-from perfsuite.worker.startup_clock import (
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.startup_clock import (
     BUILD,
     DATA,
     FIRST_STEP,

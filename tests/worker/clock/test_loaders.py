@@ -13,10 +13,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from perfsuite.errors import MismatchError
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.worker import loaders
+from perfsuite.worker.clock import loaders
+from perfsuite.worker.clock.loaders import DataWait, NamedLoader
 from perfsuite.worker.counting.live_memory import _is_loading
 from perfsuite.worker.hooks.named import Search
-from perfsuite.worker.loaders import DataWait, NamedLoader
 from tests.worker.loops import in_a_thread
 
 MODULE = "a_users_module"
