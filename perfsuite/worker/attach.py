@@ -26,7 +26,7 @@ from perfsuite.case.case import CaseFile
 from perfsuite.errors import MismatchError, ScriptError
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
-from perfsuite.worker import events, leash
+from perfsuite.worker import leash
 from perfsuite.worker.clock import loaders, memory, startup_clock
 from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients, growth
@@ -35,9 +35,10 @@ from perfsuite.worker.hooks.named import NamedFunction, Search
 from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.observation import deepspeed
 from perfsuite.worker.observation.optimizers import Optimizers
-from perfsuite.worker.phases import NamedPhase
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
+from perfsuite.worker.spans import events
+from perfsuite.worker.spans.phases import NamedPhase
 
 with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
     import perfsuite.worker.counting.loader_workers  # with counting, before the level of memory is taken

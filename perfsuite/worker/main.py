@@ -67,12 +67,12 @@ def _measure(rank: Rank) -> RankReport:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import events
     from perfsuite.worker.clock import loaders
     from perfsuite.worker.clock.memory import memory_for
     from perfsuite.worker.counting import gradients, growth
     from perfsuite.worker.hooks import calls
     from perfsuite.worker.node_probe import all_reduce_probe, device_probe
+    from perfsuite.worker.spans import events
 
     case = rank.case
     calls.watch()

@@ -21,7 +21,6 @@ from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepsToCount
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport, SpanTimes
 from perfsuite.results.run_dir import RUN_DIR, RunDir
-from perfsuite.worker import phases
 from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.clock.levels import MemoryLevels
 from perfsuite.worker.clock.profiling import Profiling
@@ -30,6 +29,7 @@ from perfsuite.worker.clock.startup_clock import PERFSUITE, START_UP, Part
 from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults import Injector
+from perfsuite.worker.spans import phases
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
@@ -169,8 +169,8 @@ class Rank:
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
             self.recorder.between_steps = self._extra.boundary
         if self.plan.needs_torch:
-            from perfsuite.worker import events
             from perfsuite.worker.clock import loaders
+            from perfsuite.worker.spans import events
 
             self.recorder.data_wait = loaders.begin()
             if phases.spans is not None:

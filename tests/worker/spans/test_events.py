@@ -15,10 +15,10 @@ import torch.distributed.checkpoint
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 
 from perfsuite.results.counts import Counts
-from perfsuite.worker import events, phases
 from perfsuite.worker.clock import loaders
-from perfsuite.worker.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS, Recognised
-from perfsuite.worker.spans import Spans
+from perfsuite.worker.spans import events, phases
+from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS, Recognised
+from perfsuite.worker.spans.recording import Spans
 from tests.samples import known
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries: no process group, srun, few workers

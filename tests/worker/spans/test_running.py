@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker.running import Running
-from perfsuite.worker.spans import Meters, Spans
+from perfsuite.worker.spans.recording import Meters, Spans
+from perfsuite.worker.spans.running import Running
 from tests.processes import wait_until
 
 

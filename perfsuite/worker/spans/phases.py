@@ -15,7 +15,7 @@ from perfsuite.errors import CaseError, MismatchError
 from perfsuite.worker.hooks.named import NamedFunction
 
 if TYPE_CHECKING:
-    from perfsuite.worker.spans import Span, Spans
+    from perfsuite.worker.spans.recording import Span, Spans
 
 F = TypeVar("F", bound=Callable[..., Any])
 

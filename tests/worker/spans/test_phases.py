@@ -9,10 +9,10 @@ import pytest
 
 import perfsuite
 from perfsuite.errors import CaseError, MismatchError
-from perfsuite.worker import phases
 from perfsuite.worker.hooks.named import Search
-from perfsuite.worker.phases import NamedPhase
-from perfsuite.worker.spans import Meters, Spans
+from perfsuite.worker.spans import phases
+from perfsuite.worker.spans.phases import NamedPhase
+from perfsuite.worker.spans.recording import Meters, Spans
 
 MODULE = "a_users_module"
 

@@ -20,7 +20,7 @@ from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import SpanTimes
 from perfsuite.worker.clock.timers import HostTimer
-from perfsuite.worker.running import Running
+from perfsuite.worker.spans.running import Running
 
 MOST_NAMES = 50  # of spans in a launch: a script may make names, as `rollout 17`
 

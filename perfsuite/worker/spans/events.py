@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from perfsuite.worker import phases
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.hooks.imports import AfterImport
 from perfsuite.worker.hooks.named import replace_everywhere
 from perfsuite.worker.observation.replicas import collectives_begun
-from perfsuite.worker.phases import watched as span_of
-from perfsuite.worker.spans import Meters, Spans
+from perfsuite.worker.spans import phases
+from perfsuite.worker.spans.phases import watched as span_of
+from perfsuite.worker.spans.recording import Meters, Spans
 
 SAVE, LOAD, EVALUATE = "save checkpoint", "load checkpoint", "evaluate"
 

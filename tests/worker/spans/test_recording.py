@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfsuite.results.counts import Counts
-from perfsuite.worker.spans import MOST_NAMES, Meters, Span, Spans
+from perfsuite.worker.spans.recording import MOST_NAMES, Meters, Span, Spans
 from tests.samples import known
 from tests.worker.loops import in_a_thread
 
