@@ -50,7 +50,7 @@ NO_TEST_FILE = {
     "perfsuite.plugin.settings": "run by plugin/test_options.py, which runs pytest",
     "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
     "perfsuite.session.way": "its subclasses are tested",
-    "perfsuite.worker.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
+    "perfsuite.worker.probes.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
 """Modules without a test file at the mirrored place: the reason, or where their tests are."""

@@ -71,7 +71,7 @@ def _measure(rank: Rank) -> RankReport:
     from perfsuite.worker.clock.memory import memory_for
     from perfsuite.worker.counting import gradients, growth
     from perfsuite.worker.hooks import calls
-    from perfsuite.worker.node_probe import all_reduce_probe, device_probe
+    from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe
     from perfsuite.worker.spans import events
 
     case = rank.case
@@ -121,7 +121,7 @@ def _measure(rank: Rank) -> RankReport:
 
 def _preflight(rank: Rank) -> RankReport:
     """Rank 0 tells the rounds of the probe as steps: the health of the nodes is sampled between them."""
-    from perfsuite.worker.node_probe import node_probe
+    from perfsuite.worker.probes.node_probe import node_probe
 
     device = _device(rank.request)
     _init_process_group(rank.case, device, connects_at_once=True)

@@ -60,7 +60,7 @@ class Rank:
         self.plan = self.framework.plan(request.case)
         self.report = report
         self.device: Any = None  # `torch.device` since `build`; None in a simulated job
-        self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.node_probe`)
+        self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.probes.node_probe`)
         self.notes: list[str] = []  # what a reader of the figures has to know
         self._shown_in: dict[int, int] = {}  # optimizers by identity: the step in which each was shown last
         self._extra: ExtraMetrics | None = None

@@ -26,9 +26,9 @@ from perfsuite.worker.clock import memory, timers
 from perfsuite.worker.counting.flops import count_known
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.losses import Losses
-from perfsuite.worker.node_probe import device_probe
 from perfsuite.worker.observation import software
 from perfsuite.worker.observation.optimizers import Optimizers, living, parameters_of
+from perfsuite.worker.probes.node_probe import device_probe
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Measures what `perfsuite doctor` can only learn in a process that imports torch.
 
-Run as `python -m perfsuite.worker.doctor_probe FILE DEVICE [--quick]`.
+Run as `python -m perfsuite.worker.probes.doctor_probe FILE DEVICE [--quick]`.
 """
 
 import gc
@@ -27,7 +27,7 @@ from perfsuite.worker.clock.levels import MemoryLevels
 from perfsuite.worker.clock.memory import memory_for
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import clock_for
-from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
+from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
 PAIRS, STEPS = 10, 20  # bare and under the clock in turn, so that what the machine does to both cancels
 BLOCK_BYTES = 64 * 2**20  # allocated to see whether the peak that perfsuite reads rises by as much

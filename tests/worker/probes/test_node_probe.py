@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from perfsuite.worker import node_probe
 from perfsuite.worker.clock.timers import HostTimer
-from perfsuite.worker.node_probe import all_reduce_probe, device_probe, pair_rounds
+from perfsuite.worker.probes import node_probe
+from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe, pair_rounds
 from tests.fake_group import alone
 
 CPU = torch.device("cpu")

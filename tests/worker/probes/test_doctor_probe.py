@@ -9,9 +9,9 @@ import torch
 
 from perfsuite import documents
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker import doctor_probe
-from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
-from perfsuite.worker.doctor_probe import BLOCK_BYTES, peak_memory, reached_gpus
+from perfsuite.worker.probes import doctor_probe
+from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
+from perfsuite.worker.probes.doctor_probe import BLOCK_BYTES, peak_memory, reached_gpus
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CLOCK = ClockFacts(overhead=(1.0,), wall=(1.0,), step_s=0.1)

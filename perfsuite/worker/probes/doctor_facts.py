@@ -1,4 +1,4 @@
-"""What `worker.doctor_probe` measures, as a file for the driver."""
+"""What `worker.probes.doctor_probe` measures, as a file for the driver."""
 
 from typing import Literal
 
