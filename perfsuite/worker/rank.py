@@ -28,7 +28,7 @@ from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.startup_clock import PERFSUITE, START_UP, Part
 from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.extra_metrics import ExtraMetrics
-from perfsuite.worker.faults import Injector
+from perfsuite.worker.faults.injector import Injector
 from perfsuite.worker.spans import phases
 
 if TYPE_CHECKING:

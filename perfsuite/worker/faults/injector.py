@@ -41,7 +41,7 @@ class Injector:
         elif kind == "leak" and step == AT_STEP:
             self._held = _hold(size, recorder)
         elif step == STRUCTURAL_AFTER and self.fault.structural is not None:
-            from perfsuite.worker import structural_faults
+            from perfsuite.worker.faults import structural_faults
 
             structural_faults.begin(self.fault.structural, *self._training())
         elif self.is_last_rank and step == AT_STEP:

@@ -16,8 +16,8 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.results.counts import Counts
 from perfsuite.worker.counting.steps import Counting
-from perfsuite.worker.faults import STRUCTURAL_AFTER
-from perfsuite.worker.structural_faults import begin
+from perfsuite.worker.faults.injector import STRUCTURAL_AFTER
+from perfsuite.worker.faults.structural_faults import begin
 from tests.fake_group import alone, fake_group
 from tests.frameworks.common.test_model import TINY
 from tests.worker.loops import memory

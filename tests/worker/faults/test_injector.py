@@ -10,11 +10,11 @@ import torch
 
 from perfsuite.case.fault import AT_STEP, Fault
 from perfsuite.results.rank_report import Memory, RankReport
-from perfsuite.worker import structural_faults
 from perfsuite.worker.clock.memory import HostMemory
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import SimulatedTimer
-from perfsuite.worker.faults import Injector
+from perfsuite.worker.faults import structural_faults
+from perfsuite.worker.faults.injector import Injector
 from tests.processes import Left, leave
 from tests.samples import make_report
 from tests.worker.clock.test_recorder import after_steps
