@@ -1,4 +1,7 @@
-"""One rank of a job: assembles its measurement, writes its report, for `worker.main` and `worker.attach`."""
+"""One rank of a job: assembles its measurement and writes its report.
+
+`worker.main` runs it for our own loops, `worker.script.attach` for those of scripts.
+"""
 
 from __future__ import annotations
 

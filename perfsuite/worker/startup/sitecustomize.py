@@ -1,7 +1,7 @@
 """Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
 It begins the clock of the start-up and runs the environment's own sitecustomize, which it shadows; after
-torch is imported, `perfsuite.worker.attach`.
+torch is imported, `perfsuite.worker.script.attach`.
 """
 
 import os
@@ -53,7 +53,7 @@ def _then_attach(loader: Any) -> None:
             sys.modules[CLOCK] = _clock
             _clock.pause()
         try:
-            from perfsuite.worker.attach import attach
+            from perfsuite.worker.script.attach import attach
 
             attach()
         except Exception as error:

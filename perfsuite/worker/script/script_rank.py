@@ -25,11 +25,11 @@ from perfsuite.worker import leash
 from perfsuite.worker.clock import memory, timers
 from perfsuite.worker.counting.flops import count_known
 from perfsuite.worker.hooks.named import Search
-from perfsuite.worker.losses import Losses
 from perfsuite.worker.observation import software
 from perfsuite.worker.observation.optimizers import Optimizers, living, parameters_of
 from perfsuite.worker.probes.node_probe import device_probe
 from perfsuite.worker.rank import WAIT_S, Rank, failure_of
+from perfsuite.worker.script.losses import Losses
 
 if TYPE_CHECKING:
     from perfsuite.worker.observation.observe import Observer

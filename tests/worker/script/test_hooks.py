@@ -20,13 +20,13 @@ import perfsuite
 from perfsuite import documents
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import RankReport
-from perfsuite.worker import attach  # noqa: F401  imported before it is seen
-from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.clock import timers
 from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.counting.steps import warm_up
 from perfsuite.worker.observation import observe  # noqa: F401  imported before it is seen
-from perfsuite.worker.script_rank import ScriptRank
+from perfsuite.worker.script import attach  # noqa: F401  imported before it is seen
+from perfsuite.worker.script.attach import Attached, Measured
+from perfsuite.worker.script.script_rank import ScriptRank
 from tests.worker.attaching import ALONE, attaching
 
 OURS = str(Path(perfsuite.__file__).parent)

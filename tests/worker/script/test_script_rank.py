@@ -19,7 +19,7 @@ from perfsuite.worker import leash
 from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.rank import empty_report, failure_of, write_failure
-from perfsuite.worker.script_rank import Claim, ScriptRank
+from perfsuite.worker.script.script_rank import Claim, ScriptRank
 from tests.samples import make_case, make_report
 
 HERE = socket.gethostname()

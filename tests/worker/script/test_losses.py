@@ -6,12 +6,12 @@ from torch import nn
 
 from perfsuite.errors import MismatchError
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.losses import Losses
+from perfsuite.worker.script.losses import Losses
 
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
-    """Sees what `perfsuite.worker.attach` would show it."""
+    """Sees what `perfsuite.worker.script.attach` would show it."""
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     seen = Losses()
 

@@ -24,12 +24,12 @@ from perfsuite.errors import FileError, MismatchError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.rank_report import Evidence, Failure, RankReport
 from perfsuite.results.run_dir import ANCESTOR_PID, RANK
-from perfsuite.worker import script_rank
-from perfsuite.worker.attach import Attached, Measured
 from perfsuite.worker.clock import memory, startup_clock, timers
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.observation.observe import Observer
-from perfsuite.worker.script_rank import Claim, ScriptRank, device_of
+from perfsuite.worker.script import script_rank
+from perfsuite.worker.script.attach import Attached, Measured
+from perfsuite.worker.script.script_rank import Claim, ScriptRank, device_of
 from tests.samples import known
 from tests.worker.attaching import ALONE, Start, attaching
 
@@ -177,13 +177,13 @@ def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
     start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
 ) -> None:
     """Another version of torch may lack what is private in this one."""
-    names = ("attach", "script_rank", "hooks.calls", "counting.counter", "counting.steps", "counting.hidden")
-    for name in names:
+    counting = ("counting.counter", "counting.steps", "counting.hidden")
+    for name in ("script.attach", "script.script_rank", "hooks.calls", *counting):
         package, _, attribute = f"perfsuite.worker.{name}".rpartition(".")
         monkeypatch.delattr(sys.modules[package], attribute, raising=False)
         monkeypatch.delitem(sys.modules, f"perfsuite.worker.{name}", raising=False)
     monkeypatch.delattr(module, lacks)
-    importlib.import_module("perfsuite.worker.attach")
+    importlib.import_module("perfsuite.worker.script.attach")
     report = measured(start(COUNTED))
     assert (len(report.step_s), report.counts) == (COUNTED.total_steps, None)
     (note,) = report.notes

@@ -32,11 +32,11 @@ from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients, growth
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import NamedFunction, Search
-from perfsuite.worker.losses import Losses, loss_of
 from perfsuite.worker.observation import deepspeed
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
-from perfsuite.worker.script_rank import Claim, ScriptRank, Standing, without_launcher
+from perfsuite.worker.script.losses import Losses, loss_of
+from perfsuite.worker.script.script_rank import Claim, ScriptRank, Standing, without_launcher
 from perfsuite.worker.spans import events
 from perfsuite.worker.spans.phases import NamedPhase
 
