@@ -72,6 +72,12 @@ def test_the_page_for_developers_shows_every_room_and_the_floors() -> None:
     assert f"plugin > {shown}" == " > ".join(floors).replace(" | ", ", ")
 
 
+def test_the_page_for_developers_shows_the_rooms_of_a_rank() -> None:
+    page = (TESTS.parent / "CONTRIBUTING.md").read_text()
+    rooms = [file.parent.name for file in (PACKAGE / "worker").glob("*/__init__.py")]
+    assert not [room for room in rooms if f"`{room}/`" not in page]
+
+
 @pytest.mark.parametrize("module", [name for name, file in FILES.items() if "__" not in file.name])
 def test_tests_mirror_the_folders(module: str) -> None:
     _, *folders, name = module.split(".")

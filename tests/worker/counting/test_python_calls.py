@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import COUNTED_STEP, PythonCalls
 from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.python_calls import PythonCounter
@@ -91,6 +92,16 @@ def test_what_perfsuite_does_in_a_step_adds_no_call_of_python() -> None:
     told = known(known(counting.counts).python)
     assert told.functions == dict(sorted(plain.items()))
     assert sum(told.calls.values()) == plain.total()
+
+
+def test_no_function_of_another_folder_of_perfsuite_is_counted() -> None:
+    def step() -> None:
+        OwnList[int]()
+        helper()
+
+    assert names(step, step) == {"step": 1, "helper": 1}
+    functions = known(called(step, step)).functions
+    assert not [name for name in functions if name.startswith("perfsuite.")]
 
 
 def test_calls_have_the_phase_of_the_step_in_which_they_are_made() -> None:
