@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # each name `as` itself is public to type checkers
     from perfsuite.frameworks.torchtitan import TorchTitan as TorchTitan
     from perfsuite.frameworks.trainer import Trainer as Trainer
     from perfsuite.results.session_file import Measurement as Measurement
-    from perfsuite.worker.phases import phase as phase
+    from perfsuite.worker.spans.phases import phase as phase
 
 __version__ = "0.1.0"  # the one place of the version: `pyproject.toml` reads it here
 
@@ -42,7 +42,7 @@ _NAMES = {  # the public names but those of frameworks, by their module below th
     "errors": ["CaseError", "PerfsuiteError"],
     "frameworks.base": ["Framework"],
     "results.session_file": ["Measurement"],
-    "worker.phases": ["phase"],
+    "worker.spans.phases": ["phase"],
 }
 _FRAMEWORKS = (  # each is in a module of its own, called as the class is
     *("Accelerate", "DDP", "DeepSpeed", "FSDP", "FSDP2", "Fake"),

@@ -14,7 +14,7 @@ from perfsuite.launch.driving import prepare
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
-from perfsuite.worker import faults
+from perfsuite.worker.faults import injector
 from perfsuite.worker.main import _simulate
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 
@@ -54,4 +54,4 @@ def patch(patch: pytest.MonkeyPatch) -> None:
         raise _Exit(status)
 
     patch.setattr(LocalLauncher, "launch", launch)
-    patch.setattr(faults, "os", SimpleNamespace(_exit=end))
+    patch.setattr(injector, "os", SimpleNamespace(_exit=end))

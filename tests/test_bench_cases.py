@@ -8,7 +8,7 @@ import pytest
 from perfsuite import Case, Model
 from perfsuite.case.catalog import MODELS
 from perfsuite.case.hardware import PRODUCTS
-from perfsuite.worker.flops import count
+from perfsuite.worker.counting.flops import count
 from tests.test_published import CASES
 
 NIGHTLY = [

@@ -50,7 +50,7 @@ NO_TEST_FILE = {
     "perfsuite.plugin.settings": "run by plugin/test_options.py, which runs pytest",
     "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
     "perfsuite.session.way": "its subclasses are tested",
-    "perfsuite.worker.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
+    "perfsuite.worker.probes.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
 """Modules without a test file at the mirrored place: the reason, or where their tests are."""
@@ -70,6 +70,12 @@ def test_the_page_for_developers_shows_every_room_and_the_floors() -> None:
     floors = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
     shown = " ".join(page.split("```text\nplugin > ")[1].split("```")[0].split())
     assert f"plugin > {shown}" == " > ".join(floors).replace(" | ", ", ")
+
+
+def test_the_page_for_developers_shows_the_rooms_of_a_rank() -> None:
+    page = (TESTS.parent / "CONTRIBUTING.md").read_text()
+    rooms = [file.parent.name for file in (PACKAGE / "worker").glob("*/__init__.py")]
+    assert not [room for room in rooms if f"`{room}/`" not in page]
 
 
 @pytest.mark.parametrize("module", [name for name, file in FILES.items() if "__" not in file.name])
@@ -122,7 +128,7 @@ def test_the_driver_side_never_loads_torch() -> None:
 def test_the_worker_never_loads_pytest_nor_what_pretends_a_gpu() -> None:
     loaded = modules_after(
         "import perfsuite.worker.main, perfsuite.node.agent, perfsuite.node.preload\n"
-        "import perfsuite.worker.observe, perfsuite.worker.counting"
+        "import perfsuite.worker.observation.observe, perfsuite.worker.counting.steps"
     )
     assert "torch" in loaded
     assert not loaded & {"pytest", "_pytest", "perfsuite.plugin"}

@@ -201,7 +201,7 @@ def test_a_rank_needs_torch_and_pydantic_alone(rank: str, tmp_path: Path) -> Non
 def test_the_worker_needs_no_more(rank: str, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     documents.write(run_dir.case, CaseFile(case=SMALL, device="cpu"))
-    modules = "node.agent", "worker.attach", "worker.main", "worker.observe"
+    modules = "node.agent", "worker.script.attach", "worker.main", "worker.observation.observe"
     imports = "".join(f"import perfsuite.{module}; " for module in modules)
     words = ("-c", f"{imports}perfsuite.worker.main.main({str(tmp_path)!r})")
     run(rank, *words, cwd=tmp_path, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")

@@ -208,7 +208,7 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """Why the counted step of a launch did more than was counted; empty where nothing shows that.
 
     A count that is too low would look like an improvement, so such a step is not counted. What a rank finds
-    by itself is in its report (`perfsuite.worker.hidden`).
+    by itself is in its report (`perfsuite.worker.counting.hidden`).
     """
     counts = [report.counts for report in reports if report.counts is not None]
     if len(counts) < len(reports):

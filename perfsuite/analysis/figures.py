@@ -20,7 +20,7 @@ FLAT = 0.05  # relative difference allowed between a rolling median and the leve
 
 UNMEASURED_STEPS = 2
 """First steps of a case that are never measured: in the second one the worker observes what runs
-(`perfsuite.worker.observe`). Where a step is counted, none up to that one is (`COUNTED_STEP`)."""
+(`perfsuite.worker.observation.observe`). Where a step is counted, none up to that one is (`COUNTED_STEP`)."""
 SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
 """Fewest seconds of warm-up, after the steps that are never measured, and of measured window on a GPU: with
 less, its clock and temperature have not settled, and launches of other machines or days differ."""

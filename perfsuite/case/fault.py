@@ -8,7 +8,8 @@ from perfsuite.errors import CaseError
 
 Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
 
-Structural = Literal[  # what a step does is another: counts show it (`perfsuite.worker.structural_faults`)
+# What a step does is another: counts show it (`perfsuite.worker.faults.structural_faults`).
+Structural = Literal[
     "reshard-toggled",
     "fp32-communication",
     "checkpointing-lost",

@@ -20,13 +20,14 @@ from perfsuite.frameworks.common import finetuning, float8
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
 from perfsuite.results.counts import COUNTED_STEP, StepsToCount
 from perfsuite.results.rank_report import Observed, RankReport
-from perfsuite.worker import calls, software
-from perfsuite.worker.counting import Counting
-from perfsuite.worker.dtypes import dtypes_of
-from perfsuite.worker.flops import count_known
-from perfsuite.worker.observe import owner, wrapping
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.timers import HostTimer
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.timers import HostTimer
+from perfsuite.worker.counting.flops import count_known
+from perfsuite.worker.counting.steps import Counting
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation import software
+from perfsuite.worker.observation.dtypes import dtypes_of
+from perfsuite.worker.observation.observe import owner, wrapping
 
 
 class Enough(BaseException):

@@ -30,13 +30,14 @@ from perfsuite.node.ranks import moved
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
-from perfsuite.worker import calls, software
-from perfsuite.worker.losses import Passes, loss_of
-from perfsuite.worker.observe import Observer, owner
-from perfsuite.worker.optimizers import Optimizers, living
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation import software
+from perfsuite.worker.observation.observe import Observer, owner
+from perfsuite.worker.observation.optimizers import Optimizers, living
+from perfsuite.worker.observation.second_step import NO_LINEAR
 from perfsuite.worker.rank import failure_of, write_failure
-from perfsuite.worker.script_rank import without_launcher
-from perfsuite.worker.second_step import NO_LINEAR
+from perfsuite.worker.script.losses import Passes, loss_of
+from perfsuite.worker.script.script_rank import without_launcher
 
 NEEDS_A_VALUE = (fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException)
 NOT_COMPILED = "the script compiles its model, and a dry run counts the step that is not compiled"

@@ -148,7 +148,8 @@ class Framework(FrameworkOptions):
         """Return what the worker must find in `Observed.settings` for this to be the run that the case names.
 
         Every framework is checked for world size, dtypes, attention, checkpointed blocks, and parameters that
-        change (`perfsuite.worker.observe`); None for one of those says that it cannot be seen here.
+        change (`perfsuite.worker.observation.observe`); None for one of those says that it cannot be seen
+        here.
         """
         return {}
 

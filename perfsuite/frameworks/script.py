@@ -1,4 +1,4 @@
-"""Any training script, unmodified: the clock attaches to it from outside (`perfsuite.worker.attach`)."""
+"""Any training script, unmodified: the clock attaches to it from outside (`worker.script.attach`)."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class Script(Framework):
         return dict.fromkeys(unseen)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Nothing to run: `perfsuite.worker.attach` found a process that trains already."""
+        """Nothing to run: `perfsuite.worker.script.attach` found a process that trains already."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 

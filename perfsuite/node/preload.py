@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import os
 
-from perfsuite.worker import startup_clock
+from perfsuite.worker.clock import startup_clock
 
 startup_clock.begin(startup_clock.PERFSUITE)
 

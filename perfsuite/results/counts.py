@@ -1,7 +1,7 @@
 """What one optimizer step does, counted: collectives, FLOPs, kernels, host reads, memory. Pure data.
 
-A count has no noise: the same code does the same work in every launch. `perfsuite.worker.counter` counts,
-`perfsuite.verdict.exact` judges.
+A count has no noise: the same code does the same work in every launch. `perfsuite.worker.counting.counter`
+counts, `perfsuite.verdict.exact` judges.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Memory(Data):
 
 
 class Flops(Data):
-    """Model FLOPs of one token, by a versioned formula (see `perfsuite.worker.flops`)."""
+    """Model FLOPs of one token, by a versioned formula (see `perfsuite.worker.counting.flops`)."""
 
     formula: str
     per_token: float
@@ -144,7 +144,8 @@ class RankReport(Sealed):
     flops: Flops | None = None
     observed: Observed | None = None
     evidence: Evidence | None = None
-    # Of the device, before the workload was built or after a script was measured (`worker.node_probe`).
+    # Of the device, before the workload was built or after a script was measured
+    # (`perfsuite.worker.probes.node_probe`).
     device_probe: dict[str, float] = Field(default_factory=dict)
     # What the recorders of other packages' metrics returned in this rank, by the metric's name.
     extra: dict[str, float] = Field(default_factory=dict)

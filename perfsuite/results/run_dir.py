@@ -81,7 +81,8 @@ class RunDir:
     trace = Numbered("trace-{}.json.gz")  # what torch's profiler recorded in that rank: opens in Perfetto
     running = Numbered("running-{}")
     """The event or phase in which that rank has been for some seconds, by the rank; gone when it ends."""
-    training = Numbered("training-{}")  # who trained as it (`worker.script_rank`); made empty by its agent
+    training = Numbered("training-{}")
+    """Who trained as that rank (`worker.script.script_rank`); made empty by its agent."""
     flight_recorder = Below("nccl-flight-recorder-rank-")
     """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
 

@@ -150,7 +150,7 @@ class NodePreflight(Data):
     """One node in a preflight."""
 
     name: str
-    # Those of its slowest rank (`perfsuite.worker.node_probe`). Empty if a rank did not report.
+    # Those of its slowest rank (`perfsuite.worker.probes.node_probe`). Empty if a rank did not report.
     rates: dict[str, float] = Field(default_factory=dict)
     health: Health | None = None  # its GPUs by NVML meanwhile
     problems: tuple[str, ...] = ()  # what is wrong with it, with the readings

@@ -15,12 +15,13 @@ from perfsuite.frameworks.base import NCCL_AFTER_S
 from perfsuite.frameworks.common.float8 import with_float8
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, startup_clock
-from perfsuite.worker.flops import count_known
-from perfsuite.worker.profiling import ProfileTaken
+from perfsuite.worker import leash
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.profiling import ProfileTaken
+from perfsuite.worker.clock.startup_clock import PERFSUITE, PERFSUITE_BUILDS, PROCESS_GROUP, Part
+from perfsuite.worker.clock.timers import SimulatedTimer, clock_for
+from perfsuite.worker.counting.flops import count_known
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_of, write_failure
-from perfsuite.worker.startup_clock import PERFSUITE, PERFSUITE_BUILDS, PROCESS_GROUP, Part
-from perfsuite.worker.timers import SimulatedTimer, clock_for
 
 
 def main(path: str) -> None:
@@ -66,9 +67,12 @@ def _measure(rank: Rank) -> RankReport:
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from perfsuite.worker import calls, events, gradients, growth, loaders
-    from perfsuite.worker.memory import memory_for
-    from perfsuite.worker.node_probe import all_reduce_probe, device_probe
+    from perfsuite.worker.clock import loaders
+    from perfsuite.worker.clock.memory import memory_for
+    from perfsuite.worker.counting import gradients, growth
+    from perfsuite.worker.hooks import calls
+    from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe
+    from perfsuite.worker.spans import events
 
     case = rank.case
     calls.watch()
@@ -79,7 +83,7 @@ def _measure(rank: Rank) -> RankReport:
     events.watch()
     if rank.request.counts:
         with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
-            from perfsuite.worker import loader_workers
+            from perfsuite.worker.counting import loader_workers
 
             loader_workers.watch(rank.run_dir)
     device = _device(rank.request)
@@ -117,7 +121,7 @@ def _measure(rank: Rank) -> RankReport:
 
 def _preflight(rank: Rank) -> RankReport:
     """Rank 0 tells the rounds of the probe as steps: the health of the nodes is sampled between them."""
-    from perfsuite.worker.node_probe import node_probe
+    from perfsuite.worker.probes.node_probe import node_probe
 
     device = _device(rank.request)
     _init_process_group(rank.case, device, connects_at_once=True)
@@ -170,7 +174,7 @@ def _warm_up(device: Any, *, counts: bool) -> None:
         torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
     with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
-        from perfsuite.worker import counting
+        from perfsuite.worker.counting.steps import warm_up
 
         if counts and device.type == "cpu":  # a GPU's allocator does not see what counting loads
-            counting.warm_up()
+            warm_up()

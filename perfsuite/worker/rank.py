@@ -1,4 +1,7 @@
-"""One rank of a job: assembles its measurement, writes its report, for `worker.main` and `worker.attach`."""
+"""One rank of a job: assembles its measurement and writes its report.
+
+`worker.main` runs it for our own loops, `worker.script.attach` for those of scripts.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,22 @@ from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepsToCount
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport, SpanTimes
 from perfsuite.results.run_dir import RUN_DIR, RunDir
-from perfsuite.worker import phases
-from perfsuite.worker.collector import CollectorClock
+from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.clock.levels import MemoryLevels
+from perfsuite.worker.clock.profiling import Profiling
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.startup_clock import PERFSUITE, START_UP, Part
+from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.extra_metrics import ExtraMetrics
-from perfsuite.worker.faults import Injector
-from perfsuite.worker.growth import Growth
-from perfsuite.worker.levels import MemoryLevels
-from perfsuite.worker.profiling import Profiling
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.startup_clock import PERFSUITE, START_UP, Part
+from perfsuite.worker.faults.injector import Injector
+from perfsuite.worker.spans import phases
 
 if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
-    from perfsuite.worker.counting import Counting
-    from perfsuite.worker.memory import CudaMemory, HostMemory
-    from perfsuite.worker.observe import Observer
-    from perfsuite.worker.timers import HostTimer
+    from perfsuite.worker.clock.memory import CudaMemory, HostMemory
+    from perfsuite.worker.clock.timers import HostTimer
+    from perfsuite.worker.counting.steps import Counting
+    from perfsuite.worker.observation.observe import Observer
 
 WAIT_S = 60  # seconds that a rank waits for the reports of others: if it left, their connections would break
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -60,7 +63,7 @@ class Rank:
         self.plan = self.framework.plan(request.case)
         self.report = report
         self.device: Any = None  # `torch.device` since `build`; None in a simulated job
-        self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.node_probe`)
+        self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.probes.node_probe`)
         self.notes: list[str] = []  # what a reader of the figures has to know
         self._shown_in: dict[int, int] = {}  # optimizers by identity: the step in which each was shown last
         self._extra: ExtraMetrics | None = None
@@ -97,7 +100,7 @@ class Rank:
 
     def observe(self) -> None:
         """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""
-        from perfsuite.worker.observe import Observer
+        from perfsuite.worker.observation.observe import Observer
 
         self.observer = Observer(self.case, self.workload)
         if self.request.counts:
@@ -151,7 +154,7 @@ class Rank:
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
         try:  # it uses names that are private to torch: another version may lack one
-            from perfsuite.worker.counting import Counting
+            from perfsuite.worker.counting.steps import Counting
 
             self.recorder.counting = Counting(self.model, steps)
         except Exception as error:
@@ -169,7 +172,8 @@ class Rank:
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
             self.recorder.between_steps = self._extra.boundary
         if self.plan.needs_torch:
-            from perfsuite.worker import events, loaders
+            from perfsuite.worker.clock import loaders
+            from perfsuite.worker.spans import events
 
             self.recorder.data_wait = loaders.begin()
             if phases.spans is not None:
@@ -211,7 +215,8 @@ class Rank:
         return report if self.observer is None else self._observed(report, self.observer)
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
-        from perfsuite.worker import flops, software
+        from perfsuite.worker.counting import flops
+        from perfsuite.worker.observation import software
 
         if (counting := self.recorder.counting) is not None:
             report = report.replace(counts=self._counts(counting), hidden=counting.hidden)
@@ -261,7 +266,7 @@ class Rank:
         if counts is None:
             return None
         if self.recorder.data_wait is not None:
-            from perfsuite.worker import loader_workers
+            from perfsuite.worker.counting import loader_workers
 
             pids = self.recorder.data_wait.worker_pids.values()
             counts = counts.replace(worker_batch=loader_workers.batch_of(self.run_dir, pids))

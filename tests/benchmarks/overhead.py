@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from perfsuite.worker.doctor_probe import STEPS, clock_case, one_rank, timed, under_the_clock
+from perfsuite.worker.probes.doctor_probe import STEPS, clock_case, one_rank, timed, under_the_clock
 from tests.benchmarks import show_ratios
 
 PAIRS = 100

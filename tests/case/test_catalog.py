@@ -5,7 +5,7 @@ import torch
 
 from perfsuite.case.catalog import MODELS, mamba
 from perfsuite.frameworks.common.model import blocks, transformers_config, transformers_model
-from perfsuite.worker.flops import count
+from perfsuite.worker.counting.flops import count
 
 PUBLISHED = {
     "gpt2": 124_439_808,

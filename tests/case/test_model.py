@@ -11,7 +11,7 @@ from perfsuite.case.catalog import gpt2, llama
 from perfsuite.case.model import Model
 from perfsuite.errors import CaseError, FileError, MismatchError
 from perfsuite.frameworks.common.model import transformers_config, transformers_model
-from perfsuite.worker.flops import count
+from perfsuite.worker.counting.flops import count
 
 QWEN: dict[str, Any] = {
     "hidden_size": 32,

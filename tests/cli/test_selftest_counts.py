@@ -15,7 +15,7 @@ from perfsuite.results.counts import Counts, RankCounts
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 from tests.samples import make_case, make_gpu_machine, make_run
-from tests.worker.test_structural_faults import counted
+from tests.worker.faults.test_structural_faults import counted
 
 CASE = make_case(framework=DDP())
 

@@ -14,7 +14,7 @@ from perfsuite.node.machine import detect_cpu
 from perfsuite.results.count_baseline import CountBaseline, versions_of
 from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
-from perfsuite.worker.flops import count
+from perfsuite.worker.counting.flops import count
 from tests.dry.runs import passed
 from tests.frameworks.test_base import COUNTED, measured, observed
 from tests.samples import known

@@ -33,7 +33,7 @@ from perfsuite.results.counts import KeptObjects
 from perfsuite.results.rank_report import COLD, START_UP, Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.comparability import ASKED
-from perfsuite.worker import flops
+from perfsuite.worker.counting import flops
 from tests.frameworks.learnt import check_learnt, learnt
 from tests.samples import known, make_case
 from tests.verdict.judging import CHOSEN

@@ -4,7 +4,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from perfsuite.frameworks.base import LaunchPlan
 from perfsuite.frameworks.ddp import DDP
-from perfsuite.worker.observe import wrapping
+from perfsuite.worker.observation.observe import wrapping
 from tests.fake_group import fake_group
 from tests.samples import make_case
 

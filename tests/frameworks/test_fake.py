@@ -6,8 +6,8 @@ import pytest
 
 from perfsuite.frameworks import LaunchPlan, Ranks
 from perfsuite.frameworks.fake import Fake
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.timers import SimulatedTimer
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.timers import SimulatedTimer
 from tests.samples import make_case
 
 

@@ -12,8 +12,8 @@ from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.frameworks.common import loop
 from perfsuite.frameworks.common.model import build_model, synthetic_batches
 from perfsuite.results.counts import Collective
-from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.observe import wrapping
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.observation.observe import wrapping
 from tests.fake_group import CPU, fake_group
 from tests.frameworks.common.test_model import TINY
 

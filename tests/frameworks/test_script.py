@@ -20,7 +20,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.verdict.arms import judge_counts
-from perfsuite.worker.growth import DISABLED, FROZEN
+from perfsuite.worker.counting.growth import DISABLED, FROZEN
 from tests.frameworks import test_base as base
 from tests.frameworks.test_base import observed
 from tests.samples import known, make_case, make_machine
@@ -344,9 +344,9 @@ def asks(self, name, path=None, target=None):
     if name == "torch" and not asking:
         asking.append(name)
         return importlib.util.find_spec(name)
-attached = types.ModuleType("perfsuite.worker.attach")
+attached = types.ModuleType("perfsuite.worker.script.attach")
 attached.attach = lambda: print("attached", sys.modules["torch"].attribute)
-sys.modules["perfsuite.worker.attach"] = attached
+sys.modules["perfsuite.worker.script.attach"] = attached
 """
 
 
@@ -367,7 +367,7 @@ def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how
         ("import sitecustomize; sitecustomize._then_attach = fails", "a fault"),
         ("attached.attach = fails", "a fault"),
         ("del attached.attach", "cannot import name 'attach'"),
-        ("del sys.modules['perfsuite.worker.attach']", "No module named 'torch."),
+        ("del sys.modules['perfsuite.worker.script.attach']", "No module named 'torch."),
     ],
     ids=["found", "attached", "imported", "a torch that lacks a module"],
 )
@@ -433,7 +433,7 @@ def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: 
 OWN_PROCESS = """
 import os, sys
 first = set(sys.modules)
-assert not first & {"torch", "numpy", "perfsuite.worker.attach"}, first
+assert not first & {"torch", "numpy", "perfsuite.worker.script.attach"}, first
 assert os.environ["OMP_NUM_THREADS"] == "3"
 os.environ["OMP_NUM_THREADS"] = "1"
 where = os.environ["PERFSUITE_LAUNCH_DIR"]

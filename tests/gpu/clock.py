@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from perfsuite.worker.doctor_probe import one_rank, timed, under_the_clock
-from perfsuite.worker.memory import CudaMemory
-from perfsuite.worker.timers import clock_for
+from perfsuite.worker.clock.memory import CudaMemory
+from perfsuite.worker.clock.timers import clock_for
+from perfsuite.worker.probes.doctor_probe import one_rank, timed, under_the_clock
 from tests.gpu.test_day import BASE
 
 STEPS_WITHOUT_GC = 60

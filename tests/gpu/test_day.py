@@ -64,8 +64,8 @@ def test_smoke_of_a_replayed_graph() -> None:
     import torch
 
     from perfsuite.results.counts import COUNTED_STEP
-    from perfsuite.worker import calls
-    from perfsuite.worker.counting import Counting
+    from perfsuite.worker.counting.steps import Counting
+    from perfsuite.worker.hooks import calls
 
     calls.watch()
     model = torch.nn.Linear(64, 64, device="cuda")

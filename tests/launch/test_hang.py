@@ -4,7 +4,7 @@ import pytest
 
 from perfsuite.launch.hang import HANG_S, LONGEST_STEPS, LONGEST_WARM_UPS, HangDetector
 from perfsuite.worker.rank import LEAVE_S, WAIT_S
-from perfsuite.worker.running import TOLD_AFTER_S
+from perfsuite.worker.spans.running import TOLD_AFTER_S
 
 
 def test_the_bounds() -> None:

@@ -20,8 +20,10 @@ from perfsuite import Case, Model, Script, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import attach, leash, phases
-from perfsuite.worker.attach import Attached
+from perfsuite.worker import leash
+from perfsuite.worker.script import attach
+from perfsuite.worker.script.attach import Attached
+from perfsuite.worker.spans import phases
 from tests.samples import make_case
 
 ALONE = make_case(

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from perfsuite.worker import phases
+from perfsuite.worker.spans import phases
 from tests.worker.fake_gpu import FakeAllocator, FakeGPU
 
 

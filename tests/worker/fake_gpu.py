@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from perfsuite.worker.memory import CudaMemory
+from perfsuite.worker.clock.memory import CudaMemory
 
 GPU = torch.device("cuda", 3)
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepMemory, StepsToCount
-from perfsuite.worker.counter import StepCounter
-from perfsuite.worker.counting import ONE_STEP, Counting
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.steps import ONE_STEP, Counting
 from tests.samples import known
 
 INPUTS = torch.ones(8, 16)

@@ -6,9 +6,9 @@ import pytest
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import ExtensionError
 from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.clock.timers import SimulatedTimer
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.rank import Rank, empty_report
-from perfsuite.worker.timers import SimulatedTimer
 from tests.packages import Packages
 from tests.samples import make_case
 

@@ -13,8 +13,9 @@ from perfsuite.case.case import CaseFile
 from perfsuite.frameworks.base import Framework
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker import leash, node_probe
+from perfsuite.worker import leash
 from perfsuite.worker import main as worker
+from perfsuite.worker.probes import node_probe
 from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank
 from tests.samples import make_case, make_report
 

@@ -13,9 +13,9 @@ from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
-from perfsuite.worker.observe import Observer
+from perfsuite.worker.clock.timers import SimulatedTimer
+from perfsuite.worker.observation.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
-from perfsuite.worker.timers import SimulatedTimer
 from tests.samples import known, make_case
 from tests.test_errors import Unspeakable
 

@@ -13,7 +13,7 @@ from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import missing_package
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
+from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
 PROBE_TIMEOUT_S = 600  # deadline of the process that imports torch and trains
 MAX_WALL_DIFFERENCE = 0.01  # between the sum of the steps and the host's clock over the same steps, relative
@@ -32,7 +32,7 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
         )
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
         file = Path(directory) / "probe.json"
-        words = [sys.executable, "-m", "perfsuite.worker.doctor_probe", str(file), machine.device]
+        words = [sys.executable, "-m", "perfsuite.worker.probes.doctor_probe", str(file), machine.device]
         command = [*words, *(["--quick"] * quick)]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
 
 It begins the clock of the start-up and runs the environment's own sitecustomize, which it shadows; after
-torch is imported, `perfsuite.worker.attach`.
+torch is imported, `perfsuite.worker.script.attach`.
 """
 
 import os
@@ -12,7 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-CLOCK = "perfsuite.worker.startup_clock"
+CLOCK = "perfsuite.worker.clock.startup_clock"
 _clock: ModuleType | None = None  # the clock of the start-up, where this is a process of a measured command
 
 
@@ -53,7 +53,7 @@ def _then_attach(loader: Any) -> None:
             sys.modules[CLOCK] = _clock
             _clock.pause()
         try:
-            from perfsuite.worker.attach import attach
+            from perfsuite.worker.script.attach import attach
 
             attach()
         except Exception as error:
@@ -90,7 +90,9 @@ def _begin_clock() -> ModuleType | None:
     """
     try:
         here = os.path.dirname(os.path.realpath(__file__))
-        spec = spec_from_file_location(CLOCK, os.path.join(os.path.dirname(here), "startup_clock.py"))
+        spec = spec_from_file_location(
+            CLOCK, os.path.join(os.path.dirname(here), "clock", "startup_clock.py")
+        )
         assert spec is not None
         assert spec.loader is not None
         clock = module_from_spec(spec)

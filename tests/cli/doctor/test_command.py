@@ -8,7 +8,7 @@ from perfsuite.cli.checks import Row, Status, passed
 from perfsuite.cli.doctor import command, machine, torch
 from perfsuite.cli.doctor.command import examine
 from perfsuite.node.machine import detect
-from perfsuite.worker.doctor_facts import DoctorFile
+from perfsuite.worker.probes.doctor_facts import DoctorFile
 from tests.cli.commands import rows, run
 from tests.cli.doctor.test_torch import CLOCK
 from tests.packages import Packages

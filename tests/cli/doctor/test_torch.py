@@ -9,7 +9,7 @@ from perfsuite.cli.checks import Row
 from perfsuite.cli.doctor.torch import clock_rows, memory_row, probe, torch_rows
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import Memory
-from perfsuite.worker.doctor_facts import ClockFacts, DoctorFile
+from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 from tests.processes import executable
 from tests.samples import make_gpu_machine, make_machine
 
@@ -59,7 +59,7 @@ def test_the_clock_agrees_with_others_and_costs_little(changes: Any, check: str,
 
 SHORT = """
 import sys
-from perfsuite.worker import doctor_probe
+from perfsuite.worker.probes import doctor_probe
 doctor_probe.STEPS = 4
 doctor_probe.main(sys.argv[3], kind=sys.argv[4], quick=False)
 """

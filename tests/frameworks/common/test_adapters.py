@@ -10,7 +10,7 @@ from perfsuite.case.case import Case, LoRA
 from perfsuite.case.model import Model
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import adapters, finetuning
-from perfsuite.worker.second_step import layers as blocks_of
+from perfsuite.worker.observation.second_step import layers as blocks_of
 from tests.frameworks.common.test_model import TINY
 
 NAMED = TINY.replace(model=Model.named("unet"))

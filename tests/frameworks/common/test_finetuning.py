@@ -10,7 +10,7 @@ from perfsuite.case.model import Model
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
 from perfsuite.frameworks.common.model import build_model, build_optimizer
-from perfsuite.worker.second_step import layers
+from perfsuite.worker.observation.second_step import layers
 from tests.frameworks.common.test_loop import losses, workload
 from tests.frameworks.common.test_model import CPU, TINY
 

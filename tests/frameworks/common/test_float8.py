@@ -67,7 +67,7 @@ def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch, c
 
 @pytest.mark.parametrize(("recipe", "per_weight"), [("tensorwise", 6), ("rowwise_with_gw_hp", 4)])
 def test_flops_in_float8_are_told_apart_on_a_gpu_alone(recipe: Any, per_weight: int) -> None:
-    from perfsuite.worker.flops import count
+    from perfsuite.worker.counting.flops import count
 
     flops = count(TINY.model, TINY.sample_length)
     for device in (CPU, torch.device("cuda")):

@@ -12,7 +12,7 @@ from perfsuite.case.catalog import MODELS
 from perfsuite.errors import CaseError, MismatchError
 from perfsuite.frameworks.base import Framework, framework_of
 from perfsuite.frameworks.common.parallelism import Degrees
-from perfsuite.worker.flops import count
+from perfsuite.worker.counting.flops import count
 from tests.counted import FULL_SIZE
 from tests.dry.runs import passed
 from tests.fake_group import CPU, fake_group

@@ -16,8 +16,8 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from perfsuite.case.case import Case, CaseFile
 from perfsuite.frameworks.common.model import build_model
 from perfsuite.frameworks.torchtitan import compat
-from perfsuite.worker.recorder import Recorder
-from perfsuite.worker.timers import HostTimer
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.timers import HostTimer
 
 
 def with_weights_of(model: Any, spec: Any) -> Any:

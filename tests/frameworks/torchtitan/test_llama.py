@@ -5,7 +5,7 @@ import torch
 
 from perfsuite.case.catalog import MODELS
 from perfsuite.frameworks.common.model import transformers_config, transformers_model
-from perfsuite.worker.flops import count
+from perfsuite.worker.counting.flops import count
 from tests.frameworks.torchtitan.samples import LLAMAS, MARKS, changed
 
 pytestmark = MARKS

@@ -269,7 +269,7 @@ SLOW_NODE = """
 import socket
 
 if socket.gethostname() == "n2":
-    from perfsuite.worker.timers import HostTimer
+    from perfsuite.worker.clock.timers import HostTimer
 
     honest = HostTimer.seconds
     HostTimer.seconds = lambda timer, start, end: 10 * honest(timer, start, end)

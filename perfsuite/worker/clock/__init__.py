@@ -1,0 +1,1 @@
+"""Measure seconds and memory of a process, step by step."""

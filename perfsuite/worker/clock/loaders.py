@@ -1,0 +1,162 @@
+"""Times the batches that the training waits for, whatever makes them. Imports torch.
+
+`_BaseDataLoaderIter.__next__` gives every batch of a `DataLoader`, and of what derives from it or wraps it:
+torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, the loaders of the Trainer,
+Lightning and nanotron. The name is private to torch (seen in 2.13). Without it data wait is unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from typing import Any
+
+from torch.utils.data import DataLoader, dataloader
+
+from perfsuite.errors import MismatchError
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.timers import HostTimer
+from perfsuite.worker.hooks.named import NamedFunction
+
+_now = HostTimer().stamp
+_loading: set[int] = set()  # threads in which a loader makes a batch
+_wait: DataWait | None = None  # of the training in this process
+
+
+class DataWait:
+    """The seconds that one thread, which makes this, waits for batches in each step."""
+
+    def __init__(self) -> None:
+        self.is_seen = False  # whether any loader gave this thread a batch
+        self.worker_pids: dict[int, int] = {}
+        """The process of the first worker of each loader that gave a batch in step `COUNTED_STEP`, by the
+        identity of its dataset."""
+        self._thread = get_ident()
+        self._by_step: list[float] = []
+        self._running_s = 0.0
+
+    def begin_step(self) -> None:
+        """Begin a step: what was loaded between two steps is part of neither."""
+        self._running_s = 0.0
+
+    def end_step(self) -> None:
+        """End a step."""
+        self._by_step.append(self._running_s)
+
+    def result(self) -> tuple[float, ...]:
+        """Return the seconds of each step; nothing if no loader was seen."""
+        return tuple(self._by_step) if self.is_seen else ()
+
+    def add(self, thread: int, seconds: float) -> None:
+        """Add the seconds that a thread waited."""
+        if thread == self._thread:
+            self.is_seen = True
+            self._running_s += seconds
+
+    def note_workers(self, maker: Any) -> None:
+        """Note the first worker of what gave a batch, if that is a loader with workers."""
+        if len(self._by_step) == COUNTED_STEP - 1 and (workers := getattr(maker, "_workers", None)):
+            self.worker_pids[id(maker._dataset)] = workers[0].pid
+
+
+def begin() -> DataWait:
+    """Watch the calling thread, which trains, from now on."""
+    global _wait
+    _wait = DataWait()
+    return _wait
+
+
+def is_loading(thread: int) -> bool:
+    """Return whether a loader makes a batch in a thread."""
+    return thread in _loading
+
+
+def watch() -> None:
+    """Time each `DataLoader` from now on when it starts its workers and when it gives a batch."""
+    of_batches = getattr(dataloader, "_BaseDataLoaderIter", None)
+    for owner, name in ((DataLoader, "__iter__"), (of_batches, "__next__")):
+        if owner is not None and not hasattr(getattr(owner, name), "is_watched"):
+            setattr(owner, name, timed(getattr(owner, name)))
+
+
+def timed(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with its calls timed. A call within another timed one is part of that."""
+
+    @functools.wraps(make)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        thread = get_ident()
+        if thread in _loading:
+            return make(*args, **kwargs)
+        _loading.add(thread)
+        since = _now()
+        try:
+            with startup_clock.Part(startup_clock.DATA):
+                made = make(*args, **kwargs)
+        finally:
+            _loading.discard(thread)
+            if _wait is not None:
+                _wait.add(thread, _now() - since)
+        if not hasattr(type(made), "__next__"):  # a batch, and no iterator of them
+            startup_clock.first_batch()
+        if _wait is not None and args:
+            _wait.note_workers(args[0])
+        return made
+
+    watched.is_watched = True  # type: ignore[attr-defined]
+    return watched
+
+
+class _Batches:
+    """An iterator whose batches are timed."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def watched(self) -> Any:
+        return next(self._iterator)
+
+    __next__ = timed(watched)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
+class NamedLoader(NamedFunction):
+    """The loader that a case names as `module:name`, timed as soon as the script has defined it.
+
+    A function may return one batch in each call, or an iterator of batches. Of a class `__next__` is timed,
+    or what its `__iter__` returns. A name with dots is a method: `train:Loader.next_batch`.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, self._noticed, methods=("__next__", "__iter__"))
+        self.calls = 0  # by any thread, of what is named and of the iterators that it returned
+
+    def check(self) -> None:
+        """Raise `MismatchError` if there is no such loader, or if the training does not call it."""
+        if (why := self.why_not_found()) is not None:
+            wrong = f"{why}: name what gives the training its batches" if self.is_imported else why
+        elif not self.calls:
+            wrong = (
+                "it was not called in the first steps: name what the training calls for each batch, or what "
+                "makes the iterator of its batches, or leave loader out if that is a DataLoader"
+            )
+        else:
+            return
+        raise MismatchError(f"loader={self.name!r}: {wrong}")
+
+    def _noticed(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        make_timed = timed(make)
+
+        @functools.wraps(make)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            made = make_timed(*args, **kwargs)
+            return _Batches(made) if hasattr(type(made), "__next__") else made
+
+        return watched

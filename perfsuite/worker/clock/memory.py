@@ -1,0 +1,138 @@
+"""Peak memory of one process: the resident set on a CPU, the caching allocator's counters on a GPU."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, ClassVar
+
+import torch
+
+from perfsuite.results.rank_report import Memory
+from perfsuite.worker.hooks import calls
+
+
+class HostMemory:
+    """The peak of the resident set (VmHWM, reset by clear_refs) above VmRSS at construction, see proc(5)."""
+
+    def __init__(self, level_at: str = "before the model") -> None:
+        self.method = f"VmHWM above VmRSS {level_at}"
+        self._peak = 0
+        self.reset_peak()
+        self._level = _status_bytes("VmRSS")
+
+    def release(self) -> None:
+        """Do nothing: memory that is freed here has left the process, or is used again."""
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far. The level stays that of construction."""
+        self._peak = 0
+        self.go_on()
+
+    def fold(self) -> None:
+        """Keep the peak so far: what follows, until `go_on`, is not the training's."""
+        self._peak = max(self._peak, _status_bytes("VmHWM"))
+
+    def go_on(self) -> None:
+        """Measure the peak from now on, next to the one that was kept."""
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:
+            why = "; peak not reset (clear_refs is read-only)"
+            self.method = self.method.removesuffix(why) + why
+
+    def begin_counting(self) -> None:
+        """The next steps are counted: code of torch that only counting runs is read into memory by them."""
+        self._mapped = _status_bytes("RssFile")
+
+    def end_counting(self) -> None:
+        """The counted steps are over: raise the level by the code that was read, and forget their peak."""
+        self._level += _status_bytes("RssFile") - self._mapped
+        self.reset_peak()
+
+    def read(self) -> Memory:
+        """Return the peak since construction or `reset_peak`."""
+        self.fold()
+        return Memory(peak=max(self._peak - self._level, 0), method=self.method)
+
+
+def _status_bytes(key: str) -> int:
+    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes; 0 where there is no such field."""
+    with open("/proc/self/status") as file:
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:")), 0)
+
+
+class CudaMemory:
+    """The caching allocator's counters since construction or `reset_peak`; `keep_peaks` guards the peaks."""
+
+    method = "torch.cuda.memory_stats"
+    counting: ClassVar[weakref.WeakSet[CudaMemory]] = weakref.WeakSet()
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._peak = self._reserved = 0
+        self._error: Exception | None = None
+        keep_peaks()
+        self.counting.add(self)
+        self.reset_peak()
+
+    def release(self) -> None:
+        """Free what the allocator keeps but nobody uses, so that `reserved` counts the steps alone."""
+        torch.cuda.empty_cache()
+
+    def reset_peak(self) -> None:
+        """Forget the peaks and the allocation retries so far."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._peak = self._reserved = 0
+        self._retries = self._stat("num_alloc_retries")
+
+    def begin_counting(self) -> None:
+        """The next steps are counted: their peak may hold what counting keeps."""
+
+    def end_counting(self) -> None:
+        """The counted steps are over: forget their peak, and what the allocator keeps of it."""
+        self.release()
+        self.reset_peak()
+
+    def fold(self) -> None:
+        """Keep the peaks so far, as before a script resets them. An error is raised by `read`, not here."""
+        try:
+            self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
+            self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
+        except Exception as error:
+            self._error = error
+
+    def go_on(self) -> None:
+        """Do nothing: counting objects takes no memory of a device."""
+
+    def read(self) -> Memory:
+        """Return the peaks and retries since construction or `reset_peak`."""
+        self.fold()
+        if self._error is not None:
+            raise self._error
+        return Memory(
+            peak=self._peak,
+            reserved=self._reserved,
+            alloc_retries=self._stat("num_alloc_retries") - self._retries,
+            method=self.method,
+        )
+
+    def _stat(self, key: str) -> int:
+        return int(torch.cuda.memory_stats(self.device).get(key, 0))
+
+
+def memory_for(device: Any) -> HostMemory | CudaMemory:
+    """Return the peak memory that counts on a `torch.device`, from now on."""
+    return CudaMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def keep_peaks() -> None:
+    """Make each `CudaMemory` fold its peaks before torch's functions, which no script has yet, reset them."""
+
+    def fold(*args: Any, **kwargs: Any) -> None:
+        for memory in tuple(CudaMemory.counting):
+            memory.fold()
+
+    for owner in (torch.cuda.memory, torch.cuda, torch.accelerator.memory, torch.accelerator):
+        if not hasattr(owner.reset_peak_memory_stats, "is_watched"):
+            calls.before(owner, "reset_peak_memory_stats", fold)

@@ -1,0 +1,223 @@
+"""Times every optimizer step of one process, whatever the framework; not what perfsuite does between steps.
+
+On a GPU the stamps are events: nothing waits for the device until `Recorder.finish`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from perfsuite.frameworks.common.own_list import OwnList
+from perfsuite.results.counts import FIRST_COUNTED
+from perfsuite.results.rank_report import SpanTimes
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.timers import HostTimer
+
+if TYPE_CHECKING:
+    from perfsuite.results.rank_report import Memory
+    from perfsuite.worker.clock.collector import CollectorClock
+    from perfsuite.worker.clock.levels import MemoryLevels
+    from perfsuite.worker.clock.loaders import DataWait
+    from perfsuite.worker.clock.memory import CudaMemory, HostMemory
+    from perfsuite.worker.clock.profiling import Profiling
+    from perfsuite.worker.clock.startup_clock import StartUp
+    from perfsuite.worker.counting.growth import Growth
+    from perfsuite.worker.counting.steps import Counting
+
+PROGRESS_EVERY_S = 0.5
+UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps
+USUAL_OF_STEPS = 20  # finished steps whose median is taken for the length of the running step
+
+
+class Recorder:
+    """Times each optimizer step of one process.
+
+    `probe` is a fixed piece of work done after each step and timed apart from it. `before_end` is called with
+    the step's index before its end is stamped: it carries out injected faults. The peak of `memory` is reset
+    after the first step, in which a library may build what it needs once, and after the counted ones.
+    """
+
+    def __init__(
+        self,
+        timer: HostTimer,
+        *,
+        probe: Callable[[], object] | None = None,
+        before_end: Callable[[int, Recorder], None] | None = None,
+        memory: HostMemory | CudaMemory | None = None,
+    ) -> None:
+        self.timer = timer
+        self.memory = memory
+        self.on_progress: Callable[[int], object] = lambda step: None  # told the finished steps
+        self.counting: Counting | None = None  # counts what some of the first steps do
+        self.profiling: Profiling | None = None  # has some steps of a launch that is made for that profiled
+        self.growth: Growth | None = None  # counts objects at three boundaries
+        self.levels: MemoryLevels | None = None  # reads how much memory is held, at some boundaries
+        self.collector: CollectorClock | None = None  # times Python's garbage collector
+        self.between_steps: Callable[[int], object] | None = None  # told the ended steps, in no step's time
+        self.data_wait: DataWait | None = None  # times what the training waits for; None: nobody looks
+        self.cpu_s: list[float] = []  # of this process in each step; empty if unknown
+        self.probe_s: list[float] = []
+        self.gc_s: list[float] = []  # of Python's garbage collector in each step; empty if unknown
+        self.start_up: StartUp | None = None  # of this process; None until its first step, or if unknown
+        self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
+        self.elapsed_s = 0.0  # with that work
+        self.uptime_s: float | None = None  # the same seconds by the kernel's uptime; None if unknown
+        self._probe = probe
+        self._before_end = before_end
+        self._starts = OwnList[Any]()
+        self._ends = OwnList[Any]()
+        self._lengthened_s: dict[int, float] = {}  # by an injected fault, by the index of the step
+        self._past = 0  # steps that the device is known to have finished
+        self._clock_optimizer: Any = None
+        self._is_finished = False
+        self._begun_at = self._between_s = self._progress_at = 0.0
+        self._cpu_at: float | None = None
+        self._gc_at = 0.0
+        self._uptime_at: float | None = None
+        self._peak: Memory | None = None  # before a step that is counted after the measured ones
+
+    def start(self) -> None:
+        """Begin the first step. From now on Python's garbage collector is as the training has it."""
+        gc.collect()  # what is left from building belongs to no step
+        if self.collector is not None:
+            self.collector.start()
+        if self.memory is not None:
+            self.memory.release()
+        self.timer.settle()
+        self._uptime_at = self.timer.uptime()
+        self._begun_at = self.timer.host()
+        self._begin_step()
+
+    def after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """End a step; for `register_optimizer_step_post_hook`. The first optimizer to step is the clock."""
+        if self._clock_optimizer is None:
+            self._clock_optimizer = optimizer
+        if optimizer is self._clock_optimizer:
+            self.boundary()
+
+    def boundary(self) -> None:
+        """End the running step and begin the next one."""
+        if self.counting is not None:
+            self.counting.end_step()
+        if self._before_end is not None:
+            self._before_end(self.steps, self)
+        self._ends.append(self.timer.stamp())
+        cpu = self.timer.cpu()
+        if cpu is not None and self._cpu_at is not None:
+            self.cpu_s.append(cpu - self._cpu_at)
+        if self.data_wait is not None:
+            self.data_wait.end_step()
+        if self.collector is not None:
+            self.gc_s.append(self.collector.seconds - self._gc_at)
+        ended_at = self.timer.host()
+        if startup_clock.is_running():
+            self.timer.settle()  # the device has finished the first step
+            self.start_up = startup_clock.end()
+        self._settle_memory()
+        if self.levels is not None:
+            self.levels.boundary(self.steps)
+        if self.growth is not None and self.growth.is_due(self.steps):
+            self._count_objects(self.growth)
+        if ended_at - self._progress_at > PROGRESS_EVERY_S:
+            self._progress_at = ended_at
+            self.on_progress(self._steps_past())
+        if self.between_steps is not None:
+            self.between_steps(self.steps)
+        if self._probe is not None:
+            probe_at = self.timer.host()
+            self._probe()
+            self.probe_s.append(self.timer.host() - probe_at)
+        if self.counting is not None:
+            self.counting.begin_step()
+        if self.profiling is not None:
+            self.profiling.boundary(self.steps)
+        self._between_s += self.timer.host() - ended_at
+        self._begin_step()
+
+    def _count_objects(self, growth: Growth) -> None:
+        """Count objects, and leave what that takes out of the peak of memory."""
+        if self.memory is not None:
+            self.memory.fold()
+        growth.count()
+        if self.memory is not None:
+            self.memory.go_on()
+
+    def _begin_step(self) -> None:
+        if self.data_wait is not None:
+            self.data_wait.begin_step()
+        self._gc_at = 0.0 if self.collector is None else self.collector.seconds
+        self._cpu_at = self.timer.cpu()
+        self._starts.append(self.timer.stamp())
+
+    def _settle_memory(self) -> None:
+        if self.memory is None:
+            return
+        if self.steps == 1:
+            self.memory.reset_peak()
+        if self.counting is None:
+            return
+        if self.steps == FIRST_COUNTED - 1:
+            self.memory.begin_counting()
+        elif self.steps == self.counting.steps.until:
+            self.memory.end_counting()
+        elif self.steps + 1 == self.counting.steps.late:
+            self._peak = self.memory.read()
+
+    def peak_memory(self) -> Memory | None:
+        """Return the peak so far, without that of a step that is counted after the measured ones."""
+        if self._peak is None and self.memory is not None:
+            return self.memory.read()
+        return self._peak
+
+    def finish(self) -> None:
+        """Stop the clock after the last step: wait for the device, once. Only the first call counts."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        self.timer.settle()
+        self.elapsed_s = self.timer.host() - self._begun_at
+        self.wall_s = self.elapsed_s - self._between_s
+        if self._uptime_at is not None and (uptime := self.timer.uptime()) is not None:
+            self.uptime_s = uptime - self._uptime_at
+        self.on_progress(self.steps)
+        if self.collector is not None:
+            self.collector.stop()
+
+    @property
+    def start_up_spans(self) -> dict[str, SpanTimes]:
+        """The seconds of the parts of start-up, by the name of the span; empty if unknown."""
+        seconds = {} if self.start_up is None else self.start_up.seconds
+        return {name: SpanTimes(seconds=(each,)) for name, each in seconds.items()}
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass in the running step: for a framework that trains nothing."""
+        self.timer.sleep(seconds)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that have ended so far."""
+        return len(self._ends)
+
+    @property
+    def step_s(self) -> list[float]:
+        """Seconds of each step. May only be read after `finish`."""
+        return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
+
+    def lengthen(self, share: float) -> None:
+        """Lengthen the running step, but none of the first, by a share of the last ones' median: a fault."""
+        past = self._steps_past()
+        lengths = [
+            self.timer.seconds(self._starts[step], self._ends[step]) - self._lengthened_s.get(step, 0)
+            for step in range(max(UNSETTLED_STEPS, past - USUAL_OF_STEPS), past)
+        ]
+        if lengths:
+            self._lengthened_s[self.steps] = added = share * median(lengths)
+            self.timer.sleep(added)
+
+    def _steps_past(self) -> int:
+        while self._past < self.steps and self.timer.is_past(self._ends[self._past]):
+            self._past += 1
+        return self._past

@@ -1,0 +1,422 @@
+"""Counts what an optimizer step does, by seeing every operator that it calls. Imports torch.
+
+A `TorchDispatchMode` is called for each operator, with every framework, also in backward, also for what C++
+calls. It is entered between two steps and left between two others (`perfsuite.worker.counting.steps`).
+
+torch's own cannot stand in for it. `CommDebugMode` gives calls without bytes, groups or dtypes, and lacks
+send, recv and barrier. `FSDPMemTracker` follows modules from the start, cannot be entered between two steps,
+and knows FSDP2 alone. `FlopCounterMode` lacks attention on a CPU, and phases. One mode is also cheaper.
+"""
+
+import contextlib
+import functools
+import re
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass_type,
+)
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
+from perfsuite.worker.counting import python_calls
+from perfsuite.worker.counting.collectives import OPERATORS, call_of
+from perfsuite.worker.counting.live_memory import COMMUNICATION, KEPT, LiveMemory, entered
+from perfsuite.worker.counting.python_calls import OURS, PythonCounter
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import local
+from perfsuite.worker.observation.second_step import in_backward
+
+aten = torch.ops.aten
+
+
+def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of scores and of their product with the values, as if nothing were masked.
+
+    Shapes are (batch, heads, positions, size of a head); keys and values may have fewer heads than queries.
+    """
+    return 2 * query.shape[:3].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
+
+
+def _attention_backward_flops(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> int:
+    """Return the FLOPs of the scores anew and of the gradients of scores, values, queries and keys."""
+    return 2 * query.shape[:3].numel() * key.shape[2] * (3 * query.shape[3] + 2 * value.shape[3])
+
+
+def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of products of matrices: of two, of pairs, or of groups of rows with a matrix each.
+
+    Groups split the rows (2 T d f for T rows in all), the columns, or what is summed over: never more than
+    one of them, and their sizes need not be known.
+    """
+    batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
+    return int(2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1])
+
+
+FROM_TORCH = (
+    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_mm,
+    aten.convolution, aten._convolution, aten.cudnn_convolution, aten._slow_conv2d_forward,
+    aten.convolution_overrideable, aten.convolution_backward,
+    aten._efficient_attention_forward, aten._efficient_attention_backward,
+    aten._flash_attention_forward, aten._flash_attention_backward,
+)  # fmt: skip
+"""Operators of which torch's formula counts. They are named so that another version of torch, which knows a
+formula more, does not count FLOPs that were there before: one more here is another `METHOD`."""
+FLOPS: dict[Any, Callable[..., int]] = {
+    operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
+}
+"""Operator, without its overload -> its FLOPs: `FROM_TORCH`, and formulas of our own for fused attention,
+where torch's refuse grouped-query attention (2.11) and do not know that of CPUs, and for grouped and newer
+scaled products, which torch's lack."""
+for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
+    if hasattr(aten, _name):
+        FLOPS[getattr(aten, _name)] = _product_flops
+for _name in ("cudnn_attention", "efficient_attention", "flash_attention", "flash_attention_for_cpu"):
+    FLOPS[getattr(aten, f"_scaled_dot_product_{_name}")] = _attention_flops
+    FLOPS[getattr(aten, f"_scaled_dot_product_{_name}_backward")] = _attention_backward_flops
+PRODUCTS = re.compile(  # operators that multiply matrices, by their names: those without a formula are told
+    r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
+)
+HOST_READS = frozenset({
+    "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.bincount",
+    "aten.unique_dim", "aten._unique2", "aten.unique_consecutive",
+})  # fmt: skip
+"""Operators that make the host wait for a value, or for the shape of a result, of a tensor on the device."""
+BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
+"""The same, if an index is a mask; but for one value that is written everywhere, which fills it in place."""
+COPIES = frozenset({"aten._to_copy", "aten.copy_"})
+NO_KERNEL = frozenset({
+    "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
+    "aten._local_scalar_dense", "aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.empty_strided",
+    "aten.is_same_size", "aten.lift_fresh", "aten.new_empty", "aten.new_empty_strided", "aten.record_stream",
+    "aten.set_", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
+})  # fmt: skip
+"""Operators that are not marked as views and still give the device nothing to do."""
+ALLOCATIONS = ("aten.empty", "aten.new_empty")  # how the names of those begin that leave memory as it was
+
+OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
+"""Python that a dry run alone calls: of fake tensors, of what stands in for a GPU, and where tensors die."""
+
+
+class StepCounter(TorchDispatchMode):
+    """Counts from one `end_step` to the next, while entered.
+
+    `parameters`: those of the model, also the frozen ones; those of the `optimizers` are known.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run compiled; else dynamo would run it eagerly while the mode is there."""
+        return True
+
+    def __init__(self, optimizers: Sequence[Any], parameters: Sequence[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.memory = LiveMemory(self._phase)
+        self.error: Exception | None = None  # what went wrong in counting: the training must not fail for it
+        self.is_entered = False  # afterwards it counts nothing, even if autograd has put it back
+        self.collectives: set[str] = set()  # operators of collectives since the mode was entered
+        self._has_gpu = torch.cuda.is_available()
+        self._step_counters: set[int] = set()  # identities of those that torch's optimizers keep on the host
+        self._unfilled: set[int | None] = set()  # storages that were allocated since, and not written
+        self._computed: set[int | None] = set()  # storages that were filled out of others since
+        self._optimizers = optimizers
+        self._parameters = tuple(parameters)
+        self.memory.counts_host = all(each.device.type == "cpu" for each in self._all_parameters())
+        self._in_optimizer = False
+        self._runs_closure = False  # in its step, with forward and backward: as by Lightning's `fit`
+        self._fake_mode = active_fake_mode()
+        self.python = PythonCounter(self._phase, OF_A_DRY_RUN if self._fake_mode is not None else ())
+        _keep_from_dynamo()
+        self._begin()
+        self._note_state()
+
+    def _begin(self) -> None:
+        self._calls: list[Collective] = []
+        self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by the field of `Counts`
+
+    def __enter__(self) -> Any:
+        self._watching = contextlib.ExitStack()
+        for owner, name, context in self._unseen():
+            self._watching.enter_context(entered(owner, name, context))
+        self.is_entered = True
+        self._stalls_before = calls.stalls.copy()
+        self._computed.clear()
+        self._unfilled.clear()
+        self.collectives.clear()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self.python.start()
+        return self
+
+    def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
+        """The methods that matter and that no dispatch mode sees, and inside of what each is called."""
+
+        def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
+            self._guarded(self._note_resize, storage, size)  # FSDP frees and takes memory so
+            return contextlib.nullcontext()
+
+        def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
+            is_ours = any(mode is self for mode in _get_current_dispatch_mode_stack())  # no thread of others
+            if is_ours and self._is_waited_for(tensor):
+                self._totals["host_reads"][self._phase()] += 1
+            return contextlib.nullcontext()
+
+        yield torch.UntypedStorage, "resize_", resize
+        yield torch.Tensor, "tolist", read
+        if "tolist" in vars(FakeTensor):  # a dry run answers it
+            yield FakeTensor, "tolist", read
+        yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
+
+    def __exit__(self, *error: Any) -> Any:
+        self.python.stop()
+        self._watching.close()
+        self._stalls = calls.stalls - self._stalls_before
+        self.is_entered = False
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def before_optimizer(self, *, runs_closure: bool = False) -> None:
+        """The optimizer is about to step: the gradients are known now, unless it runs a closure first."""
+        self._guarded(self._note_gradients)
+        self._in_optimizer, self._runs_closure = True, runs_closure
+
+    def end_step(self, step: int = COUNTED_STEP) -> Counts:
+        """Return what the step that ends here did, and begin the next one."""
+        self._in_optimizer = False
+        self._guarded(self._note_state)
+        alike = defaultdict[tuple[str, int, int, str, str, bool], list[Collective]](list)
+        for call in self._calls:
+            of_none = call.bytes == 0
+            alike[call.kind, call.ranks, call.apart, call.dtype, call.phase, of_none].append(call)
+        totals: dict[str, Any] = {name: dict(sorted(total.items())) for name, total in self._totals.items()}
+        totals.setdefault("blocking_copies", {})
+        counts = Counts(
+            step=step,
+            collectives=tuple(
+                rows[0].replace(
+                    count=sum(each.count for each in rows), bytes=sum(each.bytes for each in rows)
+                )
+                for _, rows in sorted(alike.items())
+            ),
+            stalls=dict(sorted(self._stalls.items())),
+            memory=self.memory.end_step(),
+            python=self.python.result(),
+            **totals,
+        )
+        self._begin()
+        return counts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        given = self._guarded(self._before, func, types, args, kwargs) if self.is_entered else None
+        if given is NotImplemented:
+            return NotImplemented
+        out = func(*args, **kwargs)
+        if given is not None:
+            self._guarded(self._count, func, args, kwargs, given, out)
+        return out
+
+    def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the tensors that an operator is given; None: it does not count."""
+        wrappers = filter(is_traceable_wrapper_subclass_type, types)
+        if not all(issubclass(kind, FakeTensor) for kind in wrappers):  # a DTensor becomes that on its shards
+            return NotImplemented
+        if not self._is_real():
+            return None
+        if isinstance(func, torch._ops.HigherOrderOperator):  # what it computes passes by: as flex_attention
+            if PRODUCTS.search(func.name()) is not None:
+                self._totals["without_flops"][func.name()] += 1
+            return None
+        given = _tensors((args, kwargs))
+        for tensor in given:
+            self.memory.see(tensor, KEPT)
+        return None if any(map(_is_meta, given)) else given
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that counts; keep its error, after which nothing more is counted."""
+        if self.error is None:
+            try:
+                return function(*args)
+            except Exception as error:
+                self.error = error
+        return None
+
+    def _is_real(self) -> bool:
+        """Whether this is the step's own work, and not what DTensor tries on fake tensors to learn shapes."""
+        return active_fake_mode() is self._fake_mode
+
+    def _phase(self) -> Phase:
+        backward = in_backward()
+        # 1. The optimizer's step, from its pre-hook to the end of the step of training. A closure that it was
+        # given runs a forward (with gradients on) and a backward inside of it: those are no optimizer's work.
+        in_closure = self._runs_closure and (torch.is_grad_enabled() or backward)
+        if self._in_optimizer and not in_closure:
+            return "optimizer"
+        # 2. Outside of a backward all is forward: also the batch, logging, and what comes after the step.
+        if not backward:
+            return "forward"
+        # 3. Autograd switches gradients off in backward; checkpointing switches them on again to recompute.
+        return "recompute" if torch.is_grad_enabled() else "backward"
+
+    def _count(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
+    ) -> None:
+        operator, phase, made = str(func._overloadpacket), self._phase(), _tensors(out)
+        is_work = does_work(func)
+        if operator in OPERATORS:
+            self.collectives.add(operator)
+            self._calls.append(call_of(operator, args, kwargs, made, phase))
+            for tensor in given:
+                self.memory.communicated(tensor)
+        elif is_work:
+            self._totals["kernels"][phase] += 1
+            self._totals["ops"][operator] += 1
+        for tensor in made:
+            self.memory.see(tensor, COMMUNICATION if operator in OPERATORS else phase, born=True)
+        if any(map(self._is_waited_for, _read_by_the_host(operator, args, kwargs, given))):
+            self._totals["host_reads"][phase] += 1
+        if operator in COPIES:
+            source, target = given[-1].device.type, made[0].device.type
+            if source != target:
+                self._totals["device_copies"][f"{source} to {target}"] += 1
+                if not kwargs.get("non_blocking", any(args[2:])):
+                    self._totals["blocking_copies"][f"{source} to {target}"] += 1
+        if (formula := FLOPS.get(func._overloadpacket)) is not None:
+            operands = [each for each in args if not isinstance(each, torch.dtype)]  # without the result's
+            self._totals["flops"][phase] += int(formula(*operands, **kwargs, out_val=out))
+        elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:
+            self._totals["without_flops"][operator] += 1
+        if operator.startswith(ALLOCATIONS):
+            self._unfilled |= self._storages(made)
+        elif phase != "optimizer" and is_work:
+            self._note_origin(made or _written(func, args), given)
+
+    def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
+        """Note results that hold something of other tensors, as neither zeros do nor what is only scaled."""
+        filled = self._storages(results)  # what no operator has filled comes from elsewhere
+        if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
+            self._computed |= filled
+        self._unfilled -= filled or self._storages(given)  # a collective that receives returns no tensor
+
+    def _is_waited_for(self, tensor: Tensor) -> bool:
+        """Whether the host waits when it reads this tensor.
+
+        Its own tensors are there at once. Without a GPU all are its own: those count that would be on one, so
+        that a launch on CPUs shows what waits on a GPU. Whatever the script keeps on the host counts there.
+        """
+        if tensor.device.type != "cpu":
+            return True
+        return not self._has_gpu and id(tensor) not in self._step_counters
+
+    def _storages(self, tensors: Iterable[Tensor]) -> set[int | None]:
+        return {self.memory.number(tensor) for tensor in tensors}
+
+    def computed(self, tensor: Tensor) -> bool:
+        """Whether an operator of this step, but for the optimizer's own, has computed this tensor."""
+        return self.memory.number(local(tensor)) in self._computed
+
+    def _note_resize(self, storage: Any, size: int) -> None:
+        if self._is_real():
+            self.memory.resized(storage, size)
+
+    def _note_gradients(self) -> None:
+        for parameter in self._all_parameters():
+            if parameter.grad is not None:
+                self.memory.assign(parameter.grad, "gradient")
+
+    def _note_state(self) -> None:
+        self._note_gradients()
+        self._step_counters = set()
+        for parameter in self._all_parameters():
+            self.memory.assign(parameter, "parameter")
+        for optimizer in self._optimizers:
+            for value in tree_leaves(list(optimizer.state.values())):
+                if isinstance(value, Tensor):
+                    self.memory.assign(value, "optimizer state")
+            if _is_of_torch(optimizer):
+                steps = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
+                self._step_counters |= {id(step) for step in steps if isinstance(step, Tensor)}
+
+    def _all_parameters(self) -> list[Tensor]:
+        return [*parameters_of(*self._optimizers), *self._parameters]
+
+
+_dispatch = StepCounter.__torch_dispatch__
+
+
+def _unseen_dispatch(self: StepCounter, *args: Any) -> Any:
+    """Dispatch, without that our Python, or what torch puts around a mode's method, is one of the step's."""
+    return self.python.unseen(_dispatch, self, *args)
+
+
+StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign,assignment]
+
+
+@functools.cache
+def _keep_from_dynamo() -> None:
+    """Let dynamo not compile what runs at each call of Python, also at those around a compiled function."""
+    from torch._dynamo.eval_frame import skip_code  # no name of the module: importing it takes a second
+
+    for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
+        skip_code(function.__code__)
+
+
+def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    pairs = zip(func._schema.arguments, args, strict=False)
+    return _tensors([value for told, value in pairs if told.alias_info and told.alias_info.is_write])
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    """`Tensor.is_meta`, which dispatches an operator for a fake tensor."""
+    return tensor.device.type == "meta" if isinstance(tensor, FakeTensor) else tensor.is_meta
+
+
+def _is_of_torch(optimizer: Any) -> bool:
+    """Whether it is of a class of torch's, or made of one: these count steps on the host, unless fused."""
+    kinds = (kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer)
+    return any(kind.__module__.startswith("torch.optim.") for kind in kinds)
+
+
+def _read_by_the_host(
+    operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor]
+) -> list[Tensor]:
+    """Return the tensors whose values the host must know for a result, its shape, or what is written."""
+    if operator in BY_A_MASK:
+        if operator != "aten.index" and args[2].numel() == 1:
+            return []
+        return [index for index in _tensors(args[1]) if index.dtype in (torch.bool, torch.uint8)]
+    by_a_size = operator == "aten.repeat_interleave" and kwargs.get("output_size") is None
+    return given if operator in HOST_READS or by_a_size else []
+
+
+def does_work(func: Any) -> bool:
+    """Return whether an operator gives the device something to do."""
+    return str(func._overloadpacket) not in NO_KERNEL and not _is_view(func)
+
+
+def _is_view(func: Any) -> bool:
+    return any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)

@@ -1,0 +1,196 @@
+"""Reads the norm of the gradients before they are clipped, in one step that is not timed. Imports torch.
+
+Clipping hides a common factor: whatever the gradients were, their norm is `max_norm` afterwards. So the norm
+is read where a script, or its library, begins to clip, and after each backward. accelerate, the Trainer,
+Lightning and torchtitan clip with functions of `torch.nn.utils` (also DTensors, as those of FSDP2), FSDP1 and
+nanotron with their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.observation.deepspeed`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import squares
+from perfsuite.worker.observation.second_step import in_backward
+
+CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
+"""Functions of `torch.nn.utils` that change gradients. Older versions of torch lack the second one."""
+ELSEWHERE = {  # what else clips, by the module that holds it: a class or "", and the function
+    "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel", "clip_grad_norm_"),
+    "nanotron.trainer": ("", "clip_grad_norm"),
+}
+SAME = 1e-3  # relative difference of two norms of the same gradients, whose sums are rounded
+UNREAD = "the norm of the gradients before clipping is not known: they were not there to be read"
+CHANGED = (
+    "the norm of the gradients before clipping is not known: from backward to the optimizer's step it went "
+    "from {:.4g} to {:.4g}, and none of the known functions that clip was called"
+)
+
+_scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # fp16's loss scalers that were built since `watch`
+_reader: NormBeforeClipping | None = None  # the reader of the running step, if its norm is wanted
+
+
+class NormBeforeClipping:
+    """Reads the squared norm of what `optimizer` is about to step, in the one step in which it is entered.
+
+    `unseen` calls a function so that nothing that counts the step sees it.
+    """
+
+    def __init__(self, optimizer: Any, unseen: Callable[..., Any]) -> None:
+        self.note: str | None = None  # why the norm is not known
+        self._optimizer = optimizer
+        self._unseen = unseen
+        self._after_backward: float | None = None
+        self._before_clipping: float | None = None
+        self._saw_backward = False
+        self._error: str | None = None
+        self._is_clipped = False
+
+    def enter(self) -> None:
+        """Begin to read: at the begin of a step."""
+        global _reader
+        watch()
+        _reader = self
+
+    def leave(self) -> None:
+        """Read nothing more."""
+        global _reader
+        if _reader is self:
+            _reader = None
+
+    def clips(self) -> None:
+        """Read the norm, unless this step has clipped before: gradients are about to be clipped."""
+        if not self._is_clipped:
+            self._is_clipped = True
+            self._before_clipping = self._unseen(self.read)
+
+    def backward_ended(self) -> None:
+        """Read the norm after a backward. That of a step's last one is of all micro-batches.
+
+        Gradients that overflowed before were those of an attempt that fp16's scaler has skipped.
+        """
+        self._saw_backward = True
+        if self._before_clipping is not None and not math.isfinite(self._before_clipping):
+            self._before_clipping = None
+            self._is_clipped = False
+        if not self._is_clipped:
+            self._after_backward = self._unseen(self.read)
+
+    def failed(self, error: Exception) -> None:
+        """Read nothing more, after an error of ours."""
+        self._error = f"{type(error).__name__}: {error}"
+        self.leave()
+
+    def result(self, at_step: float | None) -> float | None:
+        """Return the squared norm before clipping; `at_step` is that of what the optimizer is given.
+
+        Where no known function has clipped, the two are the same, if backward left that norm. If it left
+        another one, somebody clips in a way of his own, or averages late, and the norm is not known. Nor is
+        it if no backward was seen.
+        """
+        if self._error is not None:
+            self.note = f"the norm of the gradients before clipping is not known: {self._error}"
+            return None
+        if self._is_clipped:
+            self.note = UNREAD if self._before_clipping is None else None
+            return self._before_clipping
+        if at_step is None or not self._saw_backward:
+            return None
+        if self._after_backward is None:
+            self.note = UNREAD
+            return None
+        before, now = (each**0.5 for each in (self._after_backward, at_step))
+        if abs(now - before) <= SAME * before:
+            return at_step
+        self.note = CHANGED.format(before, now)
+        return None
+
+    def read(self) -> float | None:
+        """Return the squared norm of what the optimizer is given, without the scale of fp16's loss scaler."""
+        held = squares(each.grad for each in parameters_of(self._optimizer))
+        scale = scale_of(self._optimizer, _scalers)
+        return held / scale**2 if held is not None and scale else None
+
+
+def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
+    """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown.
+
+    The names with an underscore are private to torch (2.13.0): without them the factor is not known.
+    """
+    if (by_itself := getattr(optimizer, "grad_scale", None)) is not None:  # a fused optimizer divides by it
+        return _number(by_itself)
+    try:
+        used = [each for each in scalers if each.is_enabled() and each._scale is not None]
+        states = [each._per_optimizer_states.get(id(optimizer)) for each in used]
+    except AttributeError:
+        return None
+    is_unscaled = any(state is not None and state["stage"].name != "READY" for state in states)
+    if is_unscaled or not used:
+        return 1.0
+    return _number(used[0]._scale) if len(used) == 1 else None
+
+
+def _number(value: Any) -> float:
+    with _disable_current_modes():
+        return float(value)
+
+
+def watch() -> None:
+    """Notice what clips, backward, and new loss scalers: before a script takes one of these by its name."""
+    _notice_backward()
+    if not hasattr(torch.amp.GradScaler.__init__, "is_watched"):
+        calls.before(torch.amp.GradScaler, "__init__", lambda scaler, *_, **__: _scalers.add(scaler))
+    utils: Any = torch.nn.utils
+    for name in CLIPPING:
+        for owner in (utils, utils.clip_grad):
+            _notice(owner, name)
+    for module, (kind, name) in ELSEWHERE.items():
+        if (loaded := sys.modules.get(module)) is not None:
+            _notice(getattr(loaded, kind, None) if kind else loaded, name)
+
+
+def _notice(owner: Any, name: str) -> None:
+    function = getattr(owner, name, None)
+    if function is not None and not hasattr(function, "is_watched"):
+        calls.before(owner, name, _clips)
+
+
+def _clips(*_: Any, **__: Any) -> None:
+    _show(NormBeforeClipping.clips)
+
+
+def _show(look: Callable[[NormBeforeClipping], None]) -> None:
+    """Have the reader look, if there is one. An error of ours ends its reading, and not the training."""
+    if (reader := _reader) is None:
+        return
+    try:
+        if not in_backward():
+            look(reader)
+    except Exception as error:
+        reader.failed(error)
+
+
+def _notice_backward() -> None:
+    """Notice the end of each backward, also of `Tensor.backward`: scripts and libraries clip as they like."""
+    original: Any = torch.autograd.backward
+    if hasattr(original, "tells_its_end"):
+        return
+
+    @functools.wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _show(NormBeforeClipping.backward_ended)
+        return result
+
+    watched.tells_its_end = True  # type: ignore[attr-defined]
+    torch.autograd.backward = watched

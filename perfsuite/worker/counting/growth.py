@@ -1,0 +1,193 @@
+"""Counts the objects that a training keeps from step to step. Imports no torch.
+
+Counted are the objects that Python's garbage collector tracks. After a full collection their number is exact.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfsuite.frameworks.common import own_list
+from perfsuite.results.counts import KeptObjects
+from perfsuite.worker.counting.holders import holders_of
+
+MISSING = 0.25
+"""Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
+once, such as a thread, must not take an object from a leak."""
+SEARCHED = 20  # objects of each type whose holders are searched
+
+UNKNOWN = "how many objects each step keeps is not known: "
+FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which objects were counted"
+FROZEN = "the training has called gc.freeze: the objects that it froze are left out of those that steps keep"
+DISABLED = "the training has switched Python's garbage collector off (gc.disable)"
+NO_HOLDERS = "what holds the objects that steps keep is not known: "
+
+_frozen_before = 0  # objects that were frozen before the training began
+
+
+def watch() -> None:
+    """Note what is frozen before the training begins."""
+    global _frozen_before
+    _frozen_before = gc.get_freeze_count()
+
+
+class Growth:
+    """Counts objects by type at three step boundaries: the first, the last, and the one in the middle.
+
+    A type's growth per step is that of the half in which it grew less, rounded down (`MISSING`). So what
+    grows once, such as a cache that is filled, counts as nothing, and what keeps n objects in each step
+    counts as n. Between the boundaries nothing refers to an object of the training, not even by its
+    identity.
+    """
+
+    def __init__(self, first: int, last: int) -> None:
+        self.notes: list[str] = []  # why it is not known, or what the training does to the collector
+        self.boundaries = (first, (first + last) // 2, last)
+        self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
+        self._frozen = 0
+        self._old = 0  # objects in the oldest generation at the boundary before
+        self._full_collections = 0  # until then
+        self._new: dict[str, list[int]] = {}  # identities of objects that are new at the end, by type
+        self._kept: KeptObjects | None = None
+        self.is_over = False  # whether no more objects will be counted
+
+    def is_due(self, steps: int) -> bool:
+        """Return whether objects are to be counted after so many steps."""
+        return steps in self.boundaries and not self.is_over
+
+    def count(self) -> None:
+        """Count objects at a boundary at which it is due. An error ends the counting, and nothing else."""
+        try:
+            self._count()
+        except Exception as error:
+            self.give_up(f"{type(error).__name__}: {error}")
+
+    def _count(self) -> None:
+        if self._counts and gc.get_freeze_count() > self._frozen:
+            self.give_up(FROZEN_MEANWHILE)
+            return
+        is_last = len(self._counts) == len(self.boundaries) - 1
+        new = self._find_new() if is_last else {}
+        if not self._counts:
+            _count_types(gc.get_objects(0))  # for the caches that counting itself fills, once
+        _collect()
+        self._counts.append(_census())
+        self._frozen = gc.get_freeze_count()
+        self._old = len(gc.get_objects(2))
+        self._full_collections = _full_collections()
+        if is_last:
+            self._new = _alive(new)
+            self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        first, middle, last = self.boundaries
+        before, between, after = self._counts
+        kept = {
+            name: min(
+                _per_step(between.get(name, 0) - before.get(name, 0), middle - first),
+                _per_step(number - between.get(name, 0), last - middle),
+            )
+            for name, number in sorted(after.items())
+        }
+        self._kept = KeptObjects(by_type={name: number for name, number in kept.items() if number > 0})
+        if self._frozen > _frozen_before:
+            self.notes.append(FROZEN)
+        if not gc.isenabled():
+            self.notes.append(DISABLED)
+
+    def _find_new(self) -> dict[str, list[int]]:
+        """Return identities of some objects, by the types that have grown so far.
+
+        They are the first that were made since the boundary before: what is younger may be of the last step
+        alone. Then all objects were in the oldest generation, to whose end younger ones have moved since. No
+        objects are known to be new if a full collection has changed its order.
+        """
+        before, between = self._counts
+        grown = {name: number - before.get(name, 0) for name, number in between.items()}
+        if not any(number > 0 for number in grown.values()):
+            return {}  # and nothing is kept, whatever grows in the second half
+        if _full_collections() != self._full_collections:
+            return {}
+        new = defaultdict[str, list[int]](list)
+        for generation in (gc.get_objects(2)[self._old :], gc.get_objects(1), gc.get_objects(0)):
+            for each in generation:
+                name = type(each).__name__
+                if len(new[name]) < min(SEARCHED, grown.get(name, 0)):
+                    new[name].append(id(each))
+        return dict(new)
+
+    def result(self) -> KeptObjects | None:
+        """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
+        if not self.is_over:
+            self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
+        if self._kept is not None and self._kept.by_type:
+            self._kept = self._with_holders(self._kept)
+        return self._kept
+
+    def _with_holders(self, kept: KeptObjects) -> KeptObjects:
+        new = {name: self._new.get(name, []) for name in kept.by_type}
+        try:
+            return kept.replace(holders=holders_of(_objects(new), kept.by_type))
+        except Exception as error:  # holders are objects of any kind, with attributes that do anything
+            self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
+            return kept
+
+    def give_up(self, why: str) -> None:
+        """Count no more objects."""
+        self.is_over = True
+        self._counts.clear()
+        self.notes.append(UNKNOWN + why)
+
+
+def _full_collections() -> int:
+    return int(gc.get_stats()[2]["collections"])
+
+
+def _collect() -> None:
+    """Collect all garbage, the youngest objects first.
+
+    A collection untracks what holds nothing that is tracked, as a tuple of numbers, and only the next one
+    what holds that. So new objects are collected three times. All others are collected once, as each full
+    collection takes some tenths of a second.
+    """
+    for generation in range(3):
+        gc.collect(generation)
+
+
+def _per_step(growth: int, steps: int) -> int:
+    return math.floor(growth / steps + MISSING)
+
+
+def _census() -> dict[str, int]:
+    return _count_types(gc.get_objects())
+
+
+def _count_types(objects: Iterable[Any]) -> dict[str, int]:
+    """Return the number of objects of each type, without those that perfsuite keeps of each step.
+
+    A type that is made anew in each step is the same by its name.
+    """
+    of_types = Counter(map(type, objects))
+    of_types.subtract(map(type, own_list.tracked_elements()))
+    by_name: dict[str, int] = {}
+    for kind, number in of_types.items():
+        by_name[kind.__name__] = by_name.get(kind.__name__, 0) + number
+    return by_name
+
+
+def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:
+    """Return the objects of these types that have these identities."""
+    return [each for each in gc.get_objects() if id(each) in identities.get(type(each).__name__, ())]
+
+
+def _alive(identities: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Return the identities that are still taken, right after a collection: later others may take them."""
+    alive = defaultdict[str, list[int]](list)
+    for each in _objects(identities):
+        alive[type(each).__name__].append(id(each))
+    return dict(alive)

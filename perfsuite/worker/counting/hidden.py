@@ -1,0 +1,103 @@
+"""Finds work of the counted step that its dispatch mode did not see; the counts are then no evidence.
+
+No rule finds work that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfsuite.frameworks.common import adapters
+from perfsuite.results.counts import Counts
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation import replicas, software
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import local
+
+Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with what this rank has of the gradient
+UNSEEN_GRADIENTS = 0.1
+"""Share of the gradients' elements that nothing seen may have computed. Kernels of packages that pass the
+dispatcher by compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
+ONE_SIDED = ("symm_mem.", "nvshmem.")  # how operators are named whose messages belong to no group
+SEVERAL = frozenset({
+    "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
+    "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",
+})  # fmt: skip
+"""Collectives of which a backend may make several: gloo does."""
+
+
+class Watch:
+    """One counted step, from its begin on."""
+
+    def __init__(self) -> None:
+        calls.watch_packages()
+        self._calls = calls.seen.copy()
+        self._collectives = replicas.collectives_begun()
+        self.stepped: list[Any] = []  # the optimizers
+
+    def found(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
+        """Return why the step did more than `counts` tells. Call it first of all when `counter` is left."""
+        one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
+        gradients = _gradients(self.stepped)
+        return (
+            *(f"{said} ({times}x)" for said, times in (calls.seen - self._calls).items()),
+            *self._other_collectives(counter, counts),
+            *(f"{name} ran, whose messages are not counted" for name in one_sided),
+            *_other_gradients(counter, model, gradients),
+            *_too_few_flops(counter, counts, model, gradients),
+        )
+
+    def _other_collectives(self, counter: StepCounter, counts: Counts) -> Iterator[str]:
+        """By the sequence numbers of the process groups: backends count what they are given, by whomever."""
+        now = replicas.collectives_begun()
+        if now is None or self._collectives is None or not SEVERAL.isdisjoint(counter.collectives):
+            return
+        seen = sum(each.count for each in counts.collectives if each.ranks > 1)
+        if (began := now - self._collectives) > seen:
+            yield (
+                f"{began} collectives began in the process groups, and {seen} of them were seen: others are "
+                "called by another thread, or without torch's dispatcher"
+            )
+
+
+def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradients) -> Iterator[str]:
+    """Each gradient that an optimizer used was computed by an operator out of other tensors."""
+    if software.compiled_graphs():  # whose kernels are not seen
+        return
+    used = [(each, gradient) for each, gradient in gradients if gradient.numel() > 1]
+    unseen = [(each, grad) for each, grad in used if not counter.computed(grad) and bool(grad.any())]
+    missing, whole = (sum(gradient.numel() for _, gradient in some) for some in (unseen, used))
+    if unseen and missing >= UNSEEN_GRADIENTS * whole:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        first = names.get(id(unseen[0][0]), "one that the model does not have")
+        yield (
+            f"no operator that was seen computed the gradients of {len(unseen)} of {len(used)} parameters, "
+            f"as {first}"
+        )
+
+
+def _too_few_flops(
+    counter: StepCounter, counts: Counts, model: nn.Module, gradients: Gradients
+) -> Iterator[str]:
+    """The gradient of a weight of a linear layer takes 2 FLOPs an element at least; forward comes on top."""
+    if counts.without_flops:  # explains that less is seen
+        return
+    weights = {id(layer.weight) for layer in filter(adapters.is_linear, model.modules())}
+    products = [gradient for each, gradient in gradients if id(each) in weights]
+    elements = sum(gradient.numel() for gradient in products if counter.computed(gradient))
+    seen = sum(flops for phase, flops in counts.flops.items() if phase != "optimizer")
+    if seen < 2 * elements:
+        yield (
+            f"the gradients of {elements:,} weights of linear layers take at least {2 * elements:,} FLOP, "
+            f"and {seen:,} were seen"
+        )
+
+
+def _gradients(optimizers: list[Any]) -> Gradients:
+    """Without parameters that have none, or a sparse one, which tells nothing."""
+    each = {id(p): p for p in parameters_of(*optimizers) if p.grad is not None}
+    gradients = [(parameter, local(parameter.grad)) for parameter in each.values()]
+    return [(parameter, gradient) for parameter, gradient in gradients if gradient.layout == torch.strided]

@@ -1,0 +1,137 @@
+"""Counts what a worker process of a `DataLoader` does for one batch, and hands it to its rank. Imports torch.
+
+Every worker, however it is started, makes a batch with the `fetch` of one of two classes, which are private
+to torch (seen in 2.13). torchdata's StatefulDataLoader uses them as well. Without them no worker is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.data import get_worker_info
+
+from perfsuite import documents
+from perfsuite.results.counts import WorkerBatch
+from perfsuite.results.rank_report import WorkerBatchFile
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.counting import python_calls
+from perfsuite.worker.counting.counter import StepCounter, does_work
+from perfsuite.worker.counting.python_calls import PythonCounter
+from perfsuite.worker.counting.steps import leave
+
+OPERATORS_IN, CALLS_IN = 2, 3
+"""The batches of a worker, from 1 on, that are counted. The first one opens files and fills caches."""
+
+
+def watch(run_dir: RunDir) -> None:
+    """Have the batches counted of every worker that this process is, or starts by a fork."""
+    try:
+        from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+    except ImportError:
+        return
+    counting = _Counting(run_dir)
+    for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
+        fetcher.fetch = _counted(fetcher.fetch, counting)  # type: ignore[method-assign]
+
+
+def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
+    """Return what these workers did for a batch, added up; None without any, and if one was not counted."""
+    files = (documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile) for pid in worker_pids)
+    batches = [None if file is None else file.batch for file in files]
+    known = [batch for batch in batches if batch is not None]
+    return _sum(known) if known and len(known) == len(batches) else None
+
+
+def _sum(batches: list[WorkerBatch]) -> WorkerBatch:
+    ops, calls, functions = Counter[str](), Counter[Any](), Counter[str]()
+    for batch in batches:
+        ops.update(batch.ops)
+        calls.update(batch.python.calls)
+        functions.update(batch.python.functions)
+    python = batches[0].python.replace(calls=calls, functions=functions)
+    return WorkerBatch(python=python, ops=ops)
+
+
+def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., Any]:
+    @functools.wraps(fetch)
+    def watched(*args: Any) -> Any:
+        return counting.make(fetch, *args) if _is_first_worker() else fetch(*args)
+
+    return watched
+
+
+def _is_first_worker() -> bool:
+    """Return whether this process is the first worker of a loader. In `watched` the question would count."""
+    worker = get_worker_info()
+    return worker is not None and worker.id == 0
+
+
+class _Counting:
+    """Counts two batches of this process, which is the first worker of a loader."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._made = 0
+        self._operators = _Operators()
+        self._python = PythonCounter(lambda: "forward")
+
+    def make(self, fetch: Callable[..., Any], *args: Any) -> Any:
+        """Make a batch, counted or not. Only errors of `fetch` are raised."""
+        self._made += 1
+        if self._made == 1:
+            _leave_counters_of_the_rank()
+        if self._made == OPERATORS_IN:
+            with self._operators:
+                return fetch(*args)
+        if self._made != CALLS_IN:
+            return fetch(*args)
+        self._python.start()
+        try:
+            batch = fetch(*args)
+        finally:
+            self._python.stop()
+        self._hand_over()
+        return batch
+
+    def _hand_over(self) -> None:
+        python = self._python.result()
+        if python is not None and self._operators.is_whole:
+            batch = WorkerBatch(python=python, ops=dict(sorted(self._operators.calls.items())))
+            with contextlib.suppress(Exception):  # such as a disk that is full: the batch is not counted then
+                documents.write(self._run_dir.worker_batch(os.getpid()), WorkerBatchFile(batch=batch))
+
+
+class _Operators(TorchDispatchMode):
+    """Counts the operators that do work, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = Counter[str]()
+        self.is_whole = True  # no operator could not be counted
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            if does_work(func):
+                self.calls[str(func._overloadpacket)] += 1
+        except Exception:  # it would end the training
+            self.is_whole = False
+        return func(*args, **(kwargs or {}))
+
+
+def _leave_counters_of_the_rank() -> None:
+    """Leave what this process inherits if it is forked in a counted step, or while a loader is searched."""
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, StepCounter):
+            leave(mode)
+    if getattr(sys.getprofile(), "__module__", "").startswith("perfsuite."):
+        sys.setprofile(None)
+    python_calls.leave_monitoring()

@@ -1,0 +1,286 @@
+"""Decides which steps of a launch are counted, and keeps what was counted. Imports torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _len_torch_dispatch_stack
+from torch._guards import active_fake_mode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from perfsuite.results.counts import (
+    COUNTED_STEP,
+    FIRST_COUNTED,
+    Counts,
+    MemoryLog,
+    PythonCalls,
+    StepMemory,
+    StepsToCount,
+)
+from perfsuite.results.quantities import FLOOR as MEMORY_FLOOR
+from perfsuite.results.quantities import PYTHON_LOOSE
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.gradients import NormBeforeClipping
+from perfsuite.worker.counting.hidden import Watch
+from perfsuite.worker.counting.live_memory import Batches
+from perfsuite.worker.observation import deepspeed, software
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import squares
+from perfsuite.worker.observation.second_step import in_backward
+
+ONE_STEP = StepsToCount(until=COUNTED_STEP, late=None)
+IN_BACKWARD = "the optimizer steps in backward"
+
+
+def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
+    """Let an error of `method` end the counting, and nothing else."""
+
+    @functools.wraps(method)
+    def guarded(self: Counting, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    return guarded
+
+
+class Counting:
+    """Has a `StepCounter` in place in some steps, and not between them. Nothing of it is left afterwards.
+
+    The rank calls `before_optimizer_step` before the step of each optimizer, `end_step` first of all when a
+    step has ended, and `begin_step` last of all before the next one. `model` returns what trains; it is
+    called between steps. An error never reaches the training: it becomes a note.
+    """
+
+    def __init__(self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP) -> None:
+        self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted, with later ones
+        self.log: MemoryLog | None = None  # births and deaths up to that step; there when `counts` is
+        self.notes: list[str] = []  # why a step was not counted, or a norm not read
+        self.steps = steps
+        self.has_counted_late = False  # whether it was in place in the late step, which takes longer for it
+        self.gradient_squares: float | None = None  # of this rank, as `RankReport` has it
+        self.unclipped_squares: float | None = None  # the same before clipping
+        self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
+        self._model = model
+        self._watch: Watch | None = None
+        self._optimizers: list[Any] = []  # those that stepped: the first is the clock, which may step others
+        self._counter: StepCounter | None = None
+        self._norm: NormBeforeClipping | None = None  # in the step that is reported
+        self._runs_closure = False  # its optimizer makes forward and backward itself
+        self._batches: Batches | None = None  # those that were loaded before a step is counted
+        self._ended = 0
+        self._modes = _len_torch_dispatch_stack()
+
+    @_to_a_note
+    def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        """An optimizer is about to step: the first that does is the one whose steps are counted.
+
+        `args` and `kwargs` are those of its step, as hooks of torch get them: the optimizer is the first.
+        """
+        if not any(optimizer is seen for seen in self._optimizers):
+            self._optimizers.append(optimizer)
+        if self._watch is not None:
+            self._watch.stepped.append(optimizer)
+        if self._counter is not None and optimizer is self._optimizers[0]:
+            runs_closure = any(map(callable, (*args[1:], *(kwargs or {}).values())))
+            self._counter.before_optimizer(runs_closure=runs_closure)
+            self._runs_closure = runs_closure
+            if self._norm is not None and not runs_closure:
+                self.gradient_squares = squares(each.grad for each in parameters_of(optimizer))
+                self._read_norm(self._norm)
+
+    def _read_norm(self, norm: NormBeforeClipping) -> None:
+        if in_backward():  # not all gradients are there, and the step is not counted
+            return
+        self.unclipped_squares = norm.result(norm.read())
+        if norm.note is not None:
+            self.notes.append(norm.note)
+
+    def rebuilt(self) -> None:
+        """Another optimizer has taken the place of the first: its state is not known as such."""
+        if self._ended < self.steps.until and not self.notes:
+            self._give_up("the script built a new optimizer in the first steps")
+
+    @_to_a_note
+    def end_step(self) -> None:
+        """A step has ended."""
+        self._ended += 1
+        if self._counter is None:
+            return
+        if self._norm is not None:
+            self._norm.leave()
+        if not leave(self._counter):
+            raise RuntimeError("its TorchDispatchMode was taken away during the step")
+        if in_backward():  # autograd puts back what was there when its backward began
+            self._give_up(IN_BACKWARD)
+            return
+        counts = self._counter.end_step(self._ended)
+        if (error := self._counter.error or self._counter.memory.error) is not None:
+            raise error
+        if self._ended == COUNTED_STEP:
+            self._report(counts, self._counter)
+        elif self.counts is not None:
+            self._add(self.counts, counts, self._counter)
+        if self._ended in (self.steps.until, self.steps.late):
+            self.abandon()
+
+    def _report(self, counts: Counts, counter: StepCounter) -> None:
+        """Keep the counts of the step that is reported."""
+        self.log = counter.memory.log()
+        self._read_late()
+        self._norm = None
+        if self._watch is not None:
+            self.hidden = self._watch.found(counter, counts, self._model())
+        self.counts = counts
+
+    def _add(self, reported: Counts, counts: Counts, counter: StepCounter) -> None:
+        """Keep the counts of a later step, if all that it did was seen."""
+        hidden = () if self._watch is None else self._watch.found(counter, counts, self._model())
+        counts = counts.replace(
+            python=_python_unless_alike(counts.python, reported.python),
+            memory=_memory_unless_alike(counts.memory, reported.memory),
+        )
+        if hidden:
+            self.notes.append(f"step {counts.step} was not counted: {'; '.join(hidden)}")
+        elif self._ended == self.steps.late:  # what lived before it is not known
+            self.counts = reported.with_step(counts.replace(memory=None))
+        else:
+            self.counts = reported.with_step(counts)
+
+    def _read_late(self) -> None:
+        """Read the norms that were not there before the optimizer's step."""
+        if self._norm is not None and self._runs_closure:  # which leaves the gradients that it used
+            self._read_norm(self._norm)
+        # DeepSpeed keeps no gradients, and knows their norm before clipping and without fp16's scale.
+        if (norm := deepspeed.gradient_norm(self._optimizers[0])) is not None:
+            self.gradient_squares = self.unclipped_squares = norm**2
+            unread = self._norm.note if self._norm is not None else None
+            self.notes = [note for note in self.notes if note != unread]
+
+    @_to_a_note
+    def begin_step(self) -> None:
+        """The next step is about to begin."""
+        if self._ended < FIRST_COUNTED - 1 and self._batches is None:
+            self._batches = Batches()
+        is_late = self._ended + 1 == self.steps.late and self.counts is not None
+        if is_late or self._ended == FIRST_COUNTED - 1:
+            self._counter = StepCounter(self._optimizers, tuple(self._model().parameters()))
+            self.has_counted_late = is_late
+            for storage in self._end_batches():
+                self._counter.memory.received(storage)
+        if self._counter is None:
+            return
+        if in_backward():  # autograd takes away what is entered there
+            self._give_up(IN_BACKWARD)
+        elif _len_torch_dispatch_stack() != self._modes:
+            self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
+        else:
+            is_real = active_fake_mode() is None
+            self._watch = Watch() if is_real else None
+            if is_real and self._ended == COUNTED_STEP - 1:
+                self._norm = NormBeforeClipping(self._optimizers[0], self._counter.python.unseen)
+                self._norm.enter()
+            self._counter.__enter__()
+
+    def result(self) -> Counts | None:
+        """Return what was counted, after the last step. A compiled model's memory is not seen: left out."""
+        self.abandon()  # fewer steps were made
+        try:  # by names that are private to torch: another version may lack one
+            compiled = software.compiled_counts()
+        except Exception as error:
+            self.notes.append(
+                f"what a step does was not counted: what torch.compile made is not known "
+                f"({type(error).__name__}: {error})"
+            )
+            self.counts = None
+            return None
+        if self.counts is None or compiled is None:
+            return self.counts
+        return _without_memory(self.counts).replace(compiled=compiled)
+
+    def _end_batches(self) -> list[Any]:
+        batches, self._batches = self._batches, None
+        return [] if batches is None else batches.end()
+
+    def _give_up(self, why: str) -> None:
+        """Count nothing more. What was counted before stays, but for the step that is running."""
+        if self.counts is None:
+            self.notes.append(f"what a step does was not counted: {why}")
+        else:
+            later = max(self.counts.step, *self.counts.also_counted, 0) + 1
+            self.notes.append(f"no step from step {later} on was counted: {why}")
+        self.steps = ONE_STEP
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Count nothing more, and leave nothing behind."""
+        self._end_batches()
+        counter, self._counter, self._watch = self._counter, None, None
+        if self._norm is not None:
+            self._norm.leave()
+            self._norm = None
+        if counter is not None:
+            leave(counter)
+            counter.memory.forget()
+
+
+def _python_unless_alike(python: PythonCalls | None, reported: PythonCalls | None) -> PythonCalls | None:
+    """Return the calls of a step, or those of the reported step if they differ by no more than chance."""
+    if python is None or reported is None:
+        return python
+    usual = sum(reported.calls.values())
+    return reported if abs(sum(python.calls.values()) - usual) <= PYTHON_LOOSE * usual else python
+
+
+def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
+    """Return the memory of a step, or that of the reported step if they hardly differ.
+
+    Losses that are kept for later take some bytes more in each step. What is hidden so is half of what is
+    judged at most: two launches together hide no more than that.
+    """
+    if memory is None or reported is None or memory.growth != reported.growth:
+        return memory
+    differences = (memory.peak - reported.peak, memory.saved_for_backward - reported.saved_for_backward)
+    return memory if any(abs(each) > MEMORY_FLOOR / 2 for each in differences) else reported
+
+
+def _without_memory(counts: Counts) -> Counts:
+    spans = {name: span.replace(memory=None) for name, span in counts.spans.items()}
+    return counts.replace(memory=None, spans=spans)
+
+
+def warm_up() -> None:
+    """Count a tiny step, so that what counting loads is in memory before the level that the host's peak is
+    measured from."""
+    weight = torch.nn.Parameter(torch.ones(8, 8))
+    optimizer = torch.optim.AdamW([weight])
+    counter = StepCounter([optimizer])
+    with counter:
+        (weight @ weight).square().sum().backward()
+        optimizer.step()
+    counter.end_step().model_dump_json()
+    counter.memory.forget()
+
+
+def leave(counter: StepCounter) -> bool:
+    """Leave the counter's mode, also from below others. Returns whether it was there."""
+    if not counter.is_entered:
+        return False
+    if not (was_there := any(mode is counter for mode in _get_current_dispatch_mode_stack())):
+        _push_mode(counter)
+    above = []
+    while _get_current_dispatch_mode() is not counter:
+        above.append(_pop_mode())
+    counter.__exit__(None, None, None)
+    for mode in reversed(above):
+        _push_mode(mode)
+    return was_there  # autograd takes away what is entered in a backward when that ends

@@ -1,0 +1,1 @@
+"""Carry out faults on request, to test the gate."""

@@ -1,0 +1,95 @@
+"""Carries out a fault on request, to test the gate: `--perf-inject` (docs/evidence/faults.md has a table)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perfsuite.case.fault import AT_STEP, Fault
+
+if TYPE_CHECKING:
+    from perfsuite.results.rank_report import RankReport
+    from perfsuite.worker.clock.recorder import Recorder
+
+STRUCTURAL_AFTER = 1  # the step, from 0 on, after which a structural fault begins: the one that is observed
+
+
+class Injector:
+    """Carries out one fault in one rank. `training` returns model and optimizer, None where there is none."""
+
+    def __init__(
+        self,
+        fault: Fault,
+        *,
+        is_last_rank: bool,
+        training: Callable[[], tuple[Any, Any]] = lambda: (None, None),
+    ) -> None:
+        self.fault = fault
+        self.is_last_rank = is_last_rank
+        self._training = training
+        self._held: Any = None
+
+    def before_end(self, step: int, recorder: Recorder) -> None:
+        """Called before the end of a step is stamped."""
+        kind, size = self.fault.kind, self.fault.size
+        if kind == "slowdown":
+            recorder.lengthen(size)
+        elif kind == "stall" and step % int(size) == int(size) - 1:
+            recorder.lengthen(2)
+        elif kind == "leak" and step == AT_STEP:
+            self._held = _hold(size, recorder)
+        elif step == STRUCTURAL_AFTER and self.fault.structural is not None:
+            from perfsuite.worker.faults import structural_faults
+
+            structural_faults.begin(self.fault.structural, *self._training())
+        elif self.is_last_rank and step == AT_STEP:
+            self._break_down(recorder)
+
+    def _break_down(self, recorder: Recorder) -> None:
+        match self.fault.kind:
+            case "crash":
+                raise RuntimeError("injected crash")
+            case "exit":
+                os._exit(13)
+            case "oom":
+                _run_out_of_memory(recorder)
+            case "hang":
+                while True:
+                    time.sleep(1)
+
+    def report(self, report: RankReport) -> RankReport | None:
+        """Return the report that the rank writes instead; None if it writes none."""
+        memory = report.memory
+        match self.fault.kind:
+            case "nan":
+                return report.replace(loss=(*report.loss[:-1], float("nan")))
+            case "loss":
+                return report.replace(loss=report.loss[:1] * len(report.loss))
+            case "missing-metric":
+                return report.replace(memory=None)
+            case "leak" if memory is not None and memory.method == "simulated":
+                return report.replace(memory=memory.replace(peak=round(memory.peak * (1 + self.fault.size))))
+            case "missing-rank" if self.is_last_rank:
+                return None
+        return report
+
+
+def _run_out_of_memory(recorder: Recorder) -> None:
+    device = getattr(recorder.memory, "device", None)
+    if device is None:
+        raise MemoryError("injected: out of memory")
+    import torch
+
+    _, size = torch.cuda.mem_get_info(device)
+    torch.empty(2 * size, dtype=torch.uint8, device=device)
+
+
+def _hold(share: float, recorder: Recorder) -> Any:
+    if recorder.memory is None:
+        return None  # a simulated run: its report is changed instead
+    import torch
+
+    size = int(recorder.memory.read().peak * share)
+    return torch.ones(size, dtype=torch.uint8, device=getattr(recorder.memory, "device", "cpu"))

@@ -1,0 +1,1 @@
+"""Find, wrap and watch functions of a training script and of its libraries."""

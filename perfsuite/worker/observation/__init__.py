@@ -1,0 +1,1 @@
+"""Observe what trains in a process, and what really runs there."""

@@ -1,0 +1,56 @@
+"""Counts the elements of each dtype in what trains. Imports torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from perfsuite.frameworks.common.model import dtype_name
+from perfsuite.results.rank_report import Dtypes
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.replicas import local
+
+
+def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | None = None) -> Dtypes:
+    """Return the dtypes of what this rank holds, just before a step of `optimizer`, which has stepped before.
+
+    What an optimizer steps need not be the model's: it may have its own copies of them in fp32. Scalars, such
+    as the number of steps, are left out. `linear_layers`: as seen in the step.
+    """
+    parameters, stepped = list(model.parameters()), parameters_of(optimizer)
+    gradients = _gradients(parameters) or _gradients(stepped)
+    state = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]
+    found = {
+        "parameters": _elements(parameters),
+        "stepped weights": _elements(stepped),
+        "gradients": _elements(gradients),
+        "optimizer state": _elements(each for each in state if each.dim()),
+        "linear layers": dict(linear_layers or {}),
+    }
+    return {what: elements for what, elements in found.items() if elements}
+
+
+def _gradients(parameters: Iterable[Any]) -> list[Any]:
+    return [each.grad for each in parameters if each.grad is not None]
+
+
+def _elements(tensors: Iterable[Any]) -> dict[str, int]:
+    counts = Counter[str]()
+    for tensor in tensors:
+        for part in _parts(local(tensor)):
+            counts[dtype_name(part.dtype)] += part.numel()
+    return {name: count for name, count in sorted(counts.items()) if count}
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    """Yield what a tensor is made of: torchao's 8-bit state says float32, and holds codes and scales."""
+    if not is_traceable_wrapper_subclass(tensor) or not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _parts(getattr(tensor, name))

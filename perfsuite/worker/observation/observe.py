@@ -1,0 +1,297 @@
+"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Refuses what was not asked for.
+
+What only all ranks together can tell is reported as `Evidence`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch.distributed as dist
+from torch import nn
+
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import framework_of
+from perfsuite.frameworks.common import finetuning, float8
+from perfsuite.frameworks.common.model import (
+    COMPUTE_DTYPES,
+    DTYPES,
+    dtype_name,
+    has_attention,
+    is_checkpointed,
+)
+from perfsuite.frameworks.common.sharding import meshes_text
+from perfsuite.results.rank_report import Dtypes, Evidence, Observed
+from perfsuite.worker.observation import deepspeed, replicas, software
+from perfsuite.worker.observation.dtypes import dtypes_of
+from perfsuite.worker.observation.optimizers import living, parameters_of
+from perfsuite.worker.observation.second_step import NO_LINEAR, SecondStep, layers
+
+if TYPE_CHECKING:
+    from perfsuite.case.case import Case
+    from perfsuite.frameworks.base import Workload
+
+NO_CONFIGURATION = "not observed (the model is not transformers' own)"
+NO_ATTENTION = "none"  # of a model without any, such as Mamba; only a case's default attention fits to it
+ADAPTERS = ("trained", "lora", "adapters")
+FIELDS = {  # of a case that describes a script, by the setting that is observed in it
+    "recomputing_blocks": "activation_checkpointing",
+    "compute_dtype": "precision",
+    "attention": "attention",
+    **dict.fromkeys(ADAPTERS, "lora"),
+    "quantised_layers": "quantization",
+}
+
+
+class Observer:
+    """Looks at what trains before the first step, through the second, by hooks on modules, after the last."""
+
+    _second_step: SecondStep  # there since the first step
+
+    def __init__(self, case: Case, workload: Workload, *, has_values: bool = True) -> None:
+        """Observe what `workload` trains. `has_values`: its tensors hold numbers; not so in a dry run."""
+        self.case = case
+        self._has_values = has_values
+        self.workload = workload
+        self.model: Any = workload.model
+        self.optimizer: Any = None  # the first one that stepped
+        self._before: dict[str, float] = {}
+        self._after: dict[str, float] = {}
+        self._collectives_before: int | None = None
+        self._settings: dict[str, str] = {}
+        self.dtypes: Dtypes = {}  # of what trains; known before the second step of the optimizer
+
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Look before a step; for `register_optimizer_step_pre_hook`. The first optimizer seen counts."""
+        if self.optimizer is None:
+            if self.model is None:
+                self.model = owner(optimizer)
+            if self._has_values:
+                self._before = replicas.fingerprint(self.model)
+                self._collectives_before = replicas.collectives_begun()
+            is_compiled = self.case.compile or software.compiled_graphs() > 0
+            self._second_step = SecondStep(self.model, inside=not is_compiled)
+            self.optimizer = optimizer
+        elif optimizer is self.optimizer and not self._settings:
+            self._settings = self._look()
+            self.dtypes = dtypes_of(self.model, optimizer, self._second_step.linear_layers())
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What the second step has shown; empty before it."""
+        return self._settings
+
+    def abandon(self) -> None:
+        """Remove the hooks that may still be on modules."""
+        if self.optimizer is not None:
+            self._second_step.finish()
+
+    def result(self) -> Observed:
+        """Return everything observed, after the run."""
+        if not self._settings:
+            raise MismatchError("nothing trained: no optimizer made two steps")
+        self._after = replicas.fingerprint(self.model)
+        settings = {
+            **self._settings,
+            # A rank of FSDP1 may hold frozen parameters alone: it has nothing to change.
+            "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
+            "compiled": "yes" if software.compiled_graphs() else "no",
+        }
+        environment = software.environment(self.case.framework.packages)
+        if not self.case.framework.promises.builds_model:  # a script's second batch may have padding, or not
+            environment["attention_kernel"] = settings.pop("attention_kernel")
+        return Observed(settings=settings, environment=environment)
+
+    def evidence(self) -> Evidence:
+        """Return what is to be compared between ranks. Before `result`, no parameters are."""
+        count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
+        whole: set[str] = set()
+        if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
+            whole = replicas.replicated(self.model) & self._after.keys()
+        tokens = self._second_step.tokens
+        return Evidence(
+            data_parallel=self.workload.data_parallel,
+            tokens=tokens.tokens or None,
+            padding=tokens.padding() if self._has_values else 0,
+            forwards=tokens.forwards,
+            samples=tokens.samples or None,
+            collectives=None if count is None or before is None else count - before,
+            replicated={name: (norm, self._after[name]) for name, norm in norms if name in whole},
+            replicated_bytes=sum(p.nbytes for name, p in self.model.named_parameters() if name in whole),
+        )
+
+    def check(self, observed: Observed) -> None:
+        """Raise `MismatchError` if what was observed is not what the case asks for."""
+        infinite = [name for name, norm in self._after.items() if not math.isfinite(norm)]
+        if infinite and self.case.framework.promises.loss is None:  # else the loss tells, with its step
+            raise MismatchError(
+                f"{infinite[0]} is {self._after[infinite[0]]} after the last step: training diverged, and "
+                "what it measured is worth nothing. Look at the learning rate and the data"
+            )
+        self._check_asked(observed.settings)
+
+    def check_second_step(self) -> None:
+        """Raise the same `MismatchError` for what the second step has shown."""
+        self._check_asked(self._settings, later=("parameters_changed", "compiled"))
+
+    def _check_asked(self, settings: Mapping[str, str], later: Collection[str] = ()) -> None:
+        case = self.case
+        finetuning.check_asked(case, self.model, self._blocks(), settings)
+        for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
+            if asked is not None and settings.get(key) != asked and key not in later:
+                said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
+                if key not in ADAPTERS:  # of which the advice is long
+                    said += " Nothing measured this way would be what its name says."
+                raise MismatchError(said + self._advice(key))
+
+    def _advice(self, key: str) -> str:
+        if self.case.framework.promises.builds_model:
+            return ""
+        if key == "world_size":
+            return (
+                " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
+                "scripts open a process group on GPUs alone."
+            )
+        field = FIELDS.get(key)
+        say = f"say another {field} in the case"
+        if field == "lora":
+            say = finetuning.advice(self.model, self._blocks())
+        return f" If the script is as it should be, {say}." if field else ""
+
+    def _blocks(self) -> list[nn.Module]:
+        return layers(self.model) or [self.model]
+
+    def _expected(self, settings: Mapping[str, str]) -> dict[str, str | None]:
+        case = self.case
+        attention = settings["attention"]
+        may_be_any = attention == NO_CONFIGURATION or (attention == NO_ATTENTION and case.attention == "sdpa")
+        expected: dict[str, str | None] = {
+            "world_size": str(case.topology.world_size),
+            "parameter_dtype": dtype_name(DTYPES[case.precision]) + ", int8" * (case.quantization == "8bit"),
+            "optimizer_parameters": "the model's",
+            "parameters_changed": "yes",
+            "attention": None if may_be_any else case.attention,
+            "compiled": "yes" if case.compile else None,
+            **finetuning.expected(case, self.model, self._blocks(), settings.get("lora")),
+        }
+        if self._second_step.inside:
+            expected["recomputing_blocks"] = self._recomputing(settings["recomputing_blocks"])
+            if case.framework.promises.builds_model or self._second_step.compute_dtype != NO_LINEAR:
+                expected["compute_dtype"] = dtype_name(COMPUTE_DTYPES[case.precision])
+        return expected
+
+    def _recomputing(self, observed: str) -> str | None:
+        """Return what the case says of the blocks that are recomputed; None where no block is known."""
+        mode, count = self.case.activation_checkpointing, len(self._second_step.forwards)
+        if not self.case.model.config and not self.case.framework.promises.builds_model:
+            # Only the name of the model is known. It may have other blocks than those that were found, so
+            # the claim is only whether any block is recomputed.
+            if not count:
+                return None
+            if (mode != "none") == (not observed.startswith("0 of ")):
+                return observed
+        return f"{sum(is_checkpointed(mode, index) for index in range(count))} of {count}"
+
+    def _look(self) -> dict[str, str]:
+        parameters = list(self.model.parameters())
+        trained = {id(p) for p in parameters if p.requires_grad}
+        owned = set(map(id, parameters_of(self.optimizer)))
+        fused = " fused" if self.optimizer.defaults.get("fused") else ""
+        has_group = dist.is_initialized()
+        self._second_step.finish()
+        device = parameters[0].device.type
+        return {
+            **wrapping(self.model),
+            "world_size": str(dist.get_world_size()) if has_group else "1, no process group",
+            "backend": dist.get_backend() if has_group else "none",
+            "device": device,
+            "parameter_dtype": ", ".join(sorted({dtype_name(p.dtype) for p in parameters})),
+            "compute_dtype": self._second_step.compute_dtype,
+            **software.arithmetic(device),
+            **_attention(self.model),
+            "attention_kernel": self._second_step.attention_kernel,
+            "recomputing_blocks": self._second_step.recomputing(),
+            "optimizer": type(self.optimizer).__name__ + fused,
+            "optimizer_parameters": "the model's" if owned == trained else "others",
+            **finetuning.observed(self.model),
+            **float8.observed(self.model),
+            **self.workload.settings,
+        }
+
+
+class Owners(nn.ModuleList):
+    """Several modules that one optimizer steps, as one: they have no common parent."""
+
+
+def owner(optimizer: Any) -> nn.Module:
+    """Return the outermost living module that has all parameters of `optimizer`: what trains, as wrapped.
+
+    Where none has all, return the fewest modules that do together, as `Owners`.
+    """
+    if (engine := deepspeed.engine_of(optimizer)) is not None:
+        return cast(nn.Module, engine)
+    wanted = set(map(id, parameters_of(optimizer)))
+    owned = {module: wanted & {id(p) for p in module.parameters()} for module in living(nn.Module)}
+    owners: list[nn.Module] = []
+    missing = set(wanted)
+    while missing:
+        most = max(
+            owned, key=lambda module: (len(owned[module] & missing), len([*module.modules()])), default=None
+        )
+        if most is None or not owned[most] & missing:
+            raise MismatchError(
+                f"no module owns {len(missing)} of the {len(wanted)} tensors that {type(optimizer).__name__} "
+                "steps: put them into an nn.Module. Copies of parameters (the fp32 master weights of some "
+                "mixed-precision optimizers) have no module, and such training cannot be observed"
+            )
+        owners.append(most)
+        missing -= owned[most]
+    return owners[0] if len(owners) == 1 else Owners(owners)
+
+
+def wrapping(model: nn.Module) -> dict[str, str]:
+    """Return which wrapper really is around the model (or inside it), and how and on what mesh it shards."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    modules = list(model.modules())
+    found: dict[str, list[Any]] = {
+        kind.__name__: [module for module in modules if isinstance(module, kind)]
+        for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
+    }
+    engines = found[deepspeed.NAME] = [module for module in modules if hasattr(module, deepspeed.STEP)]
+    shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
+    tensors = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    shardings |= {", ".join(map(_placement, tensor.placements)) for tensor in tensors}
+    meshes = [tensor.device_mesh for tensor in tensors if tensor.device_mesh.mesh_dim_names]
+    axes = [dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) for mesh in meshes]
+    stages = {int(engine.zero_optimization_stage()) for engine in engines}  # what each partitions among ranks
+    shardings |= {f"DeepSpeed ZeRO-{stage}" for stage in stages if stage}
+    return {
+        "wrapper": " + ".join(name for name, instances in found.items() if instances) or "none",
+        "sharding": " and ".join(sorted(shardings)) or "none",
+        **({"mesh": meshes_text(axes)} if axes else {}),
+        "wrapped_modules": str(sum(map(len, found.values()))),
+    }
+
+
+def _attention(model: nn.Module) -> dict[str, str]:
+    """Return which attention runs; of a Mamba, whether mamba_ssm runs the scan or transformers' own loop."""
+    configs: Any = (getattr(module, "config", None) for module in model.modules())
+    config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
+    if config is None:
+        return {"attention": NO_CONFIGURATION}
+    if has_attention(config):
+        return {"attention": config._attn_implementation}
+    # transformers takes the package if it can be imported, and says nothing if it cannot.
+    return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
+
+
+def _placement(placement: Any) -> str:
+    # Where FSDP shards what tensor parallelism has sharded, torch has another class for it.
+    name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
+    return name if dim is None else f"{name}({dim})"

@@ -1,0 +1,338 @@
+"""Measures a training loop that is not ours from inside its process. Hooks on optimizers are the clock.
+
+No hook touches a device before the script makes a step there. An error in one never reaches the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from itertools import starmap
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from perfsuite import documents
+from perfsuite.case.case import CaseFile
+from perfsuite.errors import MismatchError, ScriptError
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, RunDir
+from perfsuite.worker import leash
+from perfsuite.worker.clock import loaders, memory, startup_clock
+from perfsuite.worker.clock.profiling import ProfileTaken
+from perfsuite.worker.counting import gradients, growth
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.hooks.named import NamedFunction, Search
+from perfsuite.worker.observation import deepspeed
+from perfsuite.worker.observation.optimizers import Optimizers
+from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
+from perfsuite.worker.script.losses import Losses, loss_of
+from perfsuite.worker.script.script_rank import Claim, ScriptRank, Standing, without_launcher
+from perfsuite.worker.spans import events
+from perfsuite.worker.spans.phases import NamedPhase
+
+# With counting, before the level of memory is taken. What torch lacks for it is said where a step is counted.
+with contextlib.suppress(Exception):
+    import perfsuite.worker.counting.loader_workers  # noqa: F401
+
+TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
+PASSES_WITHOUT_A_STEP = 100  # backward passes (those of ten steps, if more) after which none will come
+
+CAPTURED = (
+    "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
+    "the clock: capture forward and backward alone, or switch the graph off"
+)
+
+State = Literal["waiting", "measuring", "over", "aside"]
+
+
+class Measured(SystemExit):
+    """Ends the script when everything is measured and written; its `finally` blocks still run."""
+
+
+def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Report an error of a hook, which then returns None. Faults, misfits and a device's late errors pass."""
+
+    @functools.wraps(hook)
+    def guarded(attached: Attached, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return None if attached.is_aside() else hook(attached, *args, **kwargs)
+        except torch.AcceleratorError:
+            raise
+        except (MismatchError, ScriptError) as error:
+            attached.fail_with(error)
+            raise SystemExit(1) from error
+        except Exception as error:
+            if attached.request.inject is not None:
+                raise
+            attached.give_up(error)
+        return None
+
+    return guarded
+
+
+def attach() -> None:
+    """Measure this process, which has imported torch, if it turns out to train."""
+    run_dir = RunDir(Path(os.environ[RUN_DIR]))
+    leash.listen(run_dir, started_rank())
+    attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
+    calls.before(sys, "excepthook", lambda kind, error, trace: attached.crashed(error))
+    atexit.register(attached.exits)
+
+
+def _named(framework: Any) -> list[NamedFunction]:
+    """Return what the case names of the script."""
+    loader = getattr(framework, "loader", None)
+    named = [] if loader is None else [loaders.NamedLoader(loader)]
+    return [*named, *starmap(NamedPhase, getattr(framework, "phases", {}).items())]
+
+
+def started_rank() -> int | None:
+    """Return the rank that this process was started as, by a launcher or by the agent; None if untold."""
+    told = os.environ.get("RANK") or os.environ.get(RANK)
+    return None if told is None else int(told)
+
+
+class Attached:
+    """The hooks in one process, which is `waiting` until the clock's first step.
+
+    Then it is `measuring` as a rank, or `aside` as the child of one, and left alone. Once it is reported, as
+    measured or as failed, it is `over`; its last step still ends the script. What a rank forks is aside.
+    """
+
+    def __init__(self, run_dir: RunDir, request: CaseFile) -> None:
+        self.run_dir = run_dir
+        self.request = request
+        self.case = request.case
+        self.state: State = "waiting"
+        self.rank: ScriptRank | None = None  # this process's measurement; there since the first step
+        self.steps = 0  # optimizer steps of the clock that have ended so far
+        self._written: RankReport | None = None  # the report of a measurement
+        # The level is taken now: nobody knows when the script will build its model.
+        self._host_memory = memory.HostMemory("when torch was imported")
+        if request.device == "cuda":
+            memory.keep_peaks()  # before the script imports torch's function under a name of its own
+        calls.watch()
+        growth.watch()
+        gradients.watch()
+        loaders.watch()
+        if dist.is_available():
+            startup_clock.watch(dist, "init_process_group", startup_clock.PROCESS_GROUP)
+        if request.counts:
+            with contextlib.suppress(Exception):  # it cannot be imported
+                from perfsuite.worker.counting import loader_workers
+
+                loader_workers.watch(run_dir)
+        events.watch()
+        self._search = Search(_named(self.case.framework))
+        self._search.begin()
+        self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
+        self._losses = Losses() if self.case.framework.promises.loss is not None else None
+        self._pid: int | None = None  # this process, since its first step: what it forks is another
+        self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
+        self._passes = 0  # backward passes before any optimizer has stepped
+        calls.before(torch.autograd, "backward", self._before_backward)  # also of `Tensor.backward`
+        register_optimizer_step_pre_hook(self._before_optimizer_step)
+        register_optimizer_step_post_hook(self._after_optimizer_step)
+
+    def is_aside(self) -> bool:
+        """Whether this process is a child of the one that is measured."""
+        return self.state == "aside" or self._pid not in (None, os.getpid())
+
+    # The clock. For the optimizer inside of DeepSpeed's engine, the step of the engine counts instead.
+
+    @_guarded
+    def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not deepspeed.takes(optimizer, self._before, self._after):
+            self._before(optimizer, args, kwargs)
+
+    @_guarded
+    def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not deepspeed.takes(optimizer, self._before, self._after):
+            self._after(optimizer)
+
+    @_guarded
+    def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        """The clock starts here, once: after all that perfsuite itself does before the first step."""
+        with startup_clock.Part(startup_clock.PERFSUITE):
+            self._take(optimizer, args, kwargs)
+
+    def _take(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._optimizers.takes_turn(optimizer) or self.state == "over":
+            return
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise ScriptError(CAPTURED)
+        if self.rank is not None:
+            self.rank.before_optimizer_step(optimizer, args, kwargs)
+        elif (standing := self._stand()) == "child":
+            self.state = "aside"
+        else:
+            self.rank = self._become_rank(optimizer, is_next=standing == "next")
+            self.state = "measuring"
+            self.rank.before_optimizer_step(optimizer, args, kwargs)
+            self.rank.start()
+
+    def _after(self, optimizer: Any) -> None:
+        """End the script after its last step that the case asks for, whatever went wrong before."""
+        if self._ends_step(optimizer):
+            self.steps += 1
+            if self.state == "measuring":
+                self._end_step(optimizer)
+            if self.steps >= self.case.total_steps or (self.rank is not None and self.rank.is_profiled):
+                raise Measured
+
+    @_guarded
+    def _ends_step(self, optimizer: Any) -> bool:
+        return self._optimizers.count(optimizer)
+
+    @_guarded
+    def _end_step(self, optimizer: Any) -> None:
+        assert self.rank is not None
+        with contextlib.suppress(ProfileTaken):
+            self.rank.recorder.boundary()
+        if self._losses is not None:
+            self._losses.end_step(optimizer)
+        if self.steps == TOLD_AFTER:
+            self.rank.check_first_steps()
+        self.rank.look_for_names()
+        if self.rank.is_profiled:
+            self._write(self.rank, self.rank.profiled())
+            self.rank.wait_for_others()
+            signal.alarm(LEAVE_S)
+        elif self.steps == self.case.total_steps:
+            self._finish(self.rank)
+
+    @_guarded
+    def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if (loss := loss_of(tensors)) is None:
+            return
+        if self._losses is not None and loss.numel() == 1:
+            self._losses.see(loss)
+        if not self._optimizers.seen and self.state != "over":
+            self._passes += 1
+            accumulation = self.case.gradient_accumulation
+            if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * accumulation) and self._must_be_rank():
+                raise ScriptError(
+                    f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
+                    f"says gradient_accumulation={accumulation}): the clock is the step of a "
+                    "torch.optim.Optimizer, and what trains without one cannot be measured"
+                )
+
+    # Which process of a launch is a rank.
+
+    def _stand(self) -> Standing:
+        """How this process, which is about to train, stands to the others of its rank. Raises as `Claim`."""
+        self._pid, self._at_first_step = os.getpid(), self._empty
+        return Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
+
+    def _must_be_rank(self) -> bool:
+        is_alone = self.case.topology.world_size == 1
+        return self._may_be_rank() and (started_rank() is not None or dist.is_initialized() or is_alone)
+
+    def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
+        is_command = getattr(self.case.framework, "command", None) is not None
+        agent = os.environ.get(ANCESTOR_PID)
+        return is_command or agent is None or os.getppid() == int(agent)
+
+    @property
+    def _empty(self) -> RankReport:
+        ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else ()
+        return self._at_first_step or empty_report(*ranks)
+
+    def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
+        leash.die_with_parent()
+        empty = self._empty
+        leash.listen(self.run_dir, empty.rank)  # known only now if the script starts its own processes
+        rank = ScriptRank(
+            *(self.run_dir, self.request, empty),
+            losses=self._losses,
+            optimizers=self._optimizers,
+            search=self._search,
+        )
+        if is_next:
+            self.run_dir.rank(empty.rank).unlink(missing_ok=True)
+            rank.notes.append(
+                f"another process trained as rank {empty.rank} before, and ended without being measured"
+            )
+        rank.begin(optimizer, self._host_memory)
+        return rank
+
+    # The report.
+
+    def _finish(self, rank: ScriptRank) -> None:
+        """Write the report before the device is probed, which may hang, or fail in what memory is left."""
+        rank.recorder.finish()
+        report = self._written = rank.measured()
+        self._write(rank, report)
+        if report.failure is None:
+            rank.wait_for_others()
+        signal.alarm(LEAVE_S)
+        if report.failure is None and rank.are_all_measured():
+            self._write(rank, report.replace(device_probe=rank.probed()))
+
+    def _write(self, rank: ScriptRank, report: RankReport) -> None:
+        rank.write(report)
+        self.state = "over"
+        if rank.claim.is_twice():  # after it is written: the other process looks for it after it has told
+            rank.write(report.replace(failure=failure_of(rank.claim.twice(), report.rank)))
+
+    @_guarded
+    def crashed(self, error: BaseException) -> None:
+        """Report an error that nobody caught, but not of a process that may be just a helper of a rank."""
+        is_known = started_rank() is not None and self._may_be_rank()
+        if self.rank is not None or (is_known and not self.run_dir.rank(self._empty.rank).exists()):
+            self.fail_with(error)
+
+    @_guarded
+    def exits(self) -> None:
+        """Report, when the process of a rank ends, that it was not measured."""
+        if self._optimizers.seen and self.state != "over":  # Python keeps an error whatever replaced our hook
+            self.fail_with(getattr(sys, "last_value", None) or self._ended_early())
+
+    def _ended_early(self) -> ScriptError:
+        optimizers = self._optimizers
+        if not self.steps and optimizers.wanted is not None:
+            return ScriptError(
+                f"clock={optimizers.wanted!r}: no such optimizer stepped. {optimizers.summary()}"
+            )
+        several = f". {optimizers.summary()}" if len(optimizers.seen) > 1 else ""
+        return ScriptError(
+            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps: lower "
+            "max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
+            f"launch, have it keep them in {LAUNCH_DIR} (in its arguments, command or env), a new directory "
+            f"in each launch{several}"
+        )
+
+    def give_up(self, error: Exception) -> None:
+        """Report an error of ours, and let the script train on without us."""
+        traceback.print_exception(error)
+        try:
+            failure = failure_of_ours(error, self._empty.rank)
+            if self.rank is not None:
+                self.rank.abandon()
+                if self._written is not None and self.state == "over":
+                    self.rank.write(self._written.replace(notes=(*self._written.notes, failure.message)))
+            self._fail(failure)
+        except Exception:  # a disk that is full: the driver misses the report
+            traceback.print_exc()
+
+    def fail_with(self, error: BaseException) -> None:
+        """Report an error of the script, which ends it."""
+        signal.alarm(LEAVE_S)
+        failure = failure_of(error, self._empty.rank)
+        self._fail(failure.replace(message=f"{failure.message}{without_launcher(error)}"))
+
+    def _fail(self, failure: Failure) -> None:
+        if self.state != "over":
+            self.state = "over"
+            steps = None if self.rank is None else self.steps
+            write_failure(self.run_dir, self._empty.replace(steps=steps), failure)

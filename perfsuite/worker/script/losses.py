@@ -1,0 +1,128 @@
+"""Collects the losses of a script: what it calls backward on. Imports torch."""
+
+from statistics import mode
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common.own_list import OwnList
+from perfsuite.worker.observation.optimizers import parameters_of
+from perfsuite.worker.observation.second_step import in_backward, nodes_of
+
+
+class Losses:
+    """The scalars that backward is called on, summed over the micro-batches of each step.
+
+    They stay on the device, in fp32: nothing waits for them. In the second step, each one's graph is searched
+    for a parameter of the clock's optimizer. Where some lead to one, the others are left out, at their places
+    in every step. (Where none does, all count: FSDP's graphs end in other tensors than those that are
+    stepped.) Of the first step the last count, as many as the second has: what came before was no training.
+    """
+
+    def __init__(self) -> None:
+        self._sums = OwnList[Tensor | None]()  # the loss of each step
+        self._summed: list[int] = []  # how many losses each is the sum of
+        self._first: list[Tensor] = []  # the losses of the first step
+        self._counts: list[bool] = []  # which of a step's losses count, by place; known after the second step
+        self._stepped: set[int] = set()  # identities of what the clock steps; known after the first step
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._place = 0
+        self._seen: list[Tensor] = []  # in the first two steps; afterwards only a sum is kept
+        self._total: Tensor | None = None
+        self._counted = 0
+
+    def see(self, loss: Tensor) -> None:
+        """Take in a loss that backward is about to be called on."""
+        value = self._value(loss)
+        place, self._place = self._place, self._place + 1
+        if len(self._sums) < 2:
+            self._seen.append(value)
+            if len(self._sums) == 1:
+                self._counts.append(_leads_to(loss, self._stepped))
+        elif place >= len(self._counts) or self._counts[place]:
+            self._total = value if self._total is None else self._total + value
+            self._counted += 1
+
+    def _value(self, loss: Tensor) -> Tensor:
+        # A copy: a script may go on to average its loss over the ranks, in place.
+        local: Tensor = getattr(loss, "_local_tensor", loss)
+        return local.detach().to(torch.float32, copy=True)
+
+    def end_step(self, optimizer: Any) -> None:
+        """End a step, which `optimizer` has made."""
+        match len(self._sums):
+            case 0:
+                self._first = self._seen
+                self._stepped = set(map(id, parameters_of(optimizer)))
+                self._append(self._first)
+            case 1:
+                if not any(self._counts):
+                    self._counts = [True] * len(self._counts)
+                self._sums.clear()
+                self._summed.clear()
+                for losses in (self._first[-len(self._counts) :], self._seen):
+                    self._append(self._that_count(losses))
+            case _:
+                self._sums.append(self._total)
+                self._summed.append(self._counted)
+        self._begin_step()
+
+    def _append(self, losses: list[Tensor]) -> None:
+        self._sums.append(torch.stack(losses).sum() if losses else None)
+        self._summed.append(len(losses))
+
+    def _that_count(self, losses: list[Tensor]) -> list[Tensor]:
+        if len(losses) != len(self._counts):
+            return losses
+        return [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
+
+    def of_steps(self, micro_batches: int) -> tuple[float, ...]:
+        """Return the loss of each step. Raises `MismatchError` as `check` does."""
+        self.check(micro_batches)
+        return tuple(float(total) for total in self._sums if total is not None)
+
+    def check(self, micro_batches: int, *, more_come: bool = False) -> None:
+        """Raise `MismatchError` if the steps so far are not of `micro_batches` losses.
+
+        Where `more_come`, all of them must be of another number: fp16's scaler leaves out some first steps.
+        """
+        passes = self._summed
+        if 0 in passes:
+            raise MismatchError(
+                f"loss: backward was called on no scalar in step {passes.index(0)}: "
+                "say loss=None where a script's loss cannot be seen so"
+            )
+        if (usual := mode(passes)) != micro_batches and not (more_come and len(set(passes)) > 1):
+            raise MismatchError(
+                f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
+                "losses a step. Correct the case, or say loss=None if these are not its micro-batches"
+            )
+
+
+class Passes(Losses):
+    """The same without values, as of a dry run: it counts how often backward is called."""
+
+    def _value(self, loss: Tensor) -> Tensor:
+        return torch.zeros(())
+
+
+def loss_of(tensors: Any) -> Tensor | None:
+    """Return the tensor that backward is called on, of whatever size; None where that is no training.
+
+    It is not where activations are recomputed in a backward, nor where operations are counted without data.
+    """
+    if isinstance(tensors, list | tuple) and len(tensors) == 1:
+        tensors = tensors[0]
+    is_training = isinstance(tensors, Tensor) and not tensors.is_meta and not in_backward()
+    return tensors if is_training else None
+
+
+def _leads_to(loss: Tensor, wanted: set[int]) -> bool:
+    """Whether backward from `loss` ends in one of these tensors."""
+    if loss.grad_fn is None:
+        return id(loss) in wanted
+    return any(id(getattr(node, "variable", None)) in wanted for node in nodes_of(loss))

@@ -1,0 +1,245 @@
+"""The rank that a process of a script is, since its first step. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from perfsuite import documents
+from perfsuite.analysis import agreement
+from perfsuite.case.case import CaseFile
+from perfsuite.errors import MismatchError, message_of
+from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common.float8 import with_float8
+from perfsuite.inputs.files import LARGEST_OWN, read_text
+from perfsuite.results.rank_report import Evidence, RankReport
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker import leash
+from perfsuite.worker.clock import memory, timers
+from perfsuite.worker.counting.flops import count_known
+from perfsuite.worker.hooks.named import Search
+from perfsuite.worker.observation import software
+from perfsuite.worker.observation.optimizers import Optimizers, living, parameters_of
+from perfsuite.worker.probes.node_probe import device_probe
+from perfsuite.worker.rank import WAIT_S, Rank, failure_of
+from perfsuite.worker.script.losses import Losses
+
+if TYPE_CHECKING:
+    from perfsuite.worker.observation.observe import Observer
+
+Standing = Literal["first", "next", "child"]
+ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again
+TRAINS, GIVEN, TWICE = "trains", "given", "twice"
+
+
+class Claim:
+    """Decides which process of a launch is a rank: the first one that trains as it.
+
+    Stages of a shell script, a child process, or workers may train as well. Each adds a line to the rank's
+    file: `trains PID HOST` of each process, `given EVIDENCE`, `twice`.
+    """
+
+    def __init__(self, run_dir: RunDir, rank: int) -> None:
+        self._rank = rank
+        self._report = run_dir.rank(rank)
+        self._path = run_dir.training(rank)
+
+    def stand(self) -> Standing:
+        """Add this process, which is about to train as this rank.
+
+        Returns `first` if nobody has trained as it, `next` if who did has ended by itself, `child` if an
+        ancestor of this process does. Raises `MismatchError` where another process does, or was measured.
+        """
+        host = socket.gethostname()
+        mine = f"{os.getpid()} {host}"
+        self._add(TRAINS, mine)  # before it reads: of two that begin at once, one is the second
+        processes = self._all(TRAINS)
+        before = processes[: processes.index(mine)]
+        if not before:
+            return "first"
+        pid, _, where = before[-1].partition(" ")
+        if where == host and int(pid) in leash.ancestors():
+            return "child"
+        if (report := documents.read_or_none(self._report, RankReport)) is None:
+            has_ended_by_itself = where == host and not leash.is_alive(int(pid))
+        else:
+            has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
+        if has_ended_by_itself:
+            return "next"
+        self._add(TWICE)  # the first one has yet to hear of it
+        raise self.twice()
+
+    def give(self, evidence: Evidence) -> None:
+        """Tell what the model was given in the second step."""
+        self._add(GIVEN, evidence.model_dump_json())
+
+    def given(self) -> Evidence | None:
+        """Return what the model was given, None if that is not told yet."""
+        told = self._all(GIVEN)
+        return Evidence.model_validate_json(told[-1]) if told else None
+
+    def is_twice(self) -> bool:
+        """Whether two processes have trained as this rank."""
+        return bool(self._all(TWICE))
+
+    def twice(self) -> MismatchError:
+        """Make the error of both processes."""
+        return MismatchError(
+            f"two processes of this command trained as rank {self._rank}: one process of each rank is "
+            "measured, and ended after its last measured step. Give each stage of training a case of its "
+            "own; processes that train together need a process group"
+        )
+
+    def _add(self, word: str, told: str = "") -> None:
+        with self._path.open("a") as file:
+            file.write(f"{word} {told}\n")
+
+    def _all(self, wanted: str) -> list[str]:
+        whole, _, _ = (
+            read_text(self._path, LARGEST_OWN).rpartition("\n") if self._path.exists() else ("", "", "")
+        )
+        lines = (line.partition(" ") for line in whole.splitlines())
+        return [told for word, _, told in lines if word == wanted]
+
+
+class ScriptRank(Rank):
+    """The measurement of a training that perfsuite has not built: it is observed from its first step on."""
+
+    observer: Observer  # there since `begin`
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        request: CaseFile,
+        report: RankReport,
+        *,
+        losses: Losses | None,
+        optimizers: Optimizers,
+        search: Search,
+    ) -> None:
+        super().__init__(run_dir, request, report)
+        self.claim = Claim(run_dir, report.rank)
+        self._losses = losses
+        self._optimizers = optimizers
+        self._search = search
+
+    def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
+        """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later."""
+        device = torch.device("cpu")
+        counters: memory.HostMemory | memory.CudaMemory | None = host_memory
+        if self.request.device == "cuda":
+            device, counters = device_of(optimizer), None
+            try:
+                counters = memory.CudaMemory(device)
+            except RuntimeError as error:
+                self.notes.append(
+                    f"peak memory is unknown: torch's allocator is not in use ({str(error).splitlines()[0]})"
+                )
+        timer, probe = timers.clock_for(device)
+        self.build(timer, device=device, probe=probe, memory=counters)
+        self.observe()
+        self._optimizers.begin(living(torch.optim.Optimizer))
+        self._search.end()
+
+    def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Show a step of the clock, which may be of a new optimizer in place of the first one.
+
+        Raises `MismatchError` if the second step was not as the case says; else tells what it was given.
+        """
+        first = self.observer.optimizer or optimizer
+        if optimizer is not first and self.recorder.counting is not None:
+            self.recorder.counting.rebuilt()
+        super().before_optimizer_step(first, args, kwargs)
+        if self.recorder.steps == 1:
+            self.observer.check_second_step()
+            self.claim.give(self.observer.evidence())
+
+    def check_first_steps(self) -> None:
+        """Raise `MismatchError` where the first steps are not what the case says.
+
+        They may have no loader or phase of that name, other micro-batches, or, as rank 0 can tell, other
+        tokens.
+        """
+        for named in self._search.named:
+            named.check()
+        if self._losses is not None:
+            self._losses.check(self.case.gradient_accumulation, more_come=True)
+        if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
+            told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
+            report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
+            of_ranks = [report.replace(evidence=each) for each in told]
+            if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
+                raise MismatchError(why)
+
+    def look_for_names(self) -> None:
+        """Look for what the case names and the script had not defined before its first step."""
+        for named in self._search.look_late():
+            self.notes.append(
+                f"{named.name} was defined during the first {self.recorder.steps} steps: what was called "
+                "before is not in its times"
+            )
+
+    def measured(self) -> RankReport:
+        """Return the report of all steps, after the last one."""
+        self.notes += self._optimizers.notes()
+        report = self.finish()
+        assert report.observed is not None
+        # With what the script imported and a digest of it: a change of them is listed with a verdict.
+        imported = software.imported() if report.rank == 0 else {}
+        environment = {**imported, **report.observed.environment, **software.program()}
+        report = report.replace(observed=report.observed.replace(environment=environment))
+        if report.failure is not None:
+            return report
+        try:
+            loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
+        except MismatchError as error:  # with all that was measured
+            return report.replace(failure=failure_of(error, report.rank))
+        # Last: only now it is known which share of the weights trains, and counting builds a model.
+        flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
+        return report.replace(loss=loss, flops=with_float8(flops, self.observer.model))
+
+    def wait_for_others(self) -> None:
+        """Return when every rank has written its report, or after `WAIT_S`."""
+        until = time.monotonic() + WAIT_S
+        while not all(file.exists() for file in self._reports()) and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def are_all_measured(self) -> bool:
+        """Whether every rank has measured, so that none will be missing in a collective."""
+        reports = [documents.read_or_none(file, RankReport) for file in self._reports()]
+        return all(report is not None and report.failure is None for report in reports)
+
+    def _reports(self) -> list[Path]:
+        return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
+
+    def probed(self) -> dict[str, float]:
+        """Return the rates of the device; none if the memory that the script leaves is not enough."""
+        is_gpu = self.device.type == "cuda"
+        on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
+        with contextlib.suppress(Exception), on_device:
+            return device_probe(self.device)
+        return {}
+
+
+def without_launcher(error: BaseException) -> str:
+    """Return what to do where a script lacks a variable that a launcher would set; empty for other errors."""
+    named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
+    if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
+        return ""
+    return (
+        f". {named[0]} is not set, as one process starts the way `python` starts it. If the script needs "
+        'torchrun, say so in the case: command=("torchrun", "--standalone", "--nproc-per-node=1", ...)'
+    )
+
+
+def device_of(optimizer: Any) -> torch.device:
+    """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is."""
+    on_gpu = (p.device for p in parameters_of(optimizer) if p.device.type == "cuda")
+    return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())

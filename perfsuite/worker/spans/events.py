@@ -1,0 +1,242 @@
+"""Recognises checkpoints, their loading and evaluation without a change to the training. Imports torch.
+
+The functions of libraries are wrapped as soon as they are imported. A name with an underscore is private to
+its library (seen in torch 2.13, transformers 5.23, lightning 2.6): without it the event has the seconds of
+the functions in it, or is not recognised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from threading import get_ident
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from perfsuite.worker.clock import loaders
+from perfsuite.worker.hooks.imports import AfterImport
+from perfsuite.worker.hooks.named import replace_everywhere
+from perfsuite.worker.observation.replicas import collectives_begun
+from perfsuite.worker.spans import phases
+from perfsuite.worker.spans.phases import watched as span_of
+from perfsuite.worker.spans.recording import Meters, Spans
+
+SAVE, LOAD, EVALUATE = "save checkpoint", "load checkpoint", "evaluate"
+
+
+class File(NamedTuple):
+    """The argument of a function that is a path or an open file."""
+
+    position: int
+    name: str
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return it from the arguments of a call; None if it is missing, which the function itself says."""
+        return args[self.position] if len(args) > self.position else kwargs.get(self.name)
+
+
+class Recognised(NamedTuple):
+    """A function whose calls are an event."""
+
+    module: str
+    path: str  # with a dot of a method
+    event: str
+    file: File | None = None  # of a function that writes or reads one file
+
+
+_LIGHTNING = (("lightning.fabric", "lightning.pytorch"), ("lightning_fabric", "pytorch_lightning"))
+RECOGNISED = (
+    Recognised("torch.serialization", "save", SAVE, File(1, "f")),
+    Recognised("torch.serialization", "load", LOAD, File(0, "f")),
+    Recognised("torch.distributed.checkpoint.state_dict_saver", "save", SAVE),
+    Recognised("torch.distributed.checkpoint.state_dict_saver", "save_state_dict", SAVE),
+    Recognised("torch.distributed.checkpoint.state_dict_saver", "async_save", SAVE),
+    Recognised("torch.distributed.checkpoint.state_dict_loader", "load", LOAD),
+    Recognised("torch.distributed.checkpoint.state_dict_loader", "load_state_dict", LOAD),
+    Recognised("safetensors.torch", "save_file", SAVE, File(1, "filename")),
+    Recognised("safetensors.torch", "load_file", LOAD, File(0, "filename")),
+    Recognised("transformers.trainer", "Trainer._save_checkpoint", SAVE),
+    Recognised("transformers.trainer", "Trainer.save_model", SAVE),
+    Recognised("transformers.trainer", "Trainer.evaluate", EVALUATE),
+    Recognised("accelerate.accelerator", "Accelerator.save_state", SAVE),
+    Recognised("accelerate.accelerator", "Accelerator.save_model", SAVE),
+    Recognised("accelerate.accelerator", "Accelerator.load_state", LOAD),
+    *(
+        recognised
+        for fabric, pytorch in _LIGHTNING
+        for recognised in (
+            Recognised(f"{fabric}.fabric", "Fabric.save", SAVE),
+            Recognised(f"{fabric}.fabric", "Fabric.load", LOAD),
+            Recognised(f"{fabric}.utilities.cloud_io", "_atomic_save", SAVE, File(1, "filepath")),
+            Recognised(f"{pytorch}.trainer.trainer", "Trainer.save_checkpoint", SAVE),
+            Recognised(f"{pytorch}.loops.evaluation_loop", "_EvaluationLoop.run", EVALUATE),
+        )
+    ),
+    Recognised("torchtitan.components.validate", "Validator.validate", EVALUATE),
+    Recognised("nanotron.serialize.main", "save", SAVE),
+    Recognised("nanotron.serialize.main", "load", LOAD),
+    Recognised("deepspeed.runtime.engine", "DeepSpeedEngine.save_checkpoint", SAVE),
+    Recognised("deepspeed.runtime.engine", "DeepSpeedEngine.load_checkpoint", LOAD),
+)
+SHARDS = ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter._write_data")
+"""Writes what a rank holds of a sharded checkpoint, and returns a future of what each item has taken."""
+ASYNC = "async_save"
+
+_imports: AfterImport | None = None
+_writing: set[int] = set()  # threads in which `SHARDS` counts the bytes of all that is written
+
+
+def watch() -> None:
+    """Record the events and phases of this process from now on."""
+    global _imports
+    if _imports is not None:
+        _imports.end()
+    phases.is_compiling = torch.compiler.is_compiling
+    spans = phases.spans = Spans(Meters(collectives=collectives_begun, peak=_allocator_peak))
+    by_module = defaultdict[str, list[Callable[[ModuleType], object]]](list)
+    for recognised in RECOGNISED:
+        by_module[recognised.module].append(functools.partial(_wrap, recognised))
+    by_module[SHARDS[0]].append(_wrap_shards)
+
+    def failed(error: Exception) -> None:
+        spans.note(f"not all events are recognised ({type(error).__name__}: {error})")
+
+    def act(module: ModuleType) -> None:
+        for wrap in by_module[module.__name__]:
+            try:
+                wrap(module)
+            except Exception as error:
+                failed(error)
+
+    _imports = AfterImport(dict.fromkeys(by_module, act), failed)
+    _imports.begin()
+
+
+def look_again() -> None:
+    """Recognise the functions of libraries that were being imported when `watch` was called."""
+    if _imports is not None:
+        _imports.look()
+
+
+def _allocator_peak() -> int | None:
+    if not torch.cuda.is_initialized():  # to ask for more would keep a process that is forked from its GPU
+        return None
+    return torch.cuda.memory_stats().get("allocated_bytes.all.peak")
+
+
+def _wrap(recognised: Recognised, module: ModuleType) -> None:
+    *parents, name = recognised.path.split(".")
+    owner: Any = module
+    for parent in parents:
+        owner = getattr(owner, parent, None)
+    function = getattr(owner, name, None)
+    if function is None:
+        if phases.spans is not None:
+            absent = f"{recognised.module}.{recognised.path} does not exist in this version"
+            phases.spans.note(f"not all events are recognised: {absent} ({recognised.event})")
+        return
+    if hasattr(function, "is_event"):  # watched twice
+        return
+    if recognised.file is not None:
+        wrapped = _of_a_file(function, recognised.event, recognised.file)
+    elif name == ASYNC:
+        wrapped = _in_the_background(function, recognised.event)
+    else:
+        wrapped = span_of(function, recognised.event, is_event=True)
+    wrapped.is_event = True
+    if parents:
+        setattr(owner, name, wrapped)
+    else:
+        replace_everywhere(owner, name, function, wrapped)
+
+
+def _of_a_file(function: Callable[..., Any], event: str, file: File) -> Any:
+    """Return a function that saves or loads one file, with its calls as an event, and its bytes counted.
+
+    What stays in memory is no event, as objects that are sent to other ranks. Neither is what a data loader
+    reads.
+    """
+    as_span = span_of(_counted(function, file) if event == SAVE else function, event, is_event=True)
+
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        is_in_memory = isinstance(file.of(args, kwargs), io.BytesIO)
+        of_a_loader = event == LOAD and loaders.is_loading(get_ident())
+        return (function if is_in_memory or of_a_loader else as_span)(*args, **kwargs)
+
+    return watched
+
+
+def _counted(function: Callable[..., Any], file: File) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        target = file.of(args, kwargs)
+        before = _place(target)
+        result = function(*args, **kwargs)
+        if get_ident() not in _writing:
+            _wrote(target, before)
+        return result
+
+    return watched
+
+
+def _place(target: Any) -> int | None:
+    """Return how far an open file is written; None of a path, and where it does not say."""
+    with contextlib.suppress(Exception):
+        return None if isinstance(target, str | os.PathLike) else int(target.tell())
+    return None
+
+
+def _wrote(target: Any, before: int | None) -> None:
+    after = _place(target)
+    with contextlib.suppress(Exception):  # a path of another file system, or a file that does not say
+        if isinstance(target, str | os.PathLike):
+            _add(os.path.getsize(target))
+        elif before is not None and after is not None:
+            _add(after - before)
+
+
+def _add(number: int, *, in_background: bool = False) -> None:
+    if phases.spans is not None:
+        phases.spans.wrote(number, in_background=in_background)
+
+
+def _in_the_background(function: Callable[..., Any], event: str) -> Any:
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        left = None if phases.spans is None else phases.spans.leave()
+        response = function(*args, **kwargs)
+        if left is not None:  # since torch 2.9 a stager may have it return two futures
+            left.future = getattr(response, "upload_completion", response)
+        return response
+
+    return span_of(watched, event, is_event=True)
+
+
+def _wrap_shards(module: ModuleType) -> None:
+    owner, name = SHARDS[1].split(".")
+    kind = getattr(module, owner, None)
+    write = getattr(kind, name, None)
+    if write is None or hasattr(write, "is_event"):
+        return
+
+    @functools.wraps(write)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        thread = get_ident()
+        _writing.add(thread)
+        try:
+            future = write(*args, **kwargs)
+        finally:
+            _writing.discard(thread)
+        with contextlib.suppress(Exception):
+            _add(sum(each.size_in_bytes for each in future.wait()), in_background=True)
+        return future
+
+    watched.is_event = True  # type: ignore[attr-defined]
+    setattr(kind, name, watched)

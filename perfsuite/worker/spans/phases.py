@@ -1,0 +1,107 @@
+"""Marks parts of a training as phases of a launch: `perfsuite.phase`. Imports no torch.
+
+Outside of a launch nothing listens, and a phase is an attribute that is None.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perfsuite.case.phases import phase_name
+from perfsuite.errors import CaseError, MismatchError
+from perfsuite.worker.hooks.named import NamedFunction
+
+if TYPE_CHECKING:
+    from perfsuite.worker.spans.recording import Span, Spans
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _no_torch() -> bool:
+    return False
+
+
+spans: Spans | None = None  # of this process, if a launch measures it
+is_compiling: Callable[[], bool] = _no_torch
+"""Whether torch compiles what calls this. What is compiled has no phases: they would break its graph."""
+
+
+class phase:
+    """Mark a part of a training script as a phase: `with phase("rollout"): ...`, or `@phase("rollout")`.
+
+    A launch reports the phase's seconds, and what it did, under this name. Outside of a launch it does
+    nothing. A phase may hold other phases.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = phase_name(name)
+        self._begun: list[Span | None] = []
+
+    def __enter__(self) -> phase:
+        self._begun.append(None if spans is None or is_compiling() else spans.begin(self.name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        span = self._begun.pop()
+        if span is not None and spans is not None:
+            spans.end(span)
+
+    def __call__(self, function: F) -> F:
+        """Return the function as one whose calls are the phase. Raises `CaseError` for an async one."""
+        if why := why_not_timed(function):
+            raise CaseError(f"phase({self.name!r}): {function.__qualname__} {why}")
+        return watched(function, self.name)
+
+
+def why_not_timed(function: Any) -> str | None:
+    """Return why the calls of a function are not where its work is done; None if they are."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if not any(is_kind(function) for is_kind in kinds):
+        return None
+    return (
+        "is a generator or async: a call of it only begins the work. Name the function that waits for it, or "
+        "write `with perfsuite.phase(...)` around what waits"
+    )
+
+
+def watched(function: F, name: str, *, is_event: bool = False) -> F:
+    """Return the function with each of its calls as a span of this name."""
+
+    @functools.wraps(function)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        recorder = None if is_compiling() else spans  # which may be gone when the call ends
+        span = None if recorder is None else recorder.begin(name, is_event=is_event)
+        if recorder is None or span is None:
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.end(span)
+
+    return watched  # type: ignore[return-value]
+
+
+class NamedPhase(NamedFunction):
+    """A function that a case names as `module:name`, and whose calls are a phase."""
+
+    def __init__(self, phase: str, function: str) -> None:
+        super().__init__(function, self._timed)
+        self._phase = phase
+        self._why_not_timed: str | None = None
+
+    def check(self) -> None:
+        """Raise `MismatchError` if there is no such function in a module that the script has imported.
+
+        A module may be imported later; that no rank calls the function is known at the end.
+        """
+        why = self._why_not_timed or (self.why_not_found() if self.is_imported else None)
+        if why is not None:
+            advice = "" if self._why_not_timed else ": name a function or method that the script calls"
+            raise MismatchError(f"phases={{{self._phase!r}: {self.name!r}}}: {why}{advice}")
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self._why_not_timed = why_not_timed(function)
+        return watched(function, self._phase)

@@ -1,0 +1,232 @@
+"""Loaders in this process; those of scripts are launched in `frameworks/test_data_wait.py`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from perfsuite.errors import MismatchError
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.worker.clock import loaders
+from perfsuite.worker.clock.loaders import DataWait, NamedLoader
+from perfsuite.worker.counting.live_memory import _is_loading
+from perfsuite.worker.hooks.named import Search
+from tests.worker.loops import in_a_thread
+
+MODULE = "a_users_module"
+
+
+class Slow:
+    """A dataset whose rows take time, which is told by `clock`."""
+
+    def __init__(self) -> None:
+        self.is_data = list[bool]()
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        Clock.now += 1
+        self.is_data.append(_is_loading())
+        return torch.ones(2)
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that passes only in datasets, and nothing of the tests left in torch."""
+    monkeypatch.setattr(loaders, "_now", lambda: Clock.now)
+    monkeypatch.setattr(loaders, "_wait", None)
+    for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+@pytest.fixture
+def wait() -> DataWait:
+    loaders.watch()
+    return loaders.begin()
+
+
+def step(wait: DataWait, *work: Callable[[], object]) -> None:
+    wait.begin_step()
+    for each in work:
+        each()
+    wait.end_step()
+
+
+def test_each_step_has_the_seconds_of_its_batches(wait: DataWait) -> None:
+    batches = iter(DataLoader(Slow(), batch_size=2))  # type: ignore[arg-type]
+    step(wait)
+    step(wait, lambda: next(batches))
+    step(wait, lambda: next(batches), lambda: next(batches))
+    assert wait.result() == (0, 2, 4)
+
+
+def test_what_is_loaded_between_steps_is_of_no_step(wait: DataWait) -> None:
+    batches = iter(DataLoader(Slow(), batch_size=2))  # type: ignore[arg-type]
+    step(wait, lambda: next(batches))
+    next(batches)
+    step(wait)
+    assert wait.result() == (2, 0)
+
+
+def test_without_a_loader_data_wait_is_unknown(wait: DataWait) -> None:
+    step(wait, lambda: torch.ones(2))
+    assert wait.result() == ()
+
+
+def test_a_loader_of_another_thread_is_not_waited_for(wait: DataWait) -> None:
+    loader: Any = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
+    step(wait, lambda: in_a_thread(lambda: next(iter(loader))))
+    assert wait.result() == ()
+
+
+def test_watching_twice_counts_once(wait: DataWait) -> None:
+    loaders.watch()
+    step(wait, lambda: next(iter(DataLoader(Slow(), batch_size=2))))  # type: ignore[arg-type]
+    assert wait.result() == (2,)
+
+
+def test_live_memory_still_knows_that_a_batch_is_made(wait: DataWait) -> None:
+    data = Slow()
+    next(iter(DataLoader(data, batch_size=2)))  # type: ignore[arg-type]
+    assert data.is_data == [True, True]
+    assert not _is_loading()
+
+
+def test_an_error_of_a_dataset_passes_and_is_timed(wait: DataWait) -> None:
+    def fail() -> None:
+        Clock.now += 3
+        raise ValueError("bad row")
+
+    wait.begin_step()
+    with pytest.raises(ValueError, match="bad row"):
+        loaders.timed(fail)()
+    wait.end_step()
+    assert wait.result() == (3,)
+    assert not loaders._loading
+
+
+def test_the_workers_of_the_counted_step_are_known(wait: DataWait) -> None:
+    def give(pid: int, data: object) -> Callable[[], object]:
+        loader = SimpleNamespace(_workers=[SimpleNamespace(pid=pid)], _dataset=data)
+        return lambda: loaders.timed(lambda loader: None)(loader)
+
+    train, valid = object(), object()
+    for _ in range(COUNTED_STEP - 1):
+        step(wait, give(1, train))
+    step(wait, give(2, train), give(3, valid))
+    step(wait, give(4, valid))
+    assert sorted(wait.worker_pids.values()) == [2, 3]
+
+
+def test_a_loader_that_has_ended_is_none_of_the_counted_step(wait: DataWait) -> None:
+    def end(loader: Any) -> None:
+        raise StopIteration
+
+    loader = SimpleNamespace(_workers=[SimpleNamespace(pid=1)], _dataset=object())
+    for _ in range(COUNTED_STEP - 1):
+        step(wait)
+    with pytest.raises(StopIteration):
+        loaders.timed(end)(loader)
+    assert not wait.worker_pids
+
+
+def test_torch_still_has_the_private_names() -> None:
+    """Without `_workers` and `_dataset`, workers are not counted."""
+    loader: Any = DataLoader([torch.ones(1)] * 4, num_workers=1)  # type: ignore[arg-type]
+    batches = iter(loader)
+    assert isinstance(batches, _MultiProcessingDataLoaderIter)
+    assert batches._workers[0].pid
+    assert batches._dataset is loader.dataset
+
+
+# --- a loader that a case names -------------------------------------------------------------------------
+
+
+def passes(seconds: float) -> int:
+    Clock.now += seconds
+    return 1
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = ModuleType(MODULE)
+    module.get_batch = lambda: passes(1)
+    module.batches = lambda: (passes(1) for _ in count())
+
+    class Loader:
+        def __iter__(self) -> Iterator[int]:
+            yield from (passes(1) for _ in count())
+
+        def next_batch(self) -> int:
+            return passes(1)
+
+        @staticmethod
+        def static() -> int:
+            return passes(1)
+
+    class Batches:
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            return passes(1)
+
+    module.Loader, module.Batches, module.NUMBER = Loader, Batches, 7
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return module
+
+
+USES: dict[str, Callable[[Any], Callable[[], object]]] = {
+    "get_batch": lambda module: module.get_batch,
+    "batches": lambda module: module.batches().__next__,
+    "Loader": lambda module: iter(module.Loader()).__next__,
+    "Loader.next_batch": lambda module: module.Loader().next_batch,
+    "Loader.static": lambda module: module.Loader.static,
+    "Batches": lambda module: module.Batches().__next__,
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_named_loader_is_timed(wait: DataWait, module: ModuleType, name: str) -> None:
+    loader = NamedLoader(f"{MODULE}:{name}")
+    Search([loader]).begin()
+    step(wait, USES[name](module))
+    loader.check()
+    assert wait.result() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("elsewhere:get_batch", "the script imported no module 'elsewhere'"),
+        (f"{MODULE}:nothing", f"'nothing' does not exist in '{MODULE}'"),
+        (f"{MODULE}:Loader.nothing", f"'Loader.nothing' does not exist in '{MODULE}'"),
+        (f"{MODULE}:NUMBER", f"'NUMBER' is no function, class or method of '{MODULE}'"),
+        (f"{MODULE}:get_batch", "it was not called in the first steps: name what the training calls"),
+    ],
+)
+def test_a_loader_that_gives_no_batch_is_refused(module: ModuleType, name: str, said: str) -> None:
+    loader = NamedLoader(name)
+    Search([loader]).end()
+    with pytest.raises(MismatchError, match=f"^loader='{name}': {said}"):
+        loader.check()
+
+
+def test_an_iterator_of_a_named_loader_keeps_its_methods(wait: DataWait, module: Any) -> None:
+    Search([NamedLoader(f"{MODULE}:batches")]).begin()
+    batches = module.batches()
+    assert iter(batches) is batches
+    batches.close()
+    with pytest.raises(StopIteration):
+        next(batches)

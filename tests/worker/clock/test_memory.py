@@ -1,0 +1,90 @@
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from perfsuite.worker.clock import memory as module
+from perfsuite.worker.clock.memory import CudaMemory, HostMemory, keep_peaks, memory_for
+from tests.worker.fake_gpu import GPU, FakeAllocator
+
+
+def test_host_memory_is_the_peak_above_the_level_before() -> None:
+    memory = HostMemory()
+    held = torch.ones(64 * 2**20, dtype=torch.uint8)
+    del held
+    assert 60 * 2**20 < memory.read().peak < 90 * 2**20
+    memory.reset_peak()
+    assert memory.read().peak < 30 * 2**20, "what came before is forgotten"
+    assert memory.read().method == "VmHWM above VmRSS before the model"
+
+
+def test_on_a_gpu_memory_comes_from_its_caching_allocator(allocator: FakeAllocator) -> None:
+    memory = memory_for(GPU)
+    assert isinstance(memory, CudaMemory)
+    allocator.stats["num_alloc_retries"] = 5
+    allocator.allocate(100)
+    read = memory.read()
+    assert (read.peak, read.reserved, read.alloc_retries) == (100, 120, 3)
+    memory.reset_peak()
+    assert (memory.read().peak, memory.read().reserved) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "owner", [torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory], ids=str
+)
+def test_a_script_that_resets_the_peaks_does_not_lose_ours(allocator: FakeAllocator, owner: Any) -> None:
+    keep_peaks()
+    held = owner.reset_peak_memory_stats  # as `from torch.cuda import ...` in the script's first lines
+    memory = CudaMemory(GPU)
+    allocator.allocate(100)
+    held()
+    allocator.allocate(70)
+    held()
+    assert allocator.stats["allocated_bytes.all.peak"] == 0, "the script's own figures are as it asks"
+    assert (memory.read().peak, memory.read().reserved) == (100, 120)
+
+
+def test_unreadable_peaks_end_no_training(allocator: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_peaks()
+    memory = CudaMemory(GPU)
+    monkeypatch.setattr(memory, "_stat", Mock(side_effect=RuntimeError("no statistics")))
+    torch.cuda.reset_peak_memory_stats()
+    with pytest.raises(RuntimeError, match="no statistics"):
+        memory.read()
+
+
+def test_what_counting_keeps_is_in_no_peak_of_a_gpu(allocator: FakeAllocator) -> None:
+    memory = CudaMemory(GPU)
+    memory.begin_counting()
+    allocator.allocate(100)
+    memory.end_counting()
+    allocator.allocate(70)
+    assert memory.read().peak == 70
+    assert allocator.emptied == 1, "nor in what is reserved"
+
+
+def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real_open = open
+
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if path == "/proc/self/clear_refs":
+            raise PermissionError
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert memory_for(torch.device("cpu")).read().method == (
+        "VmHWM above VmRSS before the model; peak not reset (clear_refs is read-only)"
+    )
+
+
+def test_code_that_only_counting_reads_is_not_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = {"VmRSS": 100, "VmHWM": 100, "RssFile": 10}
+    monkeypatch.setattr(module, "_status_bytes", status.__getitem__)
+    memory = HostMemory()
+    memory.begin_counting()
+    status |= {"RssFile": 13}
+    memory.end_counting()
+    status |= {"VmHWM": 150}
+    assert memory.read().peak == 150 - 100 - 3

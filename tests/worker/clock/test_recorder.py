@@ -1,0 +1,213 @@
+import gc
+import time
+from collections.abc import Callable
+from functools import partial
+from unittest.mock import Mock, call
+
+import pytest
+import torch
+
+from perfsuite.results.counts import KeptObjects, StepsToCount
+from perfsuite.results.rank_report import Memory
+from perfsuite.worker.clock import recorder as recording
+from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.clock.levels import MemoryLevels
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.clock.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
+from perfsuite.worker.counting.growth import Growth
+from perfsuite.worker.counting.steps import ONE_STEP, Counting
+from tests.worker.fake_gpu import GPU, FakeGPU
+from tests.worker.loops import in_a_thread
+
+
+def after_steps(
+    recorder: Recorder, *seconds: float, work: Callable[[float], object] | None = None
+) -> Recorder:
+    """After steps in each of which some time has passed."""
+    recorder.start()
+    for each in seconds:
+        (work or recorder.timer.sleep)(each)
+        recorder.boundary()
+    recorder.finish()
+    return recorder
+
+
+def test_steps_are_timed_and_what_is_done_between_or_after_them_is_not() -> None:
+    timer = SimulatedTimer()
+    recorder = after_steps(Recorder(timer, probe=lambda: timer.sleep(7)), 3, 1, 2)
+    assert recorder.step_s == [3, 1, 2]
+    assert recorder.probe_s == [7, 7, 7]
+    timer.sleep(100)  # as a library that goes on after its last step
+    recorder.finish()
+    assert recorder.wall_s == 6
+    assert recorder.cpu_s == [], "a simulated clock knows none"
+
+
+def test_cpu_time_is_without_what_is_done_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = SimulatedTimer()
+    monkeypatch.setattr(SimulatedTimer, "cpu", lambda timer: spent.now)
+    recorder = Recorder(SimulatedTimer(), probe=lambda: spent.sleep(7))
+    spent.sleep(100)
+    assert after_steps(recorder, 3, 1, 2, work=spent.sleep).cpu_s == [3, 1, 2]
+
+
+def test_threads_count_and_sleep_does_not() -> None:
+    def work(seconds: float) -> None:
+        in_a_thread(lambda: sum(range(2_000_000)))
+
+    busy, asleep = (
+        after_steps(Recorder(HostTimer()), 0.1, work=each).cpu_s[0] for each in (work, time.sleep)
+    )
+    assert busy > 4 * asleep
+
+
+def test_counting_ends_before_and_begins_after_what_is_done_between_steps() -> None:
+    timer, told = SimulatedTimer(), list[tuple[str, float]]()
+    recorder = Recorder(timer, probe=lambda: timer.sleep(7), before_end=lambda step, recorder: timer.sleep(2))
+    counting = recorder.counting = Mock()
+    counting.end_step.side_effect = lambda: told.append(("end", timer.host()))
+    counting.begin_step.side_effect = lambda: told.append(("begin", timer.host()))
+    after_steps(recorder, 3)
+    assert told == [("end", 3), ("begin", 12)]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
+    recorder = Recorder(SimulatedTimer(), memory=(memory := Mock()))
+    recorder.counting = Mock(steps=ONE_STEP) if counts else None
+    recorder.start()
+    assert memory.method_calls == [call.release()]
+    told = []
+    for step in range(1, 7):
+        memory.reset_mock()
+        recorder.boundary()
+        told += [(step, name) for name, _, _ in memory.method_calls]
+    counted = [(2, "begin_counting"), (4, "end_counting")]
+    assert told == [(1, "reset_peak"), *(counted if counts else ())]
+    recorder.finish()
+
+
+def test_the_peak_is_read_before_a_late_step_is_counted() -> None:
+    recorder = Recorder(SimulatedTimer(), memory=(memory := Mock()))
+    recorder.counting = Mock(steps=StepsToCount(until=4, late=6))
+    before, after = (Memory(peak=peak, method="") for peak in (1, 2))
+    memory.read.side_effect = [before, after]
+
+    after_steps(recorder, *[0.1] * 6)
+
+    assert recorder.peak_memory() == before
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_collector_stays_as_the_training_has_it(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds = gc.get_threshold()
+    if not is_on:
+        gc.disable()
+    try:
+        after_steps(Recorder(SimulatedTimer()), *[1] * 100)
+        assert (gc.isenabled(), gc.get_threshold()) == (is_on, thresholds)
+    finally:
+        gc.enable()
+
+
+def test_the_collectors_time_is_that_of_each_step() -> None:
+    """Not what is collected between steps, as for counting objects."""
+    timer = SimulatedTimer()
+    recorder = Recorder(timer, probe=lambda: collector.collect(100))
+    collector = recorder.collector = FakeCollector(timer)
+    after_steps(recorder, 3, 0, 2, work=collector.collect)
+    assert recorder.gc_s == [3, 0, 2]
+    assert not collector.is_on
+
+
+class FakeCollector(CollectorClock):
+    """A garbage collector that runs when it is told to."""
+
+    is_on = False
+
+    def __init__(self, timer: SimulatedTimer) -> None:
+        super().__init__(timer.host)
+        self.timer = timer
+
+    def start(self) -> None:
+        self.is_on = True
+
+    def stop(self) -> None:
+        self.is_on = False
+
+    def collect(self, seconds: float) -> None:
+        self._see("start", {})
+        self.timer.sleep(seconds)
+        self._see("stop", {})
+
+
+def test_counting_objects_is_in_no_step_and_in_no_peak() -> None:
+    timer, told = SimulatedTimer(), Mock()
+    recorder = Recorder(timer, memory=told.memory)
+    growth = recorder.growth = Mock(wraps=Growth(2, 4))
+    told.attach_mock(growth.count, "count")
+    growth.count.side_effect = lambda: timer.sleep(5)
+    after_steps(recorder, *[1] * 5)
+    assert [name for name, *_ in told.method_calls] == [
+        *("memory.release", "memory.reset_peak"),
+        *["memory.fold", "count", "memory.go_on"] * 3,
+    ]
+    assert set(recorder.step_s) == {1}
+
+
+def test_perfsuite_itself_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
+    """On a GPU, where each stamp is an object, with everything that a recorder does between steps."""
+    recorder = Recorder(CudaTimer(GPU), probe=lambda: None, before_end=lambda step, recorder: None)
+    recorder.collector = CollectorClock(recorder.timer.host)
+    recorder.levels = MemoryLevels(torch.device("cpu"), 100)
+    recorder.growth = growth = Growth(20, 100)
+    recorder.between_steps = lambda step: None
+    recorder.counting = Counting(lambda: None)
+    after_steps(recorder, *[10] * 100, work=partial(gpu.work, ahead_ms=0))
+    assert len(recorder.step_s) == 100
+    assert growth.result() == KeptObjects()
+
+
+def test_the_first_optimizer_is_the_clock() -> None:
+    """torchtitan, for one, has optimizers within optimizers: a step must count once."""
+    recorder, first, second = Recorder(HostTimer()), object(), object()
+    recorder.start()
+    for optimizer in (first, second) * 3:
+        recorder.after_optimizer_step(optimizer, (), {})
+    recorder.finish()
+    assert len(recorder.step_s) == 3
+    assert all(seconds > 0 for seconds in recorder.step_s)
+    assert sum(recorder.step_s) <= recorder.wall_s
+
+
+def test_progress_is_told_seldom_and_at_the_end() -> None:
+    recorder, told = Recorder(SimulatedTimer()), list[int]()
+    recorder.on_progress = told.append
+    after_steps(recorder, *[0.2] * 20)
+    assert told == [3, 6, 9, 12, 15, 18, 20]
+
+
+def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: FakeGPU) -> None:
+    timer, probe = clock_for(GPU)
+    assert probe is None
+    recorder = after_steps(Recorder(timer), 30, 10, 20, work=partial(gpu.work, ahead_ms=1000))
+    assert gpu.waits == [0, 60], "nothing waits for the device between steps"
+    assert recorder.step_s == pytest.approx([0.03, 0.01, 0.02])
+
+
+def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, told = Recorder(CudaTimer(GPU)), list[int]()
+    recorder.on_progress = told.append
+    monkeypatch.setattr(recording, "PROGRESS_EVERY_S", -1)
+    after_steps(recorder, *[10] * 6, work=partial(gpu.work, ahead_ms=25))
+    assert told == [0, 0, 0, 1, 2, 3, 6]
+    assert gpu.waits == [0, 60]
+
+
+def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
+    recorder = Recorder(CudaTimer(GPU), before_end=lambda step, recorder: recorder.lengthen(0.3))
+    compiling = [9000, 400]
+    after_steps(recorder, *compiling, *[100] * 17, work=partial(gpu.work, ahead_ms=50))
+    assert len(gpu.waits) == 3, "to start, to see how long a cycle takes, and in the end"
+    assert recorder.step_s[:2] == pytest.approx([9, 0.4])
+    assert recorder.step_s[6:] == pytest.approx([0.13] * 13), "of the step as it was, not as it became"

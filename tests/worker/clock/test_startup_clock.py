@@ -1,0 +1,243 @@
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from perfsuite.worker.clock import startup_clock
+from perfsuite.worker.clock.startup_clock import (
+    BUILD,
+    DATA,
+    FIRST_STEP,
+    IMPORTS,
+    PERFSUITE,
+    PERFSUITE_BUILDS,
+    PROCESS_GROUP,
+    Part,
+    StartUp,
+    StartUpClock,
+)
+from tests.samples import known
+from tests.worker.loops import in_a_thread
+
+
+class Clock(StartUpClock):
+    """A clock of start-up on which time passes by hand. Its process has started a second ago."""
+
+    def __init__(self) -> None:
+        self.time = 1.0
+        super().__init__(0.0, before=IMPORTS, now=lambda: self.time)
+
+    def passes(self, seconds: float, *parts: str) -> None:
+        """Let seconds pass within parts, the innermost last."""
+        for part in parts:
+            self.enter(part)
+        self.time += seconds
+        for _ in parts:
+            self.leave()
+
+    def ended(self) -> dict[str, float]:
+        """The seconds of each part, without the name of the whole before it."""
+        return {name.removeprefix("start-up: "): s for name, s in known(self.end()).seconds.items()}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of this process."""
+    clock = Clock()
+    monkeypatch.setattr(startup_clock, "_clock", clock)
+    return clock
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Callable[[], StartUp]:
+    """A function that ends the real clock of this process, whose imports are watched."""
+    bootstrap: Any = importlib._bootstrap
+    monkeypatch.setattr(bootstrap, "_find_and_load", bootstrap._find_and_load)
+    monkeypatch.setattr(startup_clock, "_clock", None)
+    monkeypatch.setattr(startup_clock, "OLDEST_S", float("inf"))
+    startup_clock.begin(PERFSUITE)
+    return lambda: known(startup_clock.end())
+
+
+def test_each_second_belongs_to_the_innermost_part(clock: Clock) -> None:
+    clock.passes(2, IMPORTS)
+    clock.passes(3)
+    clock.passes(4, PROCESS_GROUP, IMPORTS)
+    clock.passes(5, PROCESS_GROUP)
+    clock.first_batch()
+    clock.passes(6)
+    assert clock.ended() == {
+        "start-up": 21,
+        IMPORTS: 7,
+        BUILD: 3,
+        PROCESS_GROUP: 5,
+        FIRST_STEP: 6,
+    }
+
+
+def test_what_perfsuite_does_is_left_out(clock: Clock) -> None:
+    clock.begin_loop()
+    clock.passes(7, PERFSUITE)
+    clock.passes(7, PERFSUITE, IMPORTS)
+    clock.passes(7, PERFSUITE_BUILDS, DATA)
+    assert clock.ended() == {"start-up": 1, IMPORTS: 1, BUILD: 0, FIRST_STEP: 0}
+
+
+def test_imports_that_the_training_needs_count(clock: Clock) -> None:
+    clock.passes(2, PERFSUITE_BUILDS, IMPORTS)
+    assert clock.ended()[IMPORTS] == 3
+
+
+def test_the_first_batch_begins_the_first_step(clock: Clock) -> None:
+    clock.begin_loop()
+    clock.passes(2)
+    clock.passes(3, DATA)
+    clock.first_batch()
+    clock.passes(4)
+    clock.first_batch()
+    clock.passes(5)
+    assert clock.ended() == {"start-up": 15, IMPORTS: 1, BUILD: 2, DATA: 3, FIRST_STEP: 9}
+
+
+def test_without_a_loader_a_loop_of_ours_begins_it(clock: Clock) -> None:
+    clock.passes(2)
+    clock.begin_loop()
+    clock.passes(3)
+    assert clock.ended() == {"start-up": 6, IMPORTS: 1, BUILD: 2, FIRST_STEP: 3}
+
+
+def test_build_and_first_step_are_one_where_nothing_parts_them(clock: Clock) -> None:
+    clock.passes(2)
+    assert clock.ended() == {"start-up": 3, IMPORTS: 1, "build and first step": 2}
+
+
+def test_a_part_that_did_not_happen_is_absent(clock: Clock) -> None:
+    assert not {DATA, PROCESS_GROUP} & clock.ended().keys()
+
+
+def test_nothing_is_timed_after_the_first_step(clock: Clock) -> None:
+    clock.end()
+    assert not clock.enter(IMPORTS)
+    assert clock.end() is None
+
+
+def test_another_thread_is_not_timed(clock: Clock) -> None:
+    in_a_thread(lambda: clock.passes(2) if clock.enter(IMPORTS) else None)
+    assert clock.ended()["start-up"] == 1
+
+
+def test_torch_may_be_imported_in_another_thread(clock: Clock) -> None:
+    """Perfsuite attaches itself there."""
+
+    def attaches() -> None:
+        startup_clock.pause()
+        startup_clock.go_on()
+
+    in_a_thread(attaches)
+    clock.passes(2, IMPORTS)
+    assert clock.ended()[IMPORTS] == 3
+
+
+def test_a_first_step_of_another_thread_is_unknown(clock: Clock) -> None:
+    ended: list[StartUp | None] = []
+    in_a_thread(lambda: ended.append(clock.end()))
+    assert ended == [None]
+
+
+def test_a_first_step_of_another_thread_ends_the_clock(clock: Clock) -> None:
+    """Else each later step would wait for the device, as the first one does."""
+    in_a_thread(clock.end)
+
+    assert clock.is_over
+
+
+def test_a_part_ends_by_an_error_as_well(clock: Clock) -> None:
+    def fails() -> None:
+        with Part(DATA):
+            clock.time += 2
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    clock.time += 3
+    assert clock.ended() == {"start-up": 6, IMPORTS: 1, DATA: 2, "build and first step": 3}
+
+
+def test_a_forked_rank_goes_on_with_the_clock_of_its_server(clock: Clock) -> None:
+    startup_clock.pause()
+    clock.passes(2)
+    startup_clock.go_on()
+    startup_clock.begin_loop()
+    clock.passes(3)
+    assert clock.ended() == {"start-up": 4, IMPORTS: 1, BUILD: 0, FIRST_STEP: 3}
+
+
+def test_a_watched_function_is_timed_wherever_it_was_imported(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connects(seconds: float) -> float:
+        clock.time += seconds
+        return seconds
+
+    owner, other = SimpleNamespace(connects=connects), SimpleNamespace(connects=connects)
+    monkeypatch.setitem(sys.modules, "other", other)
+    startup_clock.watch(owner, "connects", PROCESS_GROUP)
+    assert owner.connects(2) + other.connects(3) == 5
+    assert clock.ended()[PROCESS_GROUP] == 5
+
+
+def test_imports_are_timed_and_modules_counted_by_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: Callable[[], StartUp]
+) -> None:
+    package = tmp_path / "slow_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import part\n")
+    (package / "part.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("slow_package")
+    start_up = begun()
+    assert start_up.modules["slow_package"] == 2
+    assert "start-up: imports" in start_up.seconds
+
+
+def test_what_perfsuite_imports_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: Callable[[], StartUp]
+) -> None:
+    (tmp_path / "of_ours.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with Part(PERFSUITE):
+        importlib.import_module("of_ours")
+    assert "of_ours" not in begun().modules
+
+
+def test_imports_are_left_alone_after_the_first_step(begun: Callable[[], StartUp]) -> None:
+    bootstrap: Any = importlib._bootstrap
+    timed = bootstrap._find_and_load
+    begun()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("no_such_module")
+    assert bootstrap._find_and_load is not timed
+
+
+def test_a_failed_import_shows_no_frame_of_ours(begun: Callable[[], StartUp]) -> None:
+    with pytest.raises(ModuleNotFoundError) as raised:
+        exec("import no_such_module")
+    assert startup_clock.__file__ not in {str(entry.path) for entry in raised.traceback}
+
+
+def test_the_start_of_a_process_is_the_kernels() -> None:
+    since_boot = psutil.Process().create_time() - psutil.boot_time()
+    assert startup_clock.process_start() == pytest.approx(since_boot, abs=2)
+
+
+def test_without_a_start_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_clock, "_clock", None)
+    monkeypatch.setattr(startup_clock, "process_start", lambda: None)
+    startup_clock.begin(IMPORTS)
+    assert not startup_clock.is_running()
+    assert startup_clock.end() is None

@@ -1,0 +1,53 @@
+import time
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from perfsuite.worker.clock.timers import CudaTimer, HostTimer, SimulatedTimer, clock_for
+from tests.worker.fake_gpu import GPU, FakeGPU
+
+
+def test_an_injected_slowdown_keeps_the_host_busy_too(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host sets the pace, a delay of the device alone would end before it has more work."""
+    spun: list[float] = []
+    monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
+    CudaTimer(GPU).sleep(0.25)
+    assert spun == [0.25]
+    assert gpu.queued_ms - gpu.waits[-1] == pytest.approx(250)
+
+
+@pytest.mark.parametrize("timer", [HostTimer(), SimulatedTimer()], ids=lambda timer: timer.name)
+def test_a_clock_of_the_host_knows_every_mark_at_once(timer: HostTimer) -> None:
+    start = timer.stamp()
+    timer.sleep(1e-3)
+    end = timer.stamp()
+    timer.settle()
+    assert timer.is_past(end)
+    assert timer.seconds(start, end) >= 1e-3
+    before = timer.host()
+    assert timer.host() >= before
+    if isinstance(timer, SimulatedTimer):
+        time.sleep(1e-3)
+        assert timer.stamp() == timer.host() == 1e-3, "it stands still"
+
+
+def test_a_clock_that_a_script_replaces_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("perf_counter", "process_time", "monotonic", "clock_gettime", "time"):
+        monkeypatch.setattr(time, name, lambda *args: 0.0)
+    timer = HostTimer()
+    start, cpu = timer.stamp(), timer.cpu()
+    timer.sleep(1e-3)
+    assert timer.seconds(start, timer.stamp()) >= 1e-3
+    assert timer.host() > 0
+    assert cpu is not None
+    assert (timer.cpu() or 0) > cpu
+
+
+def test_the_kernel_s_uptime_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = HostTimer()
+    assert 0 < (timer.uptime() or 0) <= (timer.uptime() or 0)
+    assert SimulatedTimer().uptime() is None
+    assert clock_for(torch.device("cpu"))[0].name == timer.name == "perf_counter"
+    monkeypatch.setattr("builtins.open", Mock(side_effect=FileNotFoundError))
+    assert timer.uptime() is None

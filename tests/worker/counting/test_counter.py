@@ -1,0 +1,346 @@
+import runpy
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import _create_empty_block_mask
+from torch.utils import flop_counter
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+from perfsuite.results.counts import Counts, StepMemory
+from perfsuite.worker.counting import counter as counter_module
+from perfsuite.worker.counting.counter import FLOPS, StepCounter
+from tests.fake_group import alone
+from tests.worker.loops import counted, in_a_thread, memory
+
+aten = torch.ops.aten
+WIDTH, BATCH = 8, 4
+PRODUCT = 2 * BATCH * WIDTH * WIDTH  # FLOPs of one linear layer's forward
+WEIGHTS = 2 * WIDTH * WIDTH * 4  # bytes of the model
+
+
+class Training:
+    """A small model and its optimizer; two steps are made, so that the optimizer has its state."""
+
+    def __init__(self) -> None:
+        first, second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.model = nn.Sequential(first, nn.ReLU(), second)
+        self.forward: Any = self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.batch = torch.randn(BATCH, WIDTH)
+        self.after_backward: Callable[[], object] = lambda: None
+        for _ in range(2):
+            self.step()
+
+    def step(self, counter: StepCounter | None = None) -> None:
+        self.forward(self.batch).square().sum().backward()
+        self.after_backward()
+        if counter is not None:
+            counter.before_optimizer()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def counted(self, step: Callable[[StepCounter], object] | None = None) -> Counts:
+        """The second of two counted steps."""
+        counter = StepCounter([self.optimizer], list(self.model.parameters()))
+        for _ in range(2):
+            with counter:
+                (step or self.step)(counter)
+            counts = counter.end_step()
+        assert counter.error is None
+        return counts
+
+
+def test_flops_by_phase_are_those_of_the_products_each_time_and_checkpointing_is_recomputation() -> None:
+    training = Training()
+    counts = training.counted()
+    # The first layer's input needs no gradient: three products in backward.
+    assert counts.flops == {"forward": 2 * PRODUCT, "backward": 3 * PRODUCT}
+    assert training.counted() == counts
+    training.forward = lambda batch: checkpoint(training.model, batch, use_reentrant=False)
+    flops = training.counted().flops
+    assert flops["recompute"] >= PRODUCT
+    assert flops["forward"] == 2 * PRODUCT
+
+
+MASK, TIMES = torch.tensor([True, False, True, False]), torch.tensor([1, 2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("reads", "function"),
+    [
+        (1, lambda x: x[0].item()),
+        (1, lambda x: bool(x[0])),
+        (1, lambda x: x.tolist()),
+        (1, lambda x: x.nonzero()),
+        (1, lambda x: x.masked_select(MASK)),
+        (1, lambda x: x[MASK]),
+        (0, lambda x: x[torch.tensor([0, 2])]),
+        (1, lambda x: x.index_put_((MASK,), torch.ones(2))),
+        (0, lambda x: x.index_put_((MASK,), torch.tensor(0.0))),  # fills
+        (0, lambda x: torch.where(MASK, x, 0.0)),
+        (1, lambda x: x.repeat_interleave(TIMES)),
+        (0, lambda x: x.repeat_interleave(TIMES, output_size=5)),
+        (1, lambda x: x.unique()),
+        (1, lambda x: x.unique_consecutive()),
+        (1, lambda x: x.int().bincount()),
+        (0, lambda x: in_a_thread(x.tolist)),  # as a logger of the user's
+    ],
+)
+def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], object], reads: int) -> None:
+    training = Training()
+    training.after_backward = lambda: function(torch.ones(4))
+    assert training.counted().host_reads.get("forward", 0) == reads
+    assert "tolist" not in vars(torch.Tensor)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_step_counters_of_torchs_optimizers_are_no_host_reads(foreach: bool) -> None:
+    """They are on the host on every machine; without a GPU those of another optimizer count."""
+    training = Training()
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=foreach)
+    training.step()
+    assert training.counted().host_reads == {}
+    step = next(iter(training.optimizer.state.values()))["step"]
+    other: Any = torch.optim.SGD(training.model.parameters())
+    other.register_step_post_hook(lambda *_: step.item())
+    training.optimizer = other
+    assert training.counted().host_reads == {"optimizer": 1}
+
+
+@pytest.mark.parametrize(("device", "reads"), [("cpu", 0), ("cuda", 1)])
+def test_with_a_gpu_the_host_waits_for_its_tensors_alone(
+    monkeypatch: pytest.MonkeyPatch, device: str, reads: int
+) -> None:
+    counter = StepCounter([Training().optimizer])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_a_gpu = StepCounter([Training().optimizer])
+    value: Any = SimpleNamespace(device=torch.device(device))
+    assert on_a_gpu._is_waited_for(value) == bool(reads)
+    assert counter._is_waited_for(value), "without one all are counted"
+
+
+def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
+    """Lightning's `fit` passes one."""
+    training = Training()
+
+    def closure() -> Tensor:
+        with torch.enable_grad():
+            training.optimizer.zero_grad()
+            loss: Tensor = training.model(training.batch).square().sum()
+            loss.backward()
+            return loss
+
+    def step(counter: StepCounter) -> None:
+        counter.before_optimizer(runs_closure=True)
+        training.optimizer.step(closure)
+
+    counts, plain = training.counted(step), training.counted()
+    assert (counts.flops, counts.kernels) == (plain.flops, plain.kernels)
+
+
+def test_an_optimizer_that_steps_in_hooks_of_backward_is_the_optimizer() -> None:
+    training = Training()
+
+    def step(counter: StepCounter) -> None:
+        def in_backward(parameter: Tensor) -> None:
+            counter.before_optimizer()
+            training.optimizer.step()
+
+        last = next(training.model.parameters())  # whose gradient comes last
+        handle = last.register_post_accumulate_grad_hook(in_backward)
+        training.model(training.batch).square().sum().backward()
+        training.optimizer.zero_grad()
+        handle.remove()
+
+    assert training.counted(step).kernels["optimizer"] == training.counted().kernels["optimizer"]
+
+
+def received() -> Tensor:
+    """A batch, rebuilt in this process as one that a worker of a `DataLoader` has sent."""
+    shared = torch.UntypedStorage._new_shared(4 * BATCH * WIDTH)
+    storage = torch.TypedStorage(wrap_storage=shared, dtype=torch.float32, _internal=True)
+    batch: Tensor = torch._utils._rebuild_tensor(storage, 0, (BATCH, WIDTH), (WIDTH, 1))
+    return batch
+
+
+@pytest.mark.parametrize("arriving", [(0, 1, 1), (0, 2, 0), (0, 1, 2), (1, 0, 2), (1, 1, 0)])
+def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tuple[int, ...]) -> None:
+    """So many before the counted steps, in the first and in the second. Each takes one."""
+
+    def counts_of(first: int, *later: int) -> Counts:
+        training, arrivals = Training(), iter(later)
+        queue = [received() for _ in range(first)]
+
+        def step(counter: StepCounter) -> None:
+            queue.extend(received() for _ in range(next(arrivals)))
+            training.batch = queue.pop(0)
+            training.step(counter)
+
+        return training.counted(step).replace(python=None)  # receiving is the test's own
+
+    counts = counts_of(*arriving)
+    assert counts == counts_of(2, 0, 0)
+    assert memory(counts).growth == 0
+    assert memory(counts).saved_for_backward > 0
+
+
+def test_a_loader_without_workers_makes_no_activations() -> None:
+    """Its batches count as those that a worker sends."""
+
+    def memory_with(batches: Iterator[Any]) -> StepMemory:
+        training = Training()
+
+        def step(counter: StepCounter) -> None:
+            training.batch = next(batches)
+            training.step(counter)
+
+        return memory(training.counted(step))
+
+    data = [torch.randn(WIDTH) for _ in range(8 * BATCH)]
+    loader: Any = DataLoader(data, batch_size=BATCH, collate_fn=torch.stack)  # type: ignore[arg-type]
+    loaded = memory_with(iter(loader))
+    assert loaded == memory_with(iter([received() for _ in range(2)]))
+    held = torch.stack(data[:BATCH])
+    batches = memory_with(held * 2 for _ in range(2)).at_peak["forward"] - loaded.at_peak["forward"]
+    assert batches == 4 * BATCH * WIDTH, "a loop that makes its own batches: nobody can know what they are"
+
+
+@pytest.mark.parametrize(("device", "counts_host"), [("cpu", True), ("meta", False)])
+def test_host_memory_counts_if_the_model_is_there(device: str, counts_host: bool) -> None:
+    parameters = [nn.Parameter(torch.zeros(2, device=device)), nn.Parameter(torch.zeros(2))]
+    assert StepCounter([], parameters).memory.counts_host is counts_host
+
+
+def test_views_and_allocations_are_no_kernels() -> None:
+    def step() -> None:
+        torch.empty(4).view(2, 2).t()
+        with torch.profiler.record_function("a mark for profiles"):
+            torch.zeros(2).add_(1)
+
+    counts = counted(step)
+    assert counts.ops == {"aten.zeros": 1, "aten.add_": 1}
+    assert counts.kernels == {"forward": 2}
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "efficient", "flash"])
+def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> None:
+    query = torch.empty(2, 8, 16, 32, device="meta")
+    shared = torch.empty(2, 2, 24, 32, device="meta")  # one head of keys for four of queries
+    name, product = f"_scaled_dot_product_{kernel}_attention", 2 * (2 * 8) * 16 * 24 * 32
+    forward, backward = FLOPS[getattr(aten, name)], FLOPS[getattr(aten, f"{name}_backward")]
+    assert forward(query, shared, shared, out_val=None) == 2 * product
+    assert backward(query, query, shared, shared, out_val=None) == 5 * product  # one repeats the scores
+
+
+def test_attention_on_a_cpu_has_flops() -> None:
+    query, attend = torch.randn(1, 2, 16, 8, requires_grad=True), nn.functional.scaled_dot_product_attention
+    flops = counted(lambda: attend(query, query, query, is_causal=True).sum().backward()).flops
+    product = 2 * 2 * 16 * 16 * 8  # of two heads
+    assert flops == {"forward": 2 * product, "backward": 5 * product}
+
+
+def test_a_formula_of_a_newer_torch_counts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(flop_counter.flop_registry, aten.mul, lambda *args, **kwargs: 10**9)
+    monkeypatch.delitem(flop_counter.flop_registry, aten.cudnn_convolution)
+    under_that_torch = runpy.run_path(counter_module.__file__)["FLOPS"]
+    assert under_that_torch.keys() == FLOPS.keys() - {aten.cudnn_convolution}
+
+
+def test_collectives_of_nothing_are_told_apart() -> None:
+    with alone():
+        counts = counted(lambda: [dist.all_reduce(torch.zeros(size)) for size in (4, 0, 2, 0, 0)])
+    assert [(each.count, each.bytes) for each in counts.collectives] == [(2, 24), (3, 0)]
+
+
+@pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
+def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
+    """gloo's reduce-scatter sums in a copy of its input, which its thread lets go some time later."""
+    with alone():
+        training = Training()
+        gradient, shard = torch.ones(1024), torch.zeros(1024)
+        training.after_backward = lambda: dist.reduce_scatter_tensor(shard, gradient)
+        wait = dist.Work.wait
+        counts = training.counted()
+    assert counts.ops["aten.copy_"] == 1, "the copy is seen"
+    at_peak = memory(counts).at_peak
+    assert at_peak["communication"] == 2 * 4096
+    assert at_peak["kept"] == BATCH * WIDTH * 4, "the batch"
+    assert dist.Work.wait is wait
+
+
+def test_an_optimizer_that_steps_others_has_their_state() -> None:
+    training = Training()
+    container = torch.optim.Optimizer(training.model.parameters(), {})
+    with StepCounter([container, training.optimizer]) as counter:
+        training.step(counter)
+    at_peak = memory(counter.end_step()).at_peak
+    assert at_peak["optimizer state"] >= 2 * WEIGHTS
+    assert at_peak["parameter"] == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "flops"),
+    [
+        ((10, 16), (4, 16, 32), 2 * 10 * 16 * 32),  # rows of 4 experts
+        ((4, 8, 16), (16, 24), 2 * 8 * 16 * 24),  # columns
+        ((8, 48), (48, 24), 2 * 8 * 48 * 24),  # what is summed over: a weight's gradient
+        ((4, 8, 16), (4, 16, 32), 2 * 4 * 8 * 16 * 32),
+    ],
+)
+def test_grouped_products_have_the_flops_of_rows(a: tuple[int, ...], b: tuple[int, ...], flops: int) -> None:
+    """However many groups there are: each row meets one matrix."""
+    formula = FLOPS[aten._grouped_mm]
+    assert formula(torch.empty(a), torch.empty(b), offs=torch.tensor([1, 2, 3, 4]), out_val=None) == flops
+
+
+def test_the_dtype_of_a_result_changes_no_flops() -> None:
+    """`torch.mm(a, b, out_dtype)` gives it in third place, and no CPU has the kernel."""
+    with FakeTensorMode():
+        a, b, total = torch.empty(4, 8).bfloat16(), torch.empty(8, 2).bfloat16(), torch.empty(4, 2)
+        assert counted(lambda: torch.mm(a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
+        assert counted(lambda: torch.addmm(total, a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
+
+
+def test_copies_that_the_host_waits_for_are_those_without_non_blocking() -> None:
+    """Of a device that this torch lacks: fake tensors can be copied to it all the same."""
+    with FakeTensorMode():
+        made = torch.empty(2)
+        counts = counted(lambda: [made.to("hpu:0", non_blocking=each) for each in (True, False, True)])
+    assert counts.device_copies == {"cpu to hpu": 3}
+    assert counts.blocking_copies == {"cpu to hpu": 1}
+    assert counted(lambda: None).blocking_copies == {}
+
+
+@torch.library.custom_op("counting::fused_attention", mutates_args=())
+def fused_attention(x: Tensor) -> Tensor:
+    """A package's kernel: it has no formula."""
+    return x.clone()
+
+
+def test_products_without_a_formula_are_named() -> None:
+    assert counted(lambda: fused_attention(torch.ones(2))).without_flops == {"counting.fused_attention": 1}
+    query = torch.ones(1, 1, 128, 16)
+    mask = _create_empty_block_mask(query, query).as_tuple()
+    attend = torch.ops.higher_order.flex_attention  # no operator of aten
+    counts = counted(lambda: attend(query, query, query, lambda score, *_: score, mask, 1.0, {}))
+    assert counts.without_flops == {"flex_attention": 1}
+
+
+def test_no_other_operator_is_taken_for_a_product() -> None:
+    """Of the step of a model with norms, softmax, embeddings and an optimizer."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    optimizer = torch.optim.AdamW(layer.parameters())
+
+    def step() -> None:
+        images = nn.functional.interpolate(torch.ones(1, 1, 4, 4), scale_factor=2, mode="bilinear")
+        (layer(torch.ones(2, 4, 8)).square().mean() + images.mean()).backward()
+        optimizer.step()
+
+    assert counted(step).without_flops == {}

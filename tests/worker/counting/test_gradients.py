@@ -1,0 +1,208 @@
+"""The norm of the gradients before they are clipped, in the counted step of a loop."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.worker.counting import gradients
+from perfsuite.worker.counting.steps import Counting
+from tests.samples import known
+from tests.worker.loops import INPUTS, Loop
+
+Clip = Callable[[nn.Module], object]
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Notice clipping and backward, and take that away afterwards."""
+    for owner in (nn.utils, nn.utils.clip_grad):
+        for name in gradients.CLIPPING:
+            if hasattr(owner, name):
+                monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    gradients.watch()
+    yield
+    assert gradients._reader is None, "something of ours is left"
+
+
+def norms(clip: Clip | None = None, scale: float = 1.0) -> tuple[Counting, float]:
+    """The counting of a loop that clips so, and the squared norm before clipping in the counted step."""
+    seen = list[float]()
+
+    def step(loop: Loop) -> None:
+        (loop.model(INPUTS).square().mean() * scale).backward()
+        seen.append(sum(float(known(each.grad).square().sum()) for each in loop.model.parameters()))
+        if clip is not None:
+            clip(loop.model)
+
+    counting = Loop().run(step)
+    return counting, seen[COUNTED_STEP - 1]
+
+
+def clip_each(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        nn.utils.clip_grad_norm_(parameter, 1e-3)
+
+
+def clip_with_norm(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    total = nn.utils.get_total_norm([known(each.grad) for each in parameters])
+    nn.utils.clip_grads_with_norm_(parameters, 1e-3, total)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+        lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-5),
+        lambda model: nn.utils.clip_grad.clip_grad_norm_(model.parameters(), 1e-3),
+        clip_with_norm,
+        clip_each,
+    ],
+)
+def test_the_norm_is_read_before_clipping(clip: Clip) -> None:
+    counting, before = norms(clip)
+    assert counting.unclipped_squares == pytest.approx(before)
+    assert known(counting.gradient_squares) < 0.1 * before
+    assert counting.notes == []
+
+
+def test_without_clipping_the_norm_is_that_of_the_optimizer() -> None:
+    counting, before = norms()
+    assert counting.unclipped_squares == counting.gradient_squares == pytest.approx(before)
+
+
+def test_reading_adds_no_kernel_to_the_step() -> None:
+    def clip(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    ops = known(norms(clip)[0].counts).ops
+    assert ops.get("aten._foreach_norm", 0) + ops.get("aten.linalg_vector_norm", 0) <= 3, "those of the clip"
+
+
+def test_clipping_in_a_way_of_its_own_leaves_the_norm_unknown() -> None:
+    def scaled(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            known(parameter.grad).mul_(0.1)
+
+    counting, _ = norms(scaled)
+    assert counting.unclipped_squares is None
+    assert counting.gradient_squares is not None
+    assert "none of the known functions that clip was called" in counting.notes[0]
+
+
+def test_without_a_backward_that_was_seen_the_norm_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients.NormBeforeClipping, "backward_ended", lambda _: None)
+    counting, _ = norms()
+    assert counting.unclipped_squares is None
+    assert counting.gradient_squares is not None
+    assert counting.notes == []
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_skipped_attempt_of_fp16_is_forgotten(clips: bool) -> None:
+    seen = list[float]()
+
+    def step(loop: Loop) -> None:
+        for factor in (torch.inf, 1.0):
+            loop.optimizer.zero_grad()
+            (loop.model(INPUTS).square().mean() * factor).backward()
+            seen.append(sum(float(known(each.grad).square().sum()) for each in loop.model.parameters()))
+            if clips or factor != 1.0:
+                nn.utils.clip_grad_norm_(loop.model.parameters(), 1e-3)
+
+    counting = Loop().run(step)
+    assert counting.unclipped_squares == pytest.approx(seen[2 * COUNTED_STEP - 1])
+    assert counting.notes == []
+
+
+def test_a_norm_that_overflows_in_the_step_is_kept() -> None:
+    counting, before = norms(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3), torch.inf)
+    assert not math.isfinite(before)
+    assert not math.isfinite(known(counting.unclipped_squares))
+
+
+def test_a_norm_that_cannot_be_read_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Any) -> float:
+        raise LookupError("no")
+
+    monkeypatch.setattr(gradients.NormBeforeClipping, "read", fail)
+    counting, _ = norms(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
+    assert counting.unclipped_squares is None
+
+
+def test_other_modules_clip_with_their_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[str]()
+    library = SimpleNamespace(clip_grad_norm=lambda: called.append("clips"))
+    monkeypatch.setitem(sys.modules, "nanotron.trainer", library)
+    gradients.watch()
+    library.clip_grad_norm()
+    assert called == ["clips"]
+    assert hasattr(library.clip_grad_norm, "is_watched")
+
+
+class Scaler:
+    """fp16's loss scaler of torch, as far as its scale is read."""
+
+    def __init__(self, scale: float | None, stage: str | None = None, *, enabled: bool = True) -> None:
+        self._scale = None if scale is None else torch.tensor(scale)
+        self._enabled = enabled
+        state = {} if stage is None else {"stage": SimpleNamespace(name=stage)}
+        self._per_optimizer_states = {id(OPTIMIZER): state} if state else {}
+
+    def is_enabled(self) -> bool:
+        return self._enabled
+
+
+OPTIMIZER = SimpleNamespace()
+
+
+@pytest.mark.parametrize(
+    ("scalers", "scale"),
+    [
+        ([], 1.0),
+        ([Scaler(1024.0)], 1024.0),
+        ([Scaler(1024.0, "READY")], 1024.0),
+        ([Scaler(1024.0, "UNSCALED")], 1.0),
+        ([Scaler(None)], 1.0),
+        ([Scaler(1024.0, enabled=False)], 1.0),
+        ([Scaler(1024.0), Scaler(8.0)], None),
+        ([Scaler(1024.0), Scaler(8.0, "UNSCALED")], 1.0),
+        ([SimpleNamespace(is_enabled=lambda: True)], None),
+    ],
+)
+def test_the_scale_of_fp16_is_taken_out_where_it_is_known(scalers: list[Any], scale: float | None) -> None:
+    assert gradients.scale_of(OPTIMIZER, scalers) == scale
+
+
+def test_a_fused_optimizer_names_its_scale() -> None:
+    assert gradients.scale_of(SimpleNamespace(grad_scale=torch.tensor(64.0)), []) == 64.0
+
+
+def test_torch_has_the_private_names_of_its_scaler() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    assert gradients.scale_of(optimizer, [scaler]) == 1.0, "it has scaled nothing"
+    scaler.scale(weight.sum()).backward()
+    assert gradients.scale_of(optimizer, [scaler]) == 256.0
+    scaler.unscale_(optimizer)
+    assert gradients.scale_of(optimizer, [scaler]) == 1.0
+
+
+def test_the_scale_is_that_of_a_scaler_built_since() -> None:
+    gradients.watch()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    weight = nn.Parameter(torch.ones(2))
+    reader = gradients.NormBeforeClipping(torch.optim.SGD([weight], lr=0.1), lambda function: function())
+    scaler.scale(weight.sum()).backward()
+    assert reader.read() == pytest.approx(2.0)

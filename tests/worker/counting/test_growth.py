@@ -1,0 +1,190 @@
+import gc
+from collections.abc import Callable, Iterator
+from unittest.mock import Mock
+
+import pytest
+
+from perfsuite.frameworks.common.own_list import OwnList
+from perfsuite.results.counts import KeptObjects
+from perfsuite.worker.counting import growth
+from perfsuite.worker.counting.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, NO_HOLDERS, UNKNOWN, Growth
+from tests.samples import known
+
+LEAK: dict[int, object] = {}
+HELD: list[object] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept() -> Iterator[None]:
+    growth.watch()
+    yield
+    LEAK.clear()
+    HELD.clear()
+
+
+def counted(step: Callable[[int], object], *, first: int = 5, last: int = 25) -> Growth:
+    """After the steps of a launch, of which objects are counted at three boundaries."""
+    counting = Growth(first, last)
+    for number in range(1, last + 1):
+        step(number)
+        if counting.is_due(number):
+            counting.count()
+    return counting
+
+
+def kept(step: Callable[[int], object]) -> KeptObjects:
+    return known(counted(step).result())
+
+
+class Spec:
+    """What a cache holds by mistake."""
+
+
+def leak(number: int) -> None:
+    LEAK[number] = (Spec(), (Spec(), []))
+
+
+def test_a_leak_is_exact_and_its_type_and_holder_are_named() -> None:
+    found = kept(leak)
+    assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
+    assert found.total == 5
+    assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
+
+
+def test_what_the_last_step_holds_is_not_taken_for_the_leak() -> None:
+    def leak_and_hold(number: int) -> None:
+        leak(number)
+        HELD[:] = [(Spec(), []) for _ in range(100)]
+
+    assert kept(leak_and_hold).holders == ("`tests.worker.counting.test_growth.LEAK`",)
+
+
+def test_a_full_collection_on_the_way_names_no_holder() -> None:
+    """It changes the order of objects, by which old and new ones are told apart."""
+
+    def leak_and_collect(number: int) -> None:
+        leak(number)
+        gc.collect()
+
+    found = kept(leak_and_collect)
+    assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
+    assert found.holders == ()
+
+
+def test_a_training_that_keeps_nothing_has_no_holder() -> None:
+    assert kept(lambda number: [Spec()]) == KeptObjects()
+
+
+@pytest.mark.parametrize("at", [10, 20])
+def test_a_cache_that_is_filled_once_is_no_growth(at: int) -> None:
+    """In either half, with more objects than there are steps."""
+
+    def fill(number: int) -> None:
+        if number == at:
+            LEAK.update({each: Spec() for each in range(1000)})
+
+    assert kept(fill) == KeptObjects()
+
+
+def test_less_than_one_object_per_step_is_none() -> None:
+    def now_and_then(number: int) -> None:
+        if number % 2:
+            LEAK[number] = Spec()
+
+    assert kept(now_and_then) == KeptObjects()
+
+
+def test_cycles_that_are_garbage_are_not_kept() -> None:
+    def cycle(number: int) -> None:
+        one: list[object] = [Spec()]
+        one.append(one)
+
+    assert kept(cycle) == KeptObjects()
+
+
+def test_what_perfsuite_keeps_of_each_step_is_left_out() -> None:
+    own = OwnList[Spec]()
+    assert kept(lambda number: own.append(Spec())) == KeptObjects()
+    assert len(own) == 25
+
+
+def test_a_type_that_is_made_anew_in_each_step_is_one() -> None:
+    def leak_type(number: int) -> None:
+        LEAK[number] = type("Made", (), {})()
+
+    assert kept(leak_type).by_type["Made"] == 1
+
+
+def test_a_launch_that_ends_early_is_unknown() -> None:
+    counting = Growth(5, 25)
+    for number in (5, 15):
+        assert counting.is_due(number)
+        counting.count()
+    assert counting.result() is None
+    assert counting.notes == [f"{UNKNOWN}the training ended before step 25"]
+
+
+def test_an_error_of_the_search_leaves_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> tuple[str, ...]:
+        raise LookupError("a proxy")
+
+    monkeypatch.setattr(growth, "holders_of", fails)
+    counting = counted(leak)
+    assert known(counting.result()).total == 5
+    assert counting.notes == [f"{NO_HOLDERS}LookupError: a proxy"]
+
+
+def test_an_error_of_the_count_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "_census", Mock(side_effect=LookupError("a type")))
+    counting = counted(leak)
+    assert counting.result() is None
+    assert counting.notes == [f"{UNKNOWN}LookupError: a type"]
+
+
+def test_the_collector_stays_as_the_training_has_it() -> None:
+    gc.disable()
+    try:
+        counting = counted(leak)
+        assert known(counting.result()).total == 5
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert counting.notes == [DISABLED]
+
+
+def test_what_was_frozen_before_is_told_and_the_rest_is_exact() -> None:
+    LEAK.update({each: Spec() for each in range(1000)})
+    gc.freeze()
+    LEAK.clear()  # also objects that are frozen may die
+    counting = counted(leak)
+    assert known(counting.result()).by_type == {"Spec": 2, "list": 1, "tuple": 2}
+    assert counting.notes == [FROZEN]
+    assert gc.get_freeze_count() > 0
+
+
+@pytest.mark.parametrize("at", [7, 20])
+def test_freezing_in_between_makes_it_unknown(at: int) -> None:
+    def freeze_once(number: int) -> None:
+        leak(number)
+        if number == at:
+            gc.freeze()
+
+    counting = counted(freeze_once)
+    assert counting.result() is None
+    assert counting.notes == [UNKNOWN + FROZEN_MEANWHILE]
+
+
+def test_nothing_refers_to_objects_of_the_training() -> None:
+    died = list[int]()
+
+    class Mortal:
+        def __del__(self) -> None:
+            died.append(1)
+
+    def replace(number: int) -> None:
+        LEAK[0] = Mortal()
+
+    counted(replace)
+    assert len(died) == 24
+    LEAK.clear()
+    assert len(died) == 25

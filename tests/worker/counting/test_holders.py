@@ -1,0 +1,83 @@
+from typing import Any, ClassVar
+
+import pytest
+
+from perfsuite.worker.counting.holders import OUTSIDE, holders_of
+
+HELD: list[object] = []
+
+
+class Leaf:
+    """An object whose holder is searched."""
+
+
+class Cache:
+    shared: ClassVar[dict[str, object]] = {}
+
+    def __init__(self) -> None:
+        self.entries: dict[int, object] = {}
+
+
+class Slotted:
+    __slots__ = ("entry",)
+    entry: object
+
+
+def holders(leaves: list[Any]) -> tuple[str, ...]:
+    return holders_of(leaves, {"Leaf"})
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_held() -> None:
+    HELD.clear()
+    Cache.shared.clear()
+
+
+def held(thing: object) -> tuple[str, ...]:
+    """Have a global list hold a thing, in which there is a leaf, and search from the leaf."""
+    HELD.append(thing)
+    found = thing
+    while not isinstance(found, Leaf):
+        found = found[0]  # type: ignore[index]
+    leaf = found
+    del thing, found
+    return holders([leaf])
+
+
+def test_a_global_is_named_through_containers() -> None:
+    assert held(((Leaf(),),)) == ("`tests.worker.counting.test_holders.HELD`",)
+
+
+def test_a_class_attribute_is_named() -> None:
+    Cache.shared["x"] = Leaf()
+    assert holders([Cache.shared["x"]]) == ("`Cache.shared`",)
+
+
+def test_an_attribute_of_an_instance_is_named() -> None:
+    cache = Cache()
+    cache.entries[0] = [Leaf()]
+    assert holders([cache.entries[0][0]]) == ("`Cache.entries`",)  # type: ignore[index]
+
+
+def test_a_slot_is_named() -> None:
+    slotted = Slotted()
+    slotted.entry = Leaf()
+    assert holders([slotted.entry]) == ("`Slotted.entry`",)
+
+
+def test_an_attribute_of_what_grows_is_followed() -> None:
+    outer = Leaf()
+    outer.inner = Leaf()  # type: ignore[attr-defined]
+    HELD.append(outer)
+    assert holders([outer.inner]) == ("`tests.worker.counting.test_holders.HELD`",)  # type: ignore[attr-defined]
+
+
+def test_a_variable_of_a_function_that_runs_is_named() -> None:
+    kept = [Leaf()]
+    name = f"{__name__}.test_a_variable_of_a_function_that_runs_is_named.kept"
+    assert holders([kept[0]]) == (f"`{name}`",)
+
+
+def test_what_no_object_of_python_holds_is_outside() -> None:
+    assert holders([Leaf()]) == (OUTSIDE,)
+    assert holders([]) == ()

@@ -1,0 +1,136 @@
+from contextlib import AbstractContextManager, nullcontext
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.results.counts import MemoryChange, Phase
+from perfsuite.worker.counting.live_memory import LiveMemory, entered
+from tests.worker.loops import in_a_thread
+
+floats = torch.zeros
+
+
+@pytest.fixture
+def memory() -> LiveMemory:
+    return LiveMemory(lambda: "forward")
+
+
+def test_the_peak_is_told_with_its_parts() -> None:
+    phases: list[Phase] = ["forward"]
+    memory = LiveMemory(lambda: phases[-1])
+    weight, batch = floats(10), floats(2)
+    memory.assign(weight, "parameter")
+    memory.see(batch, "kept")
+    activation = floats(5)
+    memory.see(activation, "forward", born=True)
+    phases.append("backward")
+    gradient = floats(10)
+    memory.see(gradient, "backward", born=True)
+    del activation
+    memory.assign(gradient, "gradient")
+    step = memory.end_step()
+    assert step.peak == 4 * 27
+    assert step.peak_in == "backward"
+    assert step.at_peak == {"parameter": 40, "kept": 8, "forward": 20, "gradient": 40}
+    assert step.saved_for_backward == 20
+    assert (step.growth, step.allocations) == (40, 2)
+
+
+def test_tensors_of_one_storage_count_once_and_a_sparse_one_has_none(memory: LiveMemory) -> None:
+    one, sparse = floats(10), torch.eye(3).to_sparse()
+    for tensor in (one, one[2:4], one.view(2, 5), sparse):
+        memory.see(tensor, "forward", born=True)
+    memory.assign(sparse, "gradient")
+    memory.communicated(sparse)
+    assert memory.end_step().peak == 40
+
+
+def test_beside_a_model_on_a_gpu_host_memory_is_not_counted(memory: LiveMemory) -> None:
+    memory.counts_host = False
+    batch, step_counter, on_device = floats(100), floats(1), torch.zeros(10, device="meta")
+    memory.assign(step_counter, "optimizer state")
+    for tensor in (batch, step_counter, on_device):
+        memory.see(tensor, "forward", born=True)
+    assert memory.end_step().at_peak == {"forward": 40, "optimizer state": 4}
+
+
+def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory: LiveMemory) -> None:
+    early, hidden = floats(1), floats(100)
+    memory.see(early, "kept")
+    assert memory.end_step().growth == 0
+    memory.see(hidden, "kept")
+    assert memory.end_step().growth == 400
+
+
+def test_what_was_sent_is_communication_and_a_permanent_part_stays(memory: LiveMemory) -> None:
+    weight, bucket = floats(1), floats(2)
+    memory.assign(weight, "parameter")
+    memory.see(bucket, "backward", born=True)
+    memory.communicated(weight)
+    memory.communicated(bucket)
+    memory.resized(weight.untyped_storage(), 12)
+    assert memory.end_step().at_peak == {"parameter": 12, "communication": 8}
+
+
+def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
+    def seen(*how: Any) -> AbstractContextManager[None]:
+        memory.resized(*how)
+        return nullcontext()
+
+    flat = floats(4)
+    memory.see(flat, "kept")
+    with entered(torch.UntypedStorage, "resize_", seen):
+        flat.untyped_storage().resize_(0)
+        flat.untyped_storage().resize_(32)
+    assert flat.untyped_storage().nbytes() == 32
+    step = memory.end_step()
+    assert step.at_peak == {"unsharded": 32}
+    assert memory.log().steps == ((MemoryChange(0, -16, "forward"), MemoryChange(0, 32, "forward")),)
+    assert "resize_" not in vars(torch.UntypedStorage)
+
+
+def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: LiveMemory) -> None:
+    held, later = [floats(100)], floats(10)
+    memory.see(held[0], "forward", born=True)
+    memory.see(held[0], "kept")
+    memory.see(later, "forward", born=True)
+    in_a_thread(held.clear)
+    step = memory.end_step()
+    assert (step.peak, step.growth) == (400, 40)
+    assert memory.error is None
+
+
+def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveMemory) -> None:
+    buffer, activation = floats(100), floats(10)
+
+    def wait() -> None:
+        with memory.waiting():
+            memory.see(buffer, "kept")
+            begun.set()
+            seen.wait(10)
+
+    begun, seen = Event(), Event()
+    thread = Thread(target=wait)
+    thread.start()
+    assert begun.wait(10)
+    memory.see(activation, "forward", born=True)
+    seen.set()
+    thread.join()
+    assert memory.end_step().at_peak == {"forward": 40}
+
+
+def test_the_log_tells_births_and_deaths_by_number_until_all_is_forgotten(memory: LiveMemory) -> None:
+    old, new = floats(1), floats(2)
+    memory.see(old, "kept")
+    memory.see(new, "forward", born=True)
+    memory.end_step()
+    del new
+    assert memory.end_step().growth == -8
+    memory.forget()
+    del old
+    assert memory.end_step().growth == 0
+    log = memory.log()
+    assert log.at_start == (4,)
+    assert log.steps == ((MemoryChange(1, 8, "forward"),), (MemoryChange(1, -8, "forward"),), ())

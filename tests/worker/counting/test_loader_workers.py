@@ -1,0 +1,175 @@
+"""Real workers of a `DataLoader` in this process; those of scripts are in `frameworks/test_data_wait.py`."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from perfsuite.results.counts import WorkerBatch
+from perfsuite.results.run_dir import RunDir
+from perfsuite.worker.clock import loaders
+from perfsuite.worker.counting import loader_workers
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.loader_workers import _Counting, batch_of
+from perfsuite.worker.counting.python_calls import PythonCounter
+from perfsuite.worker.hooks.named import Search
+from tests.samples import known
+
+pytestmark = pytest.mark.launch
+BATCHES = 8
+
+
+def tokenize(row: int) -> int:
+    return row
+
+
+class Rows:
+    """Each row makes so many calls of Python, and two kernels."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def __len__(self) -> int:
+        return 2 * BATCHES
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        for _ in range(self.calls):
+            tokenize(row)
+        return torch.ones(2).mul(row)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return map(Rows(3).__getitem__, range(2 * BATCHES))
+
+
+class Failing(Rows):
+    def __getitem__(self, row: int) -> torch.Tensor:
+        if row >= 2:
+            raise ValueError("bad row")
+        return super().__getitem__(row)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
+        monkeypatch.setattr(fetcher, "fetch", fetcher.fetch)
+    loader_workers.watch(RunDir(tmp_path))
+    return RunDir(tmp_path)
+
+
+def counted(run_dir: RunDir, dataset: Any, **options: Any) -> WorkerBatch | None:
+    """What the first worker did for a batch, after all batches were given."""
+    options = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": "fork", **options}
+    batches: Any = iter(DataLoader(dataset, **options))
+    pid = batches._workers[0].pid
+    assert len(list(batches)) > 0
+    return batch_of(run_dir, [pid])
+
+
+def calls_of_tokenize(batch: WorkerBatch | None) -> int:
+    return known(batch).python.functions.get(f"{__name__}.tokenize", 0)
+
+
+def test_a_batch_of_a_worker_is_counted(run_dir: RunDir) -> None:
+    batch = known(counted(run_dir, Rows(50)))
+    assert calls_of_tokenize(batch) == 2 * 50
+    assert batch.ops["aten.mul"] == 2
+    assert "aten.stack" in batch.ops
+
+
+@pytest.mark.parametrize("options", [{"persistent_workers": True}, {"num_workers": 2}, {"timeout": 60}])
+def test_options_of_a_loader_change_no_count(run_dir: RunDir, options: dict[str, Any]) -> None:
+    assert counted(run_dir, Rows(50), **options) == counted(run_dir, Rows(50))
+
+
+def test_an_iterable_dataset_is_counted(run_dir: RunDir) -> None:
+    assert calls_of_tokenize(counted(run_dir, Stream())) == 2 * 3
+
+
+def test_without_batches_a_row_is_a_batch(run_dir: RunDir) -> None:
+    assert calls_of_tokenize(counted(run_dir, Rows(3), batch_size=None)) == 3
+
+
+def test_too_few_batches_are_unknown(run_dir: RunDir) -> None:
+    assert counted(run_dir, Rows(3), batch_size=BATCHES) is None
+
+
+def test_an_error_of_a_dataset_is_that_of_the_script(run_dir: RunDir) -> None:
+    with pytest.raises(ValueError, match="bad row"):
+        counted(run_dir, Failing(3))
+
+
+def test_a_directory_that_takes_no_file_ends_no_training(run_dir: RunDir) -> None:
+    run_dir.path.rmdir()
+    run_dir.path.write_text("")
+    assert counted(run_dir, Rows(3)) is None
+
+
+def test_batches_of_this_process_are_not_counted(run_dir: RunDir) -> None:
+    list(DataLoader(Rows(3), batch_size=2))  # type: ignore[arg-type]
+    assert not list(run_dir.path.iterdir())
+
+
+def test_what_the_training_s_thread_calls_counts_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calls() -> Any:
+        batches = iter(DataLoader(Rows(3), batch_size=2))  # type: ignore[arg-type]
+        counter = PythonCounter(lambda: "forward")
+        counter.start()
+        next(batches)
+        counter.stop()
+        return counter.result()
+
+    before = calls()
+    for owner, name in (
+        *((_MapDatasetFetcher, "fetch"), (_IterableDatasetFetcher, "fetch")),
+        *((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    loader_workers.watch(RunDir(tmp_path))
+    loaders.watch()
+    monkeypatch.setattr(loaders, "_wait", loaders.DataWait())
+    assert calls() == before
+
+
+def test_a_worker_forked_in_a_counted_step_counts_alike(run_dir: RunDir) -> None:
+    """It inherits the counter of its rank, which it would drag along in every batch."""
+    alone = counted(run_dir, Rows(50))
+    counter = StepCounter([])
+    with counter:
+        assert counted(run_dir, Rows(50)) == alone
+
+
+def test_a_worker_forked_in_the_search_for_a_loader_counts_alike(run_dir: RunDir) -> None:
+    alone = counted(run_dir, Rows(50))
+    profiler = sys.getprofile()
+    sys.setprofile(None)
+    search = Search([loaders.NamedLoader("nowhere:nothing")])
+    search.begin()
+    try:
+        assert counted(run_dir, Rows(50)) == alone
+    finally:
+        search.end()
+        sys.setprofile(profiler)
+
+
+def test_loaders_are_added_up_and_one_unknown_makes_all_unknown(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    counting = _Counting(run_dir)
+    for _ in range(3):
+        counting.make(lambda: torch.ones(2).mul(tokenize(2)))
+    mine = os.getpid()
+    one, two = known(batch_of(run_dir, [mine])), known(batch_of(run_dir, [mine, mine]))
+    assert (one.ops["aten.mul"], two.ops["aten.mul"]) == (1, 2)
+    assert sum(two.python.calls.values()) == 2 * sum(one.python.calls.values()) > 0
+    assert batch_of(run_dir, [mine, 0]) is None
+    assert batch_of(run_dir, []) is None

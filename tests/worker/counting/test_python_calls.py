@@ -1,0 +1,253 @@
+import cProfile
+import gc
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfsuite.frameworks.common.own_list import OwnList
+from perfsuite.results.counts import COUNTED_STEP, PythonCalls
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.python_calls import PythonCounter
+from perfsuite.worker.counting.steps import Counting
+from perfsuite.worker.observation import software
+from tests.samples import known
+from tests.worker.loops import in_a_thread
+
+Step = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def no_profiler() -> Iterator[None]:
+    """A test that fails leaves no profiler behind, and the suite's own comes back."""
+    before = sys.getprofile()
+    sys.setprofile(None)
+    yield
+    sys.setprofile(before)
+
+
+def training() -> tuple[list[nn.Parameter], Step, torch.optim.Optimizer]:
+    """A small model, a step of it, and its optimizer. Two steps have been made."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    step()
+    return list(model.parameters()), step, optimizer
+
+
+def called(*steps: Step) -> PythonCalls | None:
+    """What each of some steps, in which no phase changes, has called."""
+    counter = PythonCounter(lambda: "forward")
+    for step in steps:
+        counter.start()
+        step()
+        counter.stop()
+    return counter.result()
+
+
+def names(*steps: Step) -> dict[str, int]:
+    """The same by the name of each function of this file."""
+    functions = known(called(*steps)).functions.items()
+    return {name.rpartition(".")[2]: count for name, count in functions if name.startswith(__name__)}
+
+
+def helper() -> None:
+    """Something that a step calls."""
+
+
+def test_what_perfsuite_does_in_a_step_adds_no_call_of_python() -> None:
+    """It sees each operator, and squares the gradients before the optimizer's step."""
+    parameters, step, optimizer = training()
+    plain = Counter[str]()
+
+    def see(frame: Any, event: str, _: Any) -> None:
+        is_ours = frame.f_globals["__name__"].startswith(
+            "perfsuite."
+        )  # as after another test of this process
+        if event == "call" and frame.f_code.co_name != "__eq__" and not is_ours:
+            plain[f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}"] += 1
+
+    sys.setprofile(see)
+    step()
+    sys.setprofile(None)
+    counting = Counting(lambda: nn.ParameterList(parameters))
+    handle = optimizer.register_step_pre_hook(counting.before_optimizer_step)
+    for _ in range(COUNTED_STEP):
+        step()
+        counting.end_step()
+        counting.begin_step()
+    handle.remove()
+    assert counting.gradient_squares is not None
+    told = known(known(counting.counts).python)
+    assert told.functions == dict(sorted(plain.items()))
+    assert sum(told.calls.values()) == plain.total()
+
+
+def test_no_function_of_another_folder_of_perfsuite_is_counted() -> None:
+    def step() -> None:
+        OwnList[int]()
+        helper()
+
+    assert names(step, step) == {"step": 1, "helper": 1}
+    functions = known(called(step, step)).functions
+    assert not [name for name in functions if name.startswith("perfsuite.")]
+
+
+def test_calls_have_the_phase_of_the_step_in_which_they_are_made() -> None:
+    parameters, _, optimizer = training()
+    parameters[0].register_hook(lambda gradient: helper())
+    optimizer.register_step_pre_hook(lambda *_: counter.before_optimizer())
+    counter = StepCounter([optimizer], parameters)
+    with counter:
+        parameters[0].sum().backward()
+        for _ in range(3):
+            helper()
+        optimizer.step()
+    told = known(counter.end_step().python)
+    assert told.version == "{}.{}".format(*sys.version_info)
+    assert told.functions[f"{__name__}.helper"] == 4
+    assert told.calls["backward"] == 2  # the hook, and what it calls
+    assert told.calls["forward"] > 3
+    assert told.calls["optimizer"] > 0
+
+
+def test_what_one_of_the_steps_alone_calls_is_not_counted() -> None:
+    def more() -> None:
+        helper()
+        helper()
+
+    assert names(more, helper) == names(helper, more) == {"helper": 1}
+    assert names(more, more) == {"more": 1, "helper": 2}
+
+
+def test_neither_finalizers_nor_comparisons_of_keys_are_seen() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            helper()
+
+    class Key:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            helper()
+            return self is other
+
+    def step() -> None:
+        Cycle()
+        gc.collect()
+        assert len({Key(), Key()}) == 2
+
+    seen = names(step)
+    assert (seen["step"], seen["__init__"], seen["__hash__"]) == (1, 1, 2)
+    assert not {"__del__", "__eq__", "helper"} & set(seen)
+    assert not any(each.__name__ == "_collecting" for each in gc.callbacks)
+
+
+def test_other_threads_are_seen_since_python_3_12() -> None:
+    sees_all = sys.version_info >= (3, 12)
+    seen = known(called(lambda: in_a_thread(helper)))
+    assert (f"{__name__}.helper" in seen.functions) == sees_all
+    assert seen.all_threads == sees_all
+
+
+def test_functions_of_hidden_files_are_unseen_with_all_that_they_call() -> None:
+    for hidden, seen in (((), 2), ((json.__file__,), 1)):
+        counter = PythonCounter(lambda: "forward", hidden)
+        counter.start()
+        json.loads("1", object_hook=None, parse_int=lambda text: helper())
+        helper()
+        counter.stop()
+        assert known(counter.result()).functions[f"{__name__}.helper"] == seen
+
+
+def test_what_operators_call_is_unseen_in_the_thread_that_asks() -> None:
+    counter = PythonCounter(lambda: "forward")
+
+    def unseen() -> None:
+        helper()
+        in_a_thread(more)
+
+    def more() -> None:
+        """Not what was asked for, but of another thread."""
+
+    counter.start()
+    counter.unseen(unseen)
+    helper()
+    counter.stop()
+    functions = known(counter.result()).functions
+    assert functions[f"{__name__}.helper"] == 1
+    assert any(name.endswith("more") for name in functions) == (sys.version_info >= (3, 12))
+
+
+def test_cprofile_keeps_its_place() -> None:
+    with cProfile.Profile() as profiler:
+        assert called(helper) is None
+    assert any(entry.code is helper.__code__ for entry in profiler.getstats())
+
+
+def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None:
+    seen = list[str]()
+
+    def theirs(frame: Any, event: str, _: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    sys.setprofile(theirs)
+    assert called(helper) is None
+    assert sys.getprofile() is theirs
+    sys.setprofile(None)
+    assert "helper" in seen
+    assert called(helper, lambda: sys.setprofile(theirs)) is None, "one that comes in a step"
+    assert sys.getprofile() is theirs
+    sys.setprofile(None)
+    needs_its_place = sys.version_info < (3, 12)
+    assert (called(lambda: sys.setprofile(None)) is None) == needs_its_place, "one that goes in a step"
+
+
+def test_a_dry_run_counts_no_python_of_its_fake_tensors() -> None:
+    with FakeTensorMode():
+        counter = StepCounter([])
+        with counter:
+            assert torch.ones(2).device.type == "cpu"
+            helper()
+        seen = known(counter.end_step().python)
+    assert seen.functions == {f"{__name__}.helper": 1}
+
+
+@pytest.fixture
+def compiling() -> Iterator[None]:
+    """What a test compiles is forgotten after it: an observer would take it for the model's."""
+    yield
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.usefixtures("compiling")
+def test_what_is_compiled_stays_as_it_is() -> None:
+    """Dynamo is on at calls around a compiled function, and would compile what sees them."""
+    parameters, _, optimizer = training()
+    model = torch.compile(nn.Linear(4, 4), backend="eager")
+    model(torch.ones(2, 4))
+    before = software.compiled_counts()
+    counter = StepCounter([optimizer], parameters)
+    for _ in range(2):
+        with counter:
+            model(torch.ones(2, 4))
+        told = known(counter.end_step().python)
+    assert told.calls["forward"] > 0
+    assert software.compiled_counts() == known(before)

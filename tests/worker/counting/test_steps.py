@@ -1,0 +1,343 @@
+import gc
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.flop_counter import FlopCounterMode
+
+from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled, Counts, StepsToCount
+from perfsuite.results.quantities import FLOOR
+from perfsuite.worker.counting.counter import StepCounter
+from perfsuite.worker.counting.hidden import Watch
+from perfsuite.worker.counting.steps import Counting, _memory_unless_alike, warm_up
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.observation import deepspeed, software
+from tests.counted import make_memory
+from tests.samples import known
+from tests.worker.loops import Loop, in_a_thread, memory
+
+
+def test_two_steps_are_counted_and_the_second_is_reported() -> None:
+    loop = Loop()
+    counting = loop.run()
+    assert loop.counted_at == [FIRST_COUNTED, COUNTED_STEP]
+    counts = known(counting.result())
+    assert counts.step == COUNTED_STEP
+    assert counts.flops["forward"] == 2 * (2 * 8 * 16 * 32)
+    assert "aten.ones" not in counts.ops, "as made between steps"
+    assert counting.notes == []
+    assert len(known(counting.log).steps) == 2
+    assert Loop().run(steps=FIRST_COUNTED).result() is None, "a launch that ends too early has none"
+    warm_up()
+    assert_nothing_is_left()
+
+
+def with_more_work_in(*steps: int) -> Callable[[Loop], None]:
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number in steps:
+            torch.ones(10).sum()
+
+    return train
+
+
+def test_consecutive_steps_are_counted() -> None:
+    loop = Loop(StepsToCount(until=7, late=None))
+
+    counts = known(loop.run(with_more_work_in(6), steps=9).result())
+
+    assert loop.counted_at == [3, 4, 5, 6, 7]
+    assert counts.step == COUNTED_STEP
+    assert counts.also_counted == (5, 6, 7)
+    assert [*counts.spans] == ["step 6"]
+    assert sum(counts.spans["step 6"].kernels.values()) == sum(counts.kernels.values()) + 2
+    assert_nothing_is_left()
+
+
+def test_a_late_step_is_counted_without_its_memory() -> None:
+    loop = Loop(StepsToCount(until=4, late=9))
+
+    counts = known(loop.run(with_more_work_in(9), steps=10).result())
+
+    assert loop.counted_at == [3, 4, 9]
+    assert counts.also_counted == (9,)
+    assert counts.spans["step 9"].memory is None
+    assert counts.spans["step 9"].ops == {
+        **counts.ops,
+        "aten.ones": 1,
+        "aten.sum": counts.ops["aten.sum"] + 1,
+    }
+    assert loop.counting.has_counted_late
+    assert_nothing_is_left()
+
+
+def helper() -> None:
+    """Something that a step calls."""
+
+
+@pytest.mark.parametrize("steps", [StepsToCount(until=7, late=None), StepsToCount(until=4, late=6)])
+def test_python_calls_of_a_later_step_alone_are_counted(steps: StepsToCount) -> None:
+    def train(loop: Loop) -> None:
+        loop.backward()
+        for _ in range(1000 if loop.number == 6 else 0):
+            helper()
+
+    counts = known(Loop(steps).run(train, steps=9).result())
+
+    assert [*counts.spans] == ["step 6"]
+    functions = known(counts.spans["step 6"].python).functions
+    assert functions[f"{__name__}.helper"] == 1000
+
+
+def test_a_later_import_is_no_work_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "perfsuite_imported_late.py").write_text("")
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == 6:
+            importlib.import_module("perfsuite_imported_late")
+
+    loop = Loop(StepsToCount(until=7, late=None))
+    functions = known(known(known(loop.run(train, steps=8).result()).in_step(6)).python).functions
+
+    assert not [name for name in functions if name.startswith("importlib")]
+
+
+def test_a_few_bytes_more_are_no_other_step() -> None:
+    kept: list[torch.Tensor] = []
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        kept.append(torch.ones(1))
+
+    counts = known(Loop(StepsToCount(until=7, late=None)).run(train, steps=8).result())
+
+    assert not counts.spans
+
+
+def test_an_equal_late_step_adds_nothing() -> None:
+    counts = known(Loop(StepsToCount(until=4, late=9)).run(steps=10).result())
+
+    assert counts.also_counted == (9,)
+    assert not counts.spans
+
+
+def test_a_training_that_ends_early_has_the_steps_that_it_made() -> None:
+    counting = Loop(StepsToCount(until=15, late=None)).run(steps=6)
+
+    assert known(counting.result()).also_counted == (5, 6)
+
+
+def test_an_error_in_a_later_step_keeps_those_before() -> None:
+    loop = Loop(StepsToCount(until=9, late=None))
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == 6:
+            loop.counting._counter.error = LookupError("a name")  # type: ignore[union-attr]
+
+    counts = known(loop.run(train, steps=10).result())
+
+    assert counts.also_counted == (5,)
+    assert loop.counting.notes == ["no step from step 6 on was counted: LookupError: a name"]
+    assert_nothing_is_left()
+
+
+def test_work_out_of_sight_leaves_a_later_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(watch: Watch, counter: StepCounter, counts: Counts, model: Any) -> tuple[str, ...]:
+        return ("a CUDA graph was replayed",) if counts.step == 6 else ()
+
+    monkeypatch.setattr(Watch, "found", found)
+    counting = Loop(StepsToCount(until=7, late=None)).run(steps=8)
+
+    assert known(counting.result()).also_counted == (5, 7)
+    assert counting.hidden == ()
+    assert counting.notes == ["step 6 was not counted: a CUDA graph was replayed"]
+
+
+def test_a_new_optimizer_ends_the_counting_of_later_steps() -> None:
+    loop = Loop(StepsToCount(until=9, late=None))
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == 7:
+            loop.counting.rebuilt()
+
+    assert known(loop.run(train, steps=10).result()).also_counted == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("steps", "until", "late"),
+    [
+        (StepsToCount.of_timed(max_warmup=5, total=25), 4, 25),
+        (StepsToCount.of_timed(max_warmup=5, total=15), 4, None),  # too few would be left to be measured
+        (StepsToCount.consecutive(12, total=25), 15, None),
+        (StepsToCount.consecutive(1, total=25), 4, None),
+        (StepsToCount.consecutive(12, total=12), 9, None),  # objects are counted in the last three
+    ],
+)
+def test_the_steps_that_a_launch_counts(steps: StepsToCount, until: int, late: int | None) -> None:
+    assert steps == (until, late)
+
+
+def test_only_stalls_inside_the_step_count() -> None:
+    calls.watch()
+
+    def train(loop: Loop) -> None:
+        loop.backward()
+        in_a_thread(gc.collect)
+
+    loop = Loop()
+    loop.counting.end_step = between(loop.counting.end_step, gc.collect)  # type: ignore[method-assign]
+    assert known(loop.run(train).result()).stalls == {"gc.collect": 1}
+
+
+def between(end_step: Any, work: Any) -> Any:
+    """End a step, and work before the next one begins."""
+    return lambda: (end_step(), work())
+
+
+def told(counting: Counting) -> str:
+    """Why nothing was counted; nothing of it is left."""
+    assert counting.result() is None
+    assert_nothing_is_left()
+    (note,) = counting.notes
+    return note.removeprefix("what a step does was not counted: ")
+
+
+def assert_nothing_is_left() -> None:
+    assert _get_current_dispatch_mode() is None
+    assert "resize_" not in vars(torch.UntypedStorage)
+    assert not hasattr(_BaseDataLoaderIter.__next__, "__wrapped__")
+
+
+@pytest.mark.parametrize(("more", "is_alike"), [(FLOOR // 3, True), (FLOOR * 2 // 3, False)])
+def test_memory_of_a_later_step_hides_half_of_what_is_judged(more: int, is_alike: bool) -> None:
+    """A baseline and a launch of today may both hide some."""
+    reported = make_memory(peak=2**30)
+    later = reported.replace(peak=2**30 + more)
+    assert (_memory_unless_alike(later, reported) == reported) is is_alike
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
+    """A loader that is a batch ahead: what is freed was not part of the training, and hides no growth."""
+
+    def train(loop: Loop) -> None:
+        batches.append(next(loader))
+        held[:] = [batches.pop(0)["x"]]  # until the next step has its own
+        loop.model(held[0]).square().mean().backward()
+        kept.append(loop.model[0].bias.detach() * 2)
+
+    held: list[torch.Tensor] = []
+    kept: list[torch.Tensor] = []
+    loader = iter(DataLoader([{"x": row} for row in torch.ones(100, 16)], batch_size=8))  # type: ignore[arg-type]
+    batches = [next(loader) for _ in range(ahead)]
+    counts = known(Loop().run(train).result())
+    assert memory(counts).growth == 4 * 32, "of what is kept in each step"
+    assert_nothing_is_left()
+
+
+def test_the_gradients_of_the_counted_step_are_squared_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an engine that keeps them tells their norm: then nothing is unknown."""
+
+    def squared(optimizer: Any, *_: Any) -> None:
+        seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
+
+    loop, seen = Loop(), list[float]()
+    loop.optimizer.register_step_pre_hook(squared)
+    counting = loop.run()
+    assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
+    assert "aten.linalg_vector_norm" not in known(counting.counts).ops
+    monkeypatch.setattr(deepspeed, "gradient_norm", lambda optimizer: 3.0)
+    told = Loop().run()
+    assert (told.gradient_squares, told.unclipped_squares, told.notes) == (9, 9, [])
+
+
+def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:
+    loop = Loop()
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+
+    def step_other(loop: Loop) -> None:
+        loop.backward()
+        if loop.number > 1:
+            loop.counting.before_optimizer_step(other)
+
+    counts, without = known(loop.run(step_other).result()), known(Loop().run().result())
+    assert counts.kernels == without.kernels  # it began no phase
+
+
+def test_a_mode_around_the_training_s_step_is_told_and_nothing_is_counted() -> None:
+    mode = FlopCounterMode(display=False)
+
+    def enter(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == FIRST_COUNTED:
+            mode.__enter__()
+
+    counting = Loop().run(enter)
+    mode.__exit__(None, None, None)
+    assert "TorchDispatchMode of its own" in told(counting)
+
+
+def test_what_cannot_be_counted_is_a_note_and_of_a_compiled_model_the_memory_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, counting = Loop(), Loop().run()
+    loop.counting = Counting(lambda: None)
+    assert told(loop.run()).startswith("AttributeError")
+    compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(software, "compiled_counts", lambda: compiled)
+        counts = known(counting.result())
+    assert (counts.memory, counts.compiled) == (None, compiled)
+    monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
+    monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
+    assert told(counting).startswith("what torch.compile made is not known (AttributeError")
+
+
+@pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
+def test_an_optimizer_that_steps_in_backward_is_not_counted(outside: int) -> None:
+    """Autograd takes away a mode that is entered in its backward, and puts one back that is left there.
+
+    `outside`: steps before the first that is made in backward.
+    """
+
+    def step(weight: torch.Tensor) -> None:
+        counting.before_optimizer_step(optimizer)
+        optimizer.step()
+        counting.end_step()
+        counting.begin_step()
+
+    weight = nn.Parameter(torch.ones(4))
+    optimizer, counting = torch.optim.SGD([weight], lr=0.1), Counting(lambda: nn.ParameterList([weight]))
+    weight.register_post_accumulate_grad_hook(step)
+    weight.grad = torch.ones(4)
+    for _ in range(outside):
+        step(weight)
+    for _ in range(6):
+        weight.sum().backward()
+    left = _get_current_dispatch_mode()
+    if left is not None:
+        _pop_mode()
+        assert isinstance(left, StepCounter)
+        assert not left.is_entered
+    assert told(counting)
+
+
+def test_a_mode_that_was_taken_away_is_told() -> None:
+    def take(loop: Loop) -> None:
+        loop.backward()
+        if loop.number == FIRST_COUNTED:
+            _pop_mode()
+
+    reason = told(Loop().run(take))
+    assert reason == "RuntimeError: its TorchDispatchMode was taken away during the step"

@@ -1,0 +1,48 @@
+import sys
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.worker.hooks import calls
+
+
+def test_a_call_is_noticed_once_however_often_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: "replayed")
+    before = calls.seen.copy()
+    calls.watch()
+    calls.watch()
+    replay: Any = torch.cuda.CUDAGraph.replay
+    assert replay(None) == "replayed"
+    assert (calls.seen - before).total() == 1
+
+
+@pytest.mark.parametrize("function", calls.STALLING)
+def test_a_stall_is_counted_by_its_name(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, _, name = function.rpartition(".")
+    monkeypatch.setattr(resolve_name(owner), name, lambda *_: "waited")
+    before = calls.stalls.copy()
+    calls.watch()
+    assert getattr(resolve_name(owner), name)() == "waited"
+    assert calls.stalls - before == {function: 1}
+
+
+def test_of_a_package_only_methods_that_send_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Buffer:
+        combine_limit = 8
+
+        def combine(self) -> str:
+            return "sent"
+
+        def size(self) -> int:
+            return 1
+
+    size, package = Buffer.size, ModuleType("deep_ep")
+    monkeypatch.setitem(sys.modules, "deep_ep", package)
+    monkeypatch.setattr(package, "Buffer", Buffer, raising=False)
+    before = calls.seen.copy()
+    calls.watch_packages()
+    assert (Buffer().combine(), Buffer.combine_limit, Buffer.size) == ("sent", 8, size)
+    assert (calls.seen - before).total() == 1

@@ -1,0 +1,89 @@
+"""Actions after an import, of modules that the test writes."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsuite.worker.hooks.imports import AfterImport
+
+NAME = "a_library_of_a_test"
+
+
+@pytest.fixture
+def errors() -> list[Exception]:
+    return []
+
+
+@pytest.fixture
+def after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[Exception]
+) -> Iterator[Callable[[Callable[[ModuleType], object]], AfterImport]]:
+    (tmp_path / f"{NAME}.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    begun: list[AfterImport] = []
+
+    def begin(action: Callable[[ModuleType], object]) -> AfterImport:
+        begun.append(AfterImport({NAME: action}, errors.append))
+        begun[-1].begin()
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.end()
+    sys.modules.pop(NAME, None)
+    assert not any(isinstance(finder, AfterImport) for finder in sys.meta_path)
+
+
+Begin = Callable[[Callable[[ModuleType], object]], AfterImport]
+
+
+def change(module: Any) -> None:
+    module.value += 1
+
+
+def test_a_module_is_changed_before_who_imports_it_sees_it(after: Begin) -> None:
+    after(change)
+    assert importlib.import_module(NAME).value == 2
+
+
+def test_a_module_that_is_imported_already_is_changed_at_once(after: Begin) -> None:
+    module = importlib.import_module(NAME)
+    after(change)
+    assert module.value == 2
+
+
+def test_a_module_that_is_being_imported_is_changed_later(
+    after: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library imports torch, which has perfsuite begin in the middle of it."""
+    begun: list[AfterImport] = []
+    (tmp_path / f"{NAME}.py").write_text("import sys; sys.begin_in_the_middle()\nvalue = 1\n")
+    monkeypatch.setattr(sys, "begin_in_the_middle", lambda: begun.append(after(change)), raising=False)
+    module = importlib.import_module(NAME)
+    assert module.value == 1
+    begun[0].look()
+    assert module.value == 2
+
+
+def test_a_module_that_is_loaded_again_is_not_changed_again(after: Begin) -> None:
+    after(change)
+    module = importlib.import_module(NAME)
+    assert importlib.reload(module).value == 1
+
+
+def test_an_error_of_an_action_does_not_reach_the_import(after: Begin, errors: list[Exception]) -> None:
+    after(lambda module: 1 / 0)
+    assert importlib.import_module(NAME).value == 1
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
+def test_asking_for_a_module_does_not_import_it(after: Begin) -> None:
+    after(change)
+    assert importlib.util.find_spec(NAME) is not None
+    assert NAME not in sys.modules

@@ -1,0 +1,129 @@
+"""Functions that a case names, in this process; those of scripts are launched in `frameworks/`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perfsuite.worker.hooks.named import NamedFunction, Search
+
+MODULE = "a_users_module"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = ModuleType(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return module
+
+
+@pytest.fixture
+def no_profiler() -> Iterator[None]:
+    profiler = sys.getprofile()
+    sys.setprofile(None)
+    yield
+    sys.setprofile(profiler)
+
+
+def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: 2 * function(*args)
+
+
+def test_a_function_is_also_wrapped_where_it_was_imported(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module.get = lambda: 1
+    importer: Any = ModuleType("importer")
+    importer.get = module.get
+    monkeypatch.setitem(sys.modules, "importer", importer)
+    Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
+    assert (module.get(), importer.get()) == (2, 2)
+
+
+def test_a_lazy_module_is_not_loaded_to_look_for_a_function(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lazy(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError("it was loaded")
+
+    module.get = lambda: 1
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "lazy", Lazy("lazy"))
+        Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
+    assert module.get() == 2
+
+
+@pytest.mark.usefixtures("no_profiler")
+def test_functions_defined_later_are_found_before_they_are_called(module: Any) -> None:
+    Search([NamedFunction(f"{MODULE}:{name}", doubled) for name in ("get", "give")]).begin()
+    module.get = lambda: 1
+    doubled(len)  # any call
+    module.give = lambda: 3
+    assert (module.get(), module.give()) == (2, 6)
+    assert sys.getprofile() is None
+
+
+@pytest.mark.usefixtures("no_profiler")
+def test_the_search_ends_with_the_first_step() -> None:
+    search = Search([NamedFunction(f"{MODULE}:get", doubled)])
+    search.begin()
+    assert sys.getprofile() == search._look_in_a_call
+    search.end()
+    assert sys.getprofile() is None
+
+
+def test_a_function_defined_after_the_first_step_is_found_late(module: Any) -> None:
+    named = NamedFunction(f"{MODULE}:get", doubled)
+    search = Search([named])
+    search.end()
+    assert search.look_late() == []
+    module.get = lambda: 1
+    assert (search.look_late(), search.look_late()) == ([named], [])
+    assert module.get() == 2
+
+
+def test_a_class_is_no_function_unless_methods_are_given(module: Any) -> None:
+    module.Kind = type("Kind", (), {"__call__": lambda self: 1})
+    name = f"{MODULE}:Kind"
+    alone, with_methods = NamedFunction(name, doubled), NamedFunction(name, doubled, ("__call__",))
+    assert (alone.look(), with_methods.look()) == (False, True)
+    assert alone.why_not_found() == f"'Kind' is no function or method of '{MODULE}'"
+    assert module.Kind()() == 2
+
+
+def test_an_inherited_method_is_wrapped_for_the_class_that_is_named(module: Any) -> None:
+    class Base:
+        def step(self) -> int:
+            return 1
+
+    module.Child = type("Child", (Base,), {})
+    named = NamedFunction(f"{MODULE}:Child.step", doubled)
+
+    assert named.look()
+    assert (module.Child().step(), Base().step()) == (2, 1)
+
+
+def test_a_method_of_an_object_is_wrapped(module: Any) -> None:
+    class Kind:
+        def step(self) -> int:
+            return 1
+
+    module.trainer = Kind()
+    named = NamedFunction(f"{MODULE}:trainer.step", doubled)
+
+    assert named.look()
+    assert module.trainer.step() == 2
+
+
+def test_a_function_that_a_module_gives_when_asked_is_wrapped(module: Any) -> None:
+    def get() -> int:
+        return 1
+
+    module.__getattr__ = {"get": get}.__getitem__
+    named = NamedFunction(f"{MODULE}:get", doubled)
+
+    assert named.look()
+    assert module.get() == 2

@@ -1,0 +1,57 @@
+"""How many elements of what trains have each dtype."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from perfsuite.worker.observation.dtypes import dtypes_of
+
+
+def stepped(model: nn.Module, **state: torch.dtype) -> torch.optim.Optimizer:
+    """An optimizer that has made one step, with its state in these dtypes."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    sum(each.sum() for each in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    for of_parameter in optimizer.state.values():
+        for name, dtype in state.items():
+            of_parameter[name] = of_parameter[name].to(dtype)
+    return optimizer
+
+
+def test_each_kind_is_counted_by_elements() -> None:
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False, dtype=torch.bfloat16))
+    optimizer = stepped(model, exp_avg=torch.bfloat16)
+    assert dtypes_of(model, optimizer, {"bfloat16": 16}) == {
+        "parameters": {"bfloat16": 16, "float32": 32},
+        "stepped weights": {"bfloat16": 16, "float32": 32},
+        "gradients": {"bfloat16": 16, "float32": 32},
+        "optimizer state": {"bfloat16": 48 + 16, "float32": 32},
+        "linear layers": {"bfloat16": 16},
+    }
+
+
+def test_scalars_of_the_state_and_frozen_weights_are_left_out() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False).requires_grad_(False))
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    model[0].weight.sum().backward()
+    optimizer.step()
+    found = dtypes_of(model, optimizer)
+    assert found["parameters"] == {"float32": 48}
+    assert found["stepped weights"] == found["gradients"] == {"float32": 32}
+    assert found["optimizer state"] == {"float32": 64}
+    assert dtypes_of(model, torch.optim.SGD(model[0].parameters()))["stepped weights"] == {"float32": 32}
+
+
+def test_state_of_8_bits_is_known_though_it_claims_to_be_float32() -> None:
+    """As torchao's: a tensor around codes and scales."""
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    model: Any = nn.Linear(64, 64, bias=False)
+    optimizer = stepped(model)
+    state = optimizer.state[model.weight]
+    state["exp_avg"] = OptimState8bit.zeros((64, 64), signed=True, block_size=256)
+    assert state["exp_avg"].dtype == torch.float32
+    found = dtypes_of(model, optimizer)["optimizer state"]
+    assert found["uint8"] == 64 * 64
+    assert 64 * 64 < found["float32"] < 2 * 64 * 64

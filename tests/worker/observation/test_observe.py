@@ -1,0 +1,201 @@
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfsuite import DDP, Case, LoRA, Model, Script, Topology
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import Workload
+from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
+from perfsuite.results.rank_report import Observed
+from perfsuite.worker.observation.observe import Observer, Owners, _attention, owner
+from tests.samples import make_case
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("new_objects_alone")
+
+
+def observed(case: Case) -> tuple[Observer, Observed]:
+    """What is seen in two steps of one process, without a wrapper."""
+    model = build_model(case, CPU)
+    optimizer = build_optimizer(case, model)
+    observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1, model=model))
+    for tokens in synthetic_batches(case, 0, CPU)[:2]:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        observer.before_optimizer_step(optimizer, (), {})
+        optimizer.step()
+        optimizer.zero_grad()
+    return observer, observer.result()
+
+
+def in_a_script(**changes: Any) -> tuple[Observer, Observed]:
+    """The same of a Llama, for a case that describes a script."""
+    observer, result = observed(in_one_process(**changes))
+    observer.case = observer.case.replace(framework=Script(path="train.py"))
+    return observer, result
+
+
+def refused(observer: Observer, result: Observed, **changes: Any) -> str:
+    """What is said of this if the case asks for something else."""
+    observer.case = observer.case.replace(**changes)
+    with pytest.raises(MismatchError) as told:
+        observer.check(result)
+    return str(told.value)
+
+
+def as_ddp(result: Observed) -> Observed:
+    """As if the model had been wrapped as the case asks for."""
+    wrapped = {"world_size": "1", "wrapper": "DistributedDataParallel"}
+    return result.replace(settings={**result.settings, **wrapped})
+
+
+def in_one_process(model: str = "llama-tiny", **changes: Any) -> Case:
+    one = Topology(processes_per_node=1)
+    return make_case(model=model, framework=DDP(), sequence_length=16, topology=one, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings"),
+    [
+        ({"model": "llama-tiny"}, {"attention": "sdpa", "attention_kernel": "FlashAttentionForCpu"}),
+        ({"model": "llama-tiny", "attention": "eager"}, {"attention": "eager", "attention_kernel": "math"}),
+        ({}, {"attention": "none", "mamba_ssm": "none", "recomputing_blocks": "0 of 2"}),
+        ({"activation_checkpointing": "full"}, {"recomputing_blocks": "2 of 2"}),
+        ({"activation_checkpointing": "every-2"}, {"recomputing_blocks": "1 of 2"}),
+    ],
+)
+def test_which_attention_runs_and_what_recomputes(changes: dict[str, Any], settings: dict[str, str]) -> None:
+    _, result = observed(in_one_process(**{"model": "mamba-tiny", **changes}))
+    assert result.settings.items() >= settings.items()
+
+
+@pytest.mark.parametrize(("asked", "fits"), [("sdpa", True), ("eager", False), ("flash_attention_2", False)])
+def test_a_model_without_attention_runs_the_default_and_no_other(asked: str, fits: bool) -> None:
+    observer, result = observed(in_one_process("mamba-tiny", attention=asked))
+    said = f"attention: the case asks for '{asked}', but 'none' ran"
+    with nullcontext() if fits else pytest.raises(MismatchError, match=said):
+        observer.check(as_ddp(result))
+
+
+def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None:
+    observer, result = in_a_script(activation_checkpointing="full")
+    observer.check(result)
+    said = refused(observer, result, activation_checkpointing="none")
+    assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing")
+    end = "If the script is as it should be, say another activation_checkpointing in the case."
+    assert said.endswith(end)
+
+
+def test_what_recomputes_is_checked_where_only_the_name_is_known() -> None:
+    """How many blocks do is not: the model may have others than those that are found."""
+    net = Model.named("net")
+    observer, result = in_a_script(activation_checkpointing="every-2")
+    for mode in ("every-2", "full"):
+        observer.case = observer.case.replace(model=net, activation_checkpointing=mode)
+        observer.check(result)
+    said = refused(observer, result, activation_checkpointing="none")
+    assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '2 of 4' ran")
+    observer, result = in_a_script()
+    said = refused(observer, result, model=net, activation_checkpointing="full")
+    assert said.startswith("recomputing_blocks: the case asks for '4 of 4', but '0 of 4' ran")
+
+
+def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
+    lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
+    observer, result = in_a_script(lora=lora)
+    observer.check(result)
+    said = refused(observer, result, lora=lora.replace(rank=8))
+    assert "rank 8, alpha 8, on q_proj v_proj', but 'rank 4, alpha 8, on q_pr" in said
+    code = 'say lora=LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))'
+    assert said.endswith(f"If the script is as it should be, {code} in the case.")
+    assert refused(observer, result, lora=None).endswith(f"FLOPs go by it: {code} in the case")
+
+
+def test_a_case_with_lora_is_told_that_no_adapters_run() -> None:
+    observer, result = in_a_script()
+    said = refused(observer, result, lora=LoRA(rank=4, alpha=8))
+    assert said.startswith("trained: the case asks for 'adapters only', but 'all' ran.")
+    assert said.endswith("leave lora out of the case.")
+
+
+def test_a_rank_that_holds_no_trained_element_has_nothing_to_change() -> None:
+    """As a rank of FSDP1 with adapters may: its shard is of frozen weights."""
+    observer, result = observed(in_one_process())
+    assert result.settings["parameters_changed"] == "yes"
+    for parameter in observer.model.parameters():
+        parameter.requires_grad_(False)
+    observer._before = {}
+    assert observer.result().settings["parameters_changed"] == "yes"
+
+
+def test_weights_that_diverge_are_told_where_nothing_looks_at_the_loss() -> None:
+    observer, result = in_a_script()
+    name = next(iter(observer._after))
+    observer._after[name] = math.nan
+    observer.check(result)  # its loss tells
+    said = refused(observer, result, framework=Script(path="train.py", loss=None))
+    assert said.startswith(f"{name} is nan after the last step: training div")
+
+
+def test_in_a_script_the_kernel_of_attention_is_no_setting_as_it_depends_on_padding() -> None:
+    observer, _ = in_a_script()
+    result = observer.result()
+    assert "attention_kernel" not in result.settings
+    assert result.environment["attention_kernel"] == "FlashAttentionForCpu"
+
+
+def test_a_case_that_asks_for_compilation_and_has_no_graph_is_refused() -> None:
+    """As where TORCHDYNAMO_DISABLE is set."""
+    observer, result = observed(in_one_process())
+    assert result.settings["compiled"] == "no"
+    said = refused(observer, as_ddp(result), compile=True)
+    assert said.startswith("compiled: the case asks for 'yes', but 'no' ran")
+
+
+def test_evidence_is_of_the_second_step_and_of_replicas() -> None:
+    evidence = observed(in_one_process())[0].evidence()
+    assert (evidence.samples, evidence.tokens, evidence.padding, evidence.forwards) == (2, 2 * 16, 0, 1)
+    assert (evidence.collectives, evidence.replicated) == (None, {}), "one process has no replica"
+
+
+def test_attention_that_cannot_be_observed_in_a_script_is_not_judged() -> None:
+    """As in models of torchtune, which have no configuration of transformers."""
+    observer, result = in_a_script()
+    result = result.replace(settings={**result.settings, **_attention(nn.Linear(2, 2))})
+    assert result.settings["attention"] == "not observed (the model is not transformers' own)"
+    observer.check(result)
+    observer.case = observer.case.replace(framework=DDP())
+    observer.check(as_ddp(result))
+
+
+def sgd(*parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters)
+
+
+def test_several_modules_of_one_optimizer_are_observed_together() -> None:
+    embeddings, model = nn.Embedding(8, 4), nn.Sequential(nn.Linear(4, 4))
+    optimizer = sgd(*model.parameters(), *embeddings.parameters())
+    found = owner(optimizer)
+    assert isinstance(found, Owners)
+    assert list(found) == [model, embeddings]
+    case = make_case(framework=Script(path="train.py"), model=Model.named("net"), sequence_length=3)
+    observer = Observer(case, Workload(run=lambda steps: [], data_parallel=1))
+    for _ in range(2):
+        model(embeddings(torch.ones(2, 3, dtype=torch.int64))).sum().backward()
+        observer.before_optimizer_step(optimizer, (), {})
+        optimizer.step()
+    assert observer.result().settings["parameters_changed"] == "yes"
+    assert observer.evidence().tokens == 6
+    assert not model._forward_hooks
+    assert not embeddings._forward_pre_hooks
+
+
+def test_what_trains_is_the_outermost_module_and_tensors_that_no_module_owns_are_counted() -> None:
+    inner, alone = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    outer = nn.Sequential(inner)
+    with pytest.raises(MismatchError, match=r"^no module owns 1 of the 3 tensors that SGD steps: put them"):
+        owner(sgd(*inner.parameters(), alone))
+    assert owner(sgd(*inner.parameters())) is outer

@@ -1,0 +1,133 @@
+import gc
+from collections.abc import Sequence
+
+import pytest
+
+from perfsuite.worker.observation.optimizers import Optimizers, living
+
+
+class Adam:
+    param_groups: Sequence[dict[str, list[object]]] = ()
+
+
+class RMSprop(Adam):
+    pass
+
+
+def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[object] = ()) -> list[object]:
+    """Steps of these; which of them were the clock's. `there`: those that were built before the first."""
+    clocks, begun = [], False
+    for optimizer in order:
+        is_tick = optimizers.takes_turn(optimizer)
+        if is_tick:
+            clocks.append(optimizer)
+            if not begun:
+                optimizers.begin(there)
+                begun = True
+        assert optimizers.count(optimizer) == is_tick, "after its step as before it"
+    return clocks
+
+
+@pytest.mark.parametrize(
+    ("wanted", "clock"),
+    [(None, 0), ("RMSprop", 0), ("Adam", 1), ("Adam:1", 1), ("Adam:2", 2), ("SGD", None), ("Adam:3", None)],
+)
+def test_the_clock_is_the_first_or_the_one_that_is_named(wanted: str | None, clock: int | None) -> None:
+    made = [RMSprop(), Adam(), Adam()]
+    ticks = stepping(Optimizers(wanted), [*made, *made])
+    assert ticks == ([] if clock is None else [made[clock]] * 2)
+
+
+def test_another_rate_is_a_note_but_not_what_stepped_before() -> None:
+    critic, generator, also = RMSprop(), Adam(), Adam()
+    optimizers = Optimizers("Adam")
+    stepping(optimizers, [*[critic] * 3, *[generator, also, *[critic] * 5] * 4, generator])
+    assert optimizers.notes() == (
+        "RMSprop made 20 steps in 5 of the clock, Adam: name another optimizer with Script(clock=...)",
+    )
+    slow, same = Optimizers(), Optimizers("Adam")
+    stepping(slow, [*[*[generator] * 4, critic] * 5, generator])
+    assert "RMSprop made 5 steps in 21 of the clock, Adam" in slow.notes()[0]
+    stepping(same, [*[RMSprop()] * 7, *[generator, critic] * 4, generator])
+    assert same.notes() == Optimizers("SGD").notes() == ()
+
+
+def test_those_that_stepped_are_told() -> None:
+    optimizers = Optimizers("Sgd")
+    assert optimizers.summary() == "None of torch stepped"
+    kept = [Adam(), Adam()]
+    stepping(optimizers, [*kept, *kept, kept[0]])
+    assert optimizers.summary() == "Those that stepped: Adam (3 steps), Adam:2 (2 steps)"
+    kept += [Adam() for _ in range(6)]
+    stepping(optimizers, kept[2:])
+    assert optimizers.summary().endswith(", Adam:6 (1 steps) and 2 more")
+
+
+class Over(Adam):
+    """An optimizer over some parameters."""
+
+    def __init__(self, *parameters: object) -> None:
+        self.param_groups = [{"params": list(parameters)}]
+
+
+ONE, TWO = object(), object()
+
+
+def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
+    """As by progressive unfreezing, or warm restarts."""
+    optimizers, made = Optimizers(), [Over(ONE), Over(TWO, ONE), Over(TWO)]
+    order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
+    assert stepping(optimizers, order) == order
+    assert optimizers.notes() == ()
+    stepping(optimizers, [KIND] * 4)
+    assert "RMSprop made 4 steps in 7 of the clock, Over: " in optimizers.notes()[0]
+    each_step = [Over(ONE) for _ in range(9)]
+    assert stepping(Optimizers(), each_step) == each_step
+
+
+A, B, OTHER, KIND = Over(ONE), Over(ONE, TWO), Over(TWO), RMSprop()
+HEAD, NECK = Over(ONE, TWO), Over(ONE, object())
+STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
+
+
+@pytest.mark.parametrize(
+    ("order", "there", "ticks"),
+    [
+        ([A, OTHER, KIND, A], (), [A, A]),
+        ([*[A] * 3, B, *[A] * 3, B, A], (), [*[A] * 3, B, *[A] * 4]),  # the first step of the other alone
+        ([A, B] * 4, (A, B), [A] * 4),
+        (STAGES, (A, B), [*STAGES[:3], *STAGES[4:]]),
+        # The other's first step would be taken for the second step of training.
+        ([HEAD, NECK] * 3, (), [HEAD] * 3),
+        (STAGES, (), STAGES),
+    ],
+    ids=[
+        "over other parameters or of another class",
+        "in turn, sharing a parameter, as a generator and its discriminator",
+        "in turn, both there from the start",
+        "a second stage, both there from the start: from its second step",
+        "each with a head of its own",
+        "stages that come again",
+    ],
+)
+def test_which_of_two_is_the_clock(order: list[object], there: Sequence[object], ticks: list[object]) -> None:
+    assert stepping(Optimizers(), order, there) == ticks
+
+
+def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
+    """A new object may have the address of an old one."""
+    optimizers = Optimizers()
+    for _ in range(50):
+        optimizers.count(Adam())
+        gc.collect(1)
+    assert len(optimizers.seen) == 50
+
+
+def test_living_objects_are_found_by_their_class_and_stay_frozen() -> None:
+    frozen = Adam(), Over(ONE)
+    gc.freeze()  # and never back: all later collections would look at what is imported
+    new = Adam(), Over(ONE)
+    found = living(Adam)
+    assert {*frozen, *new, A, B} <= set(found)
+    assert all(isinstance(each, Adam) for each in found)
+    assert gc.get_freeze_count() > 0

@@ -1,0 +1,94 @@
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from perfsuite.worker.observation import replicas
+from tests.fake_group import fake_group, sharded_without_weights
+from tests.frameworks.common.test_model import TINY
+
+
+def test_a_step_changes_the_fingerprint_of_what_is_trained() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].requires_grad_(False)
+    before = replicas.fingerprint(model)
+    assert set(before) == {"0.weight", "0.bias"}
+    with torch.no_grad():
+        model[0].bias.add_(1)
+    after = replicas.fingerprint(model)
+    assert {name for name in before if before[name] != after[name]} == {"0.bias"}
+
+
+def test_parameters_are_whole_where_nobody_shards_them() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    model[1].weight.ds_id = 7  # as ZeRO 3 marks its partitions
+    model[1].bias.allreduce = False  # an expert's
+    assert replicas.replicated(model) == {"0.weight", "0.bias", "2.weight"}
+    with fake_group(0, 2):
+        assert replicas.replicated(sharded_without_weights(TINY)[0]) == set()
+
+
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated")
+@pytest.mark.parametrize(("strategy", "whole"), [("NO_SHARD", 2), ("FULL_SHARD", 0), ("SHARD_GRAD_OP", 0)])
+def test_of_fsdp_only_no_shard_leaves_them_whole(strategy: str, whole: int) -> None:
+    with fake_group(0, 2):
+        model = FullyShardedDataParallel(
+            nn.Linear(4, 4),
+            sharding_strategy=ShardingStrategy[strategy],
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+        )
+        assert len(replicas.replicated(model)) == whole
+
+
+def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
+    with fake_group(0, 4):
+        mesh, model = init_device_mesh("cpu", (2, 2)), nn.Module()
+        for name, last in (("a", Replicate()), ("b", Shard(0))):
+            local = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate(), last], run_check=False)
+            model.register_parameter(name, nn.Parameter(local))
+        assert replicas.replicated(model) == {"a"}
+
+
+def test_where_nobody_counts_collectives_their_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert replicas.collectives_begun() is None
+    with fake_group(0, 2):
+        assert replicas.collectives_begun() is None
+    world = SimpleNamespace(pg_map=[SimpleNamespace(size=lambda: 2)])
+    for c10d in (SimpleNamespace(), SimpleNamespace(_world=world)):
+        has = SimpleNamespace(is_initialized=lambda: True, distributed_c10d=c10d)
+        monkeypatch.setattr(replicas, "dist", has)
+        assert replicas.collectives_begun() is None
+
+
+def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> None:
+    table = torch.nn.Embedding(8, 2, sparse=True)
+    table(torch.tensor([1, 1, 3])).sum().backward()
+    dense, empty = torch.full((3,), 2.0), torch.zeros(0)
+    assert replicas.squares([None, dense, table.weight.grad, empty]) == pytest.approx(12 + 2 * 4 + 2 * 1)
+    assert replicas.squares([None]) is None
+    assert replicas.squares([torch.zeros(2, dtype=torch.complex64)]) is None
+
+
+@pytest.mark.parametrize(
+    ("mesh", "placements", "share"),
+    [
+        ((2, 3), (Replicate(), Shard(0)), 1 / 2),  # hybrid sharding
+        ((3, 2), (Shard(0), Replicate()), 1 / 2),  # a norm, next to layers that are split
+        ((2, 3), (Shard(0), Shard(0)), 1),
+        ((2, 3), (Replicate(), Replicate()), 1),  # as in DDP, each rank's sum is that of the job
+    ],
+)
+def test_what_ranks_hold_alike_counts_once(mesh: tuple[int, ...], placements: Any, share: float) -> None:
+    with fake_group(0, 6):
+        ranks = init_device_mesh("cpu", mesh)
+        gradient = DTensor.from_local(torch.full((4,), 3.0), ranks, placements, run_check=False)
+        assert replicas.squares([gradient]) == pytest.approx(36 * share)
+        split = DTensor.from_local(torch.ones(2), ranks, (Shard(0), Shard(0)), run_check=False)
+        of_mesh = share if share < 1 else 1 / 6 if placements == (Replicate(), Replicate()) else 1
+        assert replicas.squares([gradient, split]) == pytest.approx(36 * of_mesh + 2)

@@ -1,0 +1,118 @@
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from perfsuite.worker.clock.timers import HostTimer
+from perfsuite.worker.probes import node_probe
+from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe, pair_rounds
+from tests.fake_group import alone
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def in_a_group() -> Iterator[None]:
+    with alone():
+        yield
+
+
+@pytest.mark.usefixtures("in_a_group")
+def test_one_rank_has_nobody_to_reduce_with() -> None:
+    probed = device_probe(CPU)
+    assert all_reduce_probe(CPU) == {}
+    assert list(probed) == ["matmul_tflops", "copy_gb_s"]
+    assert 1e-4 < probed["matmul_tflops"] < 100
+    assert 0.05 < probed["copy_gb_s"] < 5000
+
+
+@pytest.mark.usefixtures("in_a_group")
+def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them are disturbed: what the links can do is what the best one shows."""
+    asked = Mock()
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", asked.barrier)
+    monkeypatch.setattr(dist, "all_reduce", asked.all_reduce)
+    monkeypatch.setattr(node_probe, "_alone", lambda device: {"copy_gb_s": 1.0})
+    times = [*(0.01 * number for number in range(9)), *(0.01 * number - 0.009 for number in range(9, 21))]
+    monkeypatch.setattr(HostTimer, "stamp", Mock(side_effect=times))
+    best = pytest.approx(4 * 2**20 / 0.001 / 1e9, rel=1e-3)
+    assert device_probe(CPU) == {"copy_gb_s": 1.0, "all_reduce_gb_s": best}
+    assert [name for name, _, _ in asked.mock_calls] == ["barrier"] + ["all_reduce"] * 21  # one to warm up
+    assert asked.all_reduce.call_args.args[0].nbytes == 4 * 2**20
+
+
+def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
+    assert not dist.is_initialized()  # which it does not need
+    device_probe(CPU)  # the libraries' own buffers are there from now on
+    state, before = torch.get_rng_state(), psutil.Process().memory_info().rss
+    device_probe(CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert psutil.Process().memory_info().rss - before < 8 * 2**20
+
+
+@pytest.mark.parametrize("nodes", range(2, 9))
+def test_every_pair_of_neighbours_talks_once_and_no_node_to_two_at_a_time(nodes: int) -> None:
+    rounds = pair_rounds(nodes)
+    ring = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
+    assert sorted(pair for pairs in rounds for pair in pairs) == sorted(ring)
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(set(busy)) == len(busy)
+    assert len(rounds) <= 3
+
+
+def as_node(rank: int, file: str) -> None:
+    node_probe.ROUNDS = 2
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=3)
+    rounds = list[int]()
+    probed = node_probe.node_probe(CPU, 3, rounds.append)
+    assert rounds == [1, 2]
+    assert sorted(probed) == ["all_reduce_gb_s", "copy_gb_s", "matmul_tflops", "next_gb_s", "previous_gb_s"]
+    assert min(probed.values()) > 0
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.launch
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_three_nodes_are_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    start_processes(as_node, (str(tmp_path / "meet"),), nprocs=3, start_method="fork")
+
+
+@pytest.mark.usefixtures("in_a_group")
+def test_the_best_round_and_in_it_the_best_matmul_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever others do on it in the other rounds, and in most of this one."""
+    rounds: list[int] = []
+    times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])
+    monkeypatch.setattr(node_probe, "_seconds", lambda device, work, repeats: next(times))
+    monkeypatch.setattr(node_probe, "_neighbour_probe", lambda device, nodes: {"next_gb_s": 1.0})
+    assert node_probe.node_probe(CPU, 2, rounds.append) == {
+        "matmul_tflops": pytest.approx(2 * 384**3 / 2.0 / 1e12, rel=1e-3),
+        "copy_gb_s": pytest.approx(2 * 64 * 2**20 / 4.0 / 1e9, rel=1e-3),
+        "next_gb_s": 1.0,
+    }
+    assert rounds == list(range(1, 11))
+
+
+@pytest.mark.parametrize(("rank", "next_pair", "previous_pair"), [(0, 0, 2), (3, 1, 0), (4, 2, 1)])
+def test_all_ranks_of_two_nodes_reduce_together(
+    monkeypatch: pytest.MonkeyPatch, rank: int, next_pair: int, previous_pair: int
+) -> None:
+    """Of three nodes with two ranks each: every rank makes each group, and measures in its own two."""
+    new_group = Mock(side_effect=[1.0, 2.0, 3.0])
+    monkeypatch.setattr(dist, "get_world_size", lambda: 6)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(node_probe, "_all_reduce_gb_s", lambda device, group: group)
+    probed = node_probe._neighbour_probe(CPU, 3)
+    groups = [sorted(each.args[0]) for each in new_group.call_args_list]
+    assert groups == [[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 4, 5]]
+    assert probed == {"next_gb_s": next_pair + 1, "previous_gb_s": previous_pair + 1}

@@ -1,0 +1,575 @@
+"""In this process, hooks and all but for the end of it; launched, in `test_script`."""
+
+import contextlib
+import importlib
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.checkpoint import checkpoint
+
+from perfsuite import Script, Topology, documents
+from perfsuite.case.case import CaseFile
+from perfsuite.errors import FileError, MismatchError
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.rank_report import Evidence, Failure, RankReport
+from perfsuite.results.run_dir import ANCESTOR_PID, RANK
+from perfsuite.worker.clock import memory, startup_clock, timers
+from perfsuite.worker.clock.recorder import Recorder
+from perfsuite.worker.observation.observe import Observer
+from perfsuite.worker.script import script_rank
+from perfsuite.worker.script.attach import Attached, Measured
+from perfsuite.worker.script.script_rank import Claim, ScriptRank, device_of
+from tests.samples import known
+from tests.worker.attaching import ALONE, Start, attaching
+
+TWO = ALONE.replace(topology=Topology(processes_per_node=2))
+COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
+UNCOUNTED = "what a step does was not counted: "
+ODD = AttributeError("'int' object has no attribute 'values'")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with attaching(tmp_path) as start:
+        yield start
+
+
+def report_of(attached: Attached, rank: int = 0) -> RankReport:
+    return documents.read(attached.run_dir.rank(rank), RankReport)
+
+
+def failure_of(attached: Attached) -> Failure:
+    return known(report_of(attached).failure)
+
+
+def measured(attached: Attached, loop: Callable[..., Any] | None = None, **how: Any) -> RankReport:
+    """What a training that the measurement ends has reported."""
+    with pytest.raises(Measured):
+        (loop or train)(**how)
+    report = report_of(attached)
+    assert report.failure is None
+    return report
+
+
+def ended(attached: Attached) -> Failure:
+    """What a training that fails is told."""
+    with pytest.raises(SystemExit, match="1"):
+        train()
+    return failure_of(attached)
+
+
+def loss_of(model: Callable[..., Any]) -> Any:
+    return (model(torch.ones(2, 4)) - 1).square().mean()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(steps: int = 1000, *, before: Callable[[], object] = lambda: None, make: Any = sgd) -> Any:
+    model = nn.Linear(4, 4)
+    optimizer = make(model)
+    for _ in range(steps):
+        before()
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def train_with_new_optimizers() -> None:
+    model = nn.Linear(4, 4)
+    while True:
+        optimizer = sgd(model)
+        for _ in range(3):
+            loss_of(model).backward()
+            optimizer.step()
+
+
+def train_in_backward() -> None:
+    model = nn.Linear(4, 4)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    while True:
+        loss_of(model).backward()
+        model.zero_grad()
+
+
+def backward_of_a_sum(times: int) -> None:
+    loss = torch.ones(3, requires_grad=True).sum()
+    for _ in range(times):
+        loss.backward(retain_graph=True)
+
+
+def test_a_loop_is_measured_and_counted_and_ended(start: Start) -> None:
+    attached = start(COUNTED)
+    report = measured(attached)
+    assert len(report.step_s) == len(report.loss) == len(report.probe_s) == COUNTED.total_steps
+    assert report.loss[-1] < report.loss[0]
+    counts = known(report.counts)
+    assert counts.step == COUNTED_STEP
+    assert counts.flops == {"forward": 2 * 2 * 4 * 4, "backward": 2 * 2 * 4 * 4}
+    assert counts.kernels["optimizer"] > 0
+    assert report.notes == ()
+    attached.exits()
+    assert report_of(attached).failure is None, "its end is no news"
+
+
+def test_start_up_ends_with_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = startup_clock.StartUpClock(0, before=startup_clock.IMPORTS, now=itertools.count(1).__next__)
+    monkeypatch.setattr(startup_clock, "_clock", clock)
+    report = measured(start(COUNTED))
+    assert clock.is_over
+    spans = ["start-up", "start-up: build and first step", "start-up: imports"]
+    assert sorted(report.spans) == spans, "no loader was seen, and no process group"
+    assert known(report.counts).spans["start-up"].modules == {}
+
+
+def test_a_script_that_is_profiled_ends_after_its_steps_without_figures(start: Start) -> None:
+    attached = start(ALONE.replace(steps=1000), profile=True)
+    report = measured(attached)
+    assert (report.step_s, report.notes) == ((), ())
+    assert attached.steps < 20
+    assert attached.run_dir.profile(0).exists()
+
+
+def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Start) -> None:
+    """In the loop, in a hook of another optimizer, and in one of all optimizers, which are two."""
+
+    def work(*args: object) -> None:
+        torch.ones(8, 8) @ torch.ones(8, 8)
+
+    def before() -> None:
+        work()
+        if next(calls) > 0:  # the first optimizer that steps is the clock
+            other.step()
+
+    attached, beside, calls = start(COUNTED), nn.Linear(8, 8), itertools.count()
+    other = sgd(beside)
+    other.register_step_pre_hook(work)
+    hook = register_optimizer_step_post_hook(work)
+    counts = known(measured(attached, before=before).counts)
+    hook.remove()
+    assert counts.flops["forward"] == 2 * 2 * 4 * 4 + 4 * (2 * 8 * 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("module", "lacks"),
+    [
+        (torch._C, "_len_torch_dispatch_stack"),
+        (torch.utils._python_dispatch, "_push_mode"),
+        (torch.utils._python_dispatch, "is_traceable_wrapper_subclass_type"),
+    ],
+)
+def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
+) -> None:
+    """Another version of torch may lack what is private in this one."""
+    counting = ("counting.counter", "counting.steps", "counting.hidden", "counting.loader_workers")
+    for name in ("script.attach", "script.script_rank", "hooks.calls", *counting):
+        package, _, attribute = f"perfsuite.worker.{name}".rpartition(".")
+        monkeypatch.delattr(sys.modules[package], attribute, raising=False)
+        monkeypatch.delitem(sys.modules, f"perfsuite.worker.{name}", raising=False)
+    monkeypatch.delattr(module, lacks)
+    importlib.import_module("perfsuite.worker.script.attach")
+    report = measured(start(COUNTED))
+    assert (len(report.step_s), report.counts) == (COUNTED.total_steps, None)
+    (note,) = report.notes
+    assert note.startswith(f"{UNCOUNTED}ImportError: cannot import name")
+
+
+@pytest.mark.parametrize(
+    ("loop", "case", "why"),
+    [
+        (train_in_backward, COUNTED, "the optimizer steps in backward"),
+        (train_with_new_optimizers, COUNTED, "the script built a new optimizer in the first steps"),
+        (train, ALONE, "max_warmup_steps=2 leaves no step before the measured ones for it: give 4 or more"),
+    ],
+)
+def test_what_cannot_be_counted_has_a_reason(start: Start, loop: Any, case: Any, why: str) -> None:
+    report = measured(start(case, counts=True), loop)
+    assert (report.counts, report.notes) == (None, (UNCOUNTED + why,))
+    assert len(report.step_s) == len(report.loss) == case.total_steps
+
+
+def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
+    attached = start(COUNTED)
+    graph: Any = object()  # a build for CUDA makes a graph only where there is a GPU
+    report = measured(attached, before=lambda: torch.cuda.CUDAGraph.replay(graph))
+    assert report.hidden == ("a CUDA graph was replayed, whose operators are not seen (1x)",)
+
+
+def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(device: torch.device) -> dict[str, float]:
+        assert device == torch.device("cpu")
+        before.append(report_of(attached))
+        torch.ones(256 * 2**20, dtype=torch.uint8)
+        return {"matmul_tflops": 1.0}
+
+    before: list[RankReport] = []
+    attached = start()
+    monkeypatch.setattr(script_rank, "device_probe", probe)
+    after = measured(attached)
+    assert after.device_probe == {"matmul_tflops": 1.0}
+    assert before == [after.replace(device_probe={})]
+    assert known(after.memory).peak < 256 * 2**20
+
+
+@pytest.mark.parametrize("others_failed", [False, True])
+def test_a_probe_that_fails_is_left_out_and_none_is_made_where_another_rank_has_failed(
+    start: Start, monkeypatch: pytest.MonkeyPatch, others_failed: bool
+) -> None:
+    """It would wait for that one in the all-reduce."""
+    probe = Mock(side_effect=torch.OutOfMemoryError)
+    monkeypatch.setattr(script_rank, "device_probe", probe)
+    monkeypatch.setattr(ScriptRank, "are_all_measured", lambda rank: not others_failed)
+    assert measured(start()).device_probe == {}
+    assert probe.called is not others_failed
+
+
+def test_what_counts_operations_without_data_gives_no_loss(start: Start) -> None:
+    """As Lightning's `measure_flops`: forward and backward of a copy on the meta device."""
+
+    def measure_flops() -> None:
+        copy = nn.Linear(4, 4, device="meta")
+        copy(torch.ones(2, 4, device="meta")).sum().backward()
+
+    assert len(measured(start(), before=measure_flops).loss) == ALONE.total_steps
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        lambda loss: loss.backward(torch.ones_like(loss)),
+        lambda loss: torch.autograd.backward([loss]),
+        lambda loss: torch.autograd.backward(tensors=loss, grad_tensors=torch.ones(())),
+    ],
+)
+def test_a_loss_is_one_however_backward_is_called(start: Start, backward: Callable[[Any], None]) -> None:
+    """The gradient of a scalar is given, as in older code; recomputation calls backward within one."""
+
+    def trained() -> None:
+        while True:
+            x = torch.ones(2, 4).requires_grad_()
+            backward(checkpoint(lambda x: (model(x) - 1).square().mean(), x, use_reentrant=True))
+            optimizer.step()
+
+    attached, model = start(), nn.Linear(4, 4)
+    optimizer = sgd(model)
+    assert len(measured(attached, trained).loss) == ALONE.total_steps
+
+
+def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
+    def train_critic() -> None:
+        for _ in range(5):
+            critic(torch.ones(1, 2)).sum().backward()
+            often.step()
+
+    attached = start(ALONE.replace(framework=Script(path="train.py", clock="Adam", loss=None)))
+    critic = nn.Linear(2, 2)
+    often = torch.optim.RMSprop(critic.parameters())
+    report = measured(
+        attached, before=train_critic, make=lambda model: torch.optim.Adam(model.parameters(), lr=0.1)
+    )
+    assert len(report.step_s) == ALONE.total_steps
+    assert known(report.observed).settings["optimizer"] == "Adam"
+    (note,) = report.notes
+    assert note.startswith("RMSprop made 55 steps in 12 of the clock, Adam: ")
+
+
+def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: Start) -> None:
+    def trained() -> None:
+        for optimizer in itertools.cycle((first, second)):
+            turns.append(optimizer)
+            loss_of(lambda x: more(model(x))).backward()
+            optimizer.step()
+            second.zero_grad()
+
+    torch.manual_seed(0)  # some weights diverge
+    attached = start(ALONE.replace(framework=Script(path="train.py", loss=None)))
+    model, more = nn.Linear(4, 4), nn.Linear(4, 4)
+    both = [*model.parameters(), *more.parameters()]
+    first, second = torch.optim.SGD(model.parameters(), lr=0.01), torch.optim.SGD(both, lr=0.01)
+    turns: list[Any] = []
+    assert len(measured(attached, trained).step_s) == ALONE.total_steps
+    assert turns.count(first) == ALONE.total_steps, "each step of the clock is its own"
+
+
+TODO = (
+    ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
+    "launch, have it keep them in {launch_dir} (in its arguments, command or env), a new directory in each "
+    "launch"
+)
+
+
+@pytest.mark.parametrize(
+    ("clock", "trainings", "message"),
+    [
+        (None, [8], f"the script ended after 8 of 12 optimizer steps{TODO}"),
+        (None, [4, 4, 4], f"the script ended after 4 of 12 optimizer steps{TODO}. Those that stepped: "
+                             "SGD (4 steps), SGD:2 (4 steps), SGD:3 (4 steps)"),
+        ("Adamw", [20], "clock='Adamw': no such optimizer stepped. Those that stepped: SGD (20 steps)"),
+    ],
+    ids=["one model", "several models, as by cross-validation", "no such clock"],
+)  # fmt: skip
+def test_a_script_that_ends_early_is_told_why(
+    start: Start, clock: str | None, trainings: list[int], message: str
+) -> None:
+    attached = start(ALONE.replace(framework=Script(path="train.py", clock=clock)))
+    kept = [train(steps=steps) for steps in trainings]
+    attached.exits()
+    failure = failure_of(attached)
+    assert (failure.message, failure.traceback) == (message, None), "in its own words"
+    assert len(kept) == len(trainings)
+
+
+def test_a_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes were started by the script itself, without torchrun's variables."""
+    attached = start(TWO)
+    for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
+        monkeypatch.setattr(torch.distributed, name, Mock(return_value=value))
+    monkeypatch.setattr(Observer, "before_optimizer_step", lambda *args: None)
+    train(steps=1)
+    monkeypatch.undo()
+    attached.crashed(RuntimeError("after destroy_process_group"))
+    report = report_of(attached, rank=1)
+    assert (report.rank, report.world_size, report.steps) == (1, 2, 1)
+    assert not attached.run_dir.rank(0).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"precision": "bf16"}, "compute_dtype: the case asks for 'bfloat16', but 'float32' ran."),
+        ({"gradient_accumulation": 2}, "the case says 2, but backward was called on 1 losses a step"),
+    ],
+)
+def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said: str) -> None:
+    """And not after the last one of a long launch."""
+    attached = start(ALONE.replace(**changes))
+    failure = ended(attached)
+    assert failure.kind == "mismatch"
+    assert said in failure.message
+    assert attached.steps <= 3
+
+
+@pytest.mark.parametrize(("of_the_other", "is_told"), [(None, False), (8, True), (40, False)])
+def test_tokens_are_told_when_all_ranks_know_theirs(
+    start: Start, monkeypatch: pytest.MonkeyPatch, of_the_other: int | None, is_told: bool
+) -> None:
+    """48 are claimed for two ranks, and this one has 8."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    framework = Script(path="train.py", loss=None)
+    attached = start(TWO.replace(sequence_length=4, micro_batch=6, framework=framework))
+    for number, tokens in enumerate((8, of_the_other)):
+        if tokens is not None:
+            evidence = Evidence(data_parallel=2, tokens=tokens, forwards=1)
+            Claim(attached.run_dir, number).give(evidence)
+    train(steps=1)
+    said = "the case claims 48 a step .* but the model was given 16 in the second step"
+    with pytest.raises(MismatchError, match=said) if is_told else contextlib.nullcontext():
+        known(attached.rank).check_first_steps()
+
+
+@pytest.mark.parametrize("tell", [Attached.crashed, lambda attached, _: attached.exits()])
+def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.MonkeyPatch, tell: Any) -> None:
+    """Also if another hook of uncaught errors took it."""
+    attached, error = start(), torch.OutOfMemoryError("CUDA out of memory")
+    train(steps=8)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    tell(attached, error)
+    assert (failure_of(attached).kind, report_of(attached).steps) == ("out_of_memory", 8)
+
+
+def test_a_rank_that_the_agent_started_tells_its_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no RANK if it is the only one."""
+    start().crashed(KeyError("RANK"))
+    assert not start().run_dir.rank(0).exists(), "maybe a helper"
+    monkeypatch.setenv(RANK, "0")
+    attached = start()
+    attached.crashed(KeyError("RANK"))
+    assert failure_of(attached).message == (
+        "KeyError: 'RANK'. RANK is not set, as one process starts the way `python` starts it. If the script "
+        'needs torchrun, say so in the case: command=("torchrun", "--standalone", "--nproc-per-node=1", ...)'
+    )
+
+
+def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything touches the device, unless an error of ours came first."""
+    attached = start()
+    attached.give_up(ODD)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    train(steps=3)
+    attached = start()
+    assert ended(attached).message == (
+        "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step "
+        "is the clock: capture forward and backward alone, or switch the graph off"
+    )
+    assert attached.rank is None
+
+
+def test_a_loop_without_an_optimizer_of_torch_is_told_at_once_if_it_must_be_a_rank(start: Start) -> None:
+    attached = start(TWO)
+    backward_of_a_sum(300)  # a helper of a rank, maybe
+    attached = start(ALONE.replace(gradient_accumulation=11))
+    backward_of_a_sum(110)
+    assert not attached.run_dir.rank(0).exists()
+    with pytest.raises(SystemExit, match="1"):
+        backward_of_a_sum(1)
+    assert failure_of(attached).message == (
+        "no optimizer of torch has stepped after 110 backward passes (the case says "
+        "gradient_accumulation=11): the clock is the step of a torch.optim.Optimizer, and what trains "
+        "without one cannot be measured"
+    )
+
+
+def test_a_script_whose_report_cannot_be_written_tells_it_in_its_log(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has become another user, say."""
+    start()
+    monkeypatch.setattr(documents, "write", Mock(side_effect=FileError("cannot write rank-0.json")))
+    with pytest.raises(Measured):
+        train()
+    assert "FileError: cannot write " in capsys.readouterr().err
+
+
+def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: Start) -> None:
+    """Two stages after each other, or two workers at once: the first one is measured, and told."""
+    first = start()
+    train(steps=3)
+    first.state = "aside"  # it goes on in its own process
+    second = start()
+    second.run_dir.training(0).write_text("trains 1 another-host\n" + second.run_dir.training(0).read_text())
+    failure = ended(second)
+    assert failure.kind == "mismatch"
+    assert "two processes of this command trained as rank 0: one process of each rank" in failure.message
+    second.state, first.state = "aside", "measuring"
+    rank = known(first.rank)
+    first._write(rank, rank.report)
+    assert failure_of(first).message == failure.message
+
+
+def test_a_process_that_goes_on_after_one_that_ended_is_measured_with_a_note(start: Start) -> None:
+    first = start()
+    train(steps=3)
+    first.exits()
+    assert report_of(first).failure is not None
+    first.state = "aside"
+    text = first.run_dir.training(0).read_text()
+    first.run_dir.training(0).write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
+    assert measured(start()).notes == (
+        "another process trained as rank 0 before, and ended without being measured",
+    )
+
+
+@pytest.mark.parametrize("how", ["started by the rank", "forked by the rank", "under a path"])
+def test_the_child_of_a_rank_is_left_alone(start: Start, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    attached = start()
+    if how == "started by the rank":
+        attached.run_dir.training(0).write_text(f"trains {os.getppid()} {socket.gethostname()}\n")
+    elif how == "forked by the rank":
+        train(steps=3)
+        attached._pid = 1
+    else:
+        monkeypatch.setenv(ANCESTOR_PID, str(os.getpid()))  # whoever this process's parent is
+        monkeypatch.setenv("RANK", "0")
+        backward_of_a_sum(200)
+    train(steps=50)
+    attached.crashed(ValueError())
+    attached.exits()
+    assert not attached.run_dir.rank(0).exists()
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [(["cuda:3"], "cuda:3"), (["cpu", "cuda:2", "cuda:3"], "cuda:2"), (["cpu"], "cuda:0")],
+)
+def test_which_device_trains(monkeypatch: pytest.MonkeyPatch, devices: list[str], expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    groups = [{"params": [SimpleNamespace(device=torch.device(device))]} for device in devices]
+    assert device_of(SimpleNamespace(param_groups=groups)) == torch.device(expected)
+
+
+def test_another_allocator_leaves_peak_memory_unknown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure is then missing, and the reason is told; the script trains on."""
+    refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not support resetPeakStats.\nmore"))
+    monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
+    monkeypatch.setattr(memory, "CudaMemory", refuses)
+    monkeypatch.setattr(timers, "clock_for", lambda device: (timers.HostTimer(), None))
+    monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
+    report = measured(start(device="cuda"))
+    assert report.memory is None
+    assert report.notes == (
+        "peak memory is unknown: torch's allocator is not in use (CUDAPluggableAllocator does not support "
+        "resetPeakStats.)",
+    )
+
+
+def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    third, kept = torch.device("cuda", 3), Mock()
+    monkeypatch.setattr(script_rank, "device_of", lambda optimizer: third)
+    monkeypatch.setattr(memory, "CudaMemory", lambda device: SimpleNamespace(device=device))
+    monkeypatch.setattr(memory, "keep_peaks", kept)
+    monkeypatch.setattr(Recorder, "start", lambda recorder: None)
+    attached = start(device="cuda")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Attached, "_end_step", lambda *args: None)
+        train(steps=1)
+    recorder: Any = known(attached.rank).recorder
+    assert isinstance(recorder.timer, timers.CudaTimer)
+    assert recorder.timer.device == recorder.memory.device == third
+    assert not kept.called
+    Attached(attached.run_dir, CaseFile(case=ALONE, device="cuda"))
+    assert kept.called, "before the script can hold torch's own function"
+
+
+@pytest.mark.parametrize("method", ["before_optimizer_step", "result"])
+def test_no_error_of_ours_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr(Observer, method, Mock(side_effect=ODD))
+    attached = start()
+    with pytest.raises(Measured):
+        train()
+    failure = failure_of(attached)
+    assert (failure.kind, failure.message) == (
+        "error",
+        "perfsuite could not observe this script, which is an error in perfsuite: "
+        "AttributeError: 'int' object has no attribute 'values'",
+    )
+    assert "raise effect\nAttributeError: 'int'" in str(failure.traceback)
+    attached.exits()
+    assert failure_of(attached) == failure
+
+
+def test_a_phase_that_is_defined_late_is_timed_from_then_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("imported_late")
+    module.generate = lambda: None
+    script = Script(path="train.py", phases={"rollout": f"{module.__name__}:generate"})
+    attached = start(ALONE.replace(framework=script))
+    calls = itertools.count()
+
+    def before() -> None:
+        if next(calls) == 3:
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        module.generate()
+
+    report = measured(attached, before=before)
+    first, *_ = report.spans["rollout"].steps
+    assert first == 4
+    assert "imported_late:generate was defined during the first 4 steps" in "; ".join(report.notes)

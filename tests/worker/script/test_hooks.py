@@ -1,0 +1,145 @@
+"""No error of ours reaches a script: each function of ours that its training runs is made to fail once.
+
+The functions are those that a tracer sees, so that a new hook cannot be forgotten.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import perfsuite
+from perfsuite import documents
+from perfsuite.results.counts import COUNTED_STEP
+from perfsuite.results.rank_report import RankReport
+from perfsuite.worker.clock import timers
+from perfsuite.worker.clock.collector import CollectorClock
+from perfsuite.worker.counting.steps import warm_up
+from perfsuite.worker.observation import observe  # noqa: F401  imported before it is seen
+from perfsuite.worker.script import attach  # noqa: F401  imported before it is seen
+from perfsuite.worker.script.attach import Attached, Measured
+from perfsuite.worker.script.script_rank import ScriptRank
+from tests.worker.attaching import ALONE, attaching
+
+OURS = str(Path(perfsuite.__file__).parent)
+STEPS = COUNTED_STEP + 3
+CASE = ALONE.model_copy(update={"max_warmup_steps": COUNTED_STEP, "steps": 3})  # too few for a case of users
+GUARDS = {
+    "_guarded.<locals>.guarded",
+    "SecondStep._hook.<locals>.run",
+    "before.<locals>.watched",
+    "LiveMemory._see_storage.<locals>.<lambda>",
+    "LiveMemory._died",
+    "_clips",
+    "_show",
+    "_notice_backward.<locals>.watched",
+    "CollectorClock._see",
+}
+"""Functions that cannot fail: all that they do is in a `try`, or in another one of these."""
+
+
+def train() -> list[float]:
+    """A script: as many steps as are measured, each with its loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    losses = []
+    try:
+        for _ in range(STEPS):
+            loss = (model(torch.ones(2, 4)) - 1).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    except Measured:
+        assert len(losses) == STEPS
+    assert not model._forward_hooks
+    assert not model[0]._forward_pre_hooks
+    return losses
+
+
+@contextmanager
+def calls(seen: Callable[[CodeType], object]) -> Iterator[None]:
+    """Call `seen` for each function of perfsuite that is called; what it raises, that function raises, and
+    then no other is seen."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            seen(frame.f_code)
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def attached(directory: Path, seen: Callable[[CodeType], object]) -> tuple[list[float], RankReport | None]:
+    """The losses of the script when it is measured, and the report of it."""
+    with attaching(directory) as start:
+        measured: Attached = start(CASE)
+        with calls(seen):
+            losses = train()
+            measured.exits()
+    return losses, documents.read_or_none(measured.run_dir.rank(0), RankReport)
+
+
+def test_no_error_of_ours_reaches_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(ScriptRank, "probed", lambda rank: {})
+    monkeypatch.setattr(timers, "cpu_probe", lambda: lambda: None)
+    warm_up()  # what is done once in a process cannot fail a second time
+    gc.freeze()  # so that a collection takes no tenth of a second, neither here nor in later tests
+    thresholds = gc.get_threshold()
+    request.addfinalizer(lambda: gc.set_threshold(*thresholds))
+    gc.set_threshold(10**9)  # or it would depend on chance which functions a collection runs in a step
+    alone = train()
+    codes: dict[CodeType, None] = {}
+    losses, report = attached(
+        tmp_path / "seen", lambda code: code.co_qualname in GUARDS or codes.setdefault(code)
+    )
+    assert losses == alone
+    assert report is not None
+    assert (report.failure, report.notes) == (None, ())
+    assert report.counts is not None
+    wrong = {}
+    for number, code in enumerate(codes):
+        try:
+            told = failing(code, tmp_path / str(number), alone)
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        if told is not None:
+            wrong[f"{Path(code.co_filename).stem}.{code.co_qualname}:{code.co_firstlineno}"] = told
+    assert not wrong
+    assert len(codes) > 300
+
+
+def failing(code: CodeType, directory: Path, alone: list[float]) -> str | None:
+    """What is wrong when this function fails the first time that it is called."""
+
+    def fail(called: CodeType) -> None:
+        if called is code:
+            raise LookupError("a fault of ours")
+
+    losses, report = attached(directory, fail)
+    if losses != alone:
+        return "another training"
+    is_timed = any(isinstance(getattr(each, "__self__", None), CollectorClock) for each in gc.callbacks)
+    if is_timed or _get_current_dispatch_mode() is not None:
+        gc.callbacks.clear()
+        return "something of ours is left"
+    if report is None:
+        return "no report"
+    told = [*report.notes, *([] if report.failure is None else [report.failure.message])]
+    return None if any("a fault of ours" in each for each in told) else f"told only {told}"

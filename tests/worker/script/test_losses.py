@@ -1,0 +1,98 @@
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from perfsuite.errors import MismatchError
+from perfsuite.worker.hooks import calls
+from perfsuite.worker.script.losses import Losses
+
+
+@pytest.fixture
+def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
+    """Sees what `perfsuite.worker.script.attach` would show it."""
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    seen = Losses()
+
+    def told(loss: torch.Tensor, *_: object, **__: object) -> None:
+        if loss.numel() == 1:
+            seen.see(loss)
+
+    calls.before(torch.autograd, "backward", told)
+    return seen
+
+
+def sgd(*parameters: torch.Tensor) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.0)
+
+
+def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches(losses: Losses) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    for _ in range(4):
+        for micro in (1.0, 2.0):
+            loss = (weight * micro).sum()
+            loss.backward()
+            with torch.no_grad():
+                loss.mul_(1000)  # as a script may, to average it over ranks
+        (weight * 3).backward(torch.ones(2))  # not a loss
+        torch.autograd.backward(weight.sum() * 0)
+        losses.end_step(sgd(weight))
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [24, 24]
+    assert losses.of_steps(3) == (6, 6, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("passes", "said", "is_early"),
+    [
+        ((1, 1, 1), "the case says 4, but backward was called on 1 losses a step", False),
+        ((1, 2, 2), "the case says 4, but backward was called on 2 losses a step", True),
+        ((4, 4, 4, 0), "on no scalar in step 3: say loss=None", False),
+    ],
+)
+def test_losses_that_are_not_as_the_case_says_are_a_mismatch(
+    losses: Losses, passes: tuple[int, ...], said: str, is_early: bool
+) -> None:
+    """If the first steps differ not yet: a scaler of fp16 gradients leaves out steps until its scale fits."""
+    weight = torch.ones((), requires_grad=True)
+    for number in passes:
+        for _ in range(number):
+            weight.backward()
+        losses.end_step(sgd(weight))
+    with pytest.raises(MismatchError, match=said):
+        losses.of_steps(4)
+    with contextlib.nullcontext() if is_early else pytest.raises(MismatchError, match=said):
+        losses.check(4, more_come=True)
+
+
+def test_what_came_before_the_first_step_is_no_training(losses: Losses) -> None:
+    """As a library that calls backward on a copy of the model, to count its operations."""
+    model, copy = nn.Linear(2, 1), nn.Linear(2, 1)
+    for _ in range(3):
+        (copy(torch.ones(2)) * 1000).sum().backward()
+    for _ in range(4):
+        model(torch.zeros(2)).sum().backward()
+        losses.end_step(sgd(*model.parameters()))
+    assert losses.of_steps(1) == pytest.approx([model.bias.item()] * 4)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_another_models_loss_is_left_out_of_every_step(losses: Losses, *, first: bool) -> None:
+    """As of a discriminator, whose optimizer is not the clock."""
+    model, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    for _ in range(4):
+        for trained in (other, model) if first else (model, other):
+            (torch.tanh(trained * (2.0 if trained is model else 1000.0)) * 1.0).sum().backward()
+        losses.end_step(sgd(model))
+    assert losses.of_steps(1) == pytest.approx([3 * torch.tanh(torch.tensor(2.0)).item()] * 4)
+
+
+def test_where_no_loss_leads_to_what_is_stepped_all_count(losses: Losses) -> None:
+    """As under FSDP, which steps shards and computes with what it gathers."""
+    gathered, shard = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+    (gathered * 50).sum().backward()  # before the first step: one more than in the second
+    for _ in range(3):
+        gathered.sum().backward()
+        losses.end_step(sgd(shard))
+    assert losses.of_steps(1) == (2, 2, 2)

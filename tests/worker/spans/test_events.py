@@ -1,0 +1,224 @@
+"""Functions of libraries that are recognised, in this process; scripts are launched in `frameworks/`."""
+
+import ast
+import io
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint
+from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
+
+from perfsuite.results.counts import Counts
+from perfsuite.worker.clock import loaders
+from perfsuite.worker.spans import events, phases
+from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS, Recognised
+from perfsuite.worker.spans.recording import Spans
+from tests.samples import known
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries: no process group, srun, few workers
+dcp: Any = torch.distributed.checkpoint
+STATE = {"weight": torch.ones(1000)}
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+    """Spans of this thread, with torch watched as in a launch and as before afterwards."""
+    owners = [torch, torch.serialization, safetensors.torch, dcp, state_dict_saver, state_dict_loader]
+    for owner in owners:
+        for name in ("save", "load", "async_save", "save_file", "load_file", "save_state_dict"):
+            if hasattr(owner, name):
+                monkeypatch.setattr(owner, name, getattr(owner, name))
+    kind: Any = filesystem._FileSystemWriter
+    monkeypatch.setattr(kind, "_write_data", kind._write_data)
+    monkeypatch.setattr(phases, "spans", None)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    events.watch()
+    spans = known(phases.spans)
+    spans.train(lambda: 0)
+    yield spans
+    assert spans.notes == []
+
+
+def names(spans: Spans) -> dict[str, int]:
+    return {name: len(times.seconds) for name, times in spans.times().items()}
+
+
+def counts(spans: Spans) -> Counts:
+    return known(spans.counts().get(SAVE))
+
+
+def defined(package: Path, module: str, path: str) -> bool:
+    """Whether a module, which is not imported, has a function or a method."""
+    _, *parents, name = module.split(".")
+    file = package.joinpath(*parents, f"{name}.py")
+    kinds: list[ast.AST] = [ast.parse(file.read_text())] if file.exists() else []
+    for part in path.split("."):
+        inside = [child for each in kinds for child in ast.walk(each)]
+        kinds = [each for each in inside if getattr(each, "name", None) == part]
+    return bool(kinds)
+
+
+@pytest.mark.parametrize(
+    ("module", "path"), [*((each.module, each.path) for each in RECOGNISED), SHARDS], ids=str
+)
+def test_libraries_still_have_the_names(module: str, path: str) -> None:
+    """Without one of them, the event is known by the functions in it, or not at all."""
+    spec = find_spec(module.partition(".")[0])
+    if spec is None:
+        pytest.skip(f"{module} is not installed")
+    assert defined(Path(known(spec.origin)).parent, module, path)
+
+
+def test_a_checkpoint_in_a_file_has_the_bytes_of_the_file(spans: Spans, tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "model.pt")
+    assert names(spans) == {SAVE: 1}
+    assert counts(spans).bytes_written == (tmp_path / "model.pt").stat().st_size
+
+
+def test_a_checkpoint_in_an_open_file_has_what_was_added(spans: Spans, tmp_path: Path) -> None:
+    with (tmp_path / "model.pt").open("wb") as file:
+        file.write(b"head")
+        torch.save(STATE, f=file)
+    assert counts(spans).bytes_written == (tmp_path / "model.pt").stat().st_size - 4
+
+
+def test_a_file_that_is_loaded_is_an_event(spans: Spans, tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "model.pt")
+    torch.load(tmp_path / "model.pt")
+    assert names(spans) == {SAVE: 1, LOAD: 1}
+
+
+def test_what_stays_in_memory_is_no_event(spans: Spans) -> None:
+    buffer = io.BytesIO()
+    torch.save(STATE, buffer)
+    buffer.seek(0)
+    torch.load(buffer)
+    assert names(spans) == {}
+
+
+def test_data_that_a_loader_reads_is_no_checkpoint(spans: Spans, tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "rows.pt")
+    loaders.timed(lambda: torch.load(tmp_path / "rows.pt"))()
+    assert names(spans) == {SAVE: 1}
+
+
+def test_a_save_that_fails_raises_as_before(spans: Spans, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="does not exist"):
+        torch.save(STATE, tmp_path / "nowhere" / "model.pt")
+    assert counts(spans).bytes_written is None
+
+
+def test_tensors_in_a_safe_file_are_a_checkpoint(spans: Spans, tmp_path: Path) -> None:
+    safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
+    safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert names(spans) == {SAVE: 1, LOAD: 1}
+    assert counts(spans).bytes_written == (tmp_path / "model.safetensors").stat().st_size
+
+
+def shards(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob("*.distcp"))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sharded_checkpoint_has_the_bytes_of_its_shards(spans: Spans, tmp_path: Path, threads: int) -> None:
+    state = {**STATE, "bias": torch.ones(10), "step": 7}
+    writer = dcp.FileSystemWriter(tmp_path, thread_count=threads)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    assert names(spans) == {SAVE: 1, LOAD: 1}
+    assert counts(spans).bytes_written == shards(tmp_path) > 4000
+
+
+def test_an_asynchronous_checkpoint_has_what_is_written_later(
+    spans: Spans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    dcp.async_save(STATE, checkpoint_id=tmp_path, no_dist=True).result()
+    assert names(spans) == {SAVE: 1}
+    assert counts(spans).bytes_written == shards(tmp_path) > 4000
+
+
+def test_a_name_that_a_library_lacks_is_told(spans: Spans) -> None:
+    events._wrap(Recognised("torch.serialization", "keep", SAVE), torch.serialization)
+    absent = "torch.serialization.keep does not exist in this version"
+    assert spans.notes == [f"not all events are recognised: {absent} (save checkpoint)"]
+    spans.notes.clear()
+
+
+def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:
+    wrapped = torch.save
+    events.watch()
+    assert torch.save is torch.serialization.save is wrapped
+
+
+def test_the_outermost_saver_of_a_library_names_the_event(spans: Spans, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = torch.nn.Linear(8, 8), None
+    model = accelerator.prepare(model)
+    assert optimizer is None
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator.load_state(str(tmp_path / "state"))
+    assert names(spans) == {SAVE: 1, LOAD: 1}
+
+
+def test_a_trainer_saves_and_evaluates_in_one_event_each(spans: Spans, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+            answer = self.layer(x)
+            return {"loss": (answer - 1).square().mean(), "logits": answer}
+
+    rows = [{"x": torch.ones(8), "labels": torch.ones(1)}] * 4
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    assert names(spans) == {SAVE: 2, EVALUATE: 1}
+    files = (tmp_path / "checkpoint-1").iterdir()
+    size = sum(file.stat().st_size for file in files if file.suffix != ".json")
+    assert counts(spans).bytes_written == size
+
+
+def test_evaluation_of_lightning_is_an_event(spans: Spans, tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Net(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            self.layer(batch)
+
+    trainer = Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.validate(Net(), torch.utils.data.DataLoader(torch.ones(4, 8)), verbose=False)  # type: ignore[arg-type]
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    assert names(spans) == {EVALUATE: 1, SAVE: 1}
+    assert counts(spans).bytes_written == (tmp_path / "model.ckpt").stat().st_size

@@ -1,0 +1,145 @@
+"""`perfsuite.phase` and phases that a case names; launched in `frameworks/test_events.py`."""
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import perfsuite
+from perfsuite.errors import CaseError, MismatchError
+from perfsuite.worker.hooks.named import Search
+from perfsuite.worker.spans import phases
+from perfsuite.worker.spans.phases import NamedPhase
+from perfsuite.worker.spans.recording import Meters, Spans
+
+MODULE = "a_users_module"
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
+    """Spans of this thread, which trains; time passes in `work`."""
+    spans = Spans(Meters(now=lambda: Clock.now))
+    spans.train(lambda: 7)
+    monkeypatch.setattr(phases, "spans", spans)
+    return spans
+
+
+def work(seconds: float = 1) -> str:
+    Clock.now += seconds
+    return "done"
+
+
+async def wait() -> None: ...
+
+
+def give() -> Iterator[int]:
+    yield 1
+
+
+async def stream() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = ModuleType(MODULE)
+    module.generate, module.NUMBER, module.wait = (lambda: work(3)), 7, wait
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return module
+
+
+def test_a_phase_without_a_launch_changes_nothing() -> None:
+    assert phases.spans is None
+    with perfsuite.phase("rollout"):
+        assert perfsuite.phase("score")(work)() == "done"
+
+
+def test_a_block_is_a_phase(spans: Spans) -> None:
+    with perfsuite.phase("rollout"):
+        work(2)
+    assert (spans.times()["rollout"].seconds, spans.times()["rollout"].steps) == ((2,), (7,))
+
+
+def test_each_call_of_a_decorated_function_is_a_phase(spans: Spans) -> None:
+    rollout = perfsuite.phase("rollout")(work)
+    assert (rollout(2), rollout(seconds=3)) == ("done", "done")
+    assert spans.times()["rollout"].seconds == (2, 3)
+
+
+def test_one_phase_may_be_entered_again_and_again(spans: Spans) -> None:
+    rollout = perfsuite.phase("rollout")
+    for _ in range(2):
+        with rollout:
+            work()
+    assert spans.times()["rollout"].seconds == (1, 1)
+
+
+def test_an_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
+    with pytest.raises(ValueError, match="mine"), perfsuite.phase("rollout"):
+        raise ValueError("mine")
+    assert len(spans.times()["rollout"].seconds) == 1
+
+
+def test_what_is_compiled_has_no_phases(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would break the graph, or end the script with `fullgraph=True`."""
+    monkeypatch.setattr(phases, "is_compiling", lambda: True)
+
+    with phases.phase("rollout"):
+        pass
+
+    assert spans.times() == {}
+
+
+def test_a_launch_that_gives_up_in_a_phase_does_no_harm(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up() -> str:
+        monkeypatch.setattr(phases, "spans", None)
+        return "done"
+
+    assert perfsuite.phase("rollout")(give_up)() == "done"
+    with perfsuite.phase("rollout"):
+        give_up()
+
+
+@pytest.mark.parametrize("function", [wait, give, stream])
+def test_a_function_that_only_begins_its_work_is_refused(function: Any) -> None:
+    with pytest.raises(CaseError, match=r"^phase\('rollout'\): \w+ is a generator or async"):
+        perfsuite.phase("rollout")(function)
+
+
+def test_calls_of_a_named_function_are_a_phase(spans: Spans, module: Any) -> None:
+    named = NamedPhase("rollout", f"{MODULE}:generate")
+    Search([named]).begin()
+    assert module.generate() == "done"
+    named.check()
+    assert spans.times()["rollout"].seconds == (3,)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "nothing",
+            f"'nothing' does not exist in '{MODULE}': name a function or method",
+        ),
+        ("NUMBER", f"'NUMBER' is no function or method of '{MODULE}'"),
+        ("wait", "is a generator or async: a call of it only begins the work"),
+    ],
+)
+def test_a_name_of_no_function_is_refused(module: ModuleType, name: str, said: str) -> None:
+    named = NamedPhase("rollout", f"{MODULE}:{name}")
+    Search([named]).end()
+    with pytest.raises(MismatchError) as error:
+        named.check()
+    assert str(error.value).startswith(f"phases={{'rollout': '{MODULE}:{name}'}}: {said}")
+
+
+def test_a_module_that_is_not_imported_yet_is_waited_for() -> None:
+    NamedPhase("rollout", "elsewhere:generate").check()

@@ -1,0 +1,226 @@
+"""Spans of this process with a clock and meters of the test's own."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from perfsuite.results.counts import Counts
+from perfsuite.worker.spans.recording import MOST_NAMES, Meters, Span, Spans
+from tests.samples import known
+from tests.worker.loops import in_a_thread
+
+SAVE = "save checkpoint"
+
+
+class Machine:
+    """What the meters read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.collectives: int | None = 0
+        self.peak: int | None = 0
+        self.steps = 0
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def spans(machine: Machine) -> Spans:
+    meters = Meters(
+        now=lambda: machine.now, collectives=lambda: machine.collectives, peak=lambda: machine.peak
+    )
+    spans = Spans(meters)
+    spans.train(lambda: machine.steps)
+    return spans
+
+
+def span(spans: Spans, *work: Callable[[], object], name: str = SAVE, is_event: bool = True) -> Span | None:
+    begun: Span | None = spans.begin(name, is_event=is_event)
+    for each in work:
+        each()
+    if begun is not None:
+        spans.end(begun)
+    return begun
+
+
+def takes(machine: Machine, seconds: float) -> Callable[[], None]:
+    def work() -> None:
+        machine.now += seconds
+
+    return work
+
+
+def counts(spans: Spans, name: str = SAVE) -> Counts:
+    return known(spans.counts().get(name))
+
+
+def test_each_time_has_its_seconds_and_the_steps_before(spans: Spans, machine: Machine) -> None:
+    span(spans, takes(machine, 2))
+    machine.steps = 10
+    span(spans, takes(machine, 3))
+    times = spans.times()[SAVE]
+    assert (times.seconds, times.steps) == ((2, 3), (0, 10))
+
+
+def test_an_event_within_another_is_part_of_it(spans: Spans, machine: Machine) -> None:
+    span(spans, lambda: span(spans, takes(machine, 2), name="load checkpoint"), takes(machine, 1))
+    assert {name: times.seconds for name, times in spans.times().items()} == {SAVE: (3,)}
+
+
+def test_an_event_within_a_phase_is_also_an_event(spans: Spans, machine: Machine) -> None:
+    span(spans, lambda: span(spans, takes(machine, 2)), name="validate", is_event=False)
+    assert {name: times.seconds for name, times in spans.times().items()} == {SAVE: (2,), "validate": (2,)}
+
+
+def test_a_phase_within_itself_is_one(spans: Spans, machine: Machine) -> None:
+    inner = lambda: span(spans, takes(machine, 2), name="rollout", is_event=False)  # noqa: E731
+    span(spans, inner, name="rollout", is_event=False)
+    assert spans.times()["rollout"].seconds == (2,)
+
+
+def test_what_another_thread_does_delays_nothing(spans: Spans, machine: Machine) -> None:
+    in_a_thread(lambda: span(spans, takes(machine, 2), lambda: spans.wrote(100)))
+    assert (spans.times(), spans.counts()) == ({}, {})
+
+
+def test_a_span_before_the_first_step_is_of_the_thread_that_trains_later(machine: Machine) -> None:
+    spans = Spans(Meters(now=lambda: machine.now))
+    span(spans, takes(machine, 2))
+    spans.train(lambda: 0)
+    assert spans.times()[SAVE].seconds == (2,)
+
+
+def test_a_span_that_has_not_ended_is_a_note(spans: Spans, machine: Machine) -> None:
+    spans.begin("train", is_event=False)
+    assert spans.times() == {}
+    assert spans.notes == ["train: had begun and not ended when the last step ended, which is not reported"]
+
+
+def test_bytes_are_those_of_the_first_time(spans: Spans) -> None:
+    span(spans, lambda: spans.wrote(100), lambda: spans.wrote(20))
+    span(spans, lambda: spans.wrote(7))
+    assert counts(spans).bytes_written == 120
+
+
+def test_bytes_that_nobody_saw_are_unknown(spans: Spans) -> None:
+    span(spans)
+    assert counts(spans).bytes_written is None
+
+
+def test_bytes_count_for_the_phase_around_an_event(spans: Spans) -> None:
+    span(spans, lambda: span(spans, lambda: spans.wrote(100)), name="validate", is_event=False)
+    assert [counts(spans, name).bytes_written for name in ("validate", SAVE)] == [100, 100]
+
+
+def test_collectives_are_those_that_the_span_began(spans: Spans, machine: Machine) -> None:
+    machine.collectives = 40
+
+    def gather() -> None:
+        machine.collectives = 43
+
+    span(spans, gather)
+    assert counts(spans).collectives_begun == 3
+
+
+@pytest.mark.parametrize("after", [None, 39])
+def test_collectives_of_a_group_that_is_gone_are_unknown(
+    spans: Spans, machine: Machine, after: int | None
+) -> None:
+    machine.collectives = 40
+
+    def destroy() -> None:
+        machine.collectives = after
+
+    span(spans, destroy)
+    assert counts(spans).collectives_begun is None
+
+
+@pytest.mark.parametrize(("after", "peak"), [(1000, None), (1200, 1200)])
+def test_a_peak_is_known_if_it_is_a_new_one(
+    spans: Spans, machine: Machine, after: int, peak: int | None
+) -> None:
+    machine.peak = 1000
+
+    def allocate() -> None:
+        machine.peak = after
+
+    span(spans, allocate)
+    assert counts(spans).allocator_peak == peak
+
+
+def leave(spans: Spans, future: Any) -> Callable[[], None]:
+    def work() -> None:
+        spans.leave().future = future
+
+    return work
+
+
+def write_behind(spans: Spans) -> None:
+    in_a_thread(lambda: spans.wrote(100, in_background=True))
+
+
+def test_what_is_written_in_the_background_counts_for_what_left_it(spans: Spans, machine: Machine) -> None:
+    future = Future[None]()
+    span(spans, leave(spans, future), takes(machine, 1))
+    machine.now = 50
+    write_behind(spans)
+    future.set_result(None)
+    assert (counts(spans).bytes_written, spans.times()[SAVE].seconds) == (100, (1,))
+
+
+def test_what_is_written_before_the_future_is_known_counts(spans: Spans) -> None:
+    def begin_and_write() -> None:
+        left = spans.leave()
+        write_behind(spans)
+        left.future = Future[None]()
+        left.future.set_result(None)
+
+    span(spans, begin_and_write)
+    assert counts(spans).bytes_written == 100
+
+
+def test_what_is_not_written_at_the_end_is_unknown(spans: Spans) -> None:
+    span(spans, leave(spans, Future[None]()))
+    write_behind(spans)
+    assert counts(spans).bytes_written is None
+    assert spans.notes == [
+        f"{SAVE}: what the first wrote is not known: it was still being written when the last step ended"
+    ]
+
+
+def test_what_two_write_at_once_is_unknown(spans: Spans) -> None:
+    first = Future[None]()
+    span(spans, leave(spans, first))
+    span(spans, leave(spans, Future[None]()))
+    write_behind(spans)
+    first.set_result(None)
+    assert counts(spans).bytes_written is None
+    assert spans.notes[0].endswith("it was still being written when the next one began")
+
+
+def test_collectives_next_to_work_in_the_background_are_unknown(spans: Spans) -> None:
+    future = Future[None]()
+    future.set_result(None)
+    span(spans, leave(spans, future))
+    assert counts(spans).collectives_begun is None
+
+
+def test_names_without_end_are_cut(spans: Spans) -> None:
+    for number in range(MOST_NAMES + 5):
+        span(spans, name=f"rollout {number}", is_event=False)
+    assert len(spans.times()) == MOST_NAMES
+    assert spans.notes == [f"only the first {MOST_NAMES} names of events and phases are reported"]
+
+
+def test_an_error_of_ours_becomes_a_note() -> None:
+    def fail() -> int:
+        raise RuntimeError("no such group")
+
+    spans = Spans(Meters(collectives=fail))
+    assert span(spans) is None
+    assert spans.notes == ["events and phases are not all known (RuntimeError: no such group)"]
