@@ -20,7 +20,9 @@ from tests.test_published import CASES
 
 pytestmark = MARKS
 
-SHAPE = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=100")
+LENGTH = 16
+"""Of a sequence: a CPU takes seconds for more in 16 bits."""
+SHAPE = (f"--training.seq_len={LENGTH}", "--training.local_batch_size=2", "--training.steps=100")
 
 
 def registered(module: str, config: str, *overrides: str, ranks: int = 2, **changes: Any) -> Case:
@@ -28,7 +30,7 @@ def registered(module: str, config: str, *overrides: str, ranks: int = 2, **chan
     case = COUNTED.replace(
         model=Model.named(config),
         framework=TorchTitan(module=module, config=config, overrides=(*SHAPE, *overrides)),
-        sequence_length=64,
+        sequence_length=LENGTH,
         precision="bf16-mixed",
         activation_checkpointing="selective-op",
         topology=Topology(processes_per_node=ranks),
@@ -68,7 +70,7 @@ def deepseek_flops() -> Flops:
     active, scores = dense + 3 * expert, layers * 16 * (head + rope + value)
     return Flops(
         formula="torchtitan-0.3",
-        per_token=6 * active + 6 * scores * 64,
+        per_token=6 * active + 6 * scores * LENGTH,
         parameters=dense + vocabulary * width + 8 * expert,
         matmul_parameters=active,
     )
@@ -99,7 +101,7 @@ def test_a_registered_model_trains_as_it_says_and_runs_dry_alike(
     assert run.flops is not None
     assert run.flops.formula == "torchtitan-0.3"
     assert float(run.figures.loss_last or 0) < float(run.figures.loss_first or 0)
-    tokens = (1 if case is PIPED else 2) * 2 * 64
+    tokens = (1 if case is PIPED else 2) * 2 * LENGTH
     assert run.figures.tokens_per_s == pytest.approx(tokens / float(run.figures.step_s_p50 or 0))
     assert run.counts
     assert not run.counts[0].counts.without_flops
@@ -172,7 +174,7 @@ def experts(ranks: int, degrees: int) -> Case:
         (overridden(degree("expert", 2)), "expert_parallel_degree 2 must divide the number of experts, 0"),
         (experts(2, 4), "expert_parallel_degree 4 must divide dp_shard x cp x tp, 2"),
         (overridden(degree("context", 2)), "context_parallel_degree 2: a CPU has no kernel: run it dry"),
-        (LLAMA.replace(sequence_length=32), "training.seq_len: 64, but the case's sequence_length says 32"),
+        (LLAMA.replace(sequence_length=32), "training.seq_len: 16, but the case's sequence_length says 32"),
         (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch says 4"),
         (overridden("--training.global_batch_size=8"), "all ranks: 2.0, but .*gradient_accumulation says 1"),
         (LLAMA.replace(precision="fp32"), "precision_param: 'bf16-mixed', but the case's precision says"),
