@@ -53,6 +53,7 @@ UNSEEN_SPAN = "what was not seen is unknown, and not better; accept a new baseli
 ONLY_COLD = "no launch found in a cache what the first one compiled"
 LOOKS_CHANGED = 0.5
 """Share of what is allowed, above which a change of a span is worth more launches."""
+NOW_AND_THEN = "not every launch has it, nor did those of the baseline"
 LOOKS_THE_SAME = "it looks the same, and takes more launches to be sure (--perf-min-launches)"
 NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
@@ -293,7 +294,13 @@ def _span_check(
     then = baseline.values(metric.name)
     check = unjudged(metric, runs[0], now, then, metric.tolerance(device))
     if not now:
-        is_cold = all(f"{COLD}{metric.label}" in run.spans for run in runs)
+        cold = f"{COLD}{metric.label}"
+        have = [
+            launch for launch in baseline.launches if {metric.label, cold} & launch.figures.spans_s.keys()
+        ]
+        if len(have) < len(baseline.launches):
+            return check.replace(outcome="inconclusive", note=NOW_AND_THEN)
+        is_cold = all(cold in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
         # What stays cold compiles in each launch of its users: it decides, as what is not seen does.

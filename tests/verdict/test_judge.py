@@ -728,6 +728,13 @@ def test_a_span_that_is_not_seen_any_more_is_not_better() -> None:
     assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("inconclusive", "inconclusive")
 
 
+def test_a_span_that_comes_now_and_then_decides_no_case() -> None:
+    """One of five launches of the baseline has saved."""
+    baseline = from_runs([*lasting("save", 6)[:1], *NO_SPAN[:4]])
+    verdict = session(NO_SPAN, baseline, OF_SPANS)
+    assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("passed", "inconclusive")
+
+
 def test_a_span_that_scatters_too_much_decides_no_case() -> None:
     noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.5, degrees_of_freedom=30)})
     baseline = from_runs(lasting(IMPORTS, 6, scatter=0.4)[:5])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,13 @@ is_compiling: Callable[[], bool] = _no_torch
 """Whether torch compiles what calls this. What is compiled has no phases: they would break its graph."""
 
 
+class _Begun(threading.local):
+    """The spans that a thread has begun and not ended, by one phase."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span | None] = []
+
+
 class phase:
     """Mark a part of a training script as a phase: `with phase("rollout"): ...`, or `@phase("rollout")`.
 
@@ -38,19 +46,26 @@ class phase:
 
     def __init__(self, name: str) -> None:
         self.name = phase_name(name)
-        self._begun: list[Span | None] = []
+        self._begun = _Begun()
 
     def __enter__(self) -> phase:
-        self._begun.append(None if spans is None or is_compiling() else spans.begin(self.name))
+        self._begun.spans.append(None if spans is None or is_compiling() else spans.begin(self.name))
         return self
 
     def __exit__(self, *_: object) -> None:
-        span = self._begun.pop()
+        span = self._begun.spans.pop()
         if span is not None and spans is not None:
             spans.end(span)
 
     def __call__(self, function: F) -> F:
-        """Return the function as one whose calls are the phase. Raises `CaseError` for an async one."""
+        """Return the function as one whose calls are the phase, or the static or class method.
+
+        Raises `CaseError` for a class, and for a function that is async or a generator.
+        """
+        if isinstance(function, staticmethod | classmethod):
+            return type(function)(self(function.__func__))
+        if isinstance(function, type):
+            raise CaseError(f"phase({self.name!r}): {function.__qualname__} is a class: mark its methods")
         if why := why_not_timed(function):
             raise CaseError(f"phase({self.name!r}): {function.__qualname__} {why}")
         return watched(function, self.name)

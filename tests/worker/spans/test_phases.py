@@ -13,6 +13,7 @@ from perfsuite.worker.hooks.named import Search
 from perfsuite.worker.spans import phases
 from perfsuite.worker.spans.phases import NamedPhase
 from perfsuite.worker.spans.recording import Meters, Spans
+from tests.worker.loops import in_a_thread
 
 MODULE = "a_users_module"
 
@@ -70,6 +71,36 @@ def test_each_call_of_a_decorated_function_is_a_phase(spans: Spans) -> None:
     rollout = perfsuite.phase("rollout")(work)
     assert (rollout(2), rollout(seconds=3)) == ("done", "done")
     assert spans.times()["rollout"].seconds == (2, 3)
+
+
+def test_static_and_class_methods_are_phases_and_still_called_so(spans: Spans) -> None:
+    class Model:
+        @perfsuite.phase("score")
+        @staticmethod
+        def score(seconds: float) -> str:
+            return work(seconds)
+
+        @perfsuite.phase("load")
+        @classmethod
+        def load(cls) -> type:
+            work(3)
+            return cls
+
+    assert (Model().score(2), Model.load()) == ("done", Model)
+    assert {name: times.seconds for name, times in spans.times().items()} == {"score": (2,), "load": (3,)}
+
+
+def test_a_class_is_no_phase() -> None:
+    with pytest.raises(CaseError, match="Clock is a class: mark its methods"):
+        perfsuite.phase("score")(Clock)
+
+
+def test_one_phase_in_two_threads_ends_in_each(spans: Spans) -> None:
+    phase = perfsuite.phase("rollout")
+    with phase:
+        in_a_thread(phase.__enter__)  # which is still in it when this thread leaves
+        work()
+    assert spans.times()["rollout"].seconds == (1,)
 
 
 def test_one_phase_may_be_entered_again_and_again(spans: Spans) -> None:
