@@ -4,8 +4,10 @@ On one machine the command is the agent, on several a scheduler's; its stdin mus
 """
 
 import contextlib
+import getpass
 import math
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -152,5 +154,10 @@ def environment(job: Job) -> dict[str, str]:
 
 def _is_named_by_torch(name: str, value: str) -> bool:
     """Whether a variable is the default that torch sets itself in a process that imports inductor."""
-    default = os.path.join(tempfile.gettempdir(), "torchinductor_")
-    return name == "TORCHINDUCTOR_CACHE_DIR" and value.startswith(default)
+    if name != "TORCHINDUCTOR_CACHE_DIR":
+        return False
+    with contextlib.suppress(Exception):  # the user may have no name
+        # As in torch._inductor.runtime.cache_dir_utils, which imports much of torch.
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+        return value == os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    return False

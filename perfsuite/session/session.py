@@ -193,6 +193,13 @@ class Session:
         self._begun.add(case.id)
         self.trial = None
         try:
+            return self._measure(case, nodeid)
+        finally:
+            if self.trial is not None:
+                drop_compile_caches(self.trial.directory)
+
+    def _measure(self, case: Case, nodeid: str) -> Measurement:
+        try:
             directory = self.directory.new_case(case.id)
             self.trial = trial = Trial(case, self.setup.host.machine_for(case), directory)
             verdict = self.way.refused(trial) or self._judge(trial)
@@ -210,7 +217,6 @@ class Session:
                 self.save()
         finally:  # a profile may be interrupted
             self.way.record(self.results[-1])
-            drop_compile_caches(directory)
         return self.results[-1]
 
     def _judge(self, trial: Trial) -> Verdict:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from perfsuite.errors import FileError
 from perfsuite.launch import driving, hang
@@ -156,9 +157,13 @@ def test_the_default_that_torch_names_is_no_choice_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where `conftest.py` imports some of torch."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_me")
-    chosen = driving.environment(job(tmp_path / "case" / "launch-2"))["TORCHINDUCTOR_CACHE_DIR"]
-    assert chosen == str(tmp_path / "case" / "compile-caches" / "inductor")
+    of_torch, of_the_user = default_cache_dir(), f"{tempfile.gettempdir()}/torchinductor_mine"
+    for named, chosen in (
+        (of_torch, str(tmp_path / "case" / "compile-caches" / "inductor")),
+        (of_the_user, of_the_user),
+    ):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+        assert driving.environment(job(tmp_path / "case" / "launch-2"))["TORCHINDUCTOR_CACHE_DIR"] == chosen
 
 
 def test_gpus_are_numbered_as_nvml_does_and_nccl_ends_a_job_last_and_leaves_its_flight_recorder(

@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -185,7 +186,10 @@ def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdic
     ]
 
 
-def test_what_compilers_kept_is_gone_once_a_case_is_decided(sessions: Sessions) -> None:
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt])
+def test_what_compilers_kept_is_gone_once_a_case_is_over(
+    sessions: Sessions, end: type[BaseException] | None
+) -> None:
     caches: list[Path] = []
 
     def measure(case: Case, _: Any, directory: Path, *args: Any, runs: list[Run]) -> Any:
@@ -193,11 +197,14 @@ def test_what_compilers_kept_is_gone_once_a_case_is_decided(sessions: Sessions) 
         caches.append(RunDir.of_launch(directory, 1).compile_caches)
         caches[0].mkdir(parents=True)
         (caches[0] / "graph").touch()
+        if end is not None:
+            raise end
         runs.append(make_run())
         return runs, PASSED
 
     sessions.measure_by(measure)
-    sessions.make().measure(make_case(), "test")
+    with contextlib.suppress(KeyboardInterrupt):
+        sessions.make().measure(make_case(), "test")
     assert [each.exists() for each in caches] == [False]
     assert caches[0].parent.exists()
 
