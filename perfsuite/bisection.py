@@ -138,7 +138,7 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     _check_measured(name, result)
     worse = [check for check in verdict.checks if check.outcome == "regressed" and check.change is not None]
     if grown := _grown(verdict):
-        metric, half = grown[0].quantity, abs(grown[0].now - grown[0].before) / 2
+        metric, half = grown[0].name, abs(grown[0].now - grown[0].before) / 2
     elif worse:
         check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
         assert check.change is not None
@@ -201,7 +201,7 @@ def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
         grown = [
             each.sentence
             for each in _grown(verdict)
-            if each.quantity == known.metric and abs(each.now - each.before) > known.tolerance
+            if each.name == known.metric and abs(each.now - each.before) > known.tolerance
         ]
         return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
     if (check := verdict.check(known.metric)) is None:

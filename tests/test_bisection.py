@@ -160,6 +160,16 @@ def test_a_count_is_worse_that_grew_by_more_than_half_as_much_as_in_the_bad_arm(
     ]
 
 
+def test_a_search_for_what_an_event_did_looks_at_that_event() -> None:
+    """A candidate has as many kernels more in its steps as the bad one in its evaluation."""
+    evaluates = counts(kernels={"forward": 10}, spans={"evaluate": counts(kernels={"forward": 10})})
+    in_evaluation = evaluates.replace(spans={"evaluate": counts(kernels={"forward": 20})})
+    in_steps = evaluates.replace(kernels={"forward": 20})
+    good, bad, other = map(launch, (evaluates, in_evaluation, in_steps))
+    found = Stand(2, 2, _2=judge_counts(good, bad), _1=judge_counts(good, other)).search()
+    assert (found.metric, found.suspects) == ("evaluate: kernels", ("2",))
+
+
 @pytest.mark.parametrize(
     ("verdict", "kind", "words"),
     [

@@ -86,7 +86,13 @@ class Finding(Data):
     ranks: str  # the ranks of which this is true, as `0-3`
     outcome: Literal["regressed", "improved", "passed"]  # `passed`: listed, not judged
     sentence: str  # what changed, in words: `all_gather 7.0 -> 14.0 MiB a step: float32 instead of bfloat16`
-    span: str = ""  # where, as `every 5th step (5, 10, 15)`; empty: in all steps that were counted
+    span: str = ""  # where, as `save checkpoint` or `start-up`; empty: in steps
+    steps: str = ""  # in which steps, as `every 5th step (5, 10, 15)`; empty: in all that were counted
+
+    @property
+    def name(self) -> str:
+        """What is judged, with the event or phase in which it was counted."""
+        return f"{self.span}: {self.quantity}" if self.span else self.quantity
 
 
 class CountCheck(Data):

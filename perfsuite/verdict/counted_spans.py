@@ -82,8 +82,8 @@ def _are_one(one: Finding, other: Finding, is_alike: Callable[[int, int], bool])
     return one.outcome == other.outcome and is_alike(one.now - one.before, other.now - other.before)
 
 
-def _named(finding: Finding, span: str) -> Finding:
-    return finding.replace(span=span, sentence=f"{span}: {finding.sentence}") if span else finding
+def _named(finding: Finding, steps: str) -> Finding:
+    return finding.replace(steps=steps, sentence=f"{steps}: {finding.sentence}") if steps else finding
 
 
 def when(steps: Sequence[int], counted: Sequence[int]) -> str:

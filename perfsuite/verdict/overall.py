@@ -162,11 +162,8 @@ def explained(
     kinds = ("regressed", "passed", "improved")
     order = kinds if found[0] == "regressed" else kinds[::-1]
     to_explain = [check for check in checks if check.outcome == found[0]]
-    events = {name for entry in run.counts for name in entry.counts.spans}
     findings = [
-        finding
-        for finding in counts.findings
-        if any(_is_of(finding.span if finding.span in events else "", check) for check in to_explain)
+        finding for finding in counts.findings if any(_is_of(finding.span, check) for check in to_explain)
     ]
     if not findings:
         gpus = "kernels, NCCL" if run.case.topology.world_size > 1 else "kernels"
@@ -174,11 +171,12 @@ def explained(
     return min(findings, key=lambda finding: order.index(finding.outcome)).sentence
 
 
-def _is_of(event: str, check: Check) -> bool:
-    """Whether a check is of the seconds of this event, or of a part of it; of steps if there is no event."""
-    is_of_steps = not check.metric.startswith(SECONDS_OF)
-    span = check.metric.removeprefix(SECONDS_OF)
-    return is_of_steps if not event else not is_of_steps and (span == event or span.startswith(f"{event}: "))
+def _is_of(span: str, check: Check) -> bool:
+    """Whether a check is of the seconds of this span, or of a part of it; of steps if there is no span."""
+    if not check.metric.startswith(SECONDS_OF):
+        return not span
+    judged = check.metric.removeprefix(SECONDS_OF)
+    return bool(span) and (judged == span or judged.startswith(f"{span}: "))
 
 
 def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool) -> Excuse | None:

@@ -7,6 +7,7 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from perfsuite.results.counts import Counts
 from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, in_unit
 from perfsuite.results.outcome import Check
 from perfsuite.results.quantities import quantities
@@ -100,6 +101,7 @@ def _regressions(result: Measurement) -> list[Regression]:
     for each in (finding for finding in counted if finding.outcome == "regressed"):
         growth = abs(each.now - each.before)
         share, names = growth / each.before if each.before else math.inf, {each.quantity, each.field}
+        names = {f"{each.span}: {name}" for name in names} if each.span else names
         found.append(Regression(_with_kinds(names), each.sentence, share, growth))
     return found
 
@@ -119,8 +121,16 @@ def _called(check: Check, result: Measurement) -> set[str]:
 
 def _counted(result: Measurement) -> set[str]:
     every = [entry.counts for entry in result.counts]
+    names = _names(every)
+    for span in {name for counts in every for name in counts.spans}:
+        in_span = [counts.spans[span] for counts in every if span in counts.spans]
+        names |= {f"{span}: {name}" for name in _names(in_span)}
+    return _with_kinds(names)
+
+
+def _names(every: Sequence[Counts]) -> set[str]:
     read = ((each.name, *(each.read(one) or ())) for each in quantities(every) for one in every)
-    return _with_kinds({name for names in read for name in names})
+    return {name for names in read for name in names}
 
 
 def _with_kinds(names: set[str]) -> set[str]:

@@ -85,7 +85,7 @@ def test_work_of_a_single_later_step_is_found() -> None:
     (found,) = count_differences(baseline_of(in_steps()), baseline_of(in_steps(step10=117)))
 
     assert found.outcome == "regressed"
-    assert found.span == "in step 10 of 4-15"
+    assert found.steps == "in step 10 of 4-15"
     assert found.sentence == "in step 10 of 4-15: kernels in forward: 100 -> 117 a step"
 
 
@@ -93,7 +93,7 @@ def test_periodic_work_that_moves_to_the_reported_step_is_found() -> None:
     """The steps are compared one by one, so that less work elsewhere hides nothing."""
     found = count_differences(baseline_of(in_steps(step5=117)), baseline_of(in_steps(step4=117)))
 
-    assert {each.span: each.outcome for each in found} == {
+    assert {each.steps: each.outcome for each in found} == {
         "in step 4 of 4-15": "regressed",
         "in step 5 of 4-15": "improved",
     }
@@ -108,7 +108,7 @@ def test_memory_is_not_compared_in_a_late_step() -> None:
     (found,) = count_differences(baseline_of(before), baseline_of(now))
 
     assert found.quantity == "peak of live tensors"
-    assert found.span == ""
+    assert found.steps == ""
 
 
 def test_an_event_is_judged_under_its_name() -> None:

@@ -41,6 +41,9 @@ def counted(
 GATHER = make_finding(
     quantity="all_gather of 64 ranks", field="all_gather of 64 ranks: bytes", before=100, now=114
 )
+WRITTEN = make_finding(
+    quantity="bytes written", field="bytes written", before=100, now=114, span="save checkpoint"
+)
 NEW = make_finding(quantity="host reads", field="host reads in backward", unit="calls", before=0, now=24)
 
 
@@ -58,6 +61,7 @@ NEW = make_finding(quantity="host reads", field="host reads in backward", unit="
         (counted(GATHER), {"metric": "all_gather", "tolerated": 14}),  # its growth
         (counted(NEW), {"metric": "host reads", "tolerated": 24}),  # from none
         (counted(NEW), {"metric": "host reads in backward", "tolerated": 24}),  # a field
+        (counted(WRITTEN), {"metric": "save checkpoint: bytes written"}),  # what an event did
     ],
 )
 def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: dict[str, Any]) -> None:
@@ -92,6 +96,13 @@ def test_every_regression_of_a_case_needs_a_waiver_and_the_widest_of_two_is_told
     assert waive(both, [*one, waiver(metric="host reads", tolerated=24)], TODAY)[0]
     widest = waive(SLOW, [waiver(tolerated="5%"), waiver()], TODAY)
     assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().told}",))
+
+
+def test_a_waiver_of_steps_does_not_cover_what_an_event_did() -> None:
+    kernels = make_finding(quantity="kernels", field="kernels in forward", unit="calls", before=100, now=110)
+    for span, is_covered in (("", True), ("evaluate", False)):
+        found = counted(kernels.replace(span=span))
+        assert waive(found, [waiver(metric="kernels")], TODAY)[0] is is_covered
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "tokens/s"])
