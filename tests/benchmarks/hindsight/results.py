@@ -58,6 +58,7 @@ def tables(all_results: Results) -> str:
     others = [pair for pair in regressions if pair.cannot and pair not in alike_both]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
     first, later = grades.count("found"), grades.count("found, cause later")
+    kinds = "; ".join(_of_kind(kind, regressions, results) for kind in dict.fromkeys(pair.kind for pair in regressions))
     ran = len(grades) + len(alike_both)
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
@@ -67,9 +68,9 @@ def tables(all_results: Results) -> str:
             f"{len(alike_both)} do not show in a step of our scripts, {grades.count('missed')} were missed "
             f"for another reason. {len(others)} more were not run. {len(again)} pairs were run on a quiet "
             f"machine and on a busy one: the verdict and the first line are the same in {len(alike)} "
-            "of them.\n",
-            "| thread | good, bad | what a step does more | verdict | first line | s, quiet | s, busy |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            f"of them.\n\nFound of those that were run, by where they show: {kinds}.\n",
+            "| thread | where | good, bad | what the bad one does more | verdict | first line | s, quiet | s, busy |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
             *(_row(pair, results.get(pair.name), all_results) for pair in tried),
             f"\nNot found, because a step of our scripts does not show it ({len(alike_both)}):\n",
             *(f"- {pair.link}: {pair.cannot.removeprefix(ALIKE)}." for pair in alike_both),
@@ -82,6 +83,14 @@ def tables(all_results: Results) -> str:
     )
 
 
+def _of_kind(kind: str, regressions: Sequence[Pair], results: Mapping[str, Result]) -> str:
+    """How many of a kind were found, as `growth 2 of 3`."""
+    pairs = [pair for pair in regressions if pair.kind == kind]
+    ran = [results[pair.name].outcome for pair in pairs if not pair.cannot and pair.name in results]
+    alike = [pair for pair in pairs if pair.cannot.startswith(ALIKE)]
+    return f"{kind} {sum(outcome.startswith('found') for outcome in ran)} of {len(ran) + len(alike)}"
+
+
 def _row(pair: Pair, result: Result | None, results: Results) -> str:
     took = (results.get((pair.name, busy)) for busy in (False, True))
     seconds = ("" if each is None else str(each.seconds) for each in took)
@@ -90,7 +99,7 @@ def _row(pair: Pair, result: Result | None, results: Results) -> str:
     else:
         missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
         cells = (result.outcome, f"`{result.first.removeprefix('regressed: ')}`{missed}")
-    return f"| {' | '.join((pair.link, _arms(pair), pair.what, *cells, *seconds))} |"
+    return f"| {' | '.join((pair.link, pair.kind, _arms(pair), pair.what, *cells, *seconds))} |"
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
