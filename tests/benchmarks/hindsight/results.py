@@ -58,7 +58,9 @@ def tables(all_results: Results) -> str:
     others = [pair for pair in regressions if pair.cannot and pair not in alike_both]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
     first, later = grades.count("found"), grades.count("found, cause later")
-    kinds = "; ".join(_of_kind(kind, regressions, results) for kind in dict.fromkeys(pair.kind for pair in regressions))
+    kinds = "; ".join(
+        _of_kind(kind, regressions, results) for kind in dict.fromkeys(pair.kind for pair in regressions)
+    )
     ran = len(grades) + len(alike_both)
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")

@@ -12,6 +12,4 @@ directory = os.environ["PERFSUITE_LAUNCH_DIR"]
 llama().to(torch.bfloat16).save_pretrained(f"{directory}/model")
 rows = Dataset.from_dict({"text": [text(at) for at in range(64)]})
 config = SFTConfig(max_length=32, **settings(directory))
-SFTTrainer(
-    model=f"{directory}/model", args=config, train_dataset=rows, processing_class=tokenizer()
-).train()
+SFTTrainer(model=f"{directory}/model", args=config, train_dataset=rows, processing_class=tokenizer()).train()
