@@ -16,7 +16,7 @@ from perfsuite.results.outcome import CountCheck, Finding, Verdict
 from perfsuite.session import against_arm
 from tests.benchmarks.hindsight.__main__ import judged, main, run
 from tests.benchmarks.hindsight.pairs import PAIRS, SCRIPTS, Pair
-from tests.benchmarks.hindsight.results import PAGE, Result, read, tables
+from tests.benchmarks.hindsight.results import ALIKE, PAGE, Result, read, tables
 from tests.counted import make_finding
 from tests.samples import make_result, make_run
 
@@ -144,6 +144,15 @@ def test_found_regressions_are_counted_by_where_they_show() -> None:
     made = tables({(each.name, each.busy): each for each in (found, missed)})
     assert "growth 1 of 2;" in made
     assert f"| growth | {one.good.split()[0].replace('==', ' ')}, " in made
+
+
+def test_a_pair_without_a_result_counts_as_not_run() -> None:
+    one = next(pair for pair in PAIRS if pair.kind == "growth" and not pair.cannot)
+    cannot = sum(bool(pair.cannot) and not pair.cannot.startswith(ALIKE) for pair in PAIRS)
+    tried = sum(pair.is_regression and not pair.cannot for pair in PAIRS)
+    made = tables({})
+    assert f"{cannot + tried} more were not run." in made
+    assert f"- {one.link}: not run yet (growth: {one.what})." in made
 
 
 def test_every_thread_is_a_link() -> None:
