@@ -102,7 +102,8 @@ def _row(pair: Pair, result: Result, results: Results) -> str:
     seconds = ("" if each is None else str(each.seconds) for each in took)
     missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
     first = f"`{result.first.removeprefix('regressed: ')}`{missed}"
-    return f"| {' | '.join((pair.link, pair.kind, _arms(pair), pair.what, result.outcome, first, *seconds))} |"
+    cells = (pair.link, pair.kind, _arms(pair), pair.what, result.outcome, first, *seconds)
+    return f"| {' | '.join(cells)} |"
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
