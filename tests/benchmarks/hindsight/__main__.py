@@ -54,7 +54,8 @@ def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
     """What a comparison is worth: `found` needs the cause in the first line."""
     verdict = measured.verdict
     why = next(iter(verdict.reasons), "")
-    if verdict.outcome == "failed" and verdict.failure != "loss":
+    is_other = verdict.failure in ("loss", "unlike") or "the change did it" in why
+    if verdict.outcome == "failed" and not is_other:
         return Result(name=pair.name, outcome="cannot run", first=why, seconds=seconds)
     counts = verdict.counts
     said = [each.sentence for each in (counts.findings if counts else ()) if each.outcome != "passed"]

@@ -26,8 +26,10 @@ class Pair:
     """The name of a file in `scripts/`, without its end, and its arguments."""
     thread: str = ""
     """`repository#number`, or `repository tag` for the notes of a release; empty for an unchanged pair."""
+    kind: Literal["step", "some steps", "growth", "data", "start-up", "event", "dtype"] = "step"
+    """Where it shows: `some steps` is work that not each step does."""
     what: str = ""
-    """What a step of `bad` does more."""
+    """What `bad` does more."""
     names: str = ""
     """What the first line must name, as a regular expression. Empty: nothing may be found."""
     ranks: int = 1

@@ -55,9 +55,12 @@ def tables(all_results: Results) -> str:
     regressions = [pair for pair in PAIRS if pair.is_regression]
     tried = [pair for pair in regressions if not pair.cannot]
     alike_both = [pair for pair in regressions if pair.cannot.startswith(ALIKE)]
-    others = [pair for pair in regressions if pair.cannot and pair not in alike_both]
+    cannot = [pair for pair in regressions if pair.cannot and pair not in alike_both]
+    others = [*cannot, *(pair for pair in tried if pair.name not in results)]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
     first, later = grades.count("found"), grades.count("found, cause later")
+    kinds = dict.fromkeys(pair.kind for pair in regressions)
+    by_kind = "; ".join(_of_kind(kind, regressions, results) for kind in kinds)
     ran = len(grades) + len(alike_both)
     unchanged = [pair for pair in PAIRS if not pair.is_regression and pair.name in results]
     silent = [results[pair.name].outcome for pair in unchanged].count("silent")
@@ -67,14 +70,14 @@ def tables(all_results: Results) -> str:
             f"{len(alike_both)} do not show in a step of our scripts, {grades.count('missed')} were missed "
             f"for another reason. {len(others)} more were not run. {len(again)} pairs were run on a quiet "
             f"machine and on a busy one: the verdict and the first line are the same in {len(alike)} "
-            "of them.\n",
-            "| thread | good, bad | what a step does more | verdict | first line | s, quiet | s, busy |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-            *(_row(pair, results.get(pair.name), all_results) for pair in tried),
+            f"of them.\n\nFound of those that were run, by where they show: {by_kind}.\n",
+            "| thread | where | good, bad | what is more | verdict | first line | s, quiet | s, busy |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *(_row(pair, results[pair.name], all_results) for pair in tried if pair.name in results),
             f"\nNot found, because a step of our scripts does not show it ({len(alike_both)}):\n",
             *(f"- {pair.link}: {pair.cannot.removeprefix(ALIKE)}." for pair in alike_both),
             f"\nNot run ({len(others)}):\n",
-            *(f"- {pair.link}: {pair.cannot}." for pair in others),
+            *(f"- {pair.link}: {pair.cannot or _untried(pair)}." for pair in others),
             f"\n{silent} of {len(unchanged)} unchanged pairs were silent:\n",
             *(f"- {script}: {'; '.join(pairs)}" for script, pairs in _by_script(unchanged, results).items()),
             "",
@@ -82,15 +85,25 @@ def tables(all_results: Results) -> str:
     )
 
 
-def _row(pair: Pair, result: Result | None, results: Results) -> str:
+def _of_kind(kind: str, regressions: Sequence[Pair], results: Mapping[str, Result]) -> str:
+    """How many of a kind were found, as `growth 2 of 3`."""
+    pairs = [pair for pair in regressions if pair.kind == kind]
+    ran = [results[pair.name].outcome for pair in pairs if not pair.cannot and pair.name in results]
+    alike = [pair for pair in pairs if pair.cannot.startswith(ALIKE)]
+    return f"{kind} {sum(outcome.startswith('found') for outcome in ran)} of {len(ran) + len(alike)}"
+
+
+def _untried(pair: Pair) -> str:
+    return f"not run yet ({pair.kind}: {pair.what})"
+
+
+def _row(pair: Pair, result: Result, results: Results) -> str:
     took = (results.get((pair.name, busy)) for busy in (False, True))
     seconds = ("" if each is None else str(each.seconds) for each in took)
-    if result is None:
-        cells = ("not run", "")
-    else:
-        missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
-        cells = (result.outcome, f"`{result.first.removeprefix('regressed: ')}`{missed}")
-    return f"| {' | '.join((pair.link, _arms(pair), pair.what, *cells, *seconds))} |"
+    missed = f". {pair.why_missed}" if pair.why_missed and result.outcome == "missed" else ""
+    first = f"`{result.first.removeprefix('regressed: ')}`{missed}"
+    cells = (pair.link, pair.kind, _arms(pair), pair.what, result.outcome, first, *seconds)
+    return f"| {' | '.join(cells)} |"
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:

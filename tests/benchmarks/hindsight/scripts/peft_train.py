@@ -1,4 +1,7 @@
-"""A plain loop over a Llama with adapters of peft: `python peft_train.py oft`, `dora`, `lora`, ..."""
+"""A plain loop over a Llama with adapters of peft: `python peft_train.py oft`, `dora`, `lora`, ...
+
+With another word, `bfloat16`, the Llama has that dtype.
+"""
 
 import itertools
 import sys
@@ -15,7 +18,8 @@ KINDS = {
     "vera": lambda: peft.VeraConfig(r=8, target_modules=["q_proj", "o_proj"]),
     "loha": lambda: peft.LoHaConfig(r=8, alpha=16, target_modules=TARGETS),
 }
-model = peft.get_peft_model(llama(), KINDS[sys.argv[1]]())
+dtype = getattr(torch, sys.argv[2]) if sys.argv[2:] else torch.float32
+model = peft.get_peft_model(llama().to(dtype), KINDS[sys.argv[1]]())
 optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
 for tokens in itertools.cycle(batches(16)):
     model(input_ids=tokens, labels=tokens).loss.backward()

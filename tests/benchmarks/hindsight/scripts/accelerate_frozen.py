@@ -1,0 +1,21 @@
+"""FSDP2 by accelerate, in mixed precision, of a model in bfloat16 that is frozen but for its last block."""
+
+import itertools
+
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from small import Net, batches
+
+plugin = FullyShardedDataParallelPlugin(
+    fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
+)
+accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin)
+model = Net().to(accelerator.device, torch.bfloat16)
+model.requires_grad_(False)
+model.blocks[-1].requires_grad_(True)
+optimizer = torch.optim.AdamW(model.blocks[-1].parameters(), lr=1e-3)
+model, optimizer = accelerator.prepare(model, optimizer)
+for tokens in itertools.cycle(batches(16)):
+    accelerator.backward(model(tokens.to(accelerator.device)))
+    optimizer.step()
+    optimizer.zero_grad()
