@@ -20,17 +20,19 @@ from tests.test_published import CASES
 
 pytestmark = MARKS
 
-LENGTH = 16
-"""Of a sequence: a CPU takes seconds for more in 16 bits."""
-SHAPE = (f"--training.seq_len={LENGTH}", "--training.local_batch_size=2", "--training.steps=100")
+SHORT = 16
+"""Length of a sequence of those that are launched: a CPU takes seconds for more in 16 bits."""
 
 
-def registered(module: str, config: str, *overrides: str, ranks: int = 2, **changes: Any) -> Case:
+def registered(
+    module: str, config: str, *overrides: str, ranks: int = 2, length: int = 64, **changes: Any
+) -> Case:
     """A small case of a registered configuration."""
+    shape = (f"--training.seq_len={length}", "--training.local_batch_size=2", "--training.steps=100")
     case = COUNTED.replace(
         model=Model.named(config),
-        framework=TorchTitan(module=module, config=config, overrides=(*SHAPE, *overrides)),
-        sequence_length=LENGTH,
+        framework=TorchTitan(module=module, config=config, overrides=(*shape, *overrides)),
+        sequence_length=length,
         precision="bf16-mixed",
         activation_checkpointing="selective-op",
         topology=Topology(processes_per_node=ranks),
@@ -46,13 +48,19 @@ def degree(name: str, ranks: int) -> str:
 LLAMA = registered("llama3", "llama3_debugmodel")
 CUT, OWN = "tests.frameworks.torchtitan.configs", "bench_cases.torchtitan_configs"
 # What torchtitan's switch for balanced routing assigns is not the router's, in a launch as in a dry run.
-DEEPSEEK = registered(CUT, "deepseek_v3_debugmodel", degree("expert", 2), "--debug.moe_force_load_balance")
-QWEN = registered(CUT, "qwen3_moe_debug", degree("expert", 2))
-GPT_OSS = registered(CUT, "gpt_oss_debugmodel", degree("expert", 2), activation_checkpointing="none")
-KIMI = registered(CUT, "moonlight_debugmodel", degree("expert", 2), activation_checkpointing="full")
-EMULATED = registered(OWN, "llama3_debugmodel_float8_emulated")
+DEEPSEEK = registered(
+    CUT, "deepseek_v3_debugmodel", degree("expert", 2), "--debug.moe_force_load_balance", length=SHORT
+)
+QWEN = registered(CUT, "qwen3_moe_debug", degree("expert", 2), length=SHORT)
+GPT_OSS = registered(
+    CUT, "gpt_oss_debugmodel", degree("expert", 2), length=SHORT, activation_checkpointing="none"
+)
+KIMI = registered(
+    CUT, "moonlight_debugmodel", degree("expert", 2), length=SHORT, activation_checkpointing="full"
+)
+EMULATED = registered(OWN, "llama3_debugmodel_float8_emulated", length=SHORT)
 ONE_BY_ONE = "--parallelism.pipeline_parallel_schedule=1F1B"
-PIPED = registered("llama3", "llama3_debugmodel", degree("pipeline", 2), ONE_BY_ONE)
+PIPED = registered("llama3", "llama3_debugmodel", degree("pipeline", 2), ONE_BY_ONE, length=SHORT)
 NONE = dict.fromkeys(("experts_per_rank", "low_precision_modules", "pipeline"), "none") | {
     "context_parallel": "1"
 }
@@ -70,7 +78,7 @@ def deepseek_flops() -> Flops:
     active, scores = dense + 3 * expert, layers * 16 * (head + rope + value)
     return Flops(
         formula="torchtitan-0.3",
-        per_token=6 * active + 6 * scores * LENGTH,
+        per_token=6 * active + 6 * scores * SHORT,
         parameters=dense + vocabulary * width + 8 * expert,
         matmul_parameters=active,
     )
@@ -101,7 +109,7 @@ def test_a_registered_model_trains_as_it_says_and_runs_dry_alike(
     assert run.flops is not None
     assert run.flops.formula == "torchtitan-0.3"
     assert float(run.figures.loss_last or 0) < float(run.figures.loss_first or 0)
-    tokens = (1 if case is PIPED else 2) * 2 * LENGTH
+    tokens = (1 if case is PIPED else 2) * 2 * SHORT
     assert run.figures.tokens_per_s == pytest.approx(tokens / float(run.figures.step_s_p50 or 0))
     assert run.counts
     assert not run.counts[0].counts.without_flops
@@ -174,7 +182,7 @@ def experts(ranks: int, degrees: int) -> Case:
         (overridden(degree("expert", 2)), "expert_parallel_degree 2 must divide the number of experts, 0"),
         (experts(2, 4), "expert_parallel_degree 4 must divide dp_shard x cp x tp, 2"),
         (overridden(degree("context", 2)), "context_parallel_degree 2: a CPU has no kernel: run it dry"),
-        (LLAMA.replace(sequence_length=32), "training.seq_len: 16, but the case's sequence_length says 32"),
+        (LLAMA.replace(sequence_length=32), "training.seq_len: 64, but the case's sequence_length says 32"),
         (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch says 4"),
         (overridden("--training.global_batch_size=8"), "all ranks: 2.0, but .*gradient_accumulation says 1"),
         (LLAMA.replace(precision="fp32"), "precision_param: 'bf16-mixed', but the case's precision says"),
