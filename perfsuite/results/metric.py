@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from perfsuite import extensions
 from perfsuite.case.case import Unit
 from perfsuite.results.rank_report import COLD, START_UP
-from perfsuite.results.run import SECONDS_OF, Figures, Run
+from perfsuite.results.run import SECONDS_OF, Figures, Run, timed_span
 
 Device = Literal["cpu", "cuda"]
 Judged = Literal["sequential", "exact", "shown"]
@@ -310,8 +310,8 @@ def recorded() -> tuple[Metric, ...]:
 
 def find(name: str) -> Metric | None:
     """Return the metric of that name, None if its package is gone. Raises `ExtensionError` as `recorded`."""
-    if name.startswith(SECONDS_OF):
-        return span_seconds(name.removeprefix(SECONDS_OF))
+    if (span := timed_span(name)) is not None:
+        return span_seconds(span)
     return _BUILT_IN.get(name) or _of_another_package(name)
 
 

@@ -75,6 +75,11 @@ class Check(Data):
         return self.minimum_detectable is not None and self.minimum_detectable > self.allowed
 
 
+def in_span(span: str, text: str) -> str:
+    """Return a text with the span that it is of; the text alone where that is empty."""
+    return f"{span}: {text}" if span else text
+
+
 class Finding(Data):
     """One count that is not what it is in the baseline."""
 
@@ -92,7 +97,7 @@ class Finding(Data):
     @property
     def name(self) -> str:
         """What is judged, with the event or phase in which it was counted."""
-        return f"{self.span}: {self.quantity}" if self.span else self.quantity
+        return in_span(self.span, self.quantity)
 
 
 class CountCheck(Data):

@@ -81,6 +81,11 @@ SECONDS_OF = "seconds of "  # begins the name of the figure that a span has
 SlopeUnit = Literal["bytes", "s"]
 
 
+def timed_span(figure: str) -> str | None:
+    """Return the span whose seconds a figure is, by its name; None if it is another figure."""
+    return figure.removeprefix(SECONDS_OF) if figure.startswith(SECONDS_OF) else None
+
+
 class Slope(Data):
     """How something changes over the measured steps. Shown, never judged."""
 
@@ -146,8 +151,8 @@ class Figures(Data):
 
     def get(self, name: str) -> float | None:
         """Return a figure by its name, or a metric of another package; None if it was not measured."""
-        if name.startswith(SECONDS_OF):
-            return self.spans_s.get(name.removeprefix(SECONDS_OF))
+        if (span := timed_span(name)) is not None:
+            return self.spans_s.get(span)
         return getattr(self, name) if name in _FIELDS else self.extra.get(name)
 
     def by_name(self) -> dict[str, float]:
@@ -161,12 +166,9 @@ class Figures(Data):
         """Make figures from values by name: the inverse of `by_name`."""
         own = {name: value for name, value in values.items() if name in _FIELDS}
         others = {name: value for name, value in values.items() if name not in _FIELDS}
-        of_spans = {name: value for name, value in others.items() if name.startswith(SECONDS_OF)}
-        return cls(
-            **own,
-            spans_s={name.removeprefix(SECONDS_OF): value for name, value in of_spans.items()},
-            extra={name: value for name, value in others.items() if name not in of_spans},
-        )
+        spans_s = {span: others[name] for name in others if (span := timed_span(name)) is not None}
+        extra = {name: value for name, value in others.items() if timed_span(name) is None}
+        return cls(**own, spans_s=spans_s, extra=extra)
 
     @classmethod
     def median_of(cls, launches: Iterable[Figures]) -> Figures:

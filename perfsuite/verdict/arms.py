@@ -52,6 +52,7 @@ from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A, ARM_B = "arm A", "arm B"
 ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
 """Where the message of a mismatch begins to say what to do about the case."""
+BY_THE_CHANGE = "the change did it"  # said where arm B alone runs otherwise than its case says
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # what takes longer where the machine is slower
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
@@ -197,8 +198,8 @@ def _changed_by(why: str) -> str:
     said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
     if (tokens := TOKENS_DIFFER.search(said)) is not None:
         claimed, given = tokens.groups()
-        return f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: the change did it ({said})"
-    return f"{why.rstrip('.')}. {ARM_A} runs as the case says: the change did it"
+        return f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: {BY_THE_CHANGE} ({said})"
+    return f"{why.rstrip('.')}. {ARM_A} runs as the case says: {BY_THE_CHANGE}"
 
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:

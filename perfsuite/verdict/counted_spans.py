@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from perfsuite.results.counts import Counts, spans, step_name
-from perfsuite.results.outcome import Finding
+from perfsuite.results.outcome import Finding, in_span
 from perfsuite.results.rank_report import COLD, START_UP
 
 START_UPS = {START_UP, f"{COLD}{START_UP}"}
@@ -83,7 +83,7 @@ def _are_one(one: Finding, other: Finding, is_alike: Callable[[int, int], bool])
 
 
 def _named(finding: Finding, steps: str) -> Finding:
-    return finding.replace(steps=steps, sentence=f"{steps}: {finding.sentence}") if steps else finding
+    return finding.replace(steps=steps, sentence=in_span(steps, finding.sentence))
 
 
 def when(steps: Sequence[int], counted: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from perfsuite.results import quantities
 from perfsuite.results.amounts import arrow
 from perfsuite.results.count_baseline import DRY, CountBaseline, unsteady, versions_of
 from perfsuite.results.counts import Counts, RankCounts, are_alike, spans, step_name
-from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding
+from perfsuite.results.outcome import WORST_FIRST, CountCheck, Finding, in_span
 from perfsuite.results.quantities import Group, Quantity, differing, unsteady_in
 from perfsuite.results.run import Run
 from perfsuite.verdict.count_sentences import sentence
@@ -124,10 +124,9 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
     found: list[str] = []
     for _, whole_before, whole_now in _alike(baseline, launches):
         for span, before, now in counted_spans(whole_before, whole_now):
-            where = "" if span == step_name(whole_before.step) else f"{span}: "
-            found += [
-                f"{where}{doubt}" for doubt in _doubts_of_span(before, now, advice=advice, is_known=is_known)
-            ]
+            other = "" if span == step_name(whole_before.step) else span
+            doubts = _doubts_of_span(before, now, advice=advice, is_known=is_known)
+            found += [in_span(other, doubt) for doubt in doubts]
     return list(dict.fromkeys(found))
 
 
@@ -185,7 +184,7 @@ def _in_all_spans(
                 by_name.setdefault(quantity.name, quantity)
                 in_steps[quantity.name][then.step] = finding
             elif finding.outcome != "passed":
-                yield quantity, finding.replace(span=span, sentence=f"{span}: {finding.sentence}")
+                yield quantity, finding.replace(span=span, sentence=in_span(span, finding.sentence))
     for name, findings in in_steps.items():
         quantity = by_name[name]
         noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)

@@ -26,7 +26,7 @@ from perfsuite.results.metric import (
 )
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
 from perfsuite.results.rank_report import COLD, FailureKind
-from perfsuite.results.run import SECONDS_OF, Run
+from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
 from perfsuite.verdict.computation import Computed, differences, does_less, other_computation
 from perfsuite.verdict.loss import are_compared, loss_differs, scaled
@@ -53,7 +53,7 @@ UNSEEN_SPAN = "what was not seen is unknown, and not better; accept a new baseli
 ONLY_COLD = "no launch found in a cache what the first one compiled"
 LOOKS_CHANGED = 0.5
 """Share of what is allowed, above which a change of a span is worth more launches."""
-NOW_AND_THEN = "not every launch has it, nor did those of the baseline"
+NOW_AND_THEN = "not every launch of the baseline has it: one without it says nothing"
 LOOKS_THE_SAME = "it looks the same, and takes more launches to be sure (--perf-min-launches)"
 NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
@@ -209,8 +209,8 @@ def worth_a_launch(checks: Sequence[Check], awaited: str | None = None) -> list[
     """The checks, where an undecided one of a span asks for a launch only if the span looks changed.
 
     A span scatters more than the steps. To exclude a change of it would take several launches each night,
-    where the other metrics need one or two. `awaited` is the metric of a search, whose launches are all made
-    for it: a span that looks the same there is to be told from one that is.
+    where the other metrics need one or two. `awaited` is the metric of a search, for which all its
+    launches are made: that one stays open until it is decided.
     """
     others = [check.outcome for check in checks if not _is_of_span(check)]
     if "undecided" in others:
@@ -229,7 +229,7 @@ def _looks_the_same(check: Check) -> bool:
 
 
 def _is_of_span(check: Check) -> bool:
-    return check.metric.startswith(SECONDS_OF)
+    return timed_span(check.metric) is not None
 
 
 def worst(checks: Sequence[Check], launches: int) -> Verdict:
@@ -295,10 +295,8 @@ def _span_check(
     check = unjudged(metric, runs[0], now, then, metric.tolerance(device))
     if not now:
         cold = f"{COLD}{metric.label}"
-        have = [
-            launch for launch in baseline.launches if {metric.label, cold} & launch.figures.spans_s.keys()
-        ]
-        if len(have) < len(baseline.launches):
+        spans_before = [launch.figures.spans_s for launch in baseline.launches]
+        if not all(metric.label in spans or cold in spans for spans in spans_before):
             return check.replace(outcome="inconclusive", note=NOW_AND_THEN)
         is_cold = all(cold in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):

@@ -9,7 +9,7 @@ from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.outcome import WORST_FIRST, Check, CountCheck, Excuse, Outcome, Verdict
 from perfsuite.results.profile import TakenProfile
-from perfsuite.results.run import SECONDS_OF, Run
+from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import exact
 from perfsuite.verdict.computation import Computed, does_less, other_computation
 from perfsuite.verdict.judge import Policy
@@ -173,10 +173,10 @@ def explained(
 
 def _is_of(span: str, check: Check) -> bool:
     """Whether a check is of the seconds of this span, or of a part of it; of steps if there is no span."""
-    if not check.metric.startswith(SECONDS_OF):
-        return not span
-    judged = check.metric.removeprefix(SECONDS_OF)
-    return bool(span) and (judged == span or judged.startswith(f"{span}: "))
+    timed = timed_span(check.metric)
+    if timed is None or not span:
+        return timed is None and not span
+    return timed == span or timed.startswith(f"{span}: ")
 
 
 def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool) -> Excuse | None:

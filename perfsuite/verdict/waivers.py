@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from perfsuite.results.counts import Counts
 from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, in_unit
-from perfsuite.results.outcome import Check
+from perfsuite.results.outcome import Check, in_span
 from perfsuite.results.quantities import quantities
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.waivers import FILE, Waiver
@@ -101,7 +101,7 @@ def _regressions(result: Measurement) -> list[Regression]:
     for each in (finding for finding in counted if finding.outcome == "regressed"):
         growth = abs(each.now - each.before)
         share, names = growth / each.before if each.before else math.inf, {each.quantity, each.field}
-        names = {f"{each.span}: {name}" for name in names} if each.span else names
+        names = {in_span(each.span, name) for name in names}
         found.append(Regression(_with_kinds(names), each.sentence, share, growth))
     return found
 
@@ -123,8 +123,8 @@ def _counted(result: Measurement) -> set[str]:
     every = [entry.counts for entry in result.counts]
     names = _names(every)
     for span in {name for counts in every for name in counts.spans}:
-        in_span = [counts.spans[span] for counts in every if span in counts.spans]
-        names |= {f"{span}: {name}" for name in _names(in_span)}
+        of_span = [counts.spans[span] for counts in every if span in counts.spans]
+        names |= {in_span(span, name) for name in _names(of_span)}
     return _with_kinds(names)
 
 

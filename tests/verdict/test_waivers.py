@@ -170,6 +170,14 @@ def test_a_waiver_that_matches_no_case_is_said_if_all_cases_are_known() -> None:
     assert remarks([waiver()], [], {CASE}, TODAY) == ()  # there, and not selected
 
 
+def test_a_waiver_of_what_an_event_did_is_known_by_its_name() -> None:
+    counts = make_counts(spans={"save checkpoint": make_counts(bytes_written=100)})
+    run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=counts),))
+    saved = make_result(run, verdict=counted(outcome="passed").verdict)
+    (told,) = remarks([waiver(metric="save checkpoint: bytes*")], [saved], {CASE}, TODAY)
+    assert told.endswith("is not needed any more: take it out")
+
+
 def test_a_waiver_that_matches_no_metric_is_said_with_those_that_there_are() -> None:
     (told,) = remarks([waiver(metric="tokens")], [counted(GATHER)], {CASE}, TODAY)
     head = f"{OF.replace('tokens_per_s', 'tokens')} fake-* matches no metric and no count of them, which are "

@@ -56,7 +56,7 @@ class PythonCounter:
 
     def __init__(self, phase: Callable[[], Phase], hidden: tuple[str, ...] = ()) -> None:
         self._phase = phase
-        self._hidden = hidden
+        self._hidden = (COUNTING, *hidden)
         self._calls = Counter[tuple[str, str, Phase]]()
         self._steps: list[Counter[tuple[str, str, Phase]]] = []
         self._watch: _Monitoring | _Profile = (_Monitoring if MONITORING else _Profile)(self._see)
@@ -118,7 +118,7 @@ class PythonCounter:
     def _see(self, frame: FrameType) -> bool:
         """Count a call. Returns whether it is of our own account, with all that it calls."""
         code, caller = frame.f_code, frame.f_back
-        if code.co_name in NOT_SEEN or code.co_filename.startswith((COUNTING, *self._hidden)):
+        if code.co_name in NOT_SEEN or code.co_filename.startswith(self._hidden):
             return True
         if not _is_ours(frame) and not (caller is not None and _calls_for_us(caller)):
             try:

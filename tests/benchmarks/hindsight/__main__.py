@@ -18,6 +18,7 @@ from perfsuite.report.progress import Progress
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_arm
 from perfsuite.session.setup import Options
+from perfsuite.verdict.arms import BY_THE_CHANGE
 from tests.benchmarks.hindsight.pairs import PAIRS, Pair
 from tests.benchmarks.hindsight.results import Result, read, write, write_page
 
@@ -54,7 +55,7 @@ def judged(pair: Pair, measured: Measurement, seconds: int) -> Result:
     """What a comparison is worth: `found` needs the cause in the first line."""
     verdict = measured.verdict
     why = next(iter(verdict.reasons), "")
-    is_other = verdict.failure in ("loss", "unlike") or "the change did it" in why
+    is_other = verdict.failure in ("loss", "unlike") or BY_THE_CHANGE in why
     if verdict.outcome == "failed" and not is_other:
         return Result(name=pair.name, outcome="cannot run", first=why, seconds=seconds)
     counts = verdict.counts
