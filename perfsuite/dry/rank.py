@@ -16,18 +16,39 @@ from perfsuite.dry import cuda, values
 from perfsuite.dry.fit import predict
 from perfsuite.errors import DryRunError, MismatchError, message_of
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
-from perfsuite.frameworks.common import finetuning, float8
+from perfsuite.frameworks.common import finetuning, float8, own_list
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
-from perfsuite.results.counts import COUNTED_STEP, StepsToCount
+from perfsuite.results.counts import KeptObjects, StepsToCount
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.counting.flops import count_known
+from perfsuite.worker.counting.growth import Growth
 from perfsuite.worker.counting.steps import Counting
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.observation import software
+from perfsuite.worker.observation import frozen, software
 from perfsuite.worker.observation.dtypes import dtypes_of
 from perfsuite.worker.observation.observe import owner, wrapping
+
+STEPS_OF_GROWTH = 3
+"""Steps after those that are counted, to count the objects that each step keeps.
+
+One step ends when `Growth` counts a second time, and two more when it does so a third time. What holds
+objects is searched for those of the first of these two: what the last step made may be its own.
+"""
+
+
+class DryGrowth(Growth):
+    """Counts the objects that steps keep, without what fake tensors and perfsuite keep of them.
+
+    Fake tensors keep the shape of each operator by its arguments, of which some are numbers of the step.
+    """
+
+    def count(self) -> None:
+        """Count objects once nothing of that is left."""
+        FakeTensorMode.cache_clear()
+        own_list.clear(torch.Tensor)  # losses, which have no values
+        super().count()
 
 
 class Enough(BaseException):
@@ -45,13 +66,15 @@ class DryRank:
         self, case: Case, report: RankReport, machine: Machine, directory: Path, counted_steps: int = 1
     ) -> None:
         self.case = case
-        last = min(COUNTED_STEP - 1 + counted_steps, case.total_steps)
-        self.steps = StepsToCount(until=last, late=None)
+        self.steps = StepsToCount.consecutive(counted_steps, case.total_steps)
+        self.last_step = self.steps.until + STEPS_OF_GROWTH
         self.report = report
         self.framework: Framework = framework_of(case)
         self.plan = self.framework.dry(case) or DryPlan()
         self.device = torch.device("cuda", 0) if machine.device == "cuda" else torch.device("cpu")
         self.recorder = Recorder(HostTimer())
+        self._growth = self.recorder.growth = DryGrowth(self.steps.until, self.last_step)
+        self._kept: KeptObjects | None = None
         self.ranks = Ranks(
             rank=report.rank, world_size=report.world_size, device=self.device, directory=directory
         )
@@ -72,6 +95,7 @@ class DryRank:
             self._built_bytes = whole // self.plan.built_over
         self._pretend()
         calls.watch()
+        frozen.watch()
         with FakeTensorMode(allow_non_fake_inputs=True), self.answers():
             counting = self.recorder.counting = Counting(self._model, self.steps)
             self._train()
@@ -84,13 +108,13 @@ class DryRank:
         assert counting.log is not None
         rank, built = self.report.rank, self._built_bytes
         return self.report.replace(
-            counts=counting.counts,
+            counts=counting.counts.replace(kept=self._kept or self._growth.result()),
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),
             flops=self.workload.flops or flops,
             dtypes=dtypes,
             observed=Observed(settings=settings, environment={**software.imported(), **self.environment}),
             tokens_per_step=self.workload.tokens_per_step(self.case),
-            notes=(*self.workload.notes, *self.notes, *counting.notes),
+            notes=(*self.workload.notes, *self.notes, *counting.notes, *self._growth.notes),
         )
 
     def _pretend(self) -> None:
@@ -134,7 +158,8 @@ class DryRank:
         self.recorder.counting.before_optimizer_step(optimizer, args, kwargs)
 
     def _end_when_counted(self, steps: int) -> None:
-        if steps == self.steps.until:
+        if steps == self.last_step:
+            self._kept = self._growth.result()  # while there is still what holds them
             raise Enough
 
     def _model(self) -> Any:

@@ -69,14 +69,15 @@ def _measure(rank: Rank) -> RankReport:
 
     from perfsuite.worker.clock import loaders
     from perfsuite.worker.clock.memory import memory_for
-    from perfsuite.worker.counting import gradients, growth
+    from perfsuite.worker.counting import gradients
     from perfsuite.worker.hooks import calls
+    from perfsuite.worker.observation import frozen
     from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe
     from perfsuite.worker.spans import events
 
     case = rank.case
     calls.watch()
-    growth.watch()
+    frozen.watch()
     gradients.watch()
     loaders.watch()
     startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)

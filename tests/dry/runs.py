@@ -5,6 +5,7 @@ from typing import Any
 
 from perfsuite import Case
 from perfsuite.dry.driver import dry_run
+from perfsuite.results.counts import KeptObjects
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Run
 
@@ -12,6 +13,7 @@ from perfsuite.results.run import Run
 def passed(case: Case, directory: Path, **how: Any) -> Run:
     run = dry_run(case, directory, **how)
     assert run.failure is None, f"{run.failure.message}\n{run.failure.traceback}"
+    assert not [entry for entry in run.counts if entry.counts.kept not in (None, KeptObjects())]
     return run
 
 

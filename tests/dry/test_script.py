@@ -8,6 +8,7 @@ import torch
 
 from perfsuite import Case, Model, Script, Topology
 from perfsuite.case import catalog
+from perfsuite.dry.driver import dry_run
 from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.counts import Counts, of_rank
@@ -63,6 +64,15 @@ def case_of(directory: Path, text: str, *command: str, ranks: int = 2, **changes
 
 def counted(run: Run) -> Counts:
     return known(of_rank(run.counts, 0))
+
+
+def test_objects_that_a_dry_script_keeps_in_each_step_are_counted(tmp_path: Path) -> None:
+    text = TRAIN.replace("total = 0.0", "total, kept = 0.0, []")
+    leaks = text.replace("# here", "kept.append([model])")
+    run = dry_run(case_of(tmp_path, leaks), tmp_path / "dry")
+    kept = known(counted(run).kept)
+    assert kept.by_type == {"list": 1}
+    assert "`__main__.kept`" in kept.holders, kept
 
 
 def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path) -> None:

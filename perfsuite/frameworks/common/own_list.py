@@ -23,3 +23,11 @@ def tracked_elements() -> Iterator[object]:
     for reference in _lists:
         own = reference()
         yield from filter(gc.is_tracked, () if own is None else own)
+
+
+def clear(kind: type) -> None:
+    """Empty the lists with elements of this kind, where nobody will read them."""
+    for reference in _lists:
+        own = reference()
+        if own and isinstance(own[-1], kind):
+            own.clear()

@@ -14,6 +14,7 @@ from typing import Any
 from perfsuite.frameworks.common import own_list
 from perfsuite.results.counts import KeptObjects
 from perfsuite.worker.counting.holders import holders_of
+from perfsuite.worker.observation.frozen import frozen_by_training
 
 MISSING = 0.25
 """Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
@@ -25,14 +26,6 @@ FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which obj
 FROZEN = "the training has called gc.freeze: the objects that it froze are left out of those that steps keep"
 DISABLED = "the training has switched Python's garbage collector off (gc.disable)"
 NO_HOLDERS = "what holds the objects that steps keep is not known: "
-
-_frozen_before = 0  # objects that were frozen before the training began
-
-
-def watch() -> None:
-    """Note what is frozen before the training begins."""
-    global _frozen_before
-    _frozen_before = gc.get_freeze_count()
 
 
 class Growth:
@@ -51,7 +44,7 @@ class Growth:
         self._frozen = 0
         self._old = 0  # objects in the oldest generation at the boundary before
         self._full_collections = 0  # until then
-        self._new: dict[str, list[int]] = {}  # identities of objects that are new at the end, by type
+        self._new: Mapping[str, Sequence[int]] = {}  # identities of objects that are new at the end, by type
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
@@ -95,12 +88,12 @@ class Growth:
             for name, number in sorted(after.items())
         }
         self._kept = KeptObjects(by_type={name: number for name, number in kept.items() if number > 0})
-        if self._frozen > _frozen_before:
+        if frozen_by_training() > 0:
             self.notes.append(FROZEN)
         if not gc.isenabled():
             self.notes.append(DISABLED)
 
-    def _find_new(self) -> dict[str, list[int]]:
+    def _find_new(self) -> dict[str, tuple[int, ...]]:
         """Return identities of some objects, by the types that have grown so far.
 
         They are the first that were made since the boundary before: what is younger may be of the last step
@@ -119,7 +112,8 @@ class Growth:
                 name = type(each).__name__
                 if len(new[name]) < min(SEARCHED, grown.get(name, 0)):
                     new[name].append(id(each))
-        return dict(new)
+        # Tuples of numbers are not tracked, unlike lists, which the census would count.
+        return {name: tuple(identities) for name, identities in new.items()}
 
     def result(self) -> KeptObjects | None:
         """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""

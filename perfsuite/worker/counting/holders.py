@@ -13,6 +13,7 @@ from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 from perfsuite.worker.counting.python_calls import OURS
+from perfsuite.worker.observation.frozen import unfrozen
 
 DEPTH = 10  # holders between an object and the one that has a name
 MOST_FOLLOWED = 100  # objects whose holders are searched at once
@@ -34,14 +35,8 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
     `growing` are the types of the objects. An attribute of one of them is no holder: something holds both.
     Holders are also searched among frozen objects. These are frozen again, with all others.
     """
-    is_frozen = gc.get_freeze_count() > 0
-    if is_frozen:
-        gc.unfreeze()
-    try:
+    with unfrozen(collects=False):
         return _holders_of(objects, growing)
-    finally:
-        if is_frozen:
-            gc.freeze()
 
 
 def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:

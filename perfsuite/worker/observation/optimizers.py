@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from perfsuite.worker.observation.frozen import unfrozen
+
 T = TypeVar("T")
 TOLD = 6  # optimizers that a message names; the others it counts
 
@@ -117,12 +119,6 @@ def parameters_of(*optimizers: Any) -> list[Any]:
 
 def living(kind: type[T]) -> list[T]:
     """Return every living object of a class, also those that `gc.freeze` hides; these are frozen again."""
-    is_frozen = gc.get_freeze_count() > 0
-    if is_frozen:
-        gc.unfreeze()
-    # `type`: `isinstance` would run the `__class__` of whatever there is.
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
-    if is_frozen:
-        gc.collect()  # or garbage would stay for ever
-        gc.freeze()
-    return found
+    with unfrozen(collects=True):
+        # `type`: `isinstance` would run the `__class__` of whatever there is.
+        return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

@@ -29,10 +29,10 @@ from perfsuite.results.run_dir import ANCESTOR_PID, LAUNCH_DIR, RANK, RUN_DIR, R
 from perfsuite.worker import leash
 from perfsuite.worker.clock import loaders, memory, startup_clock
 from perfsuite.worker.clock.profiling import ProfileTaken
-from perfsuite.worker.counting import gradients, growth
+from perfsuite.worker.counting import gradients
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import NamedFunction, Search
-from perfsuite.worker.observation import deepspeed
+from perfsuite.worker.observation import deepspeed, frozen
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script.losses import Losses, loss_of
@@ -122,7 +122,7 @@ class Attached:
         if request.device == "cuda":
             memory.keep_peaks()  # before the script imports torch's function under a name of its own
         calls.watch()
-        growth.watch()
+        frozen.watch()
         gradients.watch()
         loaders.watch()
         if dist.is_available():

@@ -12,6 +12,7 @@ import pytest
 
 from perfsuite import Case
 from perfsuite.results.counts import Counts
+from perfsuite.worker.counting.growth import DISABLED
 from tests.dry.runs import passed
 from tests.frameworks.torchtitan.samples import MARKS
 from tests.frameworks.torchtitan.test_configuration import BALANCED, CUT, ONE_BY_ONE, degree, registered
@@ -97,6 +98,6 @@ def test_sinks_and_windows_run_dry(tmp_path: Path) -> None:
     """gpt-oss transforms what attention gives by the sums of its softmax. Nothing else does: so nightly."""
     run = passed(on_gpus(CUT, "gpt_oss_debugmodel", degree("expert", 2), degree("tensor", 2)), tmp_path)
     fused = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
-    assert run.notes == (BALANCED, fused)
+    assert run.notes == (BALANCED, fused, DISABLED)
     assert "attention_sink" not in run.counts[0].counts.without_flops
     assert run.counts[0].counts.ops["aten.sigmoid"] >= 2

@@ -8,6 +8,8 @@ from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.results.counts import KeptObjects
 from perfsuite.worker.counting import growth
 from perfsuite.worker.counting.growth import DISABLED, FROZEN, FROZEN_MEANWHILE, NO_HOLDERS, UNKNOWN, Growth
+from perfsuite.worker.observation import frozen
+from perfsuite.worker.observation.optimizers import living
 from tests.samples import known
 
 LEAK: dict[int, object] = {}
@@ -16,7 +18,7 @@ HELD: list[object] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept() -> Iterator[None]:
-    growth.watch()
+    frozen.watch()
     yield
     LEAK.clear()
     HELD.clear()
@@ -150,6 +152,14 @@ def test_the_collector_stays_as_the_training_has_it() -> None:
     finally:
         gc.enable()
     assert counting.notes == [DISABLED]
+
+
+def test_what_perfsuite_froze_again_is_not_told_of_the_training() -> None:
+    gc.freeze()
+    frozen.watch()
+    living(Spec)
+    counting = counted(leak)
+    assert counting.notes == []
 
 
 def test_what_was_frozen_before_is_told_and_the_rest_is_exact() -> None:

@@ -1,0 +1,39 @@
+"""Finds objects that `gc.freeze` hides from Python's garbage collector. Imports no torch."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+_not_by_training = 0  # objects that were frozen before the training began, or by `unfrozen`
+
+
+def watch() -> None:
+    """Note what is frozen before the training begins."""
+    global _not_by_training
+    _not_by_training = gc.get_freeze_count()
+
+
+def frozen_by_training() -> int:
+    """Return how many objects the training itself has frozen, with none of those that `unfrozen` froze."""
+    return max(0, gc.get_freeze_count() - _not_by_training)
+
+
+@contextlib.contextmanager
+def unfrozen(*, collects: bool) -> Iterator[None]:
+    """Have nothing frozen for a while. Then all objects are frozen, as Python cannot freeze some.
+
+    Does nothing if nothing is frozen. `collects` garbage before, which would stay for ever when it is frozen.
+    """
+    global _not_by_training
+    before = gc.get_freeze_count()
+    if before == 0:
+        yield
+        return
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.collect()
+        gc.freeze()
+        _not_by_training += max(0, gc.get_freeze_count() - before)

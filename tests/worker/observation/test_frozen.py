@@ -1,0 +1,65 @@
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from perfsuite.worker.observation import frozen
+from perfsuite.worker.observation.frozen import frozen_by_training, unfrozen
+
+pytestmark = pytest.mark.unit
+
+
+class Thing:
+    """An object that the collector tracks."""
+
+
+@pytest.fixture(autouse=True)
+def _begun() -> Iterator[None]:
+    """Objects of the tests are frozen before (conftest.py), and stay so."""
+    gc.freeze()
+    frozen.watch()
+    yield
+    frozen.watch()
+
+
+def is_found(thing: Thing) -> bool:
+    return any(each is thing for each in gc.get_objects())
+
+
+def test_frozen_objects_are_found_meanwhile() -> None:
+    thing = Thing()
+    gc.freeze()
+    with unfrozen(collects=False):
+        assert is_found(thing)
+    assert not is_found(thing)
+
+
+def test_only_what_the_training_freezes_is_its_own() -> None:
+    things = [Thing() for _ in range(100)]
+    with unfrozen(collects=False):
+        pass
+    assert not is_found(things[0])
+    assert frozen_by_training() == 0
+    things.extend(Thing() for _ in range(100))
+    gc.freeze()
+    assert frozen_by_training() >= 100
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_frozen_only_where_nothing_collects_it(collects: bool) -> None:
+    thing = Thing()
+    thing.itself = thing  # type: ignore[attr-defined]
+    reference = weakref.ref(thing)
+    with unfrozen(collects=collects):
+        del thing
+    gc.collect()
+    assert (reference() is None) is collects
+
+
+def test_nothing_is_frozen_where_nothing_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    monkeypatch.setattr(gc, "freeze", pytest.fail)
+    monkeypatch.setattr(gc, "unfreeze", pytest.fail)
+    with unfrozen(collects=True):
+        pass
