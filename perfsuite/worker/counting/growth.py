@@ -14,7 +14,7 @@ from typing import Any
 from perfsuite.frameworks.common import own_list
 from perfsuite.results.counts import KeptObjects
 from perfsuite.worker.counting.holders import holders_of
-from perfsuite.worker.observation.frozen import frozen_by_training
+from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
 """Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
@@ -88,7 +88,7 @@ class Growth:
             for name, number in sorted(after.items())
         }
         self._kept = KeptObjects(by_type={name: number for name, number in kept.items() if number > 0})
-        if frozen_by_training() > 0:
+        if has_training_frozen():
             self.notes.append(FROZEN)
         if not gc.isenabled():
             self.notes.append(DISABLED)

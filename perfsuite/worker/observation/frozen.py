@@ -13,9 +13,12 @@ def watch() -> None:
     _not_by_training = gc.get_freeze_count()
 
 
-def frozen_by_training() -> int:
-    """Return how many objects the training itself has frozen, with none of those that `unfrozen` froze."""
-    return max(0, gc.get_freeze_count() - _not_by_training)
+def has_training_frozen() -> bool:
+    """Whether more objects are frozen than were before the training, and than `unfrozen` froze.
+
+    A few objects that the training froze are not noticed if as many of the others have died since.
+    """
+    return gc.get_freeze_count() > _not_by_training
 
 
 @contextlib.contextmanager
