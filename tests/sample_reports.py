@@ -20,10 +20,13 @@ from rich.text import Text
 
 from perfsuite import DDP, FSDP2, Case, TorchTitan, Trainer, documents
 from perfsuite.history.asv.export import export, publish
+from perfsuite.report import spans
 from perfsuite.report.html.page import render
-from perfsuite.report.terminal import explanation, table
+from perfsuite.report.terminal import explanation, spans_of, table
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.counts import Counts
+from perfsuite.results.rank_report import START_UP, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.verdict.judge import Policy, judge
@@ -51,6 +54,9 @@ SPEEDS = (
     (TorchTitan(), 5_011),
 )
 """Tokens/s that were measured on two cores."""
+START_UP_S = {"imports": 37.0, "process_group": 0.20, "build": 0.88, "first_step": 1.3}
+"""Seconds of a start-up on two cores with a load of 10 to 20: docs/evidence/statistics.md."""
+LATE = 70  # the step that is counted after the measured ones
 
 
 def launch(case: Case, tokens_per_s: float, seed: int, **changes: Any) -> Run:
@@ -68,14 +74,44 @@ def launch(case: Case, tokens_per_s: float, seed: int, **changes: Any) -> Run:
         peak_memory_bytes=50 * 2**20 + int(2**19 * draw.random()),
     )
     loss = tuple(0.7 + 5.6 * 0.9**number for number in range(len(steps)))
-    told = {"step_s": tuple(steps), "window": (10, 70), "loss": loss, "counts": counted(case).counts}
+    start_up = times(sum(START_UP_S.values()), **START_UP_S)
+    told = {"step_s": tuple(steps), "window": (10, LATE - 1), "loss": loss, "spans": start_up}
+    told["counts"] = counted(case).counts
     return make_run(case=case, machine=MACHINE, figures=figures, **{**told, **changes})
+
+
+def times(start_up_s: float, **parts_s: float) -> dict[str, SpanTimes]:
+    """The seconds of a start-up and of its parts."""
+    parts = {f"{START_UP}: {name.replace('_', ' ')}": seconds for name, seconds in parts_s.items()}
+    return {name: SpanTimes(seconds=(seconds,)) for name, seconds in {START_UP: start_up_s, **parts}.items()}
 
 
 def counted(case: Case) -> CountBaseline:
     """The reviewed counts of a case of `bench_cases`; of no version, as those of the launches are made up."""
     file = ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json"
-    return documents.read(file, CountBaseline).replace(versions={})
+    known = documents.read(file, CountBaseline)
+    (entry,) = known.counts
+    step = entry.counts
+    both = step.with_step(step.of_a_step_alone().replace(step=LATE, memory=None))
+    return known.replace(versions={}, counts=(entry.replace(counts=both),))
+
+
+def script(*, extra_reads: int = 0) -> Run:
+    """A launch of a script that saves checkpoints, whose every 5th step may read more values."""
+    case = make_case(framework=FSDP2(), model="llama-tiny", micro_batch=4, max_warmup_steps=20, steps=50)
+    run = launch(case, SPEEDS[1][1], extra_reads)
+    (entry,) = documents.read(ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json", CountBaseline).counts
+    done = reported = entry.counts
+    for number in range(5, 16):
+        reads = dict(reported.host_reads) if number % 5 else {"forward": 1 + extra_reads}
+        done = done.with_step(reported.of_a_step_alone().replace(step=number, host_reads=reads))
+    saved = Counts(bytes_written=5_300_000, collectives_begun=9)
+    saves = SpanTimes(seconds=(0.21, 0.19, 0.24), steps=(20, 40, 60))
+    return run.replace(
+        counts=(entry.replace(counts=done.replace(spans={**done.spans, "save checkpoint": saved})),),
+        spans={**run.spans, "save checkpoint": saves},
+        data_wait_s=tuple(0.02 + 0.001 * (number % 3) for number in range(70)),
+    )
 
 
 def more_gathered(case: Case) -> dict[str, Any]:
@@ -122,7 +158,9 @@ def texts() -> dict[str, str]:
     (slower,) = [each for each in results if each.verdict.outcome == "regressed"]
     short = explanation(slower, whole=False)
     (step,) = re.findall(r"^  step .*\n(?:    .*\n)+", explanation(slower), re.MULTILINE)
+    both = spans_of(spans.table(spans.rows([script(extra_reads=2)], [script()])), indent="  ")
     whole = {"table": table(results, color=False, width=WIDTH), "regressed": short, "step": step}
+    whole["spans"] = "\n".join(both)
     return {name: text.strip("\n") for name, text in whole.items()}
 
 

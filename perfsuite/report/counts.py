@@ -15,7 +15,6 @@ from perfsuite.results.counts import (
     group_name,
     numbers,
     spans,
-    step_name,
 )
 from perfsuite.results.outcome import CountCheck
 from perfsuite.verdict.count_sentences import held_by
@@ -57,7 +56,6 @@ def tables(counts: Counts) -> list[Table]:
     """Return what a step did as tables: its collectives, its work, its memory, and what was compiled."""
     made = [_calls_table(counts), _work_table(counts)]
     made += [] if counts.memory is None else [_memory_table(counts.memory)]
-    made += [_steps_table(counts)] if counts.also_counted else []
     made += [] if counts.kept is None else [_kept_table(counts.kept)]
     made += [] if counts.compiled is None else [_compiled_table(counts.compiled)]
     return [table for table in made if table]
@@ -104,34 +102,7 @@ def _work_table(counts: Counts) -> Table:
         caption += f" Copied {way} {plural(count, 'time')}{waits}."
     for function, count in (counts.stalls or {}).items():
         caption += f" {function} was called {plural(count, 'time')}."
-    if counts.worker_batch is not None:
-        calls = sum(counts.worker_batch.python.calls.values())
-        kernels = sum(counts.worker_batch.ops.values())
-        caption += (
-            f" For one batch a worker of the data loader makes {plural(calls, 'Python call')} and "
-            f"{plural(kernels, 'kernel')}."
-        )
     return Table(caption=caption, headers=("phase", *work), rows=rows)
-
-
-def _steps_table(counts: Counts) -> Table:
-    steps = [(step, counts.in_step(step)) for step in (counts.step, *counts.also_counted)]
-    rows = [
-        (
-            step_name(step),
-            amount(flops(done), "FLOP"),
-            *(amount(sum(each.values()), "calls") for each in (done.kernels, done.host_reads)),
-            amount(moved(done), "bytes"),
-            NONE if done.python is None else amount(sum(done.python.calls.values()), "calls"),
-        )
-        for step, done in steps
-        if done is not None and (step == counts.step or step_name(step) in counts.spans)
-    ]
-    caption = f"Steps {spans([counts.step, *counts.also_counted])} were counted."
-    if len(rows) <= len(counts.also_counted):
-        caption += f" Those that are not listed did the same as step {counts.step}."
-    headers = ("step", "FLOPs", "kernels", "host reads", "in collectives", "Python calls")
-    return Table(caption=caption, headers=headers, rows=rows)
 
 
 def _memory_table(memory: StepMemory) -> Table:

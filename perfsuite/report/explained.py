@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from perfsuite.case.case import Unit
-from perfsuite.report import counts, events, profile, summary
+from perfsuite.report import counts, profile, spans, summary
 from perfsuite.report.text import plural, sentence
 from perfsuite.results.amounts import amount, duration, rate
 from perfsuite.results.dry_facts import DryFacts, Fit, Roofline
@@ -58,7 +58,7 @@ def explained(result: Measurement) -> Explained:
         remarks=counts.remarks(counted),
         not_counted=[] if (hidden := summary.not_counted(result)) is None else [f"counts: {hidden}"],
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],
-        held=events.held(() if result.dry else result.runs),
+        held=spans.held(() if result.dry else result.runs),
         predicted=prediction(result.dry_facts, result.unit),
         changed=[f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else [],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],

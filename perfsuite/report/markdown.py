@@ -9,7 +9,7 @@ from functools import partial
 
 from markupsafe import Markup
 
-from perfsuite.report import events, spans, summary
+from perfsuite.report import spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
@@ -20,6 +20,7 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
 MAX_ROWS = 500
+MAX_SPANS = 200  # rows of the table of spans: each case has several
 MAX_FINDINGS = 5  # counts of a case that are explained
 MAX_FINDING = 300  # characters of one
 MAX_NOTE = 200  # characters of a note in a table
@@ -47,8 +48,8 @@ def render(sessions: Sequence[SessionFile]) -> str:
         unexplained=len(urgent[MAX_EXPLAINED:]),
         quiet=_cases(quiet),
         quiet_counts=", ".join(summary.tally(quiet)),
-        start_ups=spans.start_ups(results),
-        events=events.of_cases(results),
+        spans=spans.of_cases(results),
+        max_spans=MAX_SPANS,
         notes=Table(headers=("case", "note"), rows=notes, text_columns=2),
     )
 

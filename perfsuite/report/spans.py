@@ -1,59 +1,408 @@
-"""Shows the seconds of spans that are no steps: the parts of start-up, checkpoints, and others. Pure."""
+"""Shows the spans of a run in one table: start-up, steps, the wait for data, events and phases. Pure."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from statistics import median
+from typing import Any
 
-from perfsuite.report.text import NONE, Table, percent
-from perfsuite.results.amounts import amount
-from perfsuite.results.metric import span_seconds
-from perfsuite.results.rank_report import COLD, START_UP
+from perfsuite.report import counts as told_counts
+from perfsuite.report.text import NONE, Table
+from perfsuite.results.amounts import amount, duration
+from perfsuite.results.counts import Counts, RankCounts, step_name
+from perfsuite.results.quantities import PYTHON_LOOSE, Unit
+from perfsuite.results.rank_report import COLD, START_UP, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
+from perfsuite.verdict.counted_spans import START_UPS, when
+from perfsuite.worker.clock.startup_clock import (
+    BUILD,
+    BUILD_AND_FIRST_STEP,
+    DATA,
+    FIRST_STEP,
+    IMPORTS,
+    PROCESS_GROUP,
+)
+
+MEASURED = "measured steps"
+DATA_WAIT = "data wait"
+PARTS = (IMPORTS, PROCESS_GROUP, BUILD, DATA, FIRST_STEP, BUILD_AND_FIRST_STEP)
+WORKER_BATCH = "batch of a loader's worker"
+CAPTION = (
+    "A dash is unknown, and not 0. The share is that of the seconds from the start of the processes to the "
+    "last step; events and waits are part of the steps that held them. A counted step takes longer for it, "
+    "and one that is not listed did the same as the first. Python: calls of its functions. Counts are those "
+    "of the rank that has most, the first time; what is written is that of all ranks. The peak is that of "
+    "live tensors in a step, and of the GPU's allocator in an event."
+)
+HELD = 0.1  # share of a usual step from which on an event is named that one step holds
 
 
-def table(result: Measurement) -> Table:
-    """Return the spans of a case's launches, the start-up first, with what they are judged by."""
-    runs, verdict = result.runs, result.verdict
-    names = {name.removeprefix(COLD): None for run in runs for name in run.figures.spans_s}
-    rows = []
-    for name in sorted(names, key=lambda name: (not name.startswith(START_UP), name)):
-        check = verdict.check(span_seconds(name).name)
-        rows.append(
-            (
-                name,
-                NONE if check is None else check.outcome,
-                _seconds(_values(runs, name)),
-                NONE if check is None else amount(check.baseline, "s"),
-                NONE if check is None or check.change is None else percent(check.change),
-                _seconds(_values(runs, f"{COLD}{name}")),
-            )
+@dataclass(frozen=True, kw_only=True)
+class SpanRow:
+    """One span of a launch, on one side of a comparison. What is None is unknown.
+
+    Counts are those of the rank that does most, the first time that it was in the span.
+    """
+
+    name: str
+    arm: str = ""
+    """`A` or `B` where two arms are compared."""
+    times: int | None = None
+    """How often it happened in the launch; of counted steps, how many of them have these amounts."""
+    median_s: float | None = None
+    """Seconds of one time, the median. Of events the rank that waited longest, of steps the whole job."""
+    share: float | None = None
+    """Seconds of all times, as a share of those of the start-up and of all steps, 0 to 1."""
+    kernels: int | None = None
+    """Calls."""
+    host_reads: int | None = None
+    """Values that the host waited for."""
+    python_calls: int | None = None
+    """Calls of Python functions."""
+    collectives: int | None = None
+    """Calls."""
+    collective_bytes: int | None = None
+    """Bytes of the messages of these calls."""
+    bytes_written: int | None = None
+    """Bytes that all ranks together wrote into files."""
+    peak_bytes: int | None = None
+    """Bytes: of a step, of live tensors; of an event on a GPU, of the allocator."""
+    modules: int | None = None
+    """Modules that were imported."""
+
+
+Amounts = Mapping[str, Any]
+"""The counts of a `SpanRow`, by the name of its field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
+    """What is known of one launch. Of a dry run and of a baseline, that is counts alone."""
+
+    counts: Sequence[RankCounts] = ()
+    step_s: Sequence[float] = ()
+    window: tuple[int, int] = (0, 0)
+    data_wait_s: Sequence[float] = ()
+    spans: Mapping[str, SpanTimes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run) -> _Launch:
+        """Return a launch, without the times of a dry run, which say nothing."""
+        if run.dry:
+            return cls(counts=run.counts)
+        return cls(
+            counts=run.counts,
+            step_s=run.step_s,
+            window=run.window,
+            data_wait_s=run.data_wait_s,
+            spans=run.spans,
         )
-    caption = (
-        "Seconds of what is no step: the median over launches, on the rank that took longest. A cold launch "
-        "compiled what later ones found in a cache: it is shown and not judged. Nor are a span without a "
-        "baseline, and the start-up as a whole."
-    )
-    headers = ("span", "verdict", "seconds", verdict.against or "baseline", "change", "cold")
-    return Table(caption=caption, headers=headers, rows=rows, text_columns=2)
+
+    @property
+    def seen_s(self) -> float:
+        """Seconds from the start of the processes to the last step, or of the steps if that is unknown."""
+        start_up_s = sum(_finite(s for name in START_UPS & {*self.spans} for s in self.spans[name].seconds))
+        steps_s = sum(_finite(self.step_s[1:] if start_up_s else self.step_s))  # it ends with the first step
+        return start_up_s + steps_s
+
+    @property
+    def counted_steps(self) -> set[int]:
+        """The numbers of the steps that any rank counted, from 1 on."""
+        return {step for entry in self.counts for step in (entry.counts.step, *entry.counts.also_counted)}
+
+    @property
+    def span_names(self) -> list[str]:
+        """The spans that are no steps."""
+        of_counts = (name for entry in self.counts for name in entry.counts.spans)
+        of_steps = set(map(step_name, self.counted_steps))
+        return [name for name in dict.fromkeys((*self.spans, *of_counts)) if name not in of_steps]
+
+    @property
+    def measured_s(self) -> Sequence[float]:
+        """Seconds of each step in the window."""
+        return self.step_s[slice(*self.window)]
+
+    @property
+    def measured_wait_s(self) -> Sequence[float]:
+        """Seconds that each of these steps waited for batches; empty if no loader was seen."""
+        waits = self.data_wait_s[slice(*self.window)]
+        return waits if any(waits) else ()
+
+    @property
+    def worker_batches(self) -> list[Amounts]:
+        """What a worker of a data loader did for one batch, of each rank that has one."""
+        batches = [batch for entry in self.counts if (batch := entry.counts.worker_batch) is not None]
+        return [
+            {"kernels": sum(each.ops.values()), "python_calls": sum(each.python.calls.values())}
+            for each in batches
+        ]
+
+    def in_step(self, step: int) -> Amounts:
+        """Return what a step did, on the rank that did most; nothing if it was not counted.
+
+        The kernels of compiled code are not seen, so their number is unknown.
+        """
+        of_ranks = (entry.counts.in_step(step) for entry in self.counts)
+        amounts = _most(_in_step(counts) for counts in of_ranks if counts is not None)
+        is_compiled = any(entry.counts.compiled is not None for entry in self.counts)
+        return {**amounts, "kernels": None} if is_compiled else amounts
+
+    def row(self, name: str, seconds: Sequence[float] = (), amounts: Amounts | None = None) -> SpanRow:
+        """Return the row of a span that took so many seconds each time; none: unknown."""
+        known_s = _finite(seconds)
+        return SpanRow(
+            name=name,
+            times=len(seconds) or None,
+            median_s=median(known_s) if known_s else None,
+            share=sum(known_s) / self.seen_s if known_s and self.seen_s else None,
+            **(amounts or {}),
+        )
+
+    def steps(self, name: str, steps: Sequence[int]) -> SpanRow:
+        """Return the row of steps with the same amounts, as far as this launch counted them."""
+        counted = [step for step in steps if step in self.counted_steps]
+        if not counted:
+            return SpanRow(name=name)
+        seconds = [self.step_s[step - 1] for step in counted if step <= len(self.step_s)]
+        return replace(self.row(name, seconds, self.in_step(counted[0])), times=len(counted))
+
+    def span(self, name: str) -> SpanRow:
+        """Return the row of a span that is no step."""
+        seconds = self.spans[name].seconds if name in self.spans else ()
+        of_ranks = [
+            (len(entry.ranks), span)
+            for entry in self.counts
+            if (span := entry.counts.spans.get(name)) is not None
+        ]
+        written = [ranks * span.bytes_written for ranks, span in of_ranks if span.bytes_written is not None]
+        amounts = _most(_in_event(span) for _, span in of_ranks)
+        return self.row(name, seconds, {**amounts, "bytes_written": sum(written) if written else None})
 
 
-def start_ups(results: Sequence[Measurement]) -> Table:
-    """Return the start-up of each case that has one, with its parts."""
-    every = {name for result in results for run in result.runs for name in run.figures.spans_s}
-    parts = sorted(name for name in every if name.startswith(f"{START_UP}: "))
-    shown = [START_UP, *parts, *sorted(every & {f"{COLD}{START_UP}"})]
-    rows = [
-        (result.case_id, *(_seconds(_values(result.runs, name)) for name in shown))
-        for result in results
-        if any(_values(result.runs, name) for name in shown)
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """The launches of one side of a comparison, the newest first. There is one at least."""
+
+    arm: str = ""
+    launches: Sequence[_Launch]
+
+    @property
+    def newest(self) -> _Launch:
+        """The newest launch that was counted, or the newest of all."""
+        return next((launch for launch in self.launches if launch.counts), self.launches[0])
+
+    @property
+    def span_names(self) -> list[str]:
+        """The spans of all launches that are no steps."""
+        return [name for launch in (self.newest, *self.launches) for name in launch.span_names]
+
+    def span(self, name: str) -> SpanRow:
+        """Return the row of a span that is no step, of the newest launch that has it."""
+        having = (launch for launch in (self.newest, *self.launches) if name in launch.span_names)
+        return next((launch.span(name) for launch in having), SpanRow(name=name))
+
+
+def rows(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[SpanRow]:
+    """Return the spans of the newest of these launches that was counted: one row each, or one for each arm.
+
+    `before`: the launches of arm A, next to which these are arm B. A span that the newest launch does not
+    have, such as a cold start-up, is that of the newest one that has it.
+    """
+    launches, others = ([_Launch.of(run) for run in reversed(each)] for each in (runs, before))
+    if not launches:
+        return []
+    if not others:
+        return _rows([_Side(launches=launches)])
+    return _rows([_Side(arm="A", launches=others), _Side(arm="B", launches=launches)])
+
+
+def of_result(result: Measurement) -> list[SpanRow]:
+    """Return the spans of the healthy launches of a case."""
+    return rows(result.healthy_runs, result.verdict.healthy(result.before) or result.before)
+
+
+def table(rows: Sequence[SpanRow]) -> Table:
+    """Return spans as a table, without the columns of which nothing is known; empty without rows."""
+    columns = {heading: cell for heading, cell in _COLUMNS.items() if any(map(cell, rows))}
+    arms = ("arm",) if any(row.arm for row in rows) else ()
+    cells = [
+        (row.name, *(row.arm for _ in arms), *(cell(row) or NONE for cell in columns.values()))
+        for row in rows
     ]
-    headers = ("case", *(name.removeprefix(f"{START_UP}: ") for name in shown))
-    return Table(headers=headers, rows=rows)
+    return Table(caption=CAPTION, headers=("span", *arms, *columns), rows=cells, text_columns=1 + len(arms))
 
 
-def _values(runs: Sequence[Run], name: str) -> list[float]:
-    return [run.figures.spans_s[name] for run in runs if name in run.figures.spans_s]
+def of_counts(counts: Sequence[RankCounts]) -> Table:
+    """Return the spans of which counts alone are known, those of a baseline, as a table."""
+    return table(_rows([_Side(launches=[_Launch(counts=counts)])]))
 
 
-def _seconds(values: Sequence[float]) -> str:
-    return amount(median(values), "s") if values else NONE
+def of_cases(results: Sequence[Measurement]) -> Table:
+    """Return the spans of all cases as one table."""
+    of_each = [(result.case_id, row) for result in results for row in of_result(result)]
+    whole = table([row for _, row in of_each])
+    cells = [(case_id, *row) for (case_id, _), row in zip(of_each, whole.rows, strict=True)]
+    return Table(headers=("case", *whole.headers), rows=cells, text_columns=1 + whole.text_columns)
+
+
+def held(runs: Sequence[Run]) -> list[str]:
+    """Return which step of the last launch was long as it held an event, the longest of each: `step 21 held:
+    save checkpoint 3.2 s`. What most of the steps hold makes none of them long.
+    """
+    if not runs or not runs[-1].measured_steps:
+        return []
+    run, (start, stop) = runs[-1], runs[-1].window
+    usual_s = median(run.measured_steps)
+    found = []
+    for name, span in run.spans.items():
+        if not span.steps:  # it came before the first step
+            continue
+        times = zip(span.seconds, span.steps, strict=True)
+        measured = [(seconds, step) for seconds, step in times if start <= step < stop]
+        longest_s, step = max(measured, default=(0.0, 0))
+        if longest_s > HELD * usual_s and 2 * len(measured) <= stop - start:
+            found.append(f"step {step + 1} held: {name} {_time(longest_s)}")
+    return found
+
+
+def _rows(sides: Sequence[_Side]) -> list[SpanRow]:
+    return [
+        replace(row, arm=side.arm)
+        for of_sides in _of_sides(sides)
+        for side, row in zip(sides, of_sides, strict=True)
+    ]
+
+
+def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
+    """Yield the rows of each span, one for each side, in the order of a run."""
+    launches = [side.newest for side in sides]
+    if not any(launch.counts or launch.spans or launch.measured_wait_s for launch in launches):
+        return  # nothing is known but the times of steps, which other tables have
+    names = list(dict.fromkeys(name for side in sides for name in side.span_names))
+    start_ups = [name for name in names if name.removeprefix(COLD).startswith(START_UP)]
+    late = {step for launch in launches for step in launch.counted_steps if 0 < launch.window[1] < step}
+    is_timed = any(launch.measured_s for launch in launches)
+    for name in sorted(start_ups, key=_place):
+        yield [side.span(name) for side in sides]
+    for steps, counted in _groups(launches, late):
+        yield [launch.steps(_name(steps, counted), steps) for launch in launches]
+    if is_timed:
+        yield [launch.row(MEASURED, launch.measured_s) for launch in launches]
+    for step in sorted(late):
+        yield [launch.steps(f"{step_name(step)} (after the window)", [step]) for launch in launches]
+    if is_timed:
+        yield [launch.row(DATA_WAIT, launch.measured_wait_s) for launch in launches]
+    if any(launch.worker_batches for launch in launches):
+        yield [launch.row(WORKER_BATCH, amounts=_most(launch.worker_batches)) for launch in launches]
+    for name in names:
+        if name not in start_ups:
+            yield [side.span(name) for side in sides]
+
+
+def _place(start_up: str) -> tuple[bool, int]:
+    """Return where a start-up or its part stands: warm before cold, the whole first, then as they come."""
+    part = start_up.removeprefix(COLD).removeprefix(START_UP).removeprefix(": ")
+    return start_up.startswith(COLD), PARTS.index(part) if part in PARTS else -1
+
+
+def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the counted steps in groups with the same amounts on each side, each group with all of them."""
+    counted = sorted({step for launch in launches for step in launch.counted_steps} - {*late})
+    groups: list[list[int]] = []
+    for step in counted:
+        group = next((each for each in groups if _are_alike(launches, each[0], step)), None)
+        if group is None:
+            groups.append([step])
+        else:
+            group.append(step)
+    return [(group, counted) for group in groups]
+
+
+def _are_alike(launches: Sequence[_Launch], one: int, other: int) -> bool:
+    """Return whether two steps did the same on each side, but for calls of Python that chance makes."""
+    for launch in launches:
+        then, now = dict(launch.in_step(one)), dict(launch.in_step(other))
+        calls, calls_now = then.pop("python_calls", None), now.pop("python_calls", None)
+        if then != now or (calls is None) != (calls_now is None):
+            return False
+        if calls is not None and calls_now is not None and abs(calls_now - calls) > PYTHON_LOOSE * calls:
+            return False
+    return True
+
+
+def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
+    """Return the name of steps with the same amounts: of most of them the first, else when they come."""
+    if len(steps) == 1 or steps[0] == counted[0]:
+        return step_name(steps[0])
+    return when(steps, counted).removeprefix("in ").partition(" of ")[0]
+
+
+def _in_step(counts: Counts) -> Amounts:
+    return {
+        "kernels": sum(counts.kernels.values()),
+        "host_reads": sum(counts.host_reads.values()),
+        "python_calls": None if counts.python is None else sum(counts.python.calls.values()),
+        "collectives": sum(each.count for each in counts.collectives),
+        "collective_bytes": told_counts.moved(counts),
+        "peak_bytes": told_counts.peak(counts),
+    }
+
+
+def _in_event(counts: Counts) -> Amounts:
+    return {
+        "collectives": counts.collectives_begun,
+        "peak_bytes": counts.allocator_peak,
+        "modules": None if counts.modules is None else sum(counts.modules.values()),
+    }
+
+
+def _most(of_ranks: Iterable[Amounts]) -> Amounts:
+    """Return the most of each amount that a rank is known to have."""
+    most: dict[str, int | None] = {}
+    for amounts in of_ranks:
+        for name, value in amounts.items():
+            known = [each for each in (most.get(name), value) if each is not None]
+            most[name] = max(known, default=None)
+    return most
+
+
+def _finite(seconds: Iterable[float]) -> list[float]:
+    return [each for each in seconds if isfinite(each)]
+
+
+def _time(seconds: float) -> str:
+    """Return a time in s from one second on: events take longer than steps."""
+    return f"{seconds:,.1f} s" if seconds >= 1 else duration(seconds)
+
+
+def _collectives(row: SpanRow) -> str | None:
+    if row.collectives is None:
+        return None
+    moved = f", {amount(row.collective_bytes, 'bytes')}" if row.collective_bytes else ""
+    return f"{row.collectives:,}{moved}"
+
+
+def _cell(value: float | None, written: Callable[[float], str]) -> str | None:
+    return None if value is None else written(value)
+
+
+def _amount(value: int | None, unit: Unit) -> str | None:
+    return _cell(value, lambda known: amount(known, unit))
+
+
+_COLUMNS: Mapping[str, Callable[[SpanRow], str | None]] = {
+    "times": lambda row: _amount(row.times, "calls"),
+    "median": lambda row: _cell(row.median_s, _time),
+    "share": lambda row: _cell(row.share, "{:.1%}".format),
+    "kernels": lambda row: _amount(row.kernels, "calls"),
+    "host reads": lambda row: _amount(row.host_reads, "calls"),
+    "Python": lambda row: _amount(row.python_calls, "calls"),
+    "collectives": _collectives,
+    "written": lambda row: _amount(row.bytes_written, "bytes"),
+    "peak": lambda row: _amount(row.peak_bytes, "bytes"),
+    "modules": lambda row: _amount(row.modules, "modules"),
+}
+"""The cell of a row in each column; None: unknown."""

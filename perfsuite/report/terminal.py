@@ -4,7 +4,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from perfsuite.report import counts, events, nodes, slopes, spans, summary
+from perfsuite.report import counts, nodes, slopes, spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
 from perfsuite.report.explained import Explained, explained
 from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
@@ -27,11 +27,11 @@ PIPED = 200  # columns of a table that goes into a file or another program
 MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
 MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
 MOST_ENTRIES = 2  # entries of ranks whose step is told
+SPANS_INDENT = 6  # columns before the table of spans in an explanation
 WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
 SHOWN = (  # metrics that are told though nothing judges them
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
-    *(metrics.DATA_WAIT_SHARE, metrics.CPU_S_PER_STEP, metrics.GC_S_PER_STEP),
-    *(metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
+    *(metrics.CPU_S_PER_STEP, metrics.GC_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
 
 
@@ -140,12 +140,32 @@ def step_of(entry: RankCounts) -> list[str]:
     return lines
 
 
-def _events(result: Measurement) -> list[str]:
-    """Return the events and phases of the last launch as lines, with a heading; nothing without any."""
-    table = events.table(() if result.dry else result.runs)
+def spans_of(table: Table, indent: str = "") -> list[str]:
+    """Return spans as lines, in the table of the HTML page; nothing without any.
+
+    Where rows that begin with the name of the span are too wide, the name has a line of its own.
+    """
     if not table:
         return []
-    return ["events and phases:", *wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]
+    lines = lines_of(table)
+    if max(map(len, lines)) > WIDTH - SPANS_INDENT:
+        lines = _below_names(table)
+    caption = wrapped(table.caption, indent=f"{indent}  ")
+    return [f"{indent}spans of the run:", *caption, *(f"{indent}    {line}" for line in lines)]
+
+
+def _below_names(table: Table) -> list[str]:
+    """Return the lines of a table whose rows are below the name in their first column."""
+    rest = Table(
+        headers=table.headers[1:],
+        rows=[row[1:] for row in table.rows],
+        text_columns=table.text_columns - 1,
+    )
+    heading, *rows = lines_of(rest)
+    lines = [f"  {heading}"]
+    for name, of_name in groupby(zip(table.rows, rows, strict=True), lambda each: each[0][0]):
+        lines += [name, *(f"  {row}" for _, row in of_name)]
+    return lines
 
 
 def explanation(result: Measurement, *, whole: bool = True) -> str:
@@ -182,9 +202,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
     ]
     lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
-    if of_spans := spans.table(result):
-        lines += [*wrapped(of_spans.caption), *(f"    {line}" for line in lines_of(of_spans))]
-    lines += [f"  {line}" for line in _events(result)]
+    lines += spans_of(spans.table(spans.of_result(result)), indent="  ")
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     if left := sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:]):
         lines.append(f"  the step of {plural(left, 'rank')} more: the HTML report tells")

@@ -273,7 +273,6 @@ comparison of two arms estimates from its own launches how CPU time follows the 
 TOKENS_PER_S_PER_DEVICE = Metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
-DATA_WAIT_SHARE = Metric("data_wait", "data wait as a share of the step", "share", "lower", "shown")
 STEP_S_P50 = Metric("step_s_p50", "median step", "s", "lower", "shown", heading="p50")
 STEP_S_P95 = Metric("step_s_p95", "95th percentile of a step", "s", "lower", "shown", heading="p95")
 STEP_JITTER = Metric("step_jitter", "p95/p50 of a step", "ratio", "lower", "shown", heading="p95/p50")

@@ -1,6 +1,6 @@
 from perfsuite.report import counts
-from perfsuite.report.text import NONE, Table
-from perfsuite.results.counts import Counts, KeptObjects, PythonCalls, WorkerBatch
+from perfsuite.report.text import NONE
+from perfsuite.results.counts import KeptObjects, PythonCalls
 from perfsuite.results.outcome import CountCheck
 from tests.counted import BUCKETS, HOST_READ, make_check, make_compiled, make_counts, make_memory
 
@@ -107,37 +107,6 @@ def test_findings_stand_next_to_the_baseline_as_many_as_there_is_room_for() -> N
     many = counts.table_of_findings(make_check(*[HOST_READ] * (counts.MOST_FINDINGS + 3)), None)
     assert len(many.rows) == counts.MOST_FINDINGS
     assert many.caption.endswith(" 3 more are in results.json.")
-
-
-def test_what_a_loader_s_worker_does_stands_below_the_work() -> None:
-    python = PythonCalls(version="3.11", calls={"forward": 1234}, functions={})
-    batch = WorkerBatch(python=python, ops={"aten.stack": 1, "aten.mul": 8})
-    captions = [table.caption for table in counts.tables(make_counts(worker_batch=batch))]
-    told = "For one batch a worker of the data loader makes 1,234 Python calls and 9 kernels."
-    assert sum(told in caption for caption in captions) == 1
-    assert not any(told in table.caption for table in counts.tables(make_counts()))
-
-
-def steps_table(done: Counts) -> Table:
-    return next(table for table in counts.tables(done) if table.headers[0] == "step")
-
-
-def test_other_steps_are_a_table_of_those_that_differ() -> None:
-    done = make_counts(kernels={"forward": 10})
-    done = done.with_step(done.replace(step=5)).with_step(done.replace(step=6, kernels={"forward": 12}))
-
-    table = steps_table(done)
-
-    assert [(row[0], row[2]) for row in table.rows] == [("step 4", "10"), ("step 6", "12")]
-    assert table.caption == "Steps 4-6 were counted. Those that are not listed did the same as step 4."
-
-
-def test_where_all_steps_differ_none_is_left_out() -> None:
-    done = make_counts(kernels={"forward": 10})
-
-    table = steps_table(done.with_step(done.replace(step=5, kernels={"forward": 12})))
-
-    assert table.caption == "Steps 4-5 were counted."
 
 
 def test_kept_objects_are_a_table_also_of_none() -> None:

@@ -4,7 +4,7 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, render, text
+from perfsuite.report.markdown import MAX_EXPLAINED, MAX_ROWS, MAX_SPANS, render, text
 from perfsuite.results.session_file import Measurement, Skipped
 from tests.counted import make_check, make_counted, make_finding
 from tests.report.html.test_page import EVIL, Page, make_evil
@@ -37,7 +37,7 @@ def test_counts_then_what_needs_attention_then_the_rest_folded() -> None:
     urgent = ["verdict", "failed", "regressed", "regressed", "unhealthy", "improved"]
     quiet = ["verdict", "recorded", *["passed"] * 8]
     assert [row[0] for row in parsed.rows if len(row) == 6] == [*urgent, *quiet]
-    assert parsed.said("summary") == ["1 recorded, 8 passed", "3 skipped"]
+    assert parsed.said("summary") == ["1 recorded, 8 passed", "Spans of the runs: 40", "3 skipped"]
 
 
 def test_a_row_tells_the_figures_what_others_disturbed_and_what_the_gate_is_blind_to() -> None:
@@ -93,7 +93,7 @@ def test_markup_in_data_stays_text_on_one_line_that_mentions_nobody() -> None:
     assert "@" not in text("@torch")
     parsed = Parsed(render([make_evil()]))
     assert EVIL in parsed.said("h3")
-    assert all(len(row) in (2, 6) for row in parsed.rows)
+    assert all(len(row) in (2, 6, 8) for row in parsed.rows)
 
 
 def test_it_stays_far_below_what_github_takes() -> None:
@@ -105,7 +105,8 @@ def test_it_stays_far_below_what_github_takes() -> None:
     assert len(markdown.encode()) < mib / 2
     assert f"{many - MAX_EXPLAINED} more are explained in the HTML report only." in markdown
     cut = [row[0] for row in Parsed(markdown).rows if row[0].startswith("and ")]
-    assert cut == ["and 100 more"] * 4
+    spans = 3 * 600 - MAX_SPANS  # of the noisy ones
+    assert cut == [*["and 100 more"] * 2, f"and {spans} more", *["and 100 more"] * 2]
     worst = make_counted(make_check(*[make_finding(sentence="|" * 3000)] * 500))
     assert len(render([session.replace(results=(worst,) * MAX_ROWS)]).encode()) < mib
 

@@ -1,64 +1,272 @@
+from typing import Any
+
+import pytest
+
 from perfsuite.report import spans
 from perfsuite.report.html import page
 from perfsuite.report.markdown import render
+from perfsuite.report.spans import SpanRow
 from perfsuite.report.terminal import explanation
 from perfsuite.report.text import NONE
+from perfsuite.results.counts import Counts, PythonCalls, RankCounts, WorkerBatch, step_name
+from perfsuite.results.rank_report import SpanTimes
 from perfsuite.results.run import Run
-from perfsuite.results.session_file import Measurement
-from tests.samples import make_figures, make_result, make_run
-from tests.sessions import make_session
+from tests.counted import MIB, make_collective, make_compiled, make_counts
+from tests.samples import make_compared, make_result, make_run, make_session_file
 
+STEPS = 10
 WARM = {"start-up": 8.0, "start-up: imports": 6.0, "start-up: first step": 2.0}
 COLD = {"cold start-up": 60.0, "cold start-up: imports": 7.0, "cold start-up: first step": 53.0}
+EVENTS = {
+    "load checkpoint": SpanTimes(seconds=(1.5,), steps=(0,)),
+    "save checkpoint": SpanTimes(seconds=(1.0, 3.0, 1.2), steps=(0, 6, 8)),
+    "rollout": SpanTimes(seconds=(0.05,) * STEPS, steps=tuple(range(STEPS))),
+}
 
 
-def launch(factor: float = 1, **others: float) -> Run:
-    of_start_up = {name: factor * seconds for name, seconds in WARM.items()}
-    return make_run(figures=make_figures(spans_s={**of_start_up, **others}))
+def times(start_up: dict[str, float]) -> dict[str, SpanTimes]:
+    return {name: SpanTimes(seconds=(seconds,)) for name, seconds in start_up.items()}
 
 
-COLD_LAUNCH = make_run(figures=make_figures(spans_s=COLD))
+def launch(*counts: Counts, **changes: Any) -> Run:
+    """Ten steps of 0.1 s, of which the last six are measured; a rank for each of `counts`."""
+    entries = tuple(RankCounts(ranks=(rank,), counts=each) for rank, each in enumerate(counts))
+    fields = {"step_s": (0.1,) * STEPS, "window": (4, STEPS), "counts": entries, "spans": times(WARM)}
+    return make_run(**{**fields, **changes})
 
 
-def result(before: Run | None = None) -> Measurement:
-    return make_result(COLD_LAUNCH, launch(1), launch(2), launch(1.5), before=before)
+def stepping(changed: dict[int, dict[str, Any]], **changes: Any) -> Run:
+    """Steps 4 to 15 are counted; `changed`: what some of them do otherwise."""
+    done = make_counts(memory=None)
+    for step in range(5, 16):
+        done = done.with_step(make_counts(memory=None, step=step, **changed.get(step, {})))
+    return launch(done, **{"step_s": (0.1,) * 30, "window": (20, 30), **changes})
 
 
-def rows(measured: Measurement) -> dict[str, list[str]]:
-    return {name: others for name, *others in spans.table(measured).rows}
+def of(*runs: Run, before: tuple[Run, ...] = ()) -> dict[str, SpanRow]:
+    """The rows by name, of two arms with the arm."""
+    return {f"{row.name} {row.arm}".strip(): row for row in spans.rows(runs, before)}
 
 
-def test_cold_and_warm_launches_are_told_apart() -> None:
-    assert {name: (row[1], row[4]) for name, row in rows(result()).items()} == {
-        "start-up": ("12.00 s", "60.00 s"),
-        "start-up: first step": ("3,000.0 ms", "53.00 s"),
-        "start-up: imports": ("9,000.0 ms", "7,000.0 ms"),
-    }
+def cells(run: Run) -> dict[str, dict[str, str]]:
+    table = spans.table(spans.rows([run]))
+    return {row[0]: dict(zip(table.headers, row, strict=True)) for row in table.rows}
 
 
-def test_a_span_is_told_with_what_it_is_judged_by() -> None:
-    verdict, _, baseline, *_ = rows(result(before=launch()))["start-up: imports"]
-    assert (verdict, baseline) == ("inconclusive", "6,000.0 ms"), "nobody knows how much it scatters"
+def test_spans_come_in_the_order_of_a_run() -> None:
+    done = make_counts().with_step(make_counts(step=10, memory=None))
+    rows = of(launch(done, window=(4, 9), spans={**EVENTS, **times(WARM)}))
+    assert list(rows) == [
+        *WARM,
+        "step 4",
+        "measured steps",
+        "step 10 (after the window)",
+        "data wait",
+        *EVENTS,
+    ]
 
 
-def test_a_span_that_the_baseline_lacks_is_shown_without_a_verdict() -> None:
-    verdict, seconds, baseline, *_ = rows(make_result(launch(save=5.0), before=launch()))["save"]
-    assert (verdict, seconds, baseline) == (NONE, "5,000.0 ms", NONE)
+def test_parts_of_the_start_up_come_as_they_run() -> None:
+    """Files have them in the order of letters."""
+    parts = ("build", "first step", "imports")
+    run = launch(spans=times({f"start-up: {part}": 1.0 for part in parts} | {"start-up": 3.0}))
+    assert [*of(run)][:4] == ["start-up", "start-up: imports", "start-up: build", "start-up: first step"]
 
 
-def test_events_come_after_the_start_up() -> None:
-    assert list(rows(make_result(launch(save=5.0), before=None)))[-1] == "save"
+def test_a_span_has_its_times_its_median_and_its_share() -> None:
+    saved = of(launch(spans={**EVENTS, **times(WARM)}))["save checkpoint"]
+    assert (saved.times, saved.median_s) == (3, 1.2)
+    assert saved.share == pytest.approx(5.2 / (8.0 + 0.9)), "the start-up ends with the first step"
 
 
-def test_start_ups_of_cases_are_one_table() -> None:
-    table = spans.start_ups([result(), make_result(make_run(), before=None)])
-    assert table.headers == ("case", "start-up", "first step", "imports", "cold start-up")
-    assert [row[1:] for row in table.rows] == [("12.00 s", "3,000.0 ms", "9,000.0 ms", "60.00 s")]
+def test_without_a_start_up_the_share_is_that_of_the_steps() -> None:
+    assert of(launch(make_counts(), spans={}))["measured steps"].share == pytest.approx(0.6)
 
 
-def test_all_reports_show_them() -> None:
-    measured = result()
-    session = make_session(0).replace(results=(measured,))
-    assert "start-up: imports" in explanation(measured)
-    assert "Start-up in seconds: 1" in render([session])
+def test_a_step_has_the_amounts_of_the_rank_that_does_most() -> None:
+    busy = make_counts(kernels={"forward": 20_000}, memory=None)
+    row = of(launch(make_counts(), busy))["step 4"]
+    assert (row.kernels, row.host_reads, row.collectives) == (20_000, 1, 100)
+    assert (row.python_calls, row.peak_bytes) == (None, 41 * 2**30)
+
+
+def test_an_event_has_what_all_ranks_wrote() -> None:
+    saved = {"save checkpoint": Counts(bytes_written=2**30, collectives_begun=4)}
+    both = RankCounts(ranks=(0, 1), counts=Counts(spans=saved))
+    run = launch(counts=(both, RankCounts(ranks=(2,), counts=Counts())), spans=EVENTS)
+    assert of(run)["save checkpoint"].bytes_written == 2 * 2**30
+    assert of(run)["save checkpoint"].collectives == 4
+
+
+def test_kernels_of_an_event_are_unknown_and_not_none() -> None:
+    """Only steps are counted by operators."""
+    saved = {"save checkpoint": Counts(bytes_written=2**30)}
+    row = of(launch(Counts(spans=saved), spans=EVENTS))["save checkpoint"]
+    assert (row.kernels, row.host_reads, row.collectives, row.peak_bytes) == (None,) * 4
+
+
+def test_kernels_of_a_compiled_step_are_unknown() -> None:
+    """In all steps, though it is noted of the launch."""
+    done = make_counts(compiled=make_compiled(), memory=None)
+    rows = of(launch(done.with_step(make_counts(step=10, memory=None)), window=(4, 9)))
+    assert rows["step 4"].kernels is None
+    assert rows["step 10 (after the window)"].kernels is None
+
+
+def test_the_start_up_has_its_modules() -> None:
+    done = make_counts(spans={"start-up": Counts(modules={"torch": 1_200, "numpy": 4})})
+    assert of(launch(done))["start-up"].modules == 1_204
+
+
+def test_steps_that_do_the_same_are_one_row() -> None:
+    row = of(stepping({}))["step 4"]
+    assert row.times == 12
+
+
+def test_what_comes_in_every_nth_step_is_named_so() -> None:
+    more = {"host_reads": {"forward": 9}}
+    rows = of(stepping({5: more, 10: more, 15: more}))
+    assert rows["every 5th step (5, 10, 15)"].host_reads == 9
+    assert (rows["every 5th step (5, 10, 15)"].times, rows["step 4"].times) == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [([10], "step 10"), ([8, 11], "steps 8,11"), (list(range(9, 16)), "from step 9 on")],
+)
+def test_other_steps_are_named_by_their_numbers(changed: list[int], name: str) -> None:
+    assert of(stepping({step: {"kernels": {"forward": 1}} for step in changed}))[name].kernels == 1
+
+
+def test_calls_of_python_by_chance_make_no_other_step() -> None:
+    def python(calls: int) -> dict[str, Any]:
+        return {"python": PythonCalls(version="3.11", calls={"forward": calls}, functions={})}
+
+    done = make_counts(memory=None, **python(1_000))
+    for step, calls in ((5, 2_000), (6, 2_030), (7, 2_100)):
+        done = done.with_step(make_counts(memory=None, step=step, **python(calls)))
+    assert [*of(launch(done, dry=True))] == ["step 4", "steps 5-6", "step 7"]
+
+
+def test_the_memory_of_a_step_after_the_window_is_unknown() -> None:
+    done = make_counts().with_step(make_counts(step=10, memory=None))
+    row = of(launch(done, window=(4, 9)))["step 10 (after the window)"]
+    assert (row.kernels, row.peak_bytes) == (11_891, None)
+
+
+def test_the_wait_for_data_is_a_row_of_the_measured_steps() -> None:
+    row = of(launch(data_wait_s=(5.0,) * 4 + (0.01, 0.02, 0.03) * 2, spans={}))["data wait"]
+    assert (row.times, row.median_s) == (6, 0.02)
+    assert row.share == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize("waits", [(), (0.0,) * STEPS])
+def test_a_wait_that_was_not_seen_is_unknown(waits: tuple[float, ...]) -> None:
+    assert cells(launch(data_wait_s=waits))["data wait"]["median"] == NONE
+
+
+def test_a_batch_of_a_worker_is_a_row() -> None:
+    python = PythonCalls(version="3.11", calls={"forward": 1_234}, functions={})
+    batch = WorkerBatch(python=python, ops={"aten.stack": 1, "aten.mul": 8})
+    row = of(launch(make_counts(worker_batch=batch)))["batch of a loader's worker"]
+    assert (row.python_calls, row.kernels, row.times) == (1_234, 9, None)
+
+
+def test_a_dry_run_has_no_times() -> None:
+    rows = of(stepping({}, dry=True))
+    assert list(rows) == ["step 4"]
+    assert (rows["step 4"].times, rows["step 4"].median_s) == (12, None)
+
+
+def test_a_cold_start_up_is_that_of_the_launch_that_has_it() -> None:
+    rows = of(launch(spans=times(COLD)), launch())
+    assert list(rows)[:6] == [*WARM, *COLD]
+    assert rows["cold start-up: first step"].median_s == 53.0
+    assert rows["cold start-up: first step"].share == pytest.approx(53.0 / 60.9), "of its own launch"
+
+
+def test_a_launch_that_was_not_counted_gives_way_to_an_older_one() -> None:
+    assert "step 4" in of(launch(make_counts()), launch())
+
+
+def test_two_arms_stand_below_each_other() -> None:
+    rows = of(launch(make_counts(kernels={"forward": 7})), before=(launch(make_counts()),))
+    assert (rows["step 4 A"].kernels, rows["step 4 B"].kernels) == (11_891, 7)
+
+
+def test_a_span_of_one_arm_is_unknown_in_the_other() -> None:
+    rows = of(launch(spans=EVENTS), before=(launch(),))
+    assert (rows["save checkpoint A"].times, rows["save checkpoint B"].times) == (None, 3)
+
+
+def test_steps_of_two_arms_are_grouped_together() -> None:
+    """What arm A does in a step is known, also where only arm B does something else."""
+    rows = of(stepping({10: {"kernels": {"forward": 1}}}), before=(stepping({}),))
+    assert (rows["step 10 A"].kernels, rows["step 10 B"].kernels) == (11_891, 1)
+
+
+def test_steps_without_a_finite_time_are_left_out() -> None:
+    run = launch(step_s=(0.1, float("nan"), *[0.1] * 8))
+    assert of(run)["measured steps"].share == pytest.approx(0.6 / 8.8)
+
+
+def test_cells_have_units() -> None:
+    calls = make_collective(count=3, bytes=2 * MIB)
+    row = cells(launch(make_counts(collectives=(calls,))))["step 4"]
+    assert (row["median"], row["collectives"], row["peak"]) == ("100.0 ms", "3, 2.00 MiB", "41.0 GiB")
+
+
+def test_what_is_0_is_no_dash() -> None:
+    row = cells(launch(make_counts(collectives=(), host_reads={})))["step 4"]
+    assert (row["collectives"], row["host reads"]) == ("0", "0")
+
+
+def test_a_column_of_which_nothing_is_known_is_left_out() -> None:
+    assert spans.table(spans.rows([launch()])).headers == ("span", "times", "median", "share")
+
+
+@pytest.mark.parametrize("runs", [[], [launch(spans={})]])
+def test_where_steps_alone_are_known_there_is_no_table(runs: list[Run]) -> None:
+    """Other tables have their times."""
+    assert not spans.table(spans.rows(runs))
+
+
+def test_a_baseline_has_the_spans_of_its_counts() -> None:
+    table = spans.of_counts(stepping({}).counts)
+    assert [row[:2] for row in table.rows] == [(step_name(4), "12")]
+
+
+def test_the_table_of_cases_begins_with_the_case() -> None:
+    result = make_result(launch())
+    table = spans.of_cases([result, result])
+    assert table.rows[0][:2] == (result.case_id, "start-up")
+    assert len(table.rows) == 2 * 5
+
+
+def test_a_comparison_names_its_arms() -> None:
+    result = make_compared()
+    result = result.replace(runs=(launch(),), before=(launch(),))
+    assert spans.table(spans.of_result(result)).headers[:2] == ("span", "arm")
+
+
+def test_all_reports_show_the_table() -> None:
+    result = make_result(launch(spans={**EVENTS, **times(WARM)}))
+    session = make_session_file(result)
+    assert "  spans of the run:\n" in explanation(result)
+    assert "<summary>Spans of the runs: 8</summary>" in render([session])
     assert "start-up: imports" in page.render([session])
+
+
+def test_the_longest_event_of_the_measured_steps_names_its_step() -> None:
+    """Neither one before them, nor what most steps hold."""
+    assert spans.held([launch(spans={**EVENTS, **times(WARM)})]) == ["step 7 held: save checkpoint 3.0 s"]
+
+
+def test_a_short_event_makes_no_step_long() -> None:
+    short = {"save checkpoint": SpanTimes(seconds=(0.009,), steps=(6,))}
+    assert spans.held([launch(spans=short)]) == []
+
+
+def test_a_launch_without_steps_held_nothing() -> None:
+    assert spans.held([launch(step_s=(), window=(0, 0), spans=EVENTS)]) == []
+    assert spans.held([]) == []

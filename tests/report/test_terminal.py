@@ -3,8 +3,8 @@ from typing import get_args
 
 import pytest
 
-from perfsuite.report.terminal import MOST_LINES, console, explanation, table
-from perfsuite.report.text import WIDTH
+from perfsuite.report.terminal import MOST_LINES, console, explanation, spans_of, table
+from perfsuite.report.text import WIDTH, Table
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Figures
@@ -138,3 +138,22 @@ def test_of_many_entries_the_first_are_told_in_tables_and_the_others_counted() -
     left = "the step of 3 ranks more: the HTML report tells"
     assert [each for each in told if each.endswith("counted:") or "more:" in each] == [*shown, left]
     assert "reduce_scatter 64 ranks float32 backward 33 29.9 GiB" in told
+
+
+LONG = "x" * 90
+WIDE = Table(headers=("span", "arm", "times"), rows=[(LONG, "A", "1"), (LONG, "B", "2")], text_columns=2)
+
+
+def test_spans_that_fit_have_a_line_each() -> None:
+    _, _, heading, row = spans_of(Table(caption="c", headers=("span", "times"), rows=[("rollout", "3")]))
+    assert (heading.split(), row.split()) == (["span", "times"], ["rollout", "3"])
+
+
+def test_the_name_of_spans_that_are_too_wide_stands_above_them() -> None:
+    *_, heading, name, of_a, of_b = [line.split() for line in spans_of(WIDE)]
+    assert heading == ["arm", "times"]
+    assert (name, of_a, of_b) == ([LONG], ["A", "1"], ["B", "2"])
+
+
+def test_without_spans_there_is_no_heading() -> None:
+    assert spans_of(Table(headers=("span",), rows=[])) == []

@@ -18,7 +18,8 @@ from perfsuite.cli.report import LocalStore
 from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.inputs.git import commit_of, git
 from perfsuite.node.machine import detect
-from perfsuite.report.terminal import console, plain_table, print_json, step_of
+from perfsuite.report import spans
+from perfsuite.report.terminal import console, plain_table, print_json, spans_of, step_of
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
@@ -94,6 +95,7 @@ def show(
     for file in count_files:
         counts = known.counts.read(file)
         _show(COUNTS, counts, file)
+        console().print("\n".join(spans_of(spans.of_counts(counts.counts))))
         for entry in counts.counts:
             console().print("\n".join(step_of(entry)))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.case.case import Unit
-from perfsuite.report import counts, events, profile, slopes, spans
+from perfsuite.report import counts, profile, slopes, spans
 from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Cell, Column, figure, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html import charts, tables
@@ -40,8 +40,7 @@ def case_view(
         "ranks_left_out": sum(len(entry.ranks) for entry in others),
         "profile": profile.tables(result),
         "launches": tables.launches(result, () if result.dry else runs),
-        "spans": spans.table(result),
-        "events": events.table(() if result.dry else runs),
+        "spans": spans.table(spans.of_result(result)),
         "slopes": slopes.table(() if result.dry else runs),
         "before": tables.launches(result, result.before),
         "steps": _steps(result, band, anchor),

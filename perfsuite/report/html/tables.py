@@ -59,7 +59,6 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
             *(_figure(metric, run) for metric in TIMES),
             _known(max(run.measured_steps, default=None), duration),
             _figure(metrics.CPU_S_PER_STEP, run),
-            _figure(metrics.DATA_WAIT_SHARE, run),
             _figure(metrics.GC_S_PER_STEP, run),
             f"{run.window[0]} to {run.window[1] - 1}" if run.window[1] else NONE,
             *_memory(run.memory),
@@ -78,7 +77,6 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
             "p95/p50",
             "longest",
             "CPU time",
-            "data wait",
             "collector",
             "window",
         ),
@@ -88,9 +86,8 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
     )
     caption = (
         "Step times are those of the slowest rank at each step, in the measured window. CPU time is that of "
-        "all ranks together in the median step. Data wait is the share of all steps that a rank waits for "
-        "batches, by the host's clock. The time of Python's garbage collector is the mean of a step, on the "
-        "rank where it takes most. Peak memory is that of the rank that used most, next to the "
+        "all ranks together in the median step. The time of Python's garbage collector is the mean of a "
+        "step, on the rank where it takes most. Peak memory is that of the rank that used most, next to the "
         "one that used least; retries are summed over ranks."
     )
     return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)

@@ -139,6 +139,7 @@ def test_list_and_show(repository: Path) -> None:
     shown = told("show", CASE.id)
     assert f"{CASE.id} counted on cpu\n  file: {FILE}\n  accepted by Ada" in shown
     assert "  of 1 launch; versions: torch 2.13.0, transformers 5.23.0\n" in shown
+    assert "\nspans of the run:\n" in shown
     assert "\nstep 4 of rank 0, counted:\n" in shown
     assert " all_gather 2 ranks float32 backward 5 3.50 MiB " in flat(shown)
     counted("2", 1, "--reason", "compiled models have no live tensors", **seen(compiled()))

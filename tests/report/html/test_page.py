@@ -186,7 +186,8 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     said = Page(part)
     assert said.said("h4") == [
         *("Metrics", "Counts of a step", "Changed since the baseline", "Steps and loss"),
-        *("Launches and memory", "Health of the machine", "Settings and environment", "Measure it again"),
+        *("Launches and memory", "Spans of the run", "Health of the machine"),
+        *("Settings and environment", "Measure it again"),
     ]
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
     assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
@@ -243,7 +244,12 @@ def test_counts_are_tables_whether_they_were_judged_or_not_each_rank_under_its_n
 def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     text = render([make_session_file(make_dry(dry_facts=FACTS))])
     page = Page(text)
-    assert page.said("h4") == ["Memory and speed, predicted", "Counts of a step", "Count it again"]
+    assert page.said("h4") == [
+        "Memory and speed, predicted",
+        "Counts of a step",
+        "Spans of the run",
+        "Count it again",
+    ]
     assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
     assert page.said("pre") == [f"perfsuite dry-run --device=cuda {counted.FULL_SIZE.id}"]
     assert '<span class="badge dry-run">dry run</span>' in text

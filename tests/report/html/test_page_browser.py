@@ -10,7 +10,9 @@ from selenium.webdriver import Keys
 import tests.browser
 from perfsuite.report.html.page import render
 from tests.browser import Browser
+from tests.counted import make_entries
 from tests.report.html.test_page import make_evil
+from tests.samples import make_compared, make_run, make_session_file
 from tests.sessions import make_explained, make_session
 
 browser = tests.browser.browser  # pytest finds a fixture by its name in the module
@@ -156,6 +158,27 @@ def test_nothing_is_wider_than_the_screen(page: Browser, width: int) -> None:
     assert page.evaluate(f"{overview}.scrollWidth <= {overview}.parentElement.clientWidth")
     cut = "[...document.querySelectorAll('h1, h2, h3, p, li, figcaption, caption span')]"
     assert page.evaluate(f"{cut}.filter((one) => one.getBoundingClientRect().right > innerWidth).length") == 0
+
+
+def test_names_of_spans_stay_in_view_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    """With their arm, wherever the table is scrolled to."""
+    counted = make_run(counts=make_entries())
+    compared = make_compared().replace(runs=(counted,), before=(counted,))
+    file = tmp_path / "index.html"
+    file.write_text(render([make_session_file(compared)]), encoding="utf-8")
+    browser.screen(390)
+    browser.open(file.as_uri())
+    browser.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true })")
+    seen = browser.evaluate("""(() => {
+      const scroll = document.querySelector('.spans');
+      scroll.scrollLeft = scroll.scrollWidth;
+      const frame = scroll.getBoundingClientRect();
+      const cells = [...scroll.querySelectorAll('tr > :nth-child(-n + 2)')];
+      return [scroll.scrollLeft, ...cells.map((each) => each.getBoundingClientRect().left - frame.left)];
+    })()""")
+    scrolled, *lefts = seen
+    assert scrolled > 0
+    assert {round(left) for left in lefts} == {0, 104}
 
 
 @pytest.mark.parametrize(("dark", "ground"), [(False, "rgb(255, 255, 255)"), (True, "rgb(17, 21, 26)")])
