@@ -1,10 +1,14 @@
-"""Run by `test_trainer.py` under torchrun: what torchtitan learns from weights that it has not drawn itself.
+"""Run by `test_trainer.py`: prints what torchtitan learns from weights that it has not drawn itself.
 
 A model of a case's options has those of our own model; a registered one has weights that only the names of
 the parameters decide, however it is split.
 """
 
+import importlib
 import json
+import multiprocessing
+import os
+import socket
 import sys
 from typing import Any
 from zlib import crc32
@@ -51,11 +55,34 @@ def losses(case: Case) -> list[float]:
     return list(mean.tolist())
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    compat.before_import("cpu")
-    told = losses(CaseFile.model_validate_json(sys.argv[1]).case)
-    if dist.get_rank() == 0:
+def tell(rank: int, case: Case, port: int) -> None:
+    """Train as one rank of `case`. The first one prints the losses."""
+    ranks = str(case.topology.world_size)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    told = losses(case)
+    if rank == 0:
         print(json.dumps(told), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def main() -> int:
+    """Fork the ranks of a case from this process, which imports torchtitan for all of them."""
+    torch.set_num_threads(1)
+    compat.before_import("cpu")
+    importlib.import_module("perfsuite.frameworks.torchtitan.trainer")
+    case = CaseFile.model_validate_json(sys.argv[1]).case
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=tell, args=(rank, case, port)) for rank in range(case.topology.world_size)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    return int(any(each.exitcode for each in ranks))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
