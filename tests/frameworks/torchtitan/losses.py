@@ -1,4 +1,4 @@
-"""Run by `test_trainer.py`: prints what torchtitan learns from weights that it has not drawn itself.
+"""Prints what torchtitan learns from weights that it has not drawn itself, of each case that it reads.
 
 A model of a case's options has those of our own model; a registered one has weights that only the names of
 the parameters decide, however it is split.
@@ -8,8 +8,10 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
+from multiprocessing.connection import wait
 from typing import Any
 from zlib import crc32
 
@@ -67,22 +69,23 @@ def tell(rank: int, case: Case, port: int) -> None:
     dist.destroy_process_group()
 
 
-def main() -> int:
-    """Fork the ranks of a case from this process, which imports torchtitan for all of them."""
-    torch.set_num_threads(1)
-    compat.before_import("cpu")
-    importlib.import_module("perfsuite.frameworks.torchtitan.trainer")
-    case = CaseFile.model_validate_json(sys.argv[1]).case
+def train(case: Case) -> None:
+    """Fork the ranks of a case. One that fails ends them all."""
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     ranks = [fork.Process(target=tell, args=(rank, case, port)) for rank in range(case.topology.world_size)]
     for each in ranks:
         each.start()
-    for each in ranks:
-        each.join()
-    return int(any(each.exitcode for each in ranks))
+    while running := [each for each in ranks if each.exitcode is None]:
+        wait([each.sentinel for each in running])
+        if any(each.exitcode for each in ranks):
+            os.killpg(0, signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    torch.set_num_threads(1)
+    compat.before_import("cpu")
+    importlib.import_module("perfsuite.frameworks.torchtitan.trainer")
+    for line in sys.stdin:
+        train(CaseFile.model_validate_json(line).case)
