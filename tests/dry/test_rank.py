@@ -44,8 +44,7 @@ TWINS = [
 """Cases whose counts by real launches are reviewed."""
 NEVER_REVIEWED = COUNTED.replace(
     framework=DDP(bucket_cap_mb=1),
-    sequence_length=64,
-    micro_batch=4,
+    sequence_length=16,
     gradient_accumulation=2,
     precision="bf16-mixed",
     timeout_s=600,
