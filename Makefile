@@ -17,7 +17,7 @@ TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --
 AS_USERS_DO = --start-smoke-tests-as-users-do
 export BASE HARDWARE OUT TAG
 
-.PHONY: bench damaged dry dry-ci comparisons quick unit smoke test pytest test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
+.PHONY: bench damaged dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
 	format figures hindsight releases history-figures samples pictures browser slurm podman clean night site compare compare-dry
 
 bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time
@@ -41,9 +41,6 @@ smoke: .venv/installed  ## a launch of each framework, and the main paths
 
 test: .venv/installed  ## lint, types, the documentation, and all tests but those marked nightly
 	$(MAKE) --jobs=2 --output-sync check docs
-	$(MAKE) pytest
-
-pytest: .venv/installed  ## all tests but those marked nightly
 	$(TESTS) -m "not nightly" $(ARGS)
 
 test-all: .venv/installed  ## those, too, as CI on GitHub does
@@ -172,11 +169,9 @@ compare-dry: .venv/installed  ## BASE=main: what a step does at that commit and 
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
-	.venv/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps --upgrade \
-		--target .venv/deepspeed \
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/deepspeed \
 		deepspeed hjson msgpack  # for its tests alone: accelerate and the Trainer import it where they find it
-	.venv/bin/python -m compileall -q --workers=0 .venv/lib .venv/deepspeed >/dev/null || true  # pip uses one core
 	touch $@
 
 .venv-lowest/installed: TORCH = torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
