@@ -14,6 +14,7 @@ DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) 
 	or llama-3-8b and every-2 and (fsdp2 or torchtitan)
 # compileall: once for the thousands of processes that import it
 TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --numprocesses=3 --dist=worksteal
+AS_USERS_DO = --start-smoke-tests-as-users-do
 export BASE HARDWARE OUT TAG
 
 .PHONY: bench damaged dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
@@ -36,7 +37,7 @@ unit: .venv/installed  ## all tests that start no process (three minutes on two 
 	$(TESTS) -m unit $(ARGS)
 
 smoke: .venv/installed  ## a launch of each framework, and the main paths
-	$(TESTS) -m smoke $(ARGS)
+	$(TESTS) -m smoke $(AS_USERS_DO) $(ARGS)
 
 test: .venv/installed  ## lint, types, the documentation, and all tests but those marked nightly
 	$(MAKE) --jobs=2 --output-sync check docs
@@ -44,7 +45,7 @@ test: .venv/installed  ## lint, types, the documentation, and all tests but thos
 
 test-all: .venv/installed  ## those, too, as CI on GitHub does
 	$(MAKE) --jobs=2 --output-sync check docs
-	$(TESTS) $(ARGS)
+	$(TESTS) $(AS_USERS_DO) $(ARGS)
 
 versions:  ## the tests on the lowest torch that pyproject.toml names, and on the newest: 8 GB, half an hour each
 	$(MAKE) test-lowest PYTHON=python3.11
@@ -71,7 +72,7 @@ dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; wi
 		{ echo "the tag is $$TAG, __version__ in perfsuite/__init__.py makes $$version: change one of them"; exit 1; }
 
 test-lowest test-newest: test-%: .venv-%/installed
-	.venv-$*/bin/pytest tests --numprocesses=3 -m "not simulation and not browser" $(ARGS)
+	.venv-$*/bin/pytest tests --numprocesses=3 -m "not simulation and not browser" $(AS_USERS_DO) $(ARGS)
 
 mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token at a time, and list what no unit test notices
 	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)

@@ -17,10 +17,16 @@ from perfsuite.node.machine import detect
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 PROCESSES = [Path(__file__).parent / name for name in ("gpu", "launch", "node", "test_hard_failures.py")]
-"""Whose tests start processes as users do, as smoke tests do. Those of other launch tests are forked."""
+"""Whose tests start processes as users do. Those of other launch tests are forked."""
+AS_USERS_DO = "--start-smoke-tests-as-users-do"
 LAUNCHES = {"smoke", "launch", "nightly"}
 """Marks of the tests that start processes. A smoke test or a nightly one is a `launch`, too."""
 LAYERS = {"unit", *LAUNCHES, "simulation", "browser"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make smoke` and `make test-all` start anew what `make test` forks."""
+    parser.addoption(AS_USERS_DO, action="store_true", help="fork no process of a smoke test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,12 +62,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fork the launches of a test from a process that has torch, unless it tests how processes start."""
     marks = {mark.name for mark in item.iter_markers()}
-    if "launch" not in marks or "smoke" in marks or any(map(item.path.is_relative_to, PROCESSES)):
+    if not is_forked(marks, item.path, as_users_do=item.config.getoption(AS_USERS_DO)):
         return (yield)
     from tests.warm import forked_launches  # not at the top: test_conftest.py copies this file alone
 
     with forked_launches():
         return (yield)
+
+
+def is_forked(marks: set[str], path: Path, *, as_users_do: bool) -> bool:
+    """Return whether the launches of a test with these marks are forked."""
+    is_real = any(map(path.is_relative_to, PROCESSES)) or ("smoke" in marks and as_users_do)
+    return "launch" in marks and not is_real
 
 
 @pytest.hookimpl(wrapper=True)

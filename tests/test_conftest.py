@@ -12,6 +12,7 @@ import pytest
 from perfsuite.case.framework import built_in
 from perfsuite.node.machine import detect
 from tests import slurm_cluster
+from tests.conftest import is_forked
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 NO_DRIVER = """
@@ -130,3 +131,19 @@ def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None
 def test_each_framework_has_a_smoke_test_that_names_it() -> None:
     texts = [file.read_text() for file in Path(__file__).parent.rglob("test_*.py")]
     assert {name for text in texts for name in re.findall(r'mark\.smoke\("(\w+)"\)', text)} == built_in()
+
+
+@pytest.mark.parametrize(
+    ("marks", "file", "as_users_do", "expected"),
+    [
+        ({"unit"}, "dry/test_rank.py", False, False),
+        ({"launch"}, "dry/test_rank.py", True, True),
+        ({"launch"}, "launch/test_local.py", False, False),
+        ({"launch", "smoke"}, "dry/test_rank.py", False, True),
+        ({"launch", "smoke"}, "dry/test_rank.py", True, False),
+    ],
+)
+def test_launches_are_forked_but_for_smoke_tests_as_users_do(
+    marks: set[str], file: str, as_users_do: bool, expected: bool
+) -> None:
+    assert is_forked(marks, Path(__file__).parent / file, as_users_do=as_users_do) == expected

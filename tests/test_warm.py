@@ -1,29 +1,91 @@
 """Which processes of launches are forked from one that has imported torch."""
 
+import json
+import os
 import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from perfsuite import DeepSpeed, Framework, Script, Topology
+from perfsuite.case.case import CaseFile
 from perfsuite.dry.driver import _environment
-from tests.samples import make_case
-from tests.warm import DRY, FIRST, VARIABLES, can_be_forked
+from perfsuite.measure import launch_once
+from perfsuite.node.machine import detect
+from perfsuite.results.run_dir import RunDir
+from tests.samples import known, make_case
+from tests.warm import AGENT, DRY, FIRST, VARIABLES, kind_of
 
 DRY_RUN = [sys.executable, "-m", DRY, "directory"]
 ENVIRONMENT = {**FIRST, **VARIABLES}
 
 
 def test_forks_a_launch_whose_environment_is_that_of_the_tests() -> None:
-    assert can_be_forked(DRY_RUN, ENVIRONMENT)
+    assert kind_of(DRY_RUN, ENVIRONMENT)
 
 
 def test_forks_a_rank_of_a_dry_run_with_the_variables_of_torchrun() -> None:
     environment = _environment(make_case(), 1)
     assert environment["TORCHELASTIC_RUN_ID"]
-    assert can_be_forked(DRY_RUN, environment)
+    assert kind_of(DRY_RUN, environment)
 
 
 def test_forks_a_launch_after_torch_has_set_its_cache() -> None:
     """Which it does in a test process that imports as much of torch as most tests do."""
-    assert can_be_forked(DRY_RUN, {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": "of the test process"})
+    assert kind_of(DRY_RUN, {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": "of the test process"})
 
 
 def test_starts_a_launch_anew_whose_torch_reads_another_variable() -> None:
-    assert not can_be_forked(DRY_RUN, {**ENVIRONMENT, "TORCH_LOGS": "dynamo"})
+    assert not kind_of(DRY_RUN, {**ENVIRONMENT, "TORCH_LOGS": "dynamo"})
+
+
+def asked_for(directory: Path, framework: Framework, **changes: Any) -> list[str]:
+    """The command of an agent that launches a case."""
+    case = make_case(framework=framework, model="llama-tiny", **changes)
+    (directory / "case.json").write_text(CaseFile(case=case, device="cpu").model_dump_json())
+    return [sys.executable, "-m", AGENT, str(directory)]
+
+
+def test_forks_a_script_that_python_starts(tmp_path: Path) -> None:
+    assert kind_of(asked_for(tmp_path, Script(path="train.py")), ENVIRONMENT) == "script"
+
+
+def test_starts_the_script_of_a_command_anew(tmp_path: Path) -> None:
+    assert kind_of(asked_for(tmp_path, Script(command=("torchrun", "train.py"))), ENVIRONMENT) is None
+
+
+@pytest.mark.usefixtures("deepspeed")
+def test_forks_a_launch_with_deepspeed_from_a_server_of_its_own(tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.environ["PYTHONPATH"]}
+    assert kind_of(asked_for(tmp_path, DeepSpeed(config={})), environment) == "deepspeed"
+
+
+LOOKS = """
+import json, os, signal, sys, threading
+facts = {
+    "argv": sys.argv, "path": sys.path[:2],
+    "main": [__name__, __file__, vars(sys.modules["__main__"]) is globals()],
+    "directory": os.getcwd(), "input": sys.stdin.read(), "threads": threading.active_count(),
+    "parent": os.getppid() == int(os.environ["PERFSUITE_ANCESTOR_PID"]),
+    "signals": [str(signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
+    "variables": {name: os.environ[name] for name in os.environ if name[:5] not in ("PERFS", "TORCH")},
+}
+json.dump(facts, open(sys.argv[1], "w"))
+print("said")
+raise SystemExit(7)
+"""
+
+
+@pytest.mark.launch
+def test_a_forked_script_sees_what_one_that_is_started_sees(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOKS)
+    facts = []
+    for name, env in (("forked", {}), ("started", {"TORCH_SHOW_CPP_STACKTRACES": "0"})):
+        script = Script(path=tmp_path / "train.py", arguments=("facts.json",), cwd=tmp_path, env=env)
+        case = make_case(framework=script, topology=Topology(processes_per_node=1))
+        run = launch_once(case, detect(), tmp_path / name)
+        assert "the script ended with exit code 7" in known(run.failure).message
+        assert "said" in RunDir(tmp_path / name).rank_log(0).read_text()
+        facts.append(json.loads((tmp_path / "facts.json").read_text()))
+    assert facts[0] == facts[1]

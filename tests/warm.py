@@ -1,11 +1,14 @@
 """Launches and dry runs whose processes are forked from one that has imported torch: 4 to 6 CPU-seconds less.
 
-A test process has a server (`python -m tests.warm`) for CPUs and one for pretended GPUs. When asked for an
-agent or a rank of a dry run, it forks one, which becomes a child of the test process as if started by it.
-Ranks of scripts, cases without torch, other Pythons, and variables that are read on import are not forked.
+A test process has a server (`python -m tests.warm`) for CPUs, one for pretended GPUs, one for scripts and one
+for DeepSpeed. When asked for an agent or a rank of a dry run, it forks one, which becomes a child of the test
+process as if started by it. The agent of a script forks its ranks: the hooks that an import of torch attaches
+are attached before the script begins. Scripts that a command starts, cases without torch, other Pythons, and
+variables that are read on import are not forked.
 """
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import functools
@@ -22,18 +25,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from types import ModuleType, SimpleNamespace
+from typing import Any, Literal, NoReturn
 from unittest import mock
 
 from perfsuite.dry import driver as dry
 from perfsuite.launch import driving
 from perfsuite.node.processes import JOB_MARK
-from perfsuite.worker.leash import PR_SET_CHILD_SUBREAPER
+from perfsuite.worker.leash import ENDING, PR_SET_CHILD_SUBREAPER
 
 ROOT = Path(__file__).parent.parent
 AGENT, DRY = "perfsuite.node.agent", "perfsuite.dry"
-MODULES = (
+Kind = Literal["cpu", "gpu", "script", "deepspeed"]
+OF_FRAMEWORKS = (
     "torch",
     "perfsuite.dry.rank",
     "perfsuite.worker.main",
@@ -42,6 +46,14 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "transformers.trainer",
 )
+MODULES: dict[Kind, Sequence[str]] = {
+    "cpu": OF_FRAMEWORKS,
+    "gpu": OF_FRAMEWORKS,
+    # torch's optimizers import `torch._dynamo` themselves.
+    "script": ("torch", "torch._dynamo", "perfsuite.worker.script.attach", "perfsuite.node.health_sampler"),
+    "deepspeed": (*OF_FRAMEWORKS, "perfsuite.worker.script.attach", "deepspeed.runtime.engine"),
+}
+"""What each kind of server imports."""
 VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -50,6 +62,8 @@ VARIABLES = {
     JOB_MARK: "0" * 32,  # as long as a real one, which is written over it
 }
 """Those that are read on import, and the mark of a job."""
+OF_DEEPSPEED = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(Path(sys.prefix) / "deepspeed")}
+"""What the server for DeepSpeed has besides. `make` installs DeepSpeed there, apart from other packages."""
 READ_ON_IMPORT = ("ACCELERATE_", "CUDA_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_")
 READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCHINDUCTOR_CACHE_DIR")
 """How those begin that torch reads at each use: torchrun's, and what torch itself sets in some processes."""
@@ -80,7 +94,8 @@ class _Forked:
 
 
 def _popen(command: list[str], **options: Any) -> Any:
-    if not can_be_forked(command, options["env"]):
+    kind = kind_of(command, options["env"])
+    if kind is None:
         return subprocess.Popen(command, **options)
     job = {
         "module": command[2],
@@ -91,7 +106,7 @@ def _popen(command: list[str], **options: Any) -> Any:
     theirs, ours = os.pipe()
     files = [theirs, options["stdout"].fileno()]
     with LOCK:  # two arms are run dry at the same time
-        pid = _fork(_server("--gpu" in command), job, files)
+        pid = _fork(_server(kind), job, files)
     os.close(theirs)
     if options["stdin"] == subprocess.PIPE:
         return _Forked(pid, os.fdopen(ours, "wb"))
@@ -99,19 +114,37 @@ def _popen(command: list[str], **options: Any) -> Any:
     return _Forked(pid, None)
 
 
-def can_be_forked(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a process that has imported torch already can become that of `command`."""
+def kind_of(command: Sequence[str], environment: Mapping[str, str]) -> Kind | None:
+    """Return which server can fork the process of `command`; None if it must be started anew."""
     if command[:2] != [sys.executable, "-m"] or command[2] not in (AGENT, DRY):
-        return False
-    server = {**FIRST, **VARIABLES}
-    names = {name for name in {*environment, *server} if name.startswith(READ_ON_IMPORT)}
-    if any(environment.get(name) != server.get(name) for name in names if not name.startswith(READ_LATER)):
-        return False
+        return None
     if command[2] == DRY:
-        return True
+        kind: Kind = "gpu" if "--gpu" in command else "cpu"
+        return kind if _reads_the_same(environment, kind) else None
     request = json.loads((Path(command[3]) / "case.json").read_text(encoding="utf-8"))
-    has_torch = request["case"]["framework"]["name"] not in ("fake", "script")
-    return has_torch and request["device"] == "cpu" and not request.get("preflight")
+    framework = request["case"]["framework"]
+    if framework["name"] == "fake" or request["device"] != "cpu" or request.get("preflight"):
+        return None
+    if framework["name"] == "script" and framework.get("path") is None:
+        return None
+    kinds: tuple[Kind, Kind] = ("script" if framework["name"] == "script" else "cpu", "deepspeed")
+    return next((kind for kind in kinds if _reads_the_same(environment, kind)), None)
+
+
+def _reads_the_same(environment: Mapping[str, str], kind: Kind) -> bool:
+    """Whether a process of this environment reads on import what the server has read."""
+    server = _environment(kind)
+    names = {name for name in {*environment, *server} if name.startswith(READ_ON_IMPORT)}
+    return all(environment.get(name) == server.get(name) for name in names if not name.startswith(READ_LATER))
+
+
+def _environment(kind: Kind) -> dict[str, str]:
+    """Return the variables of a server."""
+    variables = {**FIRST, **VARIABLES}
+    if kind != "deepspeed":
+        return variables
+    paths = [OF_DEEPSPEED["PYTHONPATH"], FIRST.get("PYTHONPATH")]
+    return {**variables, **OF_DEEPSPEED, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _fork(server: socket.socket, job: Mapping[str, Any], files: Sequence[int]) -> int:
@@ -126,14 +159,14 @@ def _fork(server: socket.socket, job: Mapping[str, Any], files: Sequence[int]) -
 
 
 @functools.cache
-def _server(gpu: bool) -> socket.socket:
+def _server(kind: Kind) -> socket.socket:
     """A connection to a server, which ends with this process."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(its.fileno()), *(["--gpu"] if gpu else [])],
+            [sys.executable, "-m", "tests.warm", str(its.fileno()), kind],
             cwd=ROOT,
-            env={**FIRST, **VARIABLES},
+            env=_environment(kind),
             pass_fds=[its.fileno()],
             start_new_session=True,
         )
@@ -142,13 +175,13 @@ def _server(gpu: bool) -> socket.socket:
     return ours
 
 
-def _serve(connection: socket.socket, *, gpu: bool) -> None:
+def _serve(connection: socket.socket, kind: Kind) -> None:
     from perfsuite.dry import guard
 
-    if gpu:
+    if kind == "gpu":
         guard.load()
         guard.load = lambda: None  # it is loaded, and so is torch
-    for name in MODULES:
+    for name in MODULES[kind]:
         importlib.import_module(name)
     gc.freeze()
     while True:
@@ -199,8 +232,101 @@ def _main(name: str) -> Callable[[], Any]:
         from perfsuite.dry import __main__ as dry_rank
 
         return dry_rank.main
+    ranks: Any = importlib.import_module("perfsuite.node.ranks")
+    ranks.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _ForkedScript})
     agent = sys.modules["__main__"] = importlib.import_module(AGENT)
     return functools.partial(agent.main, sys.argv[1])
+
+
+class _ForkedScript:
+    """What an agent uses of the `Popen` of a script. It is forked from the agent."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _run_script(command, **options)
+            finally:
+                os._exit(1)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _run_script(
+    command: Sequence[str],
+    *,
+    cwd: str,
+    env: Mapping[str, str],
+    stdin: int,
+    stdout: Any,
+    stderr: int,
+    preexec_fn: Callable[[], None],
+) -> NoReturn:
+    """Become the process of `python -u FILE ...` in a measured command, which has imported torch already."""
+    assert command[:2] == [sys.executable, "-u"]
+    assert (stdin, stderr) == (subprocess.DEVNULL, subprocess.STDOUT)
+    for ending in ENDING:
+        signal.signal(ending, signal.SIG_DFL)
+    preexec_fn()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for opened, number in ((nothing, 0), (stdout.fileno(), 1), (stdout.fileno(), 2)):
+        os.dup2(opened, number)
+    os.closerange(3, 1024)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = list(command[2:])
+    startup = env["PYTHONPATH"].partition(os.pathsep)[0]
+    sys.path[:1] = [str(Path(sys.argv[0]).resolve().parent), startup]
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    status = 1
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    file = Path(sys.argv[0])
+    vars(main).update(__file__=str(file), __builtins__=builtins)
+    try:
+        _attach()
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(main))
+        status = 0
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        sys.last_value = error
+        sys.excepthook(*sys.exc_info())
+    _finalize()
+    os._exit(status & 0xFF)
+
+
+def _attach() -> None:
+    """Do what `perfsuite.worker.startup` does when a script has imported torch."""
+    from perfsuite.worker.clock import startup_clock
+    from perfsuite.worker.script.attach import attach
+
+    sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # which it reads on import
+    startup_clock.begin(startup_clock.IMPORTS)
+    startup_clock.pause()
+    attach()
+    startup_clock.go_on()
+
+
+def _finalize() -> None:
+    """End this process as Python does, but for destructors."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except SystemExit:
+        pass
+    sys.stdout.flush()
 
 
 def _mark(mark: str) -> None:
@@ -227,4 +353,4 @@ def _spawn(spawn: Callable[..., int], path: Any, arguments: Sequence[str], files
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), gpu="--gpu" in sys.argv)
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])  # type: ignore[arg-type]

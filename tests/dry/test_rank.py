@@ -16,7 +16,7 @@ from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.counting.flops import count
 from tests.dry.runs import passed
-from tests.frameworks.test_base import COUNTED, measured, observed
+from tests.frameworks.test_base import COUNTED, llama_tiny, measured, observed
 from tests.samples import known
 from tests.worker.loops import memory
 
@@ -44,8 +44,7 @@ TWINS = [
 """Cases whose counts by real launches are reviewed."""
 NEVER_REVIEWED = COUNTED.replace(
     framework=DDP(bucket_cap_mb=1),
-    sequence_length=64,
-    micro_batch=4,
+    sequence_length=16,
     gradient_accumulation=2,
     precision="bf16-mixed",
     timeout_s=600,
@@ -160,7 +159,8 @@ def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> 
 @pytest.mark.launch
 def test_ddp_tells_which_parameters_were_used_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
     """The Trainer asks for it with adapters; the map goes through pinned memory, which is not pretended."""
-    case = NEVER_REVIEWED.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")
+    adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))
+    case = adapted.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")
     on_cpu, on_gpu = (passed(case, tmp_path / str(at), device=at) for at in ("cpu", None))
     assert on_gpu.machine.device == "cuda"
     collectives = on_gpu.counts[0].counts.collectives

@@ -119,7 +119,10 @@ TIED = COUNTED.replace(model=llama_tiny("llama-tied", tie_word_embeddings=True))
             framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
             activation_checkpointing="full",
         ),
-        COUNTED.replace(framework=Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2)),
+        pytest.param(
+            COUNTED.replace(framework=Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2)),
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["fsdp2", "accelerate, a tied embedding", "trainer"],
 )

@@ -80,15 +80,29 @@ def test_a_dataset_that_became_slow_regresses(tmp_path: Path, workers: int) -> N
     assert known(slow.figures.data_wait) > known(fast.figures.data_wait)
 
 
+def with_worker(directory: Path, **env: Any) -> Run:
+    return measured(directory, WORKERS=1, **env)
+
+
+@pytest.fixture(scope="module")
+def forked_worker(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return with_worker(tmp_path_factory.mktemp("forked"), CONTEXT="fork", CALLS=100)
+
+
+@pytest.mark.launch
+def test_the_same_work_in_a_worker_passes(forked_worker: Run, tmp_path: Path) -> None:
+    same = with_worker(tmp_path / "same", CONTEXT="fork", CALLS=100)
+    unchanged = known(exact.check([same], from_runs([forked_worker])))
+    assert (unchanged.outcome, unchanged.findings, unchanged.notes) == ("passed", (), ())
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_work_in_a_worker_is_counted(tmp_path: Path, context: str) -> None:
-    before, same, more = (
-        measured(tmp_path / name, WORKERS=1, CONTEXT=context, CALLS=calls)
-        for name, calls in (("before", 100), ("same", 100), ("more", 1_000))
-    )
-    unchanged = known(exact.check([same], from_runs([before])))
-    assert (unchanged.outcome, unchanged.findings, unchanged.notes) == ("passed", (), ())
+def test_work_in_a_worker_is_counted(forked_worker: Run, tmp_path: Path, context: str) -> None:
+    before = forked_worker
+    if context != "fork":
+        before = with_worker(tmp_path / "before", CONTEXT=context, CALLS=100)
+    more = with_worker(tmp_path / "more", CONTEXT=context, CALLS=1_000)
     verdict = judge_counts(before, more)
     assert verdict.outcome == "regressed"
     (finding,) = known(verdict.counts).findings
@@ -98,10 +112,10 @@ def test_work_in_a_worker_is_counted(tmp_path: Path, context: str) -> None:
 
 
 @pytest.mark.launch
-def test_workers_that_start_in_a_counted_step_are_counted_alike(tmp_path: Path) -> None:
+def test_workers_that_start_in_a_counted_step_are_counted_alike(forked_worker: Run, tmp_path: Path) -> None:
     """With three batches in an epoch, workers are forked in step 4: they inherit the rank's counter."""
-    long, short = (measured(tmp_path / str(rows), WORKERS=1, CALLS=100, ROWS=rows) for rows in (10_000, 12))
-    batches = [run.counts[0].counts.worker_batch for run in (long, short)]
+    short = with_worker(tmp_path / "short", CALLS=100, ROWS=12)
+    batches = [run.counts[0].counts.worker_batch for run in (forked_worker, short)]
     assert known(batches[0]) == batches[1]
 
 

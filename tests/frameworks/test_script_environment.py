@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -85,40 +86,57 @@ def case(directory: Path, by: str, *launcher: str, ranks: int) -> Case:
     return case_of(framework, **changes, max_warmup_steps=COUNTED.max_warmup_steps)
 
 
-@pytest.mark.parametrize(
-    ("real", "launcher", "ranks"),
-    [
-        (("python",), (), 1),
-        (("python",), ("python",), 1),
-        (TORCHRUN, (), 2),
-        (TORCHRUN, TORCHRUN, 2),
-        (BY_MODULE, BY_MODULE, 2),
-        ((*ON_CPU, "--num_processes=1"), (*ON_CPU, "--num_processes=1"), 1),
-        ((*ON_CPU, "--num_processes=2"), (*ON_CPU, "--num_processes=2"), 1),
-        (MULTI, MULTI, 2),
-    ],
-    ids=["path", "python", "path of two", "torchrun", "module", "accelerate", "accelerate of two", "multi"],
-)
-def test_a_script_sees_what_its_own_launcher_sets(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    real: tuple[str, ...],
-    launcher: tuple[str, ...],
-    ranks: int,
-) -> None:
-    (tmp_path / "train.py").write_text(TELLS)
+LAUNCHERS = {
+    "path": (("python",), (), 1),
+    "python": (("python",), ("python",), 1),
+    "path of two": (TORCHRUN, (), 2),
+    "torchrun": (TORCHRUN, TORCHRUN, 2),
+    "module": (BY_MODULE, BY_MODULE, 2),
+    "accelerate": ((*ON_CPU, "--num_processes=1"), (*ON_CPU, "--num_processes=1"), 1),
+    "accelerate of two": ((*ON_CPU, "--num_processes=2"), (*ON_CPU, "--num_processes=2"), 1),
+    "multi": (MULTI, MULTI, 2),
+}
+"""How the user starts the script, how the case does, and the number of ranks."""
+NOT_SET_BY_US = {"python", "module", "accelerate", "accelerate of two", "multi"}
+"""Where a launch only takes variables away, as it does with `torchrun`."""
+
+
+def as_its_user_sees(directory: Path, launcher: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write down the variables of a start by the user. What starts afterwards seems to be of another job."""
+    (directory / "train.py").write_text(TELLS)
     # What perfsuite names itself unless the user does.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    by_its_user(tmp_path, *real)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(directory / "compiled"))
+    by_its_user(directory, *launcher)
     for name, value in OF_ANOTHER_JOB.items():
         monkeypatch.setenv(name, value)
+
+
+def check(directory: Path, by: str, ranks: Sequence[str]) -> None:
+    for rank in ranks:
+        seen = told(directory, by, rank)
+        seen = {name: value for name, value in seen.items() if not name.startswith("PERFSUITE_")}
+        assert seen == told(directory, "real", rank)
+    assert not list(directory.glob("*-7.json"))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=pytest.mark.nightly if how in NOT_SET_BY_US else ()) for how in LAUNCHERS],
+)
+def test_a_launch_sees_what_its_own_launcher_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    real, launcher, ranks = LAUNCHERS[how]
+    as_its_user_sees(tmp_path, real, monkeypatch)
     measured(case(tmp_path, "launch", *launcher, ranks=ranks), tmp_path / "run")
+    check(tmp_path, "launch", ["0", "1"] if ranks > 1 else ["none"])
+
+
+@pytest.mark.parametrize("how", LAUNCHERS)
+def test_a_dry_run_sees_what_its_own_launcher_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    real, launcher, ranks = LAUNCHERS[how]
+    as_its_user_sees(tmp_path, real, monkeypatch)
     passed(case(tmp_path, "dry", *launcher, ranks=ranks), tmp_path / "dry")
-    for rank in ["0", "1"][:ranks] if ranks > 1 else ["none"]:
-        expected = told(tmp_path, "real", rank)
-        for by in ("launch", "dry"):
-            if (by, rank) != ("dry", "1"):
-                seen = told(tmp_path, by, rank)
-                seen = {name: value for name, value in seen.items() if not name.startswith("PERFSUITE_")}
-                assert seen == expected, by
-    assert not list(tmp_path.glob("*-7.json"))
+    check(tmp_path, "dry", ["0"] if ranks > 1 else ["none"])

@@ -1,11 +1,17 @@
-"""Run by `test_trainer.py` under torchrun: what torchtitan learns from weights that it has not drawn itself.
+"""Prints what torchtitan learns from weights that it has not drawn itself, of each case that it reads.
 
 A model of a case's options has those of our own model; a registered one has weights that only the names of
 the parameters decide, however it is split.
 """
 
+import importlib
 import json
+import multiprocessing
+import os
+import signal
+import socket
 import sys
+from multiprocessing.connection import wait
 from typing import Any
 from zlib import crc32
 
@@ -51,11 +57,35 @@ def losses(case: Case) -> list[float]:
     return list(mean.tolist())
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    compat.before_import("cpu")
-    told = losses(CaseFile.model_validate_json(sys.argv[1]).case)
-    if dist.get_rank() == 0:
+def tell(rank: int, case: Case, port: int) -> None:
+    """Train as one rank of `case`. The first one prints the losses."""
+    ranks = str(case.topology.world_size)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    told = losses(case)
+    if rank == 0:
         print(json.dumps(told), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def train(case: Case) -> None:
+    """Fork the ranks of a case. One that fails ends them all."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=tell, args=(rank, case, port)) for rank in range(case.topology.world_size)]
+    for each in ranks:
+        each.start()
+    while running := [each for each in ranks if each.exitcode is None]:
+        wait([each.sentinel for each in running])
+        if any(each.exitcode for each in ranks):
+            os.killpg(0, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    compat.before_import("cpu")
+    importlib.import_module("perfsuite.frameworks.torchtitan.trainer")
+    for line in sys.stdin:
+        train(CaseFile.model_validate_json(line).case)

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +19,47 @@ from tests.frameworks.torchtitan.samples import MARKS, SMALL
 from tests.frameworks.torchtitan.test_configuration import degree, overridden, registered
 
 pytestmark = MARKS
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
-def losses(case: Case) -> list[float]:
-    """What `losses.py` prints of a case."""
-    asked = CaseFile(case=case, device="cpu").model_dump_json()
-    ranks = f"--nproc-per-node={case.topology.world_size}"
-    done = subprocess.run(
-        [*TORCHRUN, ranks, "-m", "tests.frameworks.torchtitan.losses", asked],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    (told,) = (line for line in done.stdout.splitlines() if line.startswith("[") and "titan]" not in line)
-    return list(json.loads(told))
+Losses = Callable[[Case], list[float]]
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losses]:
+    """What `losses.py` prints of a case. Its process imports torchtitan once for all tests."""
+    errors = tmp_path_factory.mktemp("losses") / "errors"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-u", "-m", "tests.frameworks.torchtitan.losses"],
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        asked, told = process.stdin, process.stdout
+        assert asked is not None
+        assert told is not None
+
+        def of_case(case: Case) -> list[float]:
+            print(CaseFile(case=case, device="cpu").model_dump_json(), file=asked, flush=True)
+            lines = (line for line in told if line.startswith("[") and "titan]" not in line)
+            line = next(lines, None)
+            assert line is not None, errors.read_text()
+            return list(json.loads(line))
+
+        yield of_case
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(tensor_parallel: int) -> None:
+def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(
+    losses: Losses, tensor_parallel: int
+) -> None:
     case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
     plain = learnt(case, data_ranks=2 // tensor_parallel).loss
     assert losses(case) == pytest.approx(plain, rel=1e-5)
@@ -51,13 +70,13 @@ IN_FP32 = IN_FP32.replace(precision="fp32")
 
 
 @pytest.fixture(scope="module")
-def whole() -> list[float]:
+def whole(losses: Losses) -> list[float]:
     return losses(IN_FP32.replace(topology=Topology(processes_per_node=1)))
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("schedule", ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.nightly)])
-def test_a_pipeline_learns_what_one_rank_learns(whole: list[float], schedule: str) -> None:
+def test_a_pipeline_learns_what_one_rank_learns(losses: Losses, whole: list[float], schedule: str) -> None:
     """In fp32, from the same weights."""
     by = f"--parallelism.pipeline_parallel_schedule={schedule}"
     assert len(whole) == 14
