@@ -40,6 +40,9 @@ class _Idle:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def elapsed_time(self, other: Any) -> float:
         return 0.0
 
@@ -58,6 +61,10 @@ def pretend(machine: Machine) -> None:
     replace(FakeTensorMode, "avoid_device_init", True)  # as without a GPU, whatever `is_available` says
     for name, value in _answers(machine).items():
         replace(torch.cuda, name, value)
+    # FSDP2 waits on this stream after a layer that is frozen.
+    replace(torch.accelerator, "current_stream", _constant(_Idle()))
+    for name in ("set_stream", "synchronize"):
+        replace(torch.accelerator, name, _constant(None))
     replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     replace(torch.Tensor, "record_stream", nothing)
     replace(torch.Tensor, "pin_memory", lambda self, *args: self)

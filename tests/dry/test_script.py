@@ -280,6 +280,13 @@ def test_fsdp2_moves_a_model_to_the_device_as_on_a_gpu(tmp_path: Path) -> None:
     assert moved_by_fsdp2.collectives
 
 
+def test_fsdp2_with_a_frozen_layer_trains_dry(tmp_path: Path) -> None:
+    """FSDP2 gathers the layer for backward, which has no use for it, and waits by `torch.accelerator`."""
+    text = SHARDED.replace("# here", "model[0].requires_grad_(False)")
+    run = passed(case_of(tmp_path, text, sequence_length=None, hardware="h100"), tmp_path / "dry")
+    assert counted(run).collectives
+
+
 LOAD = """
 from accelerate import init_empty_weights
 from accelerate.utils import load_checkpoint_in_model, set_module_tensor_to_device

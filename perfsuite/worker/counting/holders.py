@@ -5,12 +5,15 @@ Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import gc
+import operator
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
+from weakref import ReferenceType
 
 from perfsuite.worker.counting.python_calls import OURS
 from perfsuite.worker.observation.frozen import unfrozen
@@ -26,13 +29,15 @@ class _Link(NamedTuple):
 
     thing: Any
     below: _Link | None
-    ends: int = 1  # objects whose holder is searched, below this one
+    ends: int  # the objects at the end of such chains, one bit each
 
 
 def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
     """Return what holds these objects, the most frequent first; nothing where it has no name.
 
     `growing` are the types of the objects. An attribute of one of them is no holder: something holds both.
+    A weak reference holds nothing, and what holds it says nothing about the object. Nothing is named that
+    holds fewer objects than those without a named holder: it would hide what holds these.
     Holders are also searched among frozen objects. These are frozen again, with all others.
     """
     with unfrozen(collects=False):
@@ -40,41 +45,62 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
 
 def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
-    found = Counter[str]()
-    seen = {id(thing) for thing in objects}
+    held = [thing for thing in objects if not _is_weak(thing)]
+    level = [_Link(thing, None, 1 << at) for at, thing in enumerate(held[:MOST_FOLLOWED])]
+    reached = {_place(link): link.ends for link in level}
+    found: dict[str, int] = {}
     variables = _local_variables()
-    level = [_Link(thing, None) for thing in objects]
     for _ in range(DEPTH):
-        above = [link for link in _holders(level[:MOST_FOLLOWED]) if link.thing is not objects]
-        following: dict[int, _Link] = {}
-        for link in above:
+        following: dict[tuple[int, int], _Link] = {}
+        for link in _holders(level, ignored=(objects, held)):
             name = _name(link, growing)
             if name is None and type(link.thing).__name__ not in growing:
                 name = variables.get(id(link.thing))
             if name is not None:
-                found[name] += link.ends
-            elif id(link.thing) not in seen and not isinstance(link.thing, type):
-                other = following.get(id(link.thing))
-                ends = link.ends + (0 if other is None else other.ends)
-                following[id(link.thing)] = link._replace(ends=ends)
-        seen.update(following)
-        level = [*following.values()]
+                found[name] = found.get(name, 0) | link.ends
+                continue
+            place = _place(link)
+            new = link.ends & ~reached.get(place, 0)
+            if new and not isinstance(link.thing, type):  # reached again, it passes on what is new alone
+                reached[place] = reached.get(place, 0) | new
+                other = following.get(place)
+                following[place] = link._replace(ends=new | (0 if other is None else other.ends))
+        level = sorted(following.values(), key=lambda link: -link.ends.bit_count())[:MOST_FOLLOWED]
         if not level:
             break
-    if objects and not found and not level:
-        return (OUTSIDE,)
-    most = max(found.values(), default=0)
-    named = [name for name, votes in found.most_common(MOST_NAMED) if votes > most / 2]
-    return tuple(f"`{name}`" for name in named)
+    votes = Counter({name: ends.bit_count() for name, ends in found.items()})
+    without = len(held[:MOST_FOLLOWED]) - _union(found.values()).bit_count()
+    least = max(max(votes.values(), default=0) / 2, without)
+    named = tuple(f"`{name}`" for name, number in votes.most_common(MOST_NAMED) if number > least)
+    return (OUTSIDE,) if held and not named and not level else named
 
 
-def _holders(level: list[_Link]) -> Iterator[_Link]:
-    """Yield a link for each object that holds one of the level."""
-    by_identity = {id(link.thing): link for link in level}
+def _is_weak(thing: Any) -> bool:
+    return issubclass(type(thing), ReferenceType)  # isinstance would ask the object for its class
+
+
+def _place(link: _Link) -> tuple[int, int]:
+    """Return where a link is. What a dictionary holds has a key of its own, by which it is named later."""
+    if link.below is None or not isinstance(link.thing, dict):
+        return id(link.thing), 0
+    return id(link.thing), id(link.below.thing)
+
+
+def _union(masks: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, masks, 0)
+
+
+def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
+    """Yield a link for each object that holds one of the level, unless it is one of those to ignore."""
+    by_identity = defaultdict[int, list[_Link]](list)
+    for link in level:
+        by_identity[id(link.thing)].append(link)
     for holder in gc.get_referrers(*(link.thing for link in level)):
-        if not isinstance(holder, _Link | FrameType | ModuleType):
-            held = (by_identity.get(id(each)) for each in gc.get_referents(holder))
-            yield from (_Link(holder, link, link.ends) for link in held if link is not None)
+        if isinstance(holder, _Link | FrameType | ModuleType) or _is_weak(holder):
+            continue
+        if not any(holder is each for each in ignored):
+            held = (link for each in gc.get_referents(holder) for link in by_identity.get(id(each), ()))
+            yield from (_Link(holder, link, link.ends) for link in held)
 
 
 def _name(link: _Link, growing: Collection[str]) -> str | None:

@@ -1,3 +1,4 @@
+import weakref
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +17,15 @@ class Cache:
 
     def __init__(self) -> None:
         self.entries: dict[int, object] = {}
+
+
+class Shared:
+    """Its instances share their attributes."""
+
+    attributes: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        self.__dict__ = self.attributes
 
 
 class Slotted:
@@ -81,3 +91,26 @@ def test_a_variable_of_a_function_that_runs_is_named() -> None:
 def test_what_no_object_of_python_holds_is_outside() -> None:
     assert holders([Leaf()]) == (OUTSIDE,)
     assert holders([]) == ()
+
+
+def test_an_attribute_that_instances_share_is_named() -> None:
+    shared = Shared()
+    shared.attributes["entries"] = [Leaf() for _ in range(5)]
+    leaves = list(shared.attributes["entries"])
+    HELD.append([(leaves[0],) for _ in range(20)])
+    assert holders(leaves)[0] == "`Shared.entries`"
+
+
+def test_what_holds_a_weak_reference_is_no_holder() -> None:
+    leaf = Leaf()
+    HELD.append((leaf,))
+    weak = weakref.WeakValueDictionary({0: leaf})
+    references = list(weak.valuerefs())
+    assert holders([leaf, *references]) == (f"`{__name__}.HELD`",)
+    assert holders(references) == ()
+
+
+def test_a_holder_of_few_is_not_named() -> None:
+    leaves = [Leaf() for _ in range(10)]
+    HELD.append(leaves[0])
+    assert holders(leaves) == (OUTSIDE,)
