@@ -26,10 +26,11 @@ from perfsuite.case.case import Case, CaseFile
 from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
-from perfsuite.results.counts import COUNTED_STEP, merged
+from perfsuite.results.counts import COUNTED_STEP, Counts, merged
 from perfsuite.results.metric import find
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
+from perfsuite.results.quantities import python_unless_alike
 from perfsuite.results.rank_report import (
     COLD,
     SIMULATED_CLOCK,
@@ -216,7 +217,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         dtypes=summed_dtypes(report.dtypes for report in reports),
         device_probe=lowest_device_probe(reports),
         rank_probes=tuple(report.device_probe for report in reports),
-        counts=() if why_hidden else merged(counted),
+        counts=() if why_hidden else merged(_with_alike_start_ups(counted)),
         hidden=why_hidden,
         notes=(
             *bare.notes,
@@ -232,6 +233,25 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     run = run.replace(slopes=slopes_of(run, reports))
     metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
+
+
+def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
+    """Return what ranks counted, with the same calls in the start-up where these differ by chance alone.
+
+    Ranks with equal counts share one entry, and some calls of a start-up depend on addresses.
+    """
+    first = next(iter(counted.values()), Counts())
+
+    def alike(name: str, part: Counts) -> Counts:
+        of_first = first.spans.get(name)
+        if of_first is None or START_UP not in name:
+            return part
+        return part.replace(python=python_unless_alike(part.python, of_first.python))
+
+    return {
+        rank: counts.replace(spans={name: alike(name, part) for name, part in counts.spans.items()})
+        for rank, counts in counted.items()
+    }
 
 
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:

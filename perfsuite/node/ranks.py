@@ -38,6 +38,7 @@ from perfsuite.results.run_dir import (
 )
 from perfsuite.worker import leash
 from perfsuite.worker import main as worker
+from perfsuite.worker.clock.startup_clock import COUNTS_CALLS
 from perfsuite.worker.rank import LEAVE_S
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets it to 1, unless the user has set it
@@ -86,6 +87,8 @@ def run(job: AgentJob) -> list[Failure]:
     case, files = job.request.case, job.run_dir.files
     files.mkdir(exist_ok=True)  # another node may have made it
     os.environ[FILES] = str(files)
+    if job.request.counted_steps is not None:  # nothing is timed
+        os.environ[COUNTS_CALLS] = "1"
     plan = framework_of(case).plan(case)
     given = os.environ.get(JOB_VARIABLES, "").split()
     for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):

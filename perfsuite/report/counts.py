@@ -1,7 +1,8 @@
 """Turns the counts of a step into amounts, tables and lines of text, which every report shares. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from perfsuite.report.text import NONE, Table, cut, plural
 from perfsuite.results.amounts import amount, signed
@@ -79,7 +80,11 @@ def _calls_table(counts: Counts) -> Table:
 
 
 def _work_table(counts: Counts) -> Table:
-    work = {"FLOPs": counts.flops, "kernels": counts.kernels, "host reads": counts.host_reads}
+    work: dict[str, Mapping[Any, int]] = {
+        "FLOPs": counts.flops,
+        "kernels": counts.kernels,
+        "host reads": counts.host_reads,
+    }
     work |= {} if counts.python is None else {"Python calls": counts.python.calls}
     done: dict[str, list[int]] = {phase: [each.get(phase, 0) for each in work.values()] for phase in PHASES}
     done["step"] = [sum(each.values()) for each in work.values()]

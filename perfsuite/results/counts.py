@@ -17,6 +17,8 @@ T = TypeVar("T")
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 """`forward` holds also what lies between backward and the optimizer's step, such as the gradient norm.
 `recompute` is the forward that activation checkpointing makes again in backward."""
+OutsideOfSteps = Literal["outside of steps"]
+OUTSIDE_OF_STEPS: OutsideOfSteps = "outside of steps"
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 METHOD = "dispatch-2"  # the way of counting. Counts of another method are not compared
@@ -134,7 +136,7 @@ class PythonCalls(Data):
 
     all_threads: bool = False  # since Python 3.12
     version: str  # of Python, as `3.11`: another one calls otherwise for the same code
-    calls: dict[Phase, int]
+    calls: dict[Phase | OutsideOfSteps, int]
     functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`
 
 

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from perfsuite.results.counts import (
+    OUTSIDE_OF_STEPS,
     PHASES,
     READS_OF_THE_HOST,
     Collective,
@@ -139,7 +140,10 @@ def _python(version: str) -> Quantity:
     def read(counts: Counts) -> Mapping[str, int] | None:
         if counts.python is None or counts.python.version != version:
             return None
-        return {f"{name} in {phase}": counts.python.calls.get(phase, 0) for phase in PHASES}
+        calls = counts.python.calls
+        if OUTSIDE_OF_STEPS in calls:
+            return {name: calls[OUTSIDE_OF_STEPS]}
+        return {f"{name} in {phase}": calls.get(phase, 0) for phase in PHASES}
 
     return _of_python(name, read, lambda counts: counts.python)
 
@@ -384,6 +388,14 @@ def _differing(first: Counts, other: Counts) -> Iterator[str]:
         for change in quantity.changes(first, other):
             if abs(change.now - change.before) > bound:
                 yield change.field
+
+
+def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -> PythonCalls | None:
+    """Return the calls of a span, or those of another one if they differ by no more than chance."""
+    if python is None or usual is None:
+        return python
+    number = sum(usual.calls.values())
+    return usual if abs(sum(python.calls.values()) - number) <= PYTHON_LOOSE * number else python
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:

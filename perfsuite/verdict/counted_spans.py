@@ -9,16 +9,22 @@ from perfsuite.results.rank_report import COLD, START_UP
 START_UPS = {START_UP, f"{COLD}{START_UP}"}
 
 
+def _is_of_start_up(name: str) -> bool:
+    """Whether a span is a start-up, or a part of one."""
+    return name.removeprefix(COLD).startswith(START_UP)
+
+
 def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
     """Yield each span that was counted everywhere, by name: first the reported step, then the others.
 
     A launch has either a cold start-up, in which it compiled, or one that found what another launch compiled.
-    Each is compared with its like, in the launches that have it.
+    Each is compared with its like, in the launches that have it. Its parts are counted only where nothing is
+    timed.
     """
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]
         known = [counts for counts in now if counts is not None]
-        if len(known) == len(now) or (known and name in START_UPS):
+        if len(known) == len(now) or (known and _is_of_start_up(name)):
             yield name, then, known
 
 
@@ -34,9 +40,10 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
     events_before = set(_events(before))
     events_now = [set(_events(counts)) for counts in launches]
     compared = {name for name, _, _ in counted_spans(before, launches)}
-    of_the_other_kind = START_UPS if compared & START_UPS else set()
-    for name in sorted(events_before.union(*events_now) - compared - of_the_other_kind):
-        yield name, name in events_before
+    has_start_up = bool(compared & START_UPS)
+    for name in sorted(events_before.union(*events_now) - compared):
+        if not (has_start_up and _is_of_start_up(name)):
+            yield name, name in events_before
 
 
 def _by_name(counts: Counts) -> dict[str, Counts]:

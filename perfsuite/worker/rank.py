@@ -30,6 +30,7 @@ from perfsuite.worker.clock.profiling import Profiling
 from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.startup_clock import PERFSUITE, START_UP, Part
 from perfsuite.worker.counting.growth import Growth
+from perfsuite.worker.counting.python_calls import outside_of_steps
 from perfsuite.worker.extra_metrics import ExtraMetrics
 from perfsuite.worker.faults.injector import Injector
 from perfsuite.worker.spans import phases
@@ -274,8 +275,10 @@ class Rank:
             counts = counts.replace(kept=self.recorder.growth.result())
             self.notes += self.recorder.growth.notes
         if (start_up := self.recorder.start_up) is not None:
-            of_start_up = Counts(modules=start_up.modules)
-            counts = counts.replace(spans={**counts.spans, START_UP: of_start_up})
+            calls = start_up.calls or {}
+            parts = {name: Counts(python=outside_of_steps(each)) for name, each in sorted(calls.items())}
+            of_start_up = {START_UP: Counts(modules=start_up.modules), **parts}
+            counts = counts.replace(spans={**counts.spans, **of_start_up})
         if phases.spans is not None:
             counts = counts.replace(spans={**counts.spans, **phases.spans.counts()})
         return counts

@@ -11,7 +11,7 @@ from perfsuite.analysis.figures import NO_TF32_PEAK, UNMEASURED_STEPS
 from perfsuite.analysis.health import NOT_SAMPLED
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import ReportError
-from perfsuite.results.counts import COUNTED_STEP, Counts, RankCounts
+from perfsuite.results.counts import COUNTED_STEP, OUTSIDE_OF_STEPS, Counts, PythonCalls, RankCounts
 from perfsuite.results.profile import RankProfileFile
 from perfsuite.results.rank_report import Failure, Memory, Observed, RankReport, SpanTimes
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile
@@ -65,6 +65,21 @@ def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_p
     assert (counted.window[0], uncounted.window[0]) == (COUNTED_STEP, UNMEASURED_STEPS)
     assert counted.counts == (RankCounts(ranks=(0, 1), counts=counts),)
     assert uncounted.counts == ()
+
+
+def started_with(calls: int) -> Counts:
+    """Counts of a rank that has made so many calls of Python before its first step ended."""
+    python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={})
+    return Counts(spans={"start-up: imports": Counts(python=python)})
+
+
+@pytest.mark.parametrize(("second", "entries"), [(1_000_300, 1), (1_100_000, 2)])
+def test_ranks_share_counts_if_start_ups_differ_by_chance(tmp_path: Path, second: int, entries: int) -> None:
+    first = started_with(1_000_000)
+    ranks = of_two(tmp_path, {"counts": first}, {"counts": started_with(second)})
+    counts = collected(ranks).counts
+    assert counts[0].counts == first
+    assert len(counts) == entries
 
 
 def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **launch: Any) -> RunDir:

@@ -14,7 +14,7 @@ from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch import driving
 from perfsuite.launch.base import Job
 from perfsuite.launch.requirements import unsupported
-from perfsuite.measure import launch_once
+from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run
@@ -428,6 +428,24 @@ def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: 
     assert result.loss == pytest.approx(by_path.loss)
     assert len(result.step_s) == 12
     assert (tmp_path / "run" / "agent-0.log").read_text().count("cleaned up") == 2
+
+
+WALKS = """
+import torch
+def walk(): pass
+for _ in range(1234): walk()
+"""
+
+
+@pytest.mark.launch
+def test_what_a_script_builds_in_python_is_counted(tmp_path: Path) -> None:
+    train = script(tmp_path, WALKS + ALONE)
+    case = case_of(Script(path=train), topology=ONE, max_warmup_steps=4)
+    run = launch_once(case, detect(), tmp_path / "run", Launching(counted_steps=1))
+    (counted,) = run.counts
+    part = next(name for name in counted.counts.spans if "first step" in name)
+    calls = known(counted.counts.spans[part].python)
+    assert calls.functions["__main__.walk"] == 1234
 
 
 OWN_PROCESS = """

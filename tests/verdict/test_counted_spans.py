@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import OUTSIDE_OF_STEPS, Counts, PythonCalls
 from perfsuite.results.outcome import Finding
 from perfsuite.results.quantities import FLOOR, MODULES_FLOOR, WRITTEN_LOOSE
 from perfsuite.verdict.counted_spans import combined, missing_spans, when
@@ -152,6 +152,29 @@ def test_modules_of_a_warm_start_up_are_judged_beside_a_cold_one() -> None:
 
     assert [found.span for found in verdict.findings] == ["start-up"]
     assert not [note for note in verdict.notes if "start-up" in note]
+
+
+def building(calls: int) -> Counts:
+    """Counts of a step, and of a start-up that has made so many calls while it built."""
+    python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={"library.build": calls})
+    spans = {"start-up": Counts(modules={"torch": 1}), "start-up: build": Counts(python=python)}
+    return in_steps().replace(spans=spans)
+
+
+def test_calls_of_a_part_of_the_start_up_are_judged_under_its_name() -> None:
+    (found,) = count_differences(baseline_of(building(20_000)), baseline_of(building(30_000)))
+
+    assert found.outcome == "regressed"
+    assert found.sentence == ("start-up: build: Python 3.11 calls: 20,000 -> 30,000 (library.build +10,000)")
+
+
+@pytest.mark.parametrize("is_counted_before", [True, False])
+def test_calls_that_one_side_did_not_count_are_no_note(is_counted_before: bool) -> None:
+    """A launch that is timed does not count them."""
+    counted, timed = building(20_000), imported(torch=1)
+    before, now = (counted, timed) if is_counted_before else (timed, counted)
+
+    assert not [*missing_spans(before, [now])]
 
 
 def test_a_start_up_that_was_only_cold_is_said_not_to_be_judged() -> None:

@@ -1,19 +1,21 @@
 """Times the parts of a process's start-up, from its own start to the end of its first step.
 
 Each second belongs to one part: the innermost of those that run. What perfsuite itself does belongs to none.
+Where nothing is timed, the calls of Python functions are counted, too.
 
 A script's process loads this module by its path before the script begins (`startup.sitecustomize`), so it
 imports nothing of perfsuite. Ranks of perfsuite's own loops are forked by a server that has imported torch
 for them (`node.preload`): the clock begins with that server, and each rank goes on with it.
 """
 
+import atexit
 import importlib
 import os
 import sys
 from collections.abc import Callable
 from threading import get_ident
 from time import CLOCK_BOOTTIME, clock_gettime
-from types import TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
 START_UP = "start-up"
@@ -27,6 +29,9 @@ PERFSUITE = "perfsuite"  # what perfsuite itself does, with all that this calls 
 PERFSUITE_BUILDS = "perfsuite builds"  # the same, but the training needs what it imports
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are left out
 PYTHON = "Python"  # stands for all modules of the standard library
+COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"  # environment variable that asks to count calls, which takes time
+OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))) + os.sep
+WRAPPERS = ("watched", "find_and_load")  # our functions that call what they wrap for the training
 
 OLDEST_S = 600  # age of a process above which its start is not believed when its clock begins
 FUTURE_S = 0.02  # how far in the future its start may seem: the kernel tells it in hundredths of a second
@@ -37,6 +42,8 @@ class StartUp(NamedTuple):
 
     seconds: dict[str, float]  # of all parts together, and of each part, by the name of the span
     modules: dict[str, int]  # modules that were imported, by package
+    # Calls by module and function, by the name of the span; None where they were not counted.
+    calls: dict[str, dict[tuple[str, str], int]] | None = None
 
 
 class StartUpClock:
@@ -52,7 +59,12 @@ class StartUpClock:
         self._thread = get_ident()
         self._since = started_at
         self._has_batch = self._has_loop = False
+        self._calls: _Calls | None = None
         self._add(before)
+
+    def count_calls(self, *, in_forks: bool) -> None:
+        """Count the calls of Python functions that this thread makes from now on, or its fork."""
+        self._calls = _Calls(self, in_forks=in_forks)
 
     def enter(self, part: str) -> bool:
         """Begin a part within the one that runs. False in another thread, and after the first step."""
@@ -86,11 +98,14 @@ class StartUpClock:
         self._has_batch = True
         self._begin_first_step()
         self._seconds[BUILD] = self._seconds.get(BUILD, 0.0) + self._seconds.pop(FIRST_STEP, 0.0)
+        if self._calls is not None:
+            self._calls.rename(FIRST_STEP, BUILD)
 
     def end(self) -> StartUp | None:
         """End the first step. None if another thread has made it: its parts are not known."""
         if self.is_over:
             return None
+        calls = None if self._calls is None else self._calls.end()
         self.is_over = True
         if get_ident() != self._thread:
             return None
@@ -98,8 +113,11 @@ class StartUpClock:
         seconds = {part: each for part, each in self._seconds.items() if part not in UNNAMED}
         if not (self._has_batch or self._has_loop):
             seconds[BUILD_AND_FIRST_STEP] = seconds.pop(BUILD, 0.0)
-        named = {f"{START_UP}: {part}": each for part, each in seconds.items()}
-        return StartUp({START_UP: sum(seconds.values()), **named}, self._by_package())
+            if self._calls is not None:
+                self._calls.rename(BUILD, BUILD_AND_FIRST_STEP)
+        named = {_span(part): each for part, each in seconds.items()}
+        by_span = None if calls is None else {_span(part): each for part, each in calls.items()}
+        return StartUp({START_UP: sum(seconds.values()), **named}, self._by_package(), by_span)
 
     def _begin_first_step(self) -> None:
         self._add(self._parts[-1])
@@ -118,6 +136,89 @@ class StartUpClock:
             if package != "perfsuite":
                 numbers[package] = numbers.get(package, 0) + 1
         return dict(sorted(numbers.items()))
+
+
+def _span(part: str) -> str:
+    return f"{START_UP}: {part}"
+
+
+class _Calls:
+    """Counts the calls of Python functions of the thread that makes it, by `sys.setprofile`.
+
+    As `counting.python_calls` in steps, it leaves out perfsuite's functions and what they call at once, and
+    the machinery of imports, which does more where a file is not compiled yet.
+    """
+
+    def __init__(self, clock: StartUpClock, *, in_forks: bool) -> None:
+        """`in_forks`: a child of this process goes on, and not this process. Else a child counts nothing."""
+        self._clock = clock
+        self._by_part = dict[str, dict[tuple[str, str], int]]()
+        self._server = os.getpid() if in_forks else None
+        self._hook = _counting(clock, self._by_part)
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self.end)  # of a process that makes no step: names are gone when Python ends
+        sys.setprofile(self._hook)
+
+    def rename(self, part: str, other: str) -> None:
+        """Let what was counted in a part count as of another one."""
+        to = self._by_part.setdefault(other, {})
+        for function, number in self._by_part.pop(part, {}).items():
+            to[function] = to.get(function, 0) + number
+
+    def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
+        """Return the calls by part; None if a profiler of the training is there, or in another thread."""
+        if sys.getprofile() is not self._hook:
+            return None
+        sys.setprofile(None)
+        return self._by_part
+
+    def _forked(self) -> None:
+        if os.getppid() != self._server and sys.getprofile() is self._hook:
+            sys.setprofile(None)
+
+
+class _Code(NamedTuple):
+    """What is known of the code of a function."""
+
+    code: CodeType  # kept, as its identity stands for it: its hash would be computed anew each time
+    function: tuple[str, str] | None  # its module and name; None if it does not count
+    calls_for_us: bool  # a function of ours; a wrapper calls what it wraps for the training
+
+
+def _counting(
+    clock: StartUpClock, by_part: dict[str, dict[tuple[str, str], int]]
+) -> Callable[[FrameType, str, Any], None]:
+    """Return a function for `sys.setprofile` that counts in `by_part`. It is called some million times."""
+    codes = dict[int, _Code]()
+
+    def known(frame: FrameType) -> _Code:
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
+        is_ours = code.co_filename.startswith(OURS)
+        # The function that watches imports says that it is in another file.
+        counts = not (is_import or is_ours or module == __name__)
+        function = (module, code.co_qualname) if counts else None
+        codes[id(code)] = found = _Code(code, function, is_ours and code.co_name not in WRAPPERS)
+        return found
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if event != "call":
+            return
+        function = (codes.get(id(frame.f_code)) or known(frame)).function
+        if function is None:
+            return
+        caller = frame.f_back
+        if caller is not None and (codes.get(id(caller.f_code)) or known(caller)).calls_for_us:
+            return
+        if clock.is_over:  # another thread has ended it
+            sys.setprofile(None)
+            return
+        part = clock._parts[-1]
+        if part not in UNNAMED:
+            calls = by_part.setdefault(part, {})
+            calls[function] = calls.get(function, 0) + 1
+
+    return count
 
 
 _clock: StartUpClock | None = None  # of this process, or of the one that it was forked from
@@ -150,6 +251,8 @@ def begin(before: str) -> None:
     if started_at is not None and -FUTURE_S <= now - started_at <= OLDEST_S:
         _clock = StartUpClock(min(started_at, now), before=before, now=_boot_clock)
         _watch_imports(_clock)
+        if COUNTS_CALLS in os.environ:
+            _clock.count_calls(in_forks=before == PERFSUITE)
 
 
 def pause() -> None:

@@ -8,12 +8,12 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from perfsuite.results.counts import Phase, PythonCalls
+from perfsuite.results.counts import OUTSIDE_OF_STEPS, Phase, PythonCalls
 
 T = TypeVar("T")
 
@@ -25,6 +25,7 @@ dispatch mode, as the one that counts; and comparisons, which a dictionary makes
 collide, so by chance."""
 WRAPPER = "watched"  # name of the functions by which we notice calls of a function of the training
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
+VERSION = "{}.{}".format(*sys.version_info)
 LEAST = 0.001  # share of all calls below which a function is not kept by its name
 
 
@@ -100,12 +101,11 @@ class PythonCounter:
                 continue
             calls[phase] += count
             functions[f"{module}.{name}"] += count
-        least = LEAST * functions.total()
         return PythonCalls(
-            version="{}.{}".format(*sys.version_info),
+            version=VERSION,
             all_threads=MONITORING is not None,
             calls=dict(sorted(calls.items())),
-            functions={name: count for name, count in sorted(functions.items()) if count >= least},
+            functions=_most_called(functions),
         )
 
     def _collecting(self, at: str, _: Any) -> None:
@@ -126,6 +126,20 @@ class PythonCounter:
             except Exception:  # it would end the training
                 self._is_whole = False
         return False
+
+
+def outside_of_steps(calls: Mapping[tuple[str, str], int]) -> PythonCalls:
+    """Return calls, by module and function, that one thread has made where no step runs."""
+    functions = Counter[str]()
+    for (module, name), count in calls.items():
+        functions[f"{module}.{name}"] += count
+    total = {OUTSIDE_OF_STEPS: functions.total()}
+    return PythonCalls(version=VERSION, calls=total, functions=_most_called(functions))
+
+
+def _most_called(functions: Counter[str]) -> dict[str, int]:
+    least = LEAST * functions.total()
+    return {name: count for name, count in sorted(functions.items()) if count >= least}
 
 
 class _Profile:

@@ -21,12 +21,11 @@ from perfsuite.results.counts import (
     FIRST_COUNTED,
     Counts,
     MemoryLog,
-    PythonCalls,
     StepMemory,
     StepsToCount,
 )
 from perfsuite.results.quantities import FLOOR as MEMORY_FLOOR
-from perfsuite.results.quantities import PYTHON_LOOSE
+from perfsuite.results.quantities import python_unless_alike
 from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.gradients import NormBeforeClipping
 from perfsuite.worker.counting.hidden import Watch
@@ -146,7 +145,7 @@ class Counting:
         """Keep the counts of a later step, if all that it did was seen."""
         hidden = () if self._watch is None else self._watch.found(counter, counts, self._model())
         counts = counts.replace(
-            python=_python_unless_alike(counts.python, reported.python),
+            python=python_unless_alike(counts.python, reported.python),
             memory=_memory_unless_alike(counts.memory, reported.memory),
         )
         if hidden:
@@ -231,14 +230,6 @@ class Counting:
         if counter is not None:
             leave(counter)
             counter.memory.forget()
-
-
-def _python_unless_alike(python: PythonCalls | None, reported: PythonCalls | None) -> PythonCalls | None:
-    """Return the calls of a step, or those of the reported step if they differ by no more than chance."""
-    if python is None or reported is None:
-        return python
-    usual = sum(reported.calls.values())
-    return reported if abs(sum(python.calls.values()) - usual) <= PYTHON_LOOSE * usual else python
 
 
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:

@@ -1,6 +1,8 @@
+import atexit
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,3 +243,118 @@ def test_without_a_start_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> No
     startup_clock.begin(IMPORTS)
     assert not startup_clock.is_running()
     assert startup_clock.end() is None
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """A clock that counts calls."""
+    monkeypatch.setattr(startup_clock, "OURS", str(Path(startup_clock.__file__)))
+    clock = Clock()
+    clock.count_calls(in_forks=False)
+    yield clock
+    sys.setprofile(None)
+
+
+def work() -> None:
+    """What a training does."""
+
+
+def calls_of_work(clock: Clock) -> dict[str, int]:
+    """How often each part has called `work`."""
+    by_span = known(known(clock.end()).calls)
+    times = {span: calls.get((__name__, "work"), 0) for span, calls in by_span.items()}
+    return {span.removeprefix("start-up: "): number for span, number in times.items() if number}
+
+
+def test_calls_belong_to_the_part_that_runs(counting: Clock) -> None:
+    work()
+    counting.enter(PROCESS_GROUP)
+    work()
+    work()
+    counting.leave()
+    assert calls_of_work(counting) == {"build and first step": 1, PROCESS_GROUP: 2}
+
+
+def test_calls_before_the_first_batch_build(counting: Clock) -> None:
+    counting.begin_loop()
+    work()
+    counting.first_batch()
+    work()
+    work()
+    assert calls_of_work(counting) == {BUILD: 1, FIRST_STEP: 2}
+
+
+def test_calls_of_perfsuite_are_not_counted(counting: Clock) -> None:
+    counting.enter(PERFSUITE)
+    work()
+    counting.leave()
+    assert calls_of_work(counting) == {}
+
+
+def test_a_function_that_is_timed_counts(counting: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_clock, "_clock", counting)
+    module = SimpleNamespace(work=work)
+    startup_clock.watch(module, "work", PROCESS_GROUP)
+    module.work()
+    assert calls_of_work(counting) == {PROCESS_GROUP: 1}
+
+
+def test_calls_after_the_first_step_are_not_counted(counting: Clock) -> None:
+    calls = known(counting.end()).calls
+    assert sys.getprofile() is None
+    work()
+    assert all((__name__, "work") not in each for each in known(calls).values())
+
+
+def test_calls_are_unknown_beside_a_profiler_of_the_training(counting: Clock) -> None:
+    sys.setprofile(lambda *_: None)
+    assert known(counting.end()).calls is None
+    assert sys.getprofile() is not None
+
+
+def test_a_first_step_in_another_thread_ends_the_count(counting: Clock) -> None:
+    in_a_thread(counting.end)
+    work()
+    assert sys.getprofile() is None
+
+
+def is_counted_in_a_fork(clock: Clock) -> bool:
+    """Whether a child that is forked now counts calls."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if sys.getprofile() is not None else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_process_that_makes_no_step_stops_counting_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit = list[Callable[[], object]]()
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    Clock().count_calls(in_forks=False)
+    for each in at_exit:
+        each()
+    assert sys.getprofile() is None
+
+
+def test_a_worker_that_a_rank_forks_counts_nothing(counting: Clock) -> None:
+    assert not is_counted_in_a_fork(counting)
+
+
+def test_a_rank_that_the_server_forks_goes_on() -> None:
+    clock = Clock()
+    clock.count_calls(in_forks=True)
+    try:
+        assert is_counted_in_a_fork(clock)
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_calls_are_counted_only_where_asked(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(startup_clock.COUNTS_CALLS, raising=False)
+    if asked:
+        monkeypatch.setenv(startup_clock.COUNTS_CALLS, "1")
+    monkeypatch.setattr(startup_clock, "_clock", None)
+    monkeypatch.setattr(startup_clock, "_watch_imports", lambda clock: None)
+    monkeypatch.setattr(startup_clock, "OLDEST_S", float("inf"))
+    startup_clock.begin(IMPORTS)
+    assert (known(startup_clock.end()).calls is not None) is asked
