@@ -214,6 +214,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
         memory=tuple(report.memory for report in reports if report.memory is not None),
         flops=reports[0].flops,
         observed=_with_machine(reports[0].observed, bare),
+        autotuned=reports[0].autotuned,
         dtypes=summed_dtypes(report.dtypes for report in reports),
         device_probe=lowest_device_probe(reports),
         rank_probes=tuple(report.device_probe for report in reports),

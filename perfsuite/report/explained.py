@@ -14,6 +14,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: others used the machine: counts alone are judged, figures are only shown"
+MOST_TUNED = 3  # kernels that a sentence names
 _size = partial(amount, unit="bytes")
 
 
@@ -60,7 +61,7 @@ def explained(result: Measurement) -> Explained:
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],
         held=spans.held(() if result.dry else result.runs),
         predicted=prediction(result.dry_facts, result.unit),
-        changed=[f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else [],
+        changed=[*_changed(result), *_tuned_otherwise(result)],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],
         files=dict(_files(result)),
         traces=profile.traces(result),
@@ -69,6 +70,25 @@ def explained(result: Measurement) -> Explained:
             *_tracebacks(result.runs, "arm B, launch" if result.before else "launch"),
         ],
     )
+
+
+def _changed(result: Measurement) -> list[str]:
+    verdict = result.verdict
+    return [f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else []
+
+
+def _tuned_otherwise(result: Measurement) -> list[str]:
+    """Return what autotuning chose otherwise in arm B, which may be chance; nothing without arms."""
+    if not (result.before and result.runs):
+        return []
+    before, now = (runs[-1].autotuned for runs in (result.before, result.runs))
+    both = before.keys() & now.keys()
+    others = [name for name in sorted(both) if before[name] != now[name]]
+    if not others:
+        return []
+    named = "; ".join(f"{name}: {before[name]} -> {now[name]}" for name in others[:MOST_TUNED])
+    more = "; ..." if len(others) > MOST_TUNED else ""
+    return [f"autotuning chose otherwise for {len(others)} of {len(both)} kernels: {named}{more}"]
 
 
 def _evidence(result: Measurement) -> str:

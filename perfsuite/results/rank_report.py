@@ -135,6 +135,9 @@ class RankReport(Sealed):
     # did is in `counts.spans`, under the same name.
     spans: dict[str, SpanTimes] = Field(default_factory=dict)
     compiled_anew: bool = False  # whether torch.compile compiled a graph that its cache did not have
+    # What autotuning by torch.compile chose, by the name of the kernel: in this launch, or in an earlier one
+    # of the same cache. Of rank 0 alone.
+    autotuned: dict[str, str] = Field(default_factory=dict)
     wall_s: float = 0  # of all steps by the host clock, without what was between: should be their sum
     elapsed_s: float = 0  # from the first step's start to the end by the host clock, all included
     uptime_s: float | None = None  # the same by the kernel's uptime, in hundredths; None if unknown

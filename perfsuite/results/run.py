@@ -211,6 +211,8 @@ class Run(Document):
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None
+    autotuned: dict[str, str] = Field(default_factory=dict)
+    """What autotuning by torch.compile chose on rank 0, by the name of the kernel."""
     dtypes: Dtypes = Field(default_factory=dict)  #: Elements of all ranks of each dtype, of what trains.
     health: Health | None = None  #: The worst of the nodes. None where nothing was computed.
     nodes: tuple[Node, ...] = ()  #: The nodes in the order of their ranks; empty for a launch on one machine.

@@ -30,7 +30,8 @@ RANK = "PERFSUITE_RANK"
 launcher's RANK cannot say it: a single process starts without one."""
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # of an agent: the modules with the model's code, for its fork server
 CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
-COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+COMPILE_CACHES = {INDUCTOR_CACHE: "inductor", "TRITON_CACHE_DIR": "triton"}
 """Environment variables of a job, unless the user has set them: directories below `RunDir.compile_caches`."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's: the file of its flight recorder, rank appended

@@ -6,6 +6,7 @@ from perfsuite.report.explained import explained, prediction
 from perfsuite.report.summary import IF_MEANT
 from perfsuite.results.dry_facts import DryFacts
 from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import Run
 from tests.counted import EXPLAINED, FIT, NOT_COUNTED, limit, make_counted, make_dry, make_entries
 from tests.samples import judged, make_compared, make_result, make_run, make_shared, never_run, now
 from tests.sessions import make_explained, make_gpu_result
@@ -89,3 +90,29 @@ def test_a_traceback_says_of_which_launch_and_rank_it_is() -> None:
     titles = [f"arm {arm}, launch 1, traceback of rank 3" for arm in "AB"]
     assert [title for title, _ in both.tracebacks] == titles
     assert both.verdict == "regressed after 1 pair of launches"
+
+
+def tuned(**choices: str) -> Run:
+    return make_run(autotuned=choices)
+
+
+def test_kernels_that_were_tuned_otherwise_are_named() -> None:
+    both = make_compared().replace(
+        before=(tuned(mm="extern_mm", bmm="a", softmax="XBLOCK=1"),),
+        runs=(tuned(mm="cpp_gemm", bmm="a", sum="b"),),
+    )
+    assert explained(both).changed[-1] == (
+        "autotuning chose otherwise for 1 of 2 kernels: mm: extern_mm -> cpp_gemm"
+    )
+
+
+def test_equal_choices_are_not_told() -> None:
+    both = make_compared().replace(before=(tuned(mm="a"),), runs=(tuned(mm="a"),))
+    assert not [line for line in explained(both).changed if "autotuning" in line]
+
+
+def test_a_sentence_names_three_kernels_at_most() -> None:
+    before, now = ({f"mm{number}": choice for number in range(4)} for choice in "ab")
+    both = make_compared().replace(before=(tuned(**before),), runs=(tuned(**now),))
+    assert explained(both).changed[-1].count("->") == 3
+    assert explained(both).changed[-1].endswith("; ...")

@@ -170,6 +170,7 @@ def settings(runs: Sequence[Run]) -> Table:
     observed = next((run.observed for run in reversed(runs) if run.observed is not None), None)
     kinds = {} if observed is None else {"setting": observed.settings, "environment": observed.environment}
     probed = runs[-1].device_probe if runs else {}
+    kinds |= {"autotuning": runs[-1].autotuned if runs else {}}
     kinds |= {"before the workload": {name: f"{rate:,.4g}" for name, rate in probed.items()}}
     rows = [(name, value, kind) for kind, entries in kinds.items() for name, value in entries.items()]
     caption = "From the last launch. Settings must equal those of the baseline, the environment need not."

@@ -61,3 +61,7 @@ def test_settings_are_those_of_the_last_launch_that_told() -> None:
         ("matmul_tflops", "712.3", "before the workload"),
     ]
     assert not settings([])
+
+
+def test_what_autotuning_chose_is_listed_under_the_settings() -> None:
+    assert settings([make_run(autotuned={"mm": "extern_mm"})]).rows == [("mm", "extern_mm", "autotuning")]

@@ -1,0 +1,54 @@
+"""Reads what autotuning by torch.compile chose, from the files of inductor's cache. Imports no torch.
+
+The files are private to torch (seen in 2.13). Triton's configurations are one file each
+(`torch/_inductor/runtime/autotune_cache.py`), and how long each candidate for a matrix product took is in
+files of `cache` (`PersistentCache` in `torch/_inductor/codecache.py`). What is not as expected is left out.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+BOOKKEEPING = {"configs_hash", "found_by_coordesc", "time_taken_ms", "triton_cache_hash"}
+LONGEST = 100  # letters of a choice
+
+
+def choices(cache: Path) -> dict[str, str]:
+    """Return what was chosen for each kernel that was tuned, by its name; empty if none was.
+
+    `cache` is inductor's directory. A kernel that was tuned in two launches has the same name in both.
+    """
+    of_triton = (_of_triton(file) for file in cache.glob("*/*.best_config"))
+    of_products = (_of_products(file) for file in cache.glob("cache/*"))
+    found = {name: choice for each in (*of_triton, *of_products) for name, choice in each.items()}
+    return dict(sorted(found.items()))
+
+
+def _of_triton(file: Path) -> dict[str, str]:
+    try:
+        chosen = json.loads(file.read_bytes())
+        settings = [f"{name}={value}" for name, value in sorted(chosen.items()) if name not in BOOKKEEPING]
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {f"Triton kernel {file.stem[:12]}": ", ".join(settings)[:LONGEST]}
+
+
+def _of_products(file: Path) -> dict[str, str]:
+    try:
+        operators: dict[str, dict[str, dict[str, dict[str, float]]]] = json.loads(file.read_bytes())["cache"]
+        return {
+            f"{operator} of inputs {_digest(inputs)}, {precision}": _fastest(times)
+            for operator, of_inputs in operators.items()
+            for inputs, of_precisions in of_inputs.items()
+            for precision, times in of_precisions.items()
+        }
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return {}
+
+
+def _fastest(times: dict[str, float]) -> str:
+    return min(times, key=times.__getitem__)[:LONGEST]
+
+
+def _digest(inputs: str) -> str:
+    return hashlib.sha256(inputs.encode()).hexdigest()[:8]
