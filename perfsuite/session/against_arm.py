@@ -34,6 +34,7 @@ from perfsuite.verdict.arms import (
     judge_counts,
     judge_pairs,
     needs_more,
+    starts_otherwise,
     unhealthy_pairs,
     unless_other,
 )
@@ -146,14 +147,23 @@ class ByCounts(TwoArms):
         trial.before.append(a)
         trial.runs.append(b)
         verdict = judge_counts(a, b).replace(launches=len(made))
+        if starts_otherwise(verdict):
+            a, b = self._again(trial)
+            verdict = judge_counts(a, b).replace(launches=len(made) + 2)
         if not self.dry and verdict.outcome not in ("regressed", "failed") and needs_more(a, b):
-            again = self._made(trial, "ab", 2)
-            trial.before.append(again["a"])
-            trial.runs.append(again["b"])
-            verdict = unless_other(verdict, trial.before, trial.runs).replace(launches=len(made) + 2)
+            made_before = verdict.launches
+            self._again(trial)
+            verdict = unless_other(verdict, trial.before, trial.runs).replace(launches=made_before + 2)
         if not self.dry:  # nothing that a dry run does shows a known issue
             self.excuse(trial, verdict)
         return verdict
+
+    def _again(self, trial: Trial) -> tuple[Run, Run]:
+        """Launch both arms once more."""
+        again = self._made(trial, "ab", len(trial.runs) + 1)
+        trial.before.append(again["a"])
+        trial.runs.append(again["b"])
+        return again["a"], again["b"]
 
     def _steps(self, trial: Trial) -> int:
         return self.setup.options.steps_to_count(trial.case)

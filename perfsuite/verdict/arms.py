@@ -29,6 +29,7 @@ from perfsuite.verdict.computation import (
     may_have_other_tokens,
     other_computation,
 )
+from perfsuite.verdict.counted_spans import is_of_start_up
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
     NO_LOADER,
@@ -173,6 +174,15 @@ def needs_more(a: Run, b: Run) -> bool:
     """Whether one launch of each arm leaves open if both compute the same: they may, without a seed."""
     then, now = Computed.of([a]), Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
+
+
+def starts_otherwise(verdict: Verdict) -> bool:
+    """Whether a change was found in the start-up, which may be one of the first launch in an environment.
+
+    That launch builds extensions and fills caches, of which some are shared by both arms.
+    """
+    findings = () if verdict.counts is None else verdict.counts.findings
+    return any(each.outcome in ("regressed", "improved") and is_of_start_up(each.span) for each in findings)
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:

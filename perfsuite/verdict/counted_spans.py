@@ -9,7 +9,7 @@ from perfsuite.results.rank_report import COLD, START_UP
 START_UPS = {START_UP, f"{COLD}{START_UP}"}
 
 
-def _is_of_start_up(name: str) -> bool:
+def is_of_start_up(name: str) -> bool:
     """Whether a span is a start-up, or a part of one."""
     return name.removeprefix(COLD).startswith(START_UP)
 
@@ -24,7 +24,7 @@ def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]
         known = [counts for counts in now if counts is not None]
-        if len(known) == len(now) or (known and _is_of_start_up(name)):
+        if len(known) == len(now) or (known and is_of_start_up(name)):
             yield name, then, known
 
 
@@ -42,7 +42,7 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
     compared = {name for name, _, _ in counted_spans(before, launches)}
     has_start_up = bool(compared & START_UPS)
     for name in sorted(events_before.union(*events_now) - compared):
-        if not (has_start_up and _is_of_start_up(name)):
+        if not (has_start_up and is_of_start_up(name)):
             yield name, name in events_before
 
 

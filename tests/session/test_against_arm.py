@@ -17,7 +17,7 @@ from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching
-from perfsuite.results.counts import Counts
+from perfsuite.results.counts import OUTSIDE_OF_STEPS, Counts, PythonCalls
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.rank_report import Failure, FailureKind
@@ -56,6 +56,7 @@ class Launches:
         self.end: tuple[int, BaseException] | None = None
         """After how many launches which error is raised."""
         self.counts: dict[str, Counts] = {}
+        self.first_counts: dict[str, Counts] = {}  # of the first launch of an arm, where it has others
         self.norms: dict[str, float] = {}
         self.profiled: list[tuple[str, str | None]] = []
         self.profile_of_b = taken(EAGER)
@@ -82,7 +83,8 @@ class Launches:
         norm = self.norms.get(name)
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed, gradient_norm=norm)
         health = DISTURBED if len(self.made) in self.disturbed else None
-        run = launch(self.counts[name]) if name in self.counts else make_run()
+        counts = self.first_counts.pop(name, self.counts.get(name))
+        run = make_run() if counts is None else launch(counts)
         return run.replace(case=case, figures=figures, health=health, failure=failure)
 
     def profile_once(self, case: Case, machine: Machine, directory: Path, how: Launching) -> TakenProfile:
@@ -329,6 +331,26 @@ def test_arms_with_other_gradients_are_launched_once_more_unless_one_does_more(
     assert launches.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"][:made]
     assert (result.outcome, result.verdict.launches) == (outcome, made)
     assert len(result.runs) == len(result.before) == made // 2
+
+
+def starting(calls: int) -> Counts:
+    """Counts of a launch that has made so many calls of Python while it built."""
+    python = PythonCalls(version="3.11", calls={OUTSIDE_OF_STEPS: calls}, functions={})
+    return LESS.replace(spans={"start-up": Counts(), "start-up: build": Counts(python=python)})
+
+
+def test_start_ups_that_differ_are_launched_once_more(launches: Launches) -> None:
+    launches.counts = {"A": starting(10_000), "B": starting(20_000)}
+    result = launches.compare_counts()
+    assert launches.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"]
+    assert (result.outcome, result.verdict.launches) == ("regressed", 4)
+
+
+@pytest.mark.parametrize("first", ["A", "B"])
+def test_what_only_a_first_launch_builds_is_no_change(launches: Launches, first: str) -> None:
+    launches.counts = {"A": starting(10_000), "B": starting(10_000)}
+    launches.first_counts = {first: starting(20_000)}
+    assert launches.compare_counts().outcome == "passed"
 
 
 @pytest.mark.parametrize(("failing", "excused"), [("AB", "known issue"), ("A", "known issue"), ("B", None)])
