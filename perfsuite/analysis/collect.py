@@ -245,7 +245,7 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
 
     def alike(name: str, part: Counts) -> Counts:
         of_first = first.spans.get(name)
-        if of_first is None or START_UP not in name:
+        if of_first is None or not name.removeprefix(COLD).startswith(START_UP):
             return part
         return part.replace(python=python_unless_alike(part.python, of_first.python))
 

@@ -13,6 +13,7 @@ from perfsuite.results.baseline import from_runs
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.arms import ARM_A, ARM_B, judge_counts
+from perfsuite.verdict.counted_spans import without_start_up_calls
 from perfsuite.verdict.loss import may_differ
 
 ARROW = " → "
@@ -58,6 +59,8 @@ class Step:
 
     def compare(self, before: Run, now: Run, since: str, name: str) -> None:
         """Add what differs between the runs of a case under the release `since` and under this one."""
+        # A release is launched once, and the first one fills caches: calls of its start-up say nothing.
+        before, now = without_start_up_calls(before), without_start_up_calls(now)
         case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
         names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
         result = Measurement(**names, **arms, baseline_file=None, directory="")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.case.case import Case
@@ -33,8 +33,8 @@ from perfsuite.worker.observation.observe import owner, wrapping
 STEPS_OF_GROWTH = 3
 """Steps after those that are counted, to count the objects that each step keeps.
 
-One step ends when `Growth` counts a second time, and two more when it does so a third time. What holds
-objects is searched for those of the first of these two: what the last step made may be its own.
+`Growth` counts objects before the first of these steps, after it, and after the third. What holds them is
+searched for objects of the second step: what the third step has made may still be in use.
 """
 
 
@@ -44,11 +44,10 @@ class DryGrowth(Growth):
     Fake tensors keep the shape of each operator by its arguments, of which some are numbers of the step.
     """
 
-    def count(self) -> None:
-        """Count objects once nothing of that is left."""
+    def _count(self) -> None:
         FakeTensorMode.cache_clear()
-        own_list.clear(torch.Tensor)  # losses, which have no values
-        super().count()
+        own_list.clear(FakeTensor)  # losses, which have no values
+        super()._count()
 
 
 class Enough(BaseException):

@@ -102,7 +102,7 @@ class DryScript(DryRank):
             raise _explained(ScriptError(f"the script ended after {self._made()}"))
 
     def _made(self) -> str:
-        made = f"{self.recorder.steps} of {self.last_step} optimizer steps"
+        made = f"{self.recorder.steps} of {self.steps.until} optimizer steps"
         return f"{made}. {self._optimizers.summary()}"
 
     def _late(self, number: int, frame: FrameType | None) -> None:

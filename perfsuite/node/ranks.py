@@ -87,6 +87,7 @@ def run(job: AgentJob) -> list[Failure]:
     case, files = job.request.case, job.run_dir.files
     files.mkdir(exist_ok=True)  # another node may have made it
     os.environ[FILES] = str(files)
+    os.environ.pop(COUNTS_CALLS, None)
     if job.request.counted_steps is not None:  # nothing is timed
         os.environ[COUNTS_CALLS] = "1"
     plan = framework_of(case).plan(case)

@@ -88,7 +88,7 @@ def _tuned_otherwise(result: Measurement) -> list[str]:
         return []
     named = "; ".join(f"{name}: {before[name]} -> {now[name]}" for name in others[:MOST_TUNED])
     more = "; ..." if len(others) > MOST_TUNED else ""
-    return [f"autotuning chose otherwise for {len(others)} of {len(both)} kernels: {named}{more}"]
+    return [f"autotuning chose differently for {len(others)} of {len(both)} kernels: {named}{more}"]
 
 
 def _evidence(result: Measurement) -> str:

@@ -31,9 +31,10 @@ DATA_WAIT = "data wait"
 PARTS = (IMPORTS, PROCESS_GROUP, BUILD, DATA, FIRST_STEP, BUILD_AND_FIRST_STEP)
 WORKER_BATCH = "batch of a loader's worker"
 CAPTION = (
-    "A dash is unknown, and not 0. The share is that of the seconds from the start of the processes to the "
-    "last step; events and waits are part of the steps that held them. A counted step takes longer for it, "
-    "and one that is not listed did the same as the first. Python: calls of its functions. Counts are those "
+    "A dash means unknown, not 0. Shares are of the seconds from the start of the processes to the last "
+    "step, or of all steps where the start-up is unknown; events and waits are part of the steps that held "
+    "them. A counted step or start-up takes longer for it, and a counted step that is not listed did the "
+    "same as the first. Python: calls of its functions. Counts are those "
     "of the rank that has most, the first time; what is written is that of all ranks. The peak is that of "
     "live tensors in a step, and of the GPU's allocator in an event."
 )
@@ -353,6 +354,7 @@ def _in_step(counts: Counts) -> Amounts:
 
 def _in_event(counts: Counts) -> Amounts:
     return {
+        "python_calls": None if counts.python is None else sum(counts.python.calls.values()),
         "collectives": counts.collectives_begun,
         "peak_bytes": counts.allocator_peak,
         "modules": None if counts.modules is None else sum(counts.modules.values()),

@@ -36,6 +36,7 @@ MODULES_FLOOR = 50
 """Modules that may be imported more or less without being judged: each release of a library has some more or
 less. Importing one takes about a millisecond or two."""
 PYTHON_LOOSE = 0.02  # share by which they may differ between launches: a progress bar is drawn by time
+PYTHON_FEW = 20  # calls by which they may differ, too: 2 % of a short part is none
 OF_A_WORKER = "of a loader's worker per batch"
 LOOSE = 0.005  # share by which memory may differ between launches: threads free what they hold at any time
 
@@ -395,7 +396,8 @@ def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -
     if python is None or usual is None:
         return python
     number = sum(usual.calls.values())
-    return usual if abs(sum(python.calls.values()) - number) <= PYTHON_LOOSE * number else python
+    by_chance = max(PYTHON_LOOSE * number, PYTHON_FEW)
+    return usual if abs(sum(python.calls.values()) - number) <= by_chance else python
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:

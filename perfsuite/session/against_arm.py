@@ -34,9 +34,10 @@ from perfsuite.verdict.arms import (
     judge_counts,
     judge_pairs,
     needs_more,
-    starts_otherwise,
+    start_up_findings,
     unhealthy_pairs,
     unless_other,
+    with_unconfirmed,
 )
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
@@ -147,18 +148,18 @@ class ByCounts(TwoArms):
         trial.before.append(a)
         trial.runs.append(b)
         verdict = judge_counts(a, b).replace(launches=len(made))
-        if starts_otherwise(verdict):
-            a, b = self._again(trial)
-            verdict = judge_counts(a, b).replace(launches=len(made) + 2)
+        if of_start_up := start_up_findings(verdict):
+            a, b = self._launch_both_again(trial)
+            verdict = with_unconfirmed(judge_counts(a, b), of_start_up).replace(launches=len(made) + 2)
         if not self.dry and verdict.outcome not in ("regressed", "failed") and needs_more(a, b):
             made_before = verdict.launches
-            self._again(trial)
+            self._launch_both_again(trial)
             verdict = unless_other(verdict, trial.before, trial.runs).replace(launches=made_before + 2)
         if not self.dry:  # nothing that a dry run does shows a known issue
             self.excuse(trial, verdict)
         return verdict
 
-    def _again(self, trial: Trial) -> tuple[Run, Run]:
+    def _launch_both_again(self, trial: Trial) -> tuple[Run, Run]:
         """Launch both arms once more."""
         again = self._made(trial, "ab", len(trial.runs) + 1)
         trial.before.append(again["a"])

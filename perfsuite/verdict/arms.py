@@ -19,7 +19,7 @@ from perfsuite.results.metric import (
     judged,
     span_metrics,
 )
-from perfsuite.results.outcome import Check, CountCheck, Verdict
+from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
@@ -176,13 +176,23 @@ def needs_more(a: Run, b: Run) -> bool:
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
 
 
-def starts_otherwise(verdict: Verdict) -> bool:
-    """Whether a change was found in the start-up, which may be one of the first launch in an environment.
+def start_up_findings(verdict: Verdict) -> list[Finding]:
+    """Return the changes of the start-up, which may be those of the first launch in an environment.
 
-    That launch builds extensions and fills caches, of which some are shared by both arms.
+    That launch builds extensions and fills caches, of which some are shared by both arms. Nothing is returned
+    of a comparison that failed: it is no question of the start-up.
     """
-    findings = () if verdict.counts is None else verdict.counts.findings
-    return any(each.outcome in ("regressed", "improved") and is_of_start_up(each.span) for each in findings)
+    findings = () if verdict.counts is None or verdict.failure is not None else verdict.counts.findings
+    changes = (each for each in findings if each.outcome in ("regressed", "improved"))
+    return [each for each in changes if is_of_start_up(each.span)]
+
+
+def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
+    """Return the verdict of the second launches, with what only the first ones showed of the start-up."""
+    confirmed = {(each.span, each.quantity) for each in start_up_findings(verdict)}
+    gone = [each.sentence for each in first if (each.span, each.quantity) not in confirmed]
+    told = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
+    return verdict.replace(reasons=(*verdict.reasons, *told))
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:

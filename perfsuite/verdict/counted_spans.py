@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from perfsuite.results.counts import Counts, spans, step_name
 from perfsuite.results.outcome import Finding, in_span
 from perfsuite.results.rank_report import COLD, START_UP
+from perfsuite.results.run import Run
 
 START_UPS = {START_UP, f"{COLD}{START_UP}"}
 
@@ -12,6 +13,18 @@ START_UPS = {START_UP, f"{COLD}{START_UP}"}
 def is_of_start_up(name: str) -> bool:
     """Whether a span is a start-up, or a part of one."""
     return name.removeprefix(COLD).startswith(START_UP)
+
+
+def without_start_up_calls(run: Run) -> Run:
+    """Return a launch without the calls of Python in the parts of its start-up."""
+
+    def without(counts: Counts) -> Counts:
+        kept = {
+            name: each for name, each in counts.spans.items() if name in START_UPS or not is_of_start_up(name)
+        }
+        return counts.replace(spans=kept)
+
+    return run.replace(counts=tuple(entry.replace(counts=without(entry.counts)) for entry in run.counts))
 
 
 def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
@@ -40,10 +53,24 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
     events_before = set(_events(before))
     events_now = [set(_events(counts)) for counts in launches]
     compared = {name for name, _, _ in counted_spans(before, launches)}
-    has_start_up = bool(compared & START_UPS)
-    for name in sorted(events_before.union(*events_now) - compared):
-        if not (has_start_up and is_of_start_up(name)):
+    missing = events_before.union(*events_now) - compared
+    for name in sorted(missing):
+        is_of_other_kind = is_of_start_up(name) and not _is_in_both(name, before, launches)
+        if not (compared & START_UPS and is_of_other_kind):
             yield name, name in events_before
+
+
+def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
+    """Whether both sides have counted parts of a start-up of this kind, cold or warm, if not this part.
+
+    A launch that is timed counts none.
+    """
+
+    def has_parts(counts: Counts) -> bool:
+        its = [each for each in counts.spans if is_of_start_up(each) and each not in START_UPS]
+        return any(each.startswith(COLD) == name.startswith(COLD) for each in its)
+
+    return has_parts(before) and any(map(has_parts, launches))
 
 
 def _by_name(counts: Counts) -> dict[str, Counts]:

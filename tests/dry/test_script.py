@@ -356,3 +356,26 @@ def test_deepspeed_is_refused_as_values_decide_whether_it_steps(tmp_path: Path) 
     assert failure.kind == "not_dry"
     assert "DeepSpeed decides by values of gradients" in failure.message
     assert "ended after 0 of 4 optimizer steps" in failure.message
+
+
+TWO_LOSSES = """
+import torch
+real = torch.nn.Linear(8, 8)
+judge = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(real.parameters(), lr=0.1)
+other = torch.optim.SGD(judge.parameters(), lr=0.1)
+for step in range(40):
+    judge(torch.ones(4, 8)).square().mean().backward()
+    other.step()
+    real(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    other.zero_grad()
+"""
+
+
+def test_losses_of_another_optimizer_do_not_count_at_any_step(tmp_path: Path) -> None:
+    """What is dropped before objects are counted must not be what tells these losses apart."""
+    case = case_of(tmp_path, TWO_LOSSES, ranks=1)
+    clock = case.replace(framework=case.framework.replace(optimizer="SGD:2"))
+    assert counted(passed(clock, tmp_path / "dry")).flops

@@ -432,6 +432,8 @@ def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: 
 
 WALKS = """
 import torch
+def start(): pass
+start()
 def walk(): pass
 for _ in range(1234): walk()
 """
@@ -440,12 +442,14 @@ for _ in range(1234): walk()
 @pytest.mark.launch
 def test_what_a_script_builds_in_python_is_counted(tmp_path: Path) -> None:
     train = script(tmp_path, WALKS + ALONE)
-    case = case_of(Script(path=train), topology=ONE, max_warmup_steps=4)
+    named = Script(path=train, phases={"start": "train:start"})
+    case = case_of(named, topology=ONE, max_warmup_steps=4)
     run = launch_once(case, detect(), tmp_path / "run", Launching(counted_steps=1))
     (counted,) = run.counts
     part = next(name for name in counted.counts.spans if "first step" in name)
     calls = known(counted.counts.spans[part].python)
     assert calls.functions["__main__.walk"] == 1234
+    assert len(run.spans["start"].seconds) == 1, "a phase is found, too, before it is called"
 
 
 OWN_PROCESS = """

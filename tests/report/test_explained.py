@@ -102,7 +102,7 @@ def test_kernels_that_were_tuned_otherwise_are_named() -> None:
         runs=(tuned(mm="cpp_gemm", bmm="a", sum="b"),),
     )
     assert explained(both).changed[-1] == (
-        "autotuning chose otherwise for 1 of 2 kernels: mm: extern_mm -> cpp_gemm"
+        "autotuning chose differently for 1 of 2 kernels: mm: extern_mm -> cpp_gemm"
     )
 
 

@@ -168,6 +168,17 @@ def test_calls_of_a_part_of_the_start_up_are_judged_under_its_name() -> None:
     assert found.sentence == ("start-up: build: Python 3.11 calls: 20,000 -> 30,000 (library.build +10,000)")
 
 
+def test_a_part_of_the_start_up_that_one_side_lacks_is_a_note() -> None:
+    before, now = building(20_000), building(20_000)
+    parts = {
+        "start-up": now.spans["start-up"],
+        "start-up: build and first step": now.spans["start-up: build"],
+    }
+    spans = [*missing_spans(before, [now.replace(spans=parts)])]
+
+    assert spans == [("start-up: build", True), ("start-up: build and first step", False)]
+
+
 @pytest.mark.parametrize("is_counted_before", [True, False])
 def test_calls_that_one_side_did_not_count_are_no_note(is_counted_before: bool) -> None:
     """A launch that is timed does not count them."""

@@ -30,7 +30,8 @@ PERFSUITE_BUILDS = "perfsuite builds"  # the same, but the training needs what i
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are left out
 PYTHON = "Python"  # stands for all modules of the standard library
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"  # environment variable that asks to count calls, which takes time
-OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # how the paths of our files begin
 WRAPPERS = ("watched", "find_and_load")  # our functions that call what they wrap for the training
 
 OLDEST_S = 600  # age of a process above which its start is not believed when its clock begins
@@ -150,13 +151,14 @@ class _Calls:
     """
 
     def __init__(self, clock: StartUpClock, *, in_forks: bool) -> None:
-        """`in_forks`: a child of this process goes on, and not this process. Else a child counts nothing."""
+        """With `in_forks` this process is a server whose children go on counting. Else no child counts."""
         self._clock = clock
         self._by_part = dict[str, dict[tuple[str, str], int]]()
+        self._is_over = False
         self._server = os.getpid() if in_forks else None
         self._hook = _counting(clock, self._by_part)
         os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self.end)  # of a process that makes no step: names are gone when Python ends
+        atexit.register(self.end)  # if no step is made: names are gone when Python ends
         sys.setprofile(self._hook)
 
     def rename(self, part: str, other: str) -> None:
@@ -167,13 +169,16 @@ class _Calls:
 
     def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
         """Return the calls by part; None if a profiler of the training is there, or in another thread."""
+        self._is_over = True
         if sys.getprofile() is not self._hook:
             return None
         sys.setprofile(None)
         return self._by_part
 
     def _forked(self) -> None:
-        if os.getppid() != self._server and sys.getprofile() is self._hook:
+        profiler = sys.getprofile()  # or the search for named functions, which calls ours
+        is_ours = getattr(profiler, "__module__", "").startswith("perfsuite.")
+        if is_ours and not self._is_over and os.getppid() != self._server:
             sys.setprofile(None)
 
 
@@ -202,8 +207,13 @@ def _counting(
         return found
 
     def count(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call":
-            return
+        if event == "call":
+            try:
+                add(frame)
+            except Exception:  # it would end the training: the calls are not known then
+                sys.setprofile(None)
+
+    def add(frame: FrameType) -> None:
         function = (codes.get(id(frame.f_code)) or known(frame)).function
         if function is None:
             return

@@ -96,18 +96,22 @@ class Search:
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
+        self._before: Any = None  # the profile function in whose place it is: ours that counts a start-up
 
     def begin(self) -> None:
         """Find what there is now, and begin to look for the rest."""
         self._find_main()
         is_started_by_python = multiprocessing.parent_process() is None
-        if not self.look() and is_started_by_python and sys.getprofile() is None:
+        before = sys.getprofile()
+        is_free = before is None or getattr(before, "__module__", "").startswith("perfsuite.")
+        if not self.look() and is_started_by_python and is_free:
+            self._before = before
             sys.setprofile(self._look_in_a_call)
 
     def end(self) -> None:
         """Take the profile function away, and look once more: the first step begins."""
         if sys.getprofile() == self._look_in_a_call:
-            sys.setprofile(None)
+            sys.setprofile(self._before)
         self._find_main()
         self.look()
 
@@ -125,13 +129,15 @@ class Search:
         for named in self.named:
             named.module_may_be_main()
 
-    def _look_in_a_call(self, frame: FrameType, event: str, _: Any) -> None:
+    def _look_in_a_call(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self._before is not None:
+            self._before(frame, event, argument)
         try:
             is_over = self.look()
         except Exception:  # it would end the script: `end` tries again
             is_over = True
         if is_over:
-            sys.setprofile(None)
+            sys.setprofile(self._before)
 
 
 def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> None:

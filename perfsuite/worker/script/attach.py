@@ -175,6 +175,7 @@ class Attached:
             self.rank.before_optimizer_step(optimizer, args, kwargs)
         elif (standing := self._stand()) == "child":
             self.state = "aside"
+            startup_clock.end()
         else:
             self.rank = self._become_rank(optimizer, is_next=standing == "next")
             self.state = "measuring"
@@ -316,6 +317,7 @@ class Attached:
         """Report an error of ours, and let the script train on without us."""
         traceback.print_exception(error)
         try:
+            startup_clock.end()
             failure = failure_of_ours(error, self._empty.rank)
             if self.rank is not None:
                 self.rank.abandon()

@@ -252,6 +252,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     clock.count_calls(in_forks=False)
     yield clock
+    clock.end()
     sys.setprofile(None)
 
 
@@ -345,7 +346,7 @@ def test_a_rank_that_the_server_forks_goes_on() -> None:
     try:
         assert is_counted_in_a_fork(clock)
     finally:
-        sys.setprofile(None)
+        clock.end()
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from perfsuite.worker.clock.startup_clock import StartUpClock
 from perfsuite.worker.hooks.named import NamedFunction, Search
+from tests.samples import known
 
 MODULE = "a_users_module"
 
@@ -25,6 +27,10 @@ def no_profiler() -> Iterator[None]:
     sys.setprofile(None)
     yield
     sys.setprofile(profiler)
+
+
+def ones() -> int:
+    return 1
 
 
 def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,6 +70,19 @@ def test_functions_defined_later_are_found_before_they_are_called(module: Any) -
     module.give = lambda: 3
     assert (module.get(), module.give()) == (2, 6)
     assert sys.getprofile() is None
+
+
+@pytest.mark.usefixtures("no_profiler")
+def test_the_search_leaves_the_count_of_the_start_up_as_it_was(module: Any) -> None:
+    clock = StartUpClock(0.0, before="imports", now=lambda: 0.0)
+    clock.count_calls(in_forks=False)
+    counting = sys.getprofile()
+    Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
+    module.get = ones
+    ones()  # any call shows it what was defined
+    assert module.get() == 2
+    assert sys.getprofile() is counting
+    assert sum(known(known(clock.end()).calls)["start-up: build and first step"].values()) >= 1
 
 
 @pytest.mark.usefixtures("no_profiler")
