@@ -7,7 +7,7 @@ import pytest
 from perfsuite.results.counts import OUTSIDE_OF_STEPS, Counts, PythonCalls
 from perfsuite.results.outcome import Finding
 from perfsuite.results.quantities import FLOOR, MODULES_FLOOR, WRITTEN_LOOSE
-from perfsuite.verdict.counted_spans import combined, missing_spans, when
+from perfsuite.verdict.counted_spans import combined, missing_spans, when, without_start_up_calls
 from perfsuite.verdict.exact import check, count_differences
 from tests.counted import make_memory
 from tests.samples import known
@@ -256,3 +256,11 @@ def test_flops_that_go_out_of_sight_in_a_later_step_are_not_improved() -> None:
 
     assert found.outcome == "not counted"
     assert any(note.startswith("step 5: FLOPs") for note in found.notes)
+
+
+def test_calls_of_the_start_up_are_left_out_where_they_say_nothing() -> None:
+    run = without_start_up_calls(launch(building(20_000)))
+
+    (entry,) = run.counts
+    assert [*entry.counts.spans] == ["start-up"]
+    assert entry.counts.step == building(20_000).step
