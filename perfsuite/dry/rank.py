@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -46,8 +47,20 @@ class DryGrowth(Growth):
 
     def _count(self) -> None:
         FakeTensorMode.cache_clear()
+        _forget_dead_constants()
         own_list.clear(FakeTensor)  # losses, which have no values
         super()._count()
+
+
+def _forget_dead_constants() -> None:
+    """Drop what the fake mode keeps of tensors with known values, as numbers, that are gone."""
+    mode = active_fake_mode()
+    if mode is None:
+        return
+    constants = mode.fake_tensor_converter.constant_storage_mapping
+    for storage, tensors in [*constants.items()]:
+        if storage.expired() or all(tensor() is None for tensor in tensors):
+            del constants[storage]
 
 
 class Enough(BaseException):

@@ -13,7 +13,8 @@ from perfsuite.results.run import Run
 def passed(case: Case, directory: Path, **how: Any) -> Run:
     run = dry_run(case, directory, **how)
     assert run.failure is None, f"{run.failure.message}\n{run.failure.traceback}"
-    assert not [entry for entry in run.counts if entry.counts.kept not in (None, KeptObjects())]
+    kept = [entry.counts.kept for entry in run.counts if entry.counts.kept not in (None, KeptObjects())]
+    assert not kept, kept
     return run
 
 

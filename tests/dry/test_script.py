@@ -377,5 +377,5 @@ for step in range(40):
 def test_losses_of_another_optimizer_do_not_count_at_any_step(tmp_path: Path) -> None:
     """What is dropped before objects are counted must not be what tells these losses apart."""
     case = case_of(tmp_path, TWO_LOSSES, ranks=1)
-    clock = case.replace(framework=case.framework.replace(optimizer="SGD:2"))
+    clock = case.replace(framework=case.framework.replace(clock="SGD:2"))
     assert counted(passed(clock, tmp_path / "dry")).flops
