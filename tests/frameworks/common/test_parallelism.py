@@ -179,7 +179,9 @@ def test_parts_of_a_sequence_send_and_compute_what_theory_says(make: Any, tmp_pa
     parts, own = 4, LONG // 4
     topology = Topology(processes_per_node=8)
     framework = make(dp_shard_size=2, cp_size=parts)
-    run = passed(CASE.replace(framework=framework, sequence_length=LONG, topology=topology), tmp_path)
+    case = CASE.replace(framework=framework, sequence_length=LONG, topology=topology)
+    # torch 2.13 keeps each function that it has put in the place of attention (`_replaced_functions`).
+    run = passed(case, tmp_path, leaks="_ContextParallel")
     settings = observed(run).settings
     assert (settings["mesh"], settings["context_parallel"]) == ("dp_shard_cp 8", "4")
     both = 2 * own * KEYS
