@@ -433,9 +433,9 @@ def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: 
 WALKS = """
 import torch
 def start(): pass
-start()
 def walk(): pass
 for _ in range(1234): walk()
+start()
 """
 
 
