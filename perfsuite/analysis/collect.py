@@ -34,11 +34,11 @@ from perfsuite.results.quantities import python_unless_alike
 from perfsuite.results.rank_report import (
     COLD,
     SIMULATED_CLOCK,
-    START_UP,
     Failure,
     Observed,
     RankReport,
     SpanTimes,
+    is_of_start_up,
     summed_dtypes,
 )
 from perfsuite.results.run import LaunchFile, Run
@@ -245,7 +245,7 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
 
     def alike(name: str, part: Counts) -> Counts:
         of_first = first.spans.get(name)
-        if of_first is None or not name.removeprefix(COLD).startswith(START_UP):
+        if of_first is None or not is_of_start_up(name):
             return part
         return part.replace(python=python_unless_alike(part.python, of_first.python))
 
@@ -274,7 +274,7 @@ def _named_cold(reports: list[RankReport]) -> list[RankReport]:
 
 
 def _cold(spans: Mapping[str, T]) -> dict[str, T]:
-    return {f"{COLD}{name}" if name.startswith(START_UP) else name: each for name, each in spans.items()}
+    return {f"{COLD}{name}" if is_of_start_up(name) else name: each for name, each in spans.items()}
 
 
 def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:

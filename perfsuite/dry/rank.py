@@ -42,7 +42,7 @@ searched for objects of the second step: what the third step has made may still 
 class DryGrowth(Growth):
     """Counts the objects that steps keep, without what fake tensors and perfsuite keep of them.
 
-    Fake tensors keep the shape of each operator by its arguments, of which some are numbers of the step.
+    `FakeTensorMode` caches the result of each operator by its arguments, some of which differ in each step.
     """
 
     def _count(self) -> None:

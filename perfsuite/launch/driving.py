@@ -23,7 +23,13 @@ from perfsuite.launch.hang import HangDetector
 from perfsuite.node.lease import Beats, text_of
 from perfsuite.node.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run_dir import COMPILE_CACHES, FLIGHT_RECORDER_FILE, JOB_VARIABLES, RunDir
+from perfsuite.results.run_dir import (
+    COMPILE_CACHES,
+    FLIGHT_RECORDER_FILE,
+    INDUCTOR_CACHE,
+    JOB_VARIABLES,
+    RunDir,
+)
 
 REPORTS_S = 1.0  # seconds between two listings of the directory, to see which ranks have reported
 END_S = 20.0  # seconds for agents that were told to end the job: stacks, NVML, peers take up to 5 each
@@ -154,7 +160,7 @@ def environment(job: Job) -> dict[str, str]:
 
 def _is_named_by_torch(name: str, value: str) -> bool:
     """Whether a variable is the default that torch sets itself in a process that imports inductor."""
-    if name != "TORCHINDUCTOR_CACHE_DIR":
+    if name != INDUCTOR_CACHE:
         return False
     with contextlib.suppress(Exception):  # the user may have no name
         # As in torch._inductor.runtime.cache_dir_utils, which imports much of torch.

@@ -61,7 +61,7 @@ def explained(result: Measurement) -> Explained:
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],
         held=spans.held(() if result.dry else result.runs),
         predicted=prediction(result.dry_facts, result.unit),
-        changed=[*_changed(result), *_tuned_otherwise(result)],
+        changed=[*_changed(result), *_tuned_differently(result)],
         notes=[f"note: {note}" for note in summary.launch_notes(result)],
         files=dict(_files(result)),
         traces=profile.traces(result),
@@ -77,8 +77,8 @@ def _changed(result: Measurement) -> list[str]:
     return [f"{summary.since(verdict)}: {'; '.join(verdict.changed)}"] if verdict.changed else []
 
 
-def _tuned_otherwise(result: Measurement) -> list[str]:
-    """Return what autotuning chose otherwise in arm B, which may be chance; nothing without arms."""
+def _tuned_differently(result: Measurement) -> list[str]:
+    """Return which kernels were tuned differently in arm B, which may be chance; nothing without arms."""
     if not (result.before and result.runs):
         return []
     before, now = (runs[-1].autotuned for runs in (result.before, result.runs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 from perfsuite.report import counts as told_counts
 from perfsuite.report.text import NONE, Table
 from perfsuite.results.amounts import amount, duration
-from perfsuite.results.counts import Counts, RankCounts, step_name
-from perfsuite.results.quantities import PYTHON_LOOSE, Unit
-from perfsuite.results.rank_report import COLD, START_UP, SpanTimes
+from perfsuite.results.counts import Counts, RankCounts, grouped, step_name
+from perfsuite.results.quantities import Unit, differ_by_chance
+from perfsuite.results.rank_report import COLD, START_UP, START_UPS, SpanTimes, is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
-from perfsuite.verdict.counted_spans import START_UPS, when
+from perfsuite.verdict.counted_spans import when
 from perfsuite.worker.clock.startup_clock import (
     BUILD,
     BUILD_AND_FIRST_STEP,
@@ -136,10 +137,7 @@ class _Launch:
     def worker_batches(self) -> list[Amounts]:
         """What a worker of a data loader did for one batch, of each rank that has one."""
         batches = [batch for entry in self.counts if (batch := entry.counts.worker_batch) is not None]
-        return [
-            {"kernels": sum(each.ops.values()), "python_calls": sum(each.python.calls.values())}
-            for each in batches
-        ]
+        return [{"kernels": sum(each.ops.values()), "python_calls": each.python.total} for each in batches]
 
     def in_step(self, step: int) -> Amounts:
         """Return what a step did, on the rank that did most; nothing if it was not counted.
@@ -283,7 +281,7 @@ def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
     if not any(launch.counts or launch.spans or launch.measured_wait_s for launch in launches):
         return  # nothing is known but the times of steps, which other tables have
     names = list(dict.fromkeys(name for side in sides for name in side.span_names))
-    start_ups = [name for name in names if name.removeprefix(COLD).startswith(START_UP)]
+    start_ups = [*filter(is_of_start_up, names)]
     late = {step for launch in launches for step in launch.counted_steps if 0 < launch.window[1] < step}
     is_timed = any(launch.measured_s for launch in launches)
     for name in sorted(start_ups, key=_place):
@@ -312,14 +310,8 @@ def _place(start_up: str) -> tuple[bool, int]:
 def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[list[int], list[int]]]:
     """Return the counted steps in groups with the same amounts on each side, each group with all of them."""
     counted = sorted({step for launch in launches for step in launch.counted_steps} - {*late})
-    groups: list[list[int]] = []
-    for step in counted:
-        group = next((each for each in groups if _are_alike(launches, each[0], step)), None)
-        if group is None:
-            groups.append([step])
-        else:
-            group.append(step)
-    return [(group, counted) for group in groups]
+    groups = grouped({step: step for step in counted}, partial(_are_alike, launches))
+    return [([*group], counted) for group in groups]
 
 
 def _are_alike(launches: Sequence[_Launch], one: int, other: int) -> bool:
@@ -329,7 +321,7 @@ def _are_alike(launches: Sequence[_Launch], one: int, other: int) -> bool:
         calls, calls_now = then.pop("python_calls", None), now.pop("python_calls", None)
         if then != now or (calls is None) != (calls_now is None):
             return False
-        if calls is not None and calls_now is not None and abs(calls_now - calls) > PYTHON_LOOSE * calls:
+        if calls is not None and calls_now is not None and not differ_by_chance(calls_now, calls):
             return False
     return True
 
@@ -345,7 +337,7 @@ def _in_step(counts: Counts) -> Amounts:
     return {
         "kernels": sum(counts.kernels.values()),
         "host_reads": sum(counts.host_reads.values()),
-        "python_calls": None if counts.python is None else sum(counts.python.calls.values()),
+        "python_calls": None if counts.python is None else counts.python.total,
         "collectives": sum(each.count for each in counts.collectives),
         "collective_bytes": told_counts.moved(counts),
         "peak_bytes": told_counts.peak(counts),
@@ -354,7 +346,7 @@ def _in_step(counts: Counts) -> Amounts:
 
 def _in_event(counts: Counts) -> Amounts:
     return {
-        "python_calls": None if counts.python is None else sum(counts.python.calls.values()),
+        "python_calls": None if counts.python is None else counts.python.total,
         "collectives": counts.collectives_begun,
         "peak_bytes": counts.allocator_peak,
         "modules": None if counts.modules is None else sum(counts.modules.values()),

@@ -139,6 +139,11 @@ class PythonCalls(Data):
     calls: dict[Phase | OutsideOfSteps, int]
     functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`
 
+    @property
+    def total(self) -> int:
+        """The calls of all functions."""
+        return sum(self.calls.values())
+
 
 class WorkerBatch(Data):
     """What the first worker process of each data loader of a rank does for one batch."""
@@ -249,14 +254,14 @@ def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
     return tuple(RankCounts(ranks=tuple(group), counts=group[min(group)]) for group in groups)
 
 
-def grouped(by_rank: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
-    """What is known of each rank, in groups of ranks that are alike, in the order of ranks."""
+def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
+    """What is known of each rank or step, in groups of those that are like the first, in ascending order."""
     groups: list[dict[int, T]] = []
-    for rank, its in sorted(by_rank.items()):
+    for number, its in sorted(by_number.items()):
         group = next((each for each in groups if is_alike(each[min(each)], its)), None)
         if group is None:
             groups.append(group := {})
-        group[rank] = its
+        group[number] = its
     return groups
 
 

@@ -155,7 +155,7 @@ def _worker_python(version: str) -> Quantity:
     def read(counts: Counts) -> Mapping[str, int] | None:
         if counts.worker_batch is None or counts.worker_batch.python.version != version:
             return None
-        return {name: sum(counts.worker_batch.python.calls.values())}
+        return {name: counts.worker_batch.python.total}
 
     def python(counts: Counts) -> PythonCalls | None:
         return None if counts.worker_batch is None else counts.worker_batch.python
@@ -395,9 +395,12 @@ def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -
     """Return the calls of a span, or those of another one if they differ by no more than chance."""
     if python is None or usual is None:
         return python
-    number = sum(usual.calls.values())
-    by_chance = max(PYTHON_LOOSE * number, PYTHON_FEW)
-    return usual if abs(sum(python.calls.values()) - number) <= by_chance else python
+    return usual if differ_by_chance(python.total, usual.total) else python
+
+
+def differ_by_chance(calls: int, usual: int) -> bool:
+    """Whether two numbers of calls of Python functions differ by no more than chance."""
+    return abs(calls - usual) <= max(PYTHON_LOOSE * usual, PYTHON_FEW)
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:

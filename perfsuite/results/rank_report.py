@@ -99,6 +99,15 @@ COLD = "cold "
 """Begins the names of these spans where a graph was compiled that later launches find in a cache."""
 
 
+START_UPS = frozenset({START_UP, f"{COLD}{START_UP}"})
+"""The names of whole start-ups, without those of their parts."""
+
+
+def is_of_start_up(name: str) -> bool:
+    """Whether a span is a start-up, or a part of one."""
+    return name.removeprefix(COLD).startswith(START_UP)
+
+
 class SpanTimes(Data):
     """When the training thread of one rank was in a span of the run that is no step, and for how long."""
 

@@ -103,6 +103,14 @@ class RunDir:
         return self.path.parent / CACHES
 
     @property
+    def inductor_cache(self) -> Path:
+        """The directory of inductor's cache, which is not there if the user has named another one.
+
+        That one may hold what other trainings have compiled.
+        """
+        return self.compile_caches / COMPILE_CACHES[INDUCTOR_CACHE]
+
+    @property
     def number(self) -> int | None:
         """The number of a launch that `of_launch` named; None of any other directory."""
         match = re.fullmatch(r"launch-(\d+)", self.path.name)

@@ -20,6 +20,7 @@ from perfsuite.results.metric import (
     span_metrics,
 )
 from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
+from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.verdict import exact
 from perfsuite.verdict.comparability import launch_problems, run_changes, same_stack, setting_differences
@@ -29,7 +30,6 @@ from perfsuite.verdict.computation import (
     may_have_other_tokens,
     other_computation,
 )
-from perfsuite.verdict.counted_spans import is_of_start_up
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
     NO_LOADER,

@@ -25,8 +25,8 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
     )
     fields = ", ".join([first, *(other.removeprefix(quantity.name).lstrip() for other in others)])
     of_no_step = quantity in quantities.COMPILED or quantity in quantities.OF_SPANS or quantity.of_worker
-    is_of_start_up = quantity.is_python and first.startswith(f"{quantity.name}:")
-    in_a_step = quantity.unit == "calls" and not (of_no_step or is_of_start_up)
+    is_outside_of_steps = quantity.is_python and changes[0].field == quantity.name
+    in_a_step = quantity.unit == "calls" and not (of_no_step or is_outside_of_steps)
     return fields + (" a step" if in_a_step else "") + _because(quantity, before, now)
 
 

@@ -2,27 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from perfsuite.results.counts import Counts, spans, step_name
+from perfsuite.results.counts import Counts, grouped, spans, step_name
 from perfsuite.results.outcome import Finding, in_span
-from perfsuite.results.rank_report import COLD, START_UP
+from perfsuite.results.rank_report import COLD, START_UPS, is_of_start_up
 from perfsuite.results.run import Run
-
-START_UPS = {START_UP, f"{COLD}{START_UP}"}
-
-
-def is_of_start_up(name: str) -> bool:
-    """Whether a span is a start-up, or a part of one."""
-    return name.removeprefix(COLD).startswith(START_UP)
 
 
 def without_start_up_calls(run: Run) -> Run:
     """Return a launch without the calls of Python in the parts of its start-up."""
 
     def without(counts: Counts) -> Counts:
-        kept = {
-            name: each for name, each in counts.spans.items() if name in START_UPS or not is_of_start_up(name)
-        }
-        return counts.replace(spans=kept)
+        parts = _start_up_parts(counts)
+        return counts.replace(spans={name: each for name, each in counts.spans.items() if name not in parts})
 
     return run.replace(counts=tuple(entry.replace(counts=without(entry.counts)) for entry in run.counts))
 
@@ -67,10 +58,13 @@ def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
     """
 
     def has_parts(counts: Counts) -> bool:
-        its = [each for each in counts.spans if is_of_start_up(each) and each not in START_UPS]
-        return any(each.startswith(COLD) == name.startswith(COLD) for each in its)
+        return any(part.startswith(COLD) == name.startswith(COLD) for part in _start_up_parts(counts))
 
     return has_parts(before) and any(map(has_parts, launches))
+
+
+def _start_up_parts(counts: Counts) -> set[str]:
+    return {name for name in counts.spans if is_of_start_up(name) and name not in START_UPS}
 
 
 def _by_name(counts: Counts) -> dict[str, Counts]:
@@ -102,13 +96,9 @@ def combined(
 def _judged(
     findings: Mapping[int, Finding], counted: Sequence[int], is_alike: Callable[[int, int], bool]
 ) -> list[Finding]:
-    groups: list[list[int]] = []
-    for step in (step for step in counted if step in findings and findings[step].outcome != "passed"):
-        group = next((each for each in groups if _are_one(findings[each[0]], findings[step], is_alike)), None)
-        if group is None:
-            groups.append([step])
-        else:
-            group.append(step)
+    judged = {step: findings[step] for step in counted if step in findings}
+    judged = {step: finding for step, finding in judged.items() if finding.outcome != "passed"}
+    groups = map(list, grouped(judged, lambda one, other: _are_one(one, other, is_alike)))
     return [_named(findings[group[0]], when(group, counted)) for group in groups]
 
 

@@ -23,7 +23,7 @@ from perfsuite.case.fault import Fault
 from perfsuite.frameworks.base import Ranks, framework_of
 from perfsuite.results.counts import COUNTED_STEP, Counts, StepsToCount
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport, SpanTimes
-from perfsuite.results.run_dir import CACHES, INDUCTOR_CACHE, RUN_DIR, RunDir
+from perfsuite.results.run_dir import RUN_DIR, RunDir
 from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.clock.levels import MemoryLevels
 from perfsuite.worker.clock.profiling import Profiling
@@ -232,10 +232,8 @@ class Rank:
         observed = observer.result()  # before `evidence`, which compares with its fingerprint
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())
-        cache = Path(os.environ.get(INDUCTOR_CACHE, ""))
-        is_of_case = cache.parent.name == CACHES  # another one may hold what other trainings tuned
-        if report.rank == 0 and software.compiled_graphs() and is_of_case:
-            report = report.replace(autotuned=autotuned.choices(cache))
+        if report.rank == 0 and software.compiled_graphs():
+            report = report.replace(autotuned=autotuned.choices(self.run_dir.inductor_cache))
         report = report.replace(
             observed=observed, evidence=observer.evidence(), dtypes=observer.dtypes, notes=notes
         )

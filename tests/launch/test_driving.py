@@ -153,6 +153,14 @@ def test_compilers_keep_what_they_make_next_to_the_launch(
     assert environment["TRITON_CACHE_DIR"] == "/mine", "a user's own directory wins"
 
 
+def test_what_autotuning_chose_is_read_where_inductor_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    launched = job(tmp_path / "case" / "launch-2")
+    assert driving.environment(launched)["TORCHINDUCTOR_CACHE_DIR"] == str(launched.run_dir.inductor_cache)
+
+
 def test_the_default_that_torch_names_is_no_choice_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

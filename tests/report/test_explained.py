@@ -96,7 +96,7 @@ def tuned(**choices: str) -> Run:
     return make_run(autotuned=choices)
 
 
-def test_kernels_that_were_tuned_otherwise_are_named() -> None:
+def test_kernels_that_were_tuned_differently_are_named() -> None:
     both = make_compared().replace(
         before=(tuned(mm="extern_mm", bmm="a", softmax="XBLOCK=1"),),
         runs=(tuned(mm="cpp_gemm", bmm="a", sum="b"),),

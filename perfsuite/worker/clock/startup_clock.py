@@ -64,7 +64,10 @@ class StartUpClock:
         self._add(before)
 
     def count_calls(self, *, in_forks: bool) -> None:
-        """Count the calls of Python functions that this thread makes from now on, or its fork."""
+        """Count the calls of Python functions that this thread makes from now on.
+
+        With `in_forks` those of the children count that this process forks, as of ranks by their server.
+        """
         self._calls = _Calls(self, in_forks=in_forks)
 
     def enter(self, part: str) -> bool:

@@ -23,9 +23,10 @@ def has_training_frozen() -> bool:
 
 @contextlib.contextmanager
 def unfrozen(*, collects: bool) -> Iterator[None]:
-    """Have nothing frozen for a while. Then all objects are frozen, as Python cannot freeze some.
+    """Have nothing frozen for a while. Afterwards all objects are frozen: Python cannot freeze only some.
 
-    Does nothing if nothing is frozen. `collects` garbage before, which would stay for ever when it is frozen.
+    Does nothing if nothing is frozen. With `collects` garbage is collected first, as frozen garbage stays for
+    ever.
     """
     global _not_by_training
     before = gc.get_freeze_count()
