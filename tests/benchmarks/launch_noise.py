@@ -39,9 +39,7 @@ class Rows(Dataset):
 
 
 torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-layers = [torch.nn.Linear(256, 256) for _ in range(8)]
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for batch in DataLoader(Rows(), batch_size=16, num_workers=1):
     optimizer.zero_grad()

@@ -1,0 +1,50 @@
+"""Seconds that it takes to count 12 steps in place of one, and how many steps a launch has that is not timed.
+
+Launches without times, as `perfsuite compare --counts` makes them, in pairs and in turn, of a case of DDP and
+one of the Trainer: `python -m tests.benchmarks.counting_cost` (docs/evidence/costs.md, "Counting").
+"""
+
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from perfsuite import DDP, Trainer
+from perfsuite.case.case import Case
+from perfsuite.measure import Launching, launch_once
+from perfsuite.node.machine import detect_cpu
+from tests.benchmarks import show_table
+from tests.samples import make_case
+
+PAIRS = 6
+MANY = 12
+
+
+def main() -> None:
+    """Print the seconds of both, and the difference within pairs."""
+    cases = {"DDP": make_case(model="llama-tiny", framework=DDP())}
+    cases["Trainer"] = make_case(model="llama-tiny", framework=Trainer())
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for label, case in cases.items():
+            one, many = [], []
+            for pair in range(PAIRS):
+                for counted in (1, MANY) if pair % 2 else (MANY, 1):
+                    took = seconds(case, counted, Path(name, f"{label}-{pair}-{counted}"))
+                    (many if counted == MANY else one).append(took)
+            added = sorted(more - less for more, less in zip(many, one, strict=True))
+            spread = f"{median(added):.1f} s ({added[0]:.1f} to {added[-1]:.1f})"
+            rows.append((label, f"{median(one):.1f} s", f"{median(many):.1f} s", spread))
+    show_table(("case", "one step", f"{MANY} steps", "added, in pairs"), rows)
+
+
+def seconds(case: Case, counted_steps: int, directory: Path) -> float:
+    """Launch a case once, counted and not timed. Returns how long that took."""
+    how = Launching(counted_steps=counted_steps)
+    run = launch_once(case, detect_cpu("of a benchmark"), directory, how)
+    if run.failure is not None:
+        raise RuntimeError(run.failure.message)
+    return run.duration_s
+
+
+if __name__ == "__main__":
+    main()
