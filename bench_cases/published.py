@@ -22,7 +22,7 @@ from perfsuite import documents
 from perfsuite.documents import Data, Document
 from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.report import markdown
-from perfsuite.report.terminal import console, plain_table
+from perfsuite.report.console import console, plain_table
 from perfsuite.results.amounts import amount
 from perfsuite.results.dry_facts import Roofline
 from perfsuite.results.metric import (

@@ -1,22 +1,24 @@
-"""What other packages add to perfsuite by entry points (docs/develop/extending.md), found by name.
+"""The parts that packages add to perfsuite by entry points (docs/develop/extending.md), found by name.
 
-Nothing of another package is imported before its name is asked for; if that fails, the error names it.
+perfsuite's own frameworks, launchers and commands are found in the same way. Nothing of a package is imported
+before its name is asked for; if that fails, the error names the package.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from typing import Any, Literal
 
 from perfsuite.errors import ExtensionError
 
-Group = Literal["perfsuite.frameworks", "perfsuite.metrics", "perfsuite.launchers"]
+Group = Literal["perfsuite.commands", "perfsuite.frameworks", "perfsuite.metrics", "perfsuite.launchers"]
+COMMANDS: Group = "perfsuite.commands"
 FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
-GROUPS: tuple[Group, ...] = (FRAMEWORKS, METRICS, LAUNCHERS)
-BUILT_IN_LAUNCHERS = frozenset({"local", "slurm"})  # names that no other package may give to a launcher
+GROUPS: tuple[Group, ...] = (COMMANDS, FRAMEWORKS, METRICS, LAUNCHERS)
+PERFSUITE = "perfsuite"  # the distribution whose names no other package may take
 
 
 @dataclass(frozen=True)
@@ -48,36 +50,70 @@ class Extension:
 
 
 @functools.cache
+def own(group: Group) -> Mapping[str, Extension]:
+    """perfsuite's own part of a group by name. The metadata of no other package is read.
+
+    Raises `ExtensionError` if perfsuite's metadata is missing, or older than its code.
+    """
+    try:
+        perfsuite = distribution(PERFSUITE)
+    except PackageNotFoundError:
+        raise ExtensionError(f"the metadata of perfsuite is not there: {_INSTALL}") from None
+    if not perfsuite.entry_points.select(group=FRAMEWORKS):
+        raise ExtensionError(f"the metadata of perfsuite is older than its code: {_INSTALL}")
+    of_group = perfsuite.entry_points.select(group=group)
+    return {each.name: _extension(group, perfsuite, each) for each in of_group}
+
+
+_INSTALL = "install it again (pip install perfsuite, or pip install -e . in its repository)"
+
+
+@functools.cache
 def installed(group: Group) -> tuple[Extension, ...]:
-    """Every extension of a group, sorted by name; none of them is imported. Read once per process."""
+    """What other packages add to a group, sorted by name; nothing is imported. Read once per process."""
     extensions = []
     for each in entry_points(group=group):
         assert each.dist is not None  # it was found in a distribution
-        extensions.append(Extension(group, each.name, each.dist.name, each.dist.version, each))
+        if each.dist.name != PERFSUITE:
+            extensions.append(_extension(group, each.dist, each))
     return tuple(sorted(extensions, key=lambda each: (each.name, each.package)))
 
 
-def find(group: Group, name: str, *, built_in: Collection[str] = ()) -> Extension | None:
-    """The extension of that name, or None. Raises `ExtensionError` if its name is taken."""
+def _extension(group: Group, package: Distribution, entry_point: EntryPoint) -> Extension:
+    return Extension(group, entry_point.name, package.name, package.version, entry_point)
+
+
+def find(group: Group, name: str, *, reserved: Collection[str] = ()) -> Extension | None:
+    """Return the extension of that name, or None.
+
+    perfsuite's own is returned before others are looked for. Raises `ExtensionError` if two other packages
+    have the name, or if one has a name that is reserved.
+    """
+    return own(group).get(name) or of_others(group, name, reserved=reserved)
+
+
+def of_others(group: Group, name: str, *, reserved: Collection[str] = ()) -> Extension | None:
+    """Return the extension of that name in another package, or None; raises the errors of `find`."""
     same = [each for each in installed(group) if each.name == name]
-    if same and name in built_in:
+    if same and (name in reserved or name in own(group)):
         raise _taken("perfsuite itself", same[-1])
     if len(same) > 1:
         raise _taken(f"{same[0].package} {same[0].version}", same[-1])
     return same[0] if same else None
 
 
-def names(group: Group, *, built_in: Collection[str] = ()) -> list[str]:
-    """Every name of a group, sorted: those built in, and those of other packages."""
-    return sorted({*built_in, *(each.name for each in installed(group))})
+def names(group: Group) -> list[str]:
+    """Return every name of a group, sorted: perfsuite's own, and those of other packages."""
+    return sorted({*own(group), *(each.name for each in installed(group))})
 
 
-def problems(group: Group, built_in: Collection[str], load: Callable[[Extension], object]) -> list[str]:
-    """What is wrong with the extensions of a group, one message each; imports them all by `load`."""
+def problems(group: Group, load: Callable[[Extension], object]) -> list[str]:
+    """Say what is wrong with the extensions of other packages, a message each; imports them all by `load`."""
     messages = []
     for name in sorted({each.name for each in installed(group)}):
         try:
-            if (extension := find(group, name, built_in=built_in)) is not None:
+            extension = of_others(group, name)
+            if extension is not None:
                 load(extension)
         except ExtensionError as error:
             messages.append(str(error))

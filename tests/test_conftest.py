@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsuite.case.framework import built_in
+from perfsuite import extensions
+from perfsuite.extensions import FRAMEWORKS
 from perfsuite.node.machine import detect
 from tests import slurm_cluster
 from tests.conftest import is_forked
@@ -130,7 +131,9 @@ def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None
 
 def test_each_framework_has_a_smoke_test_that_names_it() -> None:
     texts = [file.read_text() for file in Path(__file__).parent.rglob("test_*.py")]
-    assert {name for text in texts for name in re.findall(r'mark\.smoke\("(\w+)"\)', text)} == built_in()
+    assert {name for text in texts for name in re.findall(r'mark\.smoke\("(\w+)"\)', text)} == {
+        *extensions.own(FRAMEWORKS)
+    }
 
 
 @pytest.mark.parametrize(

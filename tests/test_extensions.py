@@ -5,7 +5,7 @@ import pytest
 
 from perfsuite import extensions
 from perfsuite.errors import ExtensionError
-from perfsuite.extensions import FRAMEWORKS, GROUPS, LAUNCHERS
+from perfsuite.extensions import FRAMEWORKS, GROUPS, LAUNCHERS, Extension
 from tests.packages import Packages
 
 
@@ -13,7 +13,7 @@ def test_nothing_is_imported_before_its_name_is_asked_for(packages: Packages) ->
     packages.install("perf-broken", "raise RuntimeError('imported')", launchers="k8s = perf_broken:K8s")
     (extension,) = extensions.installed(LAUNCHERS)
     assert (extension.name, extension.package, extension.version) == ("k8s", "perf-broken", "1.5")
-    assert extensions.names(LAUNCHERS, built_in={"local"}) == ["k8s", "local"]
+    assert extensions.names(LAUNCHERS) == ["k8s", "local", "slurm"]
     found = extensions.find(LAUNCHERS, "k8s")
     assert found is extension
     with pytest.raises(ExtensionError) as caught:
@@ -57,11 +57,13 @@ def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
     packages.install("perf-good", "Good = object()", launchers="good = perf_good:Good")
     packages.install("perf-broken", "1 / 0", launchers="broken = perf_broken:X")
     packages.install("perf-taken", "", launchers="local = perf_taken:X\ngood = perf_taken:X")
-    found = extensions.problems(LAUNCHERS, {"local"}, lambda extension: extension.load())
+    found = extensions.problems(LAUNCHERS, Extension.load)
     assert [error.split(" cannot")[0].split(" (perf")[0] for error in found] == [
         "broken = 'perf_broken:X' of perf-broken 1.5",
         "the name 'good'",
         "the name 'local'",
     ]
     assert "taken twice: by perfsuite itself, and by perf-taken 1.5" in found[2]
-    assert extensions.find(LAUNCHERS, "slurm", built_in={"local", "slurm"}) is None, "nobody takes it"
+    slurm = extensions.find(LAUNCHERS, "slurm")
+    assert slurm is not None
+    assert slurm.package == "perfsuite"

@@ -1,11 +1,8 @@
 """A framework as a case names it: its options, as plain data. `frameworks.base` has what it does."""
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, ValidationError, ValidationInfo
@@ -13,10 +10,8 @@ from pydantic import ConfigDict, ValidationError, ValidationInfo
 from perfsuite import extensions
 from perfsuite.documents import FROM_FILE, Data, did_you_mean, explain
 from perfsuite.errors import CaseError, ExtensionError
-from perfsuite.extensions import FRAMEWORKS, Extension
+from perfsuite.extensions import FRAMEWORKS, PERFSUITE, Extension
 
-BUILT_IN = Path(__file__).parents[1] / "frameworks"  # the built-in ones, and helpers that they share
-NO_FRAMEWORKS = frozenset({"base", "common"})
 FOR_TESTS = frozenset({"fake"})
 RESERVED = frozenset({"name", "package", "slug"})  # keys that stand next to a framework's options in a file
 
@@ -44,7 +39,7 @@ class FrameworkOptions(Data):
     """The name and the options of a framework: fields are options. Two equal ones measure the same."""
 
     name: ClassVar[str] = ""
-    """The name in cases, files and ids: that of its file in `perfsuite/frameworks/` or of its entry point."""
+    """The name in cases, files and ids: that of its entry point."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages that it imports beyond torch and transformers: a case is skipped without them, and their
     versions are recorded."""
@@ -112,25 +107,15 @@ def as_json(framework: FrameworkOptions) -> dict[str, Any]:
     return {"name": framework.name, **origin, **framework.model_dump()}
 
 
-@functools.cache
-def built_in() -> frozenset[str]:
-    """The names of the built-in frameworks: one file or folder each."""
-    return frozenset(module.name for module in pkgutil.iter_modules([str(BUILT_IN)])) - NO_FRAMEWORKS
-
-
 def framework_class(name: str) -> type[FrameworkOptions] | None:
-    """The class of a framework, None if not installed. Raises a broken one's error, or `ExtensionError`."""
-    if name not in built_in():
-        extension = extensions.find(FRAMEWORKS, name)
-        return None if extension is None else load(extension)
-    module = importlib.import_module(f"perfsuite.frameworks.{name}")
-    kinds = (each for each in vars(module).values() if isinstance(each, type))
-    return next(kind for kind in kinds if issubclass(kind, FrameworkOptions) and kind.name == name)
+    """Return the class of a framework, None if not installed. Raises `ExtensionError` for a broken one."""
+    extension = extensions.find(FRAMEWORKS, name)
+    return None if extension is None else load(extension)
 
 
 @functools.cache
 def load(extension: Extension) -> type[FrameworkOptions]:
-    """The class that another package brings. Raises `ExtensionError` if it is no framework of that name."""
+    """Return the class that a package brings. Raises `ExtensionError` if it is no framework of that name."""
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
         raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
@@ -146,7 +131,7 @@ def not_installed(name: str, package: str | None = None) -> str:
     if package is not None:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
-    known = extensions.names(FRAMEWORKS, built_in=built_in() - FOR_TESTS)
+    known = [each for each in extensions.names(FRAMEWORKS) if each not in FOR_TESTS]
     return (
         f"unknown framework {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; "
         "for another, pip install the package that brings it"
@@ -177,17 +162,15 @@ def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
     return parts
 
 
-def _is_built_in(kind: type[FrameworkOptions]) -> bool:
-    return f"{kind.__module__}.".startswith(f"perfsuite.frameworks.{kind.name}.")
-
-
 @functools.cache
 def _check_findable(kind: type[FrameworkOptions]) -> None:
     """Raises an error for a class that a rank, which reads only its name, would not find."""
     name = kind.name
-    if _is_built_in(kind) or issubclass(kind, MissingFramework):
+    if issubclass(kind, MissingFramework):
         return
-    extension = extensions.find(FRAMEWORKS, name, built_in=built_in())
+    extension = extensions.find(FRAMEWORKS, name)
+    if extension is not None and extension.package == PERFSUITE and load(extension) is not kind:
+        extension = extensions.of_others(FRAMEWORKS, name)  # raises an error if a package names it so
     if extension is None or load(extension) is not kind:
         raise CaseError(
             f"{kind.__name__} stands in {kind.__module__}, where ranks, which look for {name!r}, do not find "
@@ -201,8 +184,8 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
 def _package(kind: type[FrameworkOptions]) -> str | None:
     if issubclass(kind, MissingFramework):
         return kind.package
-    extension = None if _is_built_in(kind) else extensions.find(FRAMEWORKS, kind.name)
-    return None if extension is None else extension.package
+    extension = extensions.find(FRAMEWORKS, kind.name)
+    return None if extension is None or extension.package == PERFSUITE else extension.package
 
 
 @functools.cache

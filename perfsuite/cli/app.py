@@ -4,44 +4,93 @@ import contextlib
 import errno
 import io
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
-from perfsuite.cli import github, history, slurm
-from perfsuite.cli.baseline import commands as baseline
-from perfsuite.cli.bisect import bisect
-from perfsuite.cli.cases import compare, dry_run, plan
-from perfsuite.cli.doctor.command import doctor
-from perfsuite.cli.init import init
-from perfsuite.cli.judge import judge
-from perfsuite.cli.night import night, refresh
-from perfsuite.cli.releases import releases
-from perfsuite.cli.report import export, report
-from perfsuite.cli.selftest import selftest
-from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite import extensions
+from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
+from perfsuite.extensions import COMMANDS, Extension
 from perfsuite.inputs.ini import read_ini
-from perfsuite.report.terminal import console
+from perfsuite.report.console import console
 
-GONE = {  # commands and options that were, and what is in their place
-    "compare --a": "write --against",
-    "compare --b": "write --arm",
-    "report --html": "write --report DIR",
-    "report --markdown": "write --report DIR, which has a summary.md",
-    "hardware": "perfsuite doctor --quick says what machine this is; --expect MARKER is its option",
-    "github-issue": "write github issue",
-    "power": "each report states the smallest change that the gate of a case can find",
-    "history export-asv": "write history publish, which makes asv's pages, too",
-    "report --comparison": "python -m bench_cases.published shows published comparisons",
-    "report --published": "python -m bench_cases.published shows published comparisons",
+PANELS = {  # how --help groups our commands
+    "Begin": ("init", "doctor", "selftest"),
+    "Measure": ("night", "plan", "refresh", "baseline", "slurm"),
+    "Compare": ("compare", "bisect", "releases", "dry-run"),
+    "Look and tell": ("report", "history", "judge", "export", "github"),
 }
+OTHERS = "Commands of other packages"
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+
+
+class _LazyCommands(Mapping[str, Any]):
+    """The commands that packages name as entry points. One is imported when it is asked for."""
+
+    def __iter__(self) -> Iterator[str]:
+        order = [*_PANEL_OF]
+        ours: list[str] = []
+        others: list[str] = []
+        for name in extensions.names(COMMANDS):
+            (ours if name in _PANEL_OF else others).append(name)
+        return iter([*sorted(ours, key=order.index), *others])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, name: str) -> Any:
+        extension = extensions.find(COMMANDS, name)
+        if extension is None:
+            raise KeyError(name)
+        command = _command(extension)
+        command.name = name
+        command.rich_help_panel = _PANEL_OF.get(name, OTHERS)
+        return command
+
+
+def _command(extension: Extension) -> Any:
+    """Import a command. One that cannot be used says so when it is run, and in the list of commands."""
+    try:
+        loaded = extension.load()
+        if not callable(loaded):
+            raise extension.error(f"it is {loaded!r}: name a function, or a typer.Typer for several")
+    except ExtensionError as error:
+        return _unusable(error)
+    if isinstance(loaded, typer.Typer):
+        return typer.main.get_group(loaded)
+    alone = typer.Typer()
+    alone.command()(loaded)
+    return typer.main.get_command(alone)
+
+
+def _unusable(error: ExtensionError) -> Any:
+    alone = typer.Typer()
+    any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    @alone.command(help=f"Cannot be used: {error}", context_settings=any_words)
+    def raise_error() -> None:
+        raise error
+
+    return typer.main.get_command(alone)
+
+
+COMMANDS_BY_NAME = _LazyCommands()
 
 
 class _Commands(TyperGroup):
     """All commands. A `PerfsuiteError` becomes a line on standard error and exit status 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = cast("MutableMapping[str, Any]", COMMANDS_BY_NAME)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands; none is imported for that."""
+        return list(self.commands)
 
     def main(self, *words: Any, **options: Any) -> Any:
         """Run a command; what the encoding of standard output lacks, as in the locale C, is escaped."""
@@ -61,14 +110,6 @@ class _Commands(TyperGroup):
                 told = f"perfsuite: {where}{error.strerror or error}"
                 console(stderr=True).print(told, style="red")
             raise SystemExit(2) from None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        given = [word.partition("=")[0] for word in args]
-        for gone, instead in GONE.items():
-            command, *options = gone.split()
-            if given[0] == command and set(options) <= set(given):
-                ctx.fail(f"there is no `perfsuite {gone}` any more: {instead}")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -108,21 +149,8 @@ def _options(
         here = Path.cwd()
     except OSError as error:
         raise FileError(f"the current directory: {error.strerror}. Change to one that exists") from None
-    known = read_ini(here).directories()
-
-    def below(command: Any) -> dict[str, Any]:
-        names = getattr(command, "commands", {})
-        return {**known, **{name: below(each) for name, each in names.items()}}
-
-    ctx.default_map = below(ctx.command)
-
-
-app.add_typer(baseline.app, name="baseline", no_args_is_help=True)
-app.add_typer(history.app, name="history", no_args_is_help=True)
-app.add_typer(github.app, name="github", no_args_is_help=True)
-app.add_typer(slurm.app, name="slurm", no_args_is_help=True)
-for command in (
-    *(init, night, plan, refresh, selftest, doctor),
-    *(compare, bisect, releases, dry_run, report, export, judge),
-):
-    app.command()(command)
+    name = ctx.invoked_subcommand
+    if name is not None:
+        directories = read_ini(here).directories()
+        subcommands = getattr(COMMANDS_BY_NAME.get(name), "commands", {})
+        ctx.default_map = {name: {**directories, **dict.fromkeys(subcommands, directories)}}

@@ -21,9 +21,10 @@ from perfsuite.errors import AllocationOverError, CaseError, told
 from perfsuite.launch.installed import Consent
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report import summary
+from perfsuite.report.console import console, plain_table, print_rows
 from perfsuite.report.progress import Progress
-from perfsuite.report.terminal import console, plain_table, print_rows
-from perfsuite.report.text import plural, printable, relative
+from perfsuite.report.safe_text import printable
+from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import Status
 from perfsuite.results.store import CASES, Store
 from perfsuite.session import outputs

@@ -6,7 +6,7 @@ from typing import Literal
 from rich.text import Text
 
 from perfsuite.documents import Data
-from perfsuite.report.terminal import console
+from perfsuite.report.console import console
 
 Status = Literal["pass", "fail", "unknown"]
 STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}

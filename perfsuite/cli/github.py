@@ -20,13 +20,16 @@ from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.inputs.files import read_text
 from perfsuite.inputs.git import git
 from perfsuite.report import markdown
+from perfsuite.report.safe_text import visible
 from perfsuite.report.summary import headline
-from perfsuite.report.text import plural, visible
+from perfsuite.report.text import plural
 from perfsuite.results.outcome import QUIET
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import BASELINES
 
-app = typer.Typer(help="Tell people on GitHub, by its command gh and the token in GH_TOKEN.")
+app = typer.Typer(
+    no_args_is_help=True, help="Tell people on GitHub, by its command gh and the token in GH_TOKEN."
+)
 app.command()(issue)
 
 _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")

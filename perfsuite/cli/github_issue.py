@@ -17,10 +17,11 @@ from perfsuite.documents import explain
 from perfsuite.errors import ToolError
 from perfsuite.history.trend import Drift, Trend
 from perfsuite.report import markdown
+from perfsuite.report.console import console
 from perfsuite.report.explained import explained
+from perfsuite.report.safe_text import printable
 from perfsuite.report.summary import interruption
-from perfsuite.report.terminal import console
-from perfsuite.report.text import cut, printable
+from perfsuite.report.text import cut
 from perfsuite.results.session_file import Measurement, SessionFile
 
 T = TypeVar("T")

@@ -24,12 +24,15 @@ from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
 from perfsuite.inputs.git import git, no_option
 from perfsuite.report import summary
-from perfsuite.report.terminal import console, plain_table, print_rows
+from perfsuite.report.console import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES, STORE, Store
 
-app = typer.Typer(help="Keep results for years, look at them, find what drifts.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Keep results for years, look at them, find what drifts.",
+)
 
 HISTORY = Store().history
 History = Annotated[Path, typer.Option("--history", help="Directory of the history.")]

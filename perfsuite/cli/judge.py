@@ -26,7 +26,7 @@ from perfsuite.cli.judge_logs import LONGEST, MEGATRON_TAG, check_different, rea
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs.files import LARGEST, open_file
-from perfsuite.report.text import printable, visible
+from perfsuite.report.safe_text import printable, visible
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
 SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for

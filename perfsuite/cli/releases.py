@@ -24,9 +24,9 @@ from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import Consent, versions
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
+from perfsuite.report.console import print_json
 from perfsuite.report.markdown import text
 from perfsuite.report.progress import Progress
-from perfsuite.report.terminal import print_json
 from perfsuite.report.text import plural, relative
 from perfsuite.results.environment import installed
 from perfsuite.results.run import Run

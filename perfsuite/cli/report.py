@@ -11,7 +11,8 @@ from perfsuite.cli.cases import AsJson, Report, read
 from perfsuite.errors import CaseError, FileError
 from perfsuite.report import export as exports
 from perfsuite.report import summary
-from perfsuite.report.terminal import console, explanation, preflight_text, table
+from perfsuite.report.console import console
+from perfsuite.report.terminal import explanation, preflight_text, table
 from perfsuite.report.text import plural, relative
 from perfsuite.results.session_file import SessionFile
 from perfsuite.results.store import STORE, SessionDir, Store

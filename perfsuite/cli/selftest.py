@@ -20,7 +20,7 @@ from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, measure
 from perfsuite.node.machine import detect
-from perfsuite.report.terminal import console, print_json
+from perfsuite.report.console import console, print_json
 from perfsuite.report.text import plural
 from perfsuite.results.baseline import Baseline, from_runs
 from perfsuite.results.outcome import Outcome, Verdict

@@ -13,9 +13,12 @@ from perfsuite.errors import CaseError
 from perfsuite.inputs.ini import Ini, read_ini, split
 from perfsuite.launch.slurm import ENVIRONMENT, PREFIX
 from perfsuite.launch.slurm import submit as jobs
-from perfsuite.report.terminal import console
+from perfsuite.report.console import console
 
-app = typer.Typer(help="Sessions on the nodes of a Slurm cluster.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Sessions on the nodes of a Slurm cluster.",
+)
 
 OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")  # settings of old: sbatch's options
 _NO_NODES = re.compile(r"(?:^| )(?:--nodes[= ]|-N[= ]?)(-\S*)")

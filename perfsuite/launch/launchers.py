@@ -4,17 +4,18 @@ import os
 
 from perfsuite import extensions
 from perfsuite.errors import CaseError
-from perfsuite.extensions import BUILT_IN_LAUNCHERS, LAUNCHERS
+from perfsuite.extensions import LAUNCHERS
 from perfsuite.launch.base import Launcher
-from perfsuite.launch.local import LocalLauncher
-from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
+
+LOCAL = "local"
+SLURM = "slurm"
 
 
 def usual() -> str:
     """Return the launcher that is used where none is asked for: Slurm's in an allocation of several nodes."""
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
     is_several = nodes.isdigit() and int(nodes) > 1
-    return SlurmLauncher.name if JOB_ID in os.environ and is_several else LocalLauncher.name
+    return SLURM if "SLURM_JOB_ID" in os.environ and is_several else LOCAL
 
 
 def launcher(name: str | None = None) -> Launcher:
@@ -24,12 +25,9 @@ def launcher(name: str | None = None) -> Launcher:
     `MachineError` for one that cannot work here.
     """
     name = name or usual()
-    for built_in in (LocalLauncher, SlurmLauncher):
-        if name == built_in.name:
-            return built_in()
-    extension = extensions.find(LAUNCHERS, name, built_in=BUILT_IN_LAUNCHERS)
+    extension = extensions.find(LAUNCHERS, name)
     if extension is None:
-        known = ", ".join(extensions.names(LAUNCHERS, built_in=BUILT_IN_LAUNCHERS))
+        known = ", ".join(extensions.names(LAUNCHERS))
         raise CaseError(f"there is no launcher {name!r}; known are {known}")
     made: Launcher = extension.load()()
     return made

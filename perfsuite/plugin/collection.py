@@ -16,7 +16,8 @@ from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
 from perfsuite.report.progress import Progress
-from perfsuite.report.text import printable, relative
+from perfsuite.report.safe_text import printable
+from perfsuite.report.text import relative
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
 from perfsuite.session import plan

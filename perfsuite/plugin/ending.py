@@ -25,7 +25,8 @@ from perfsuite.plugin.collection import (
 )
 from perfsuite.plugin.selection import is_elsewhere, is_whole
 from perfsuite.report import summary
-from perfsuite.report.text import plural, printable
+from perfsuite.report.safe_text import printable
+from perfsuite.report.text import plural
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Skipped, Status
 from perfsuite.session import outputs

@@ -26,7 +26,7 @@ from perfsuite.plugin.others import turn_off_xdist
 from perfsuite.plugin.selection import CommandLine, hardware_of
 from perfsuite.plugin.settings import check_settings
 from perfsuite.report.progress import Progress
-from perfsuite.report.text import printable
+from perfsuite.report.safe_text import printable
 from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session

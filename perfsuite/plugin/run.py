@@ -24,7 +24,7 @@ from perfsuite.plugin.collection import (
 from perfsuite.plugin.others import NOT_SIDE_BY_SIDE
 from perfsuite.report import summary
 from perfsuite.report import terminal as report
-from perfsuite.report.text import printable, visible
+from perfsuite.report.safe_text import printable, visible
 from perfsuite.results.session_file import Measurement
 
 PASSED = pytest.StashKey[bool]()  # whether the test itself had no complaint

@@ -13,7 +13,8 @@ from perfsuite.report import spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
-from perfsuite.report.text import Table, cut, visible
+from perfsuite.report.safe_text import visible
+from perfsuite.report.text import Table, cut
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import WORST_FIRST
 from perfsuite.results.session_file import Measurement, SessionFile

@@ -1,21 +1,19 @@
 """Writes what people read in the terminal at the end: the table and explanations."""
 
 import io
-import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from perfsuite.report import counts, nodes, slopes, spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, STEP_MS, figure, of_cases, speed_in
+from perfsuite.report.console import PlainConsole, plain_table
 from perfsuite.report.explained import Explained, explained
-from perfsuite.report.text import WIDTH, Table, cut, plural, printable, relative, wrapped
+from perfsuite.report.safe_text import printable
+from perfsuite.report.text import WIDTH, Table, cut, plural, relative, wrapped
 from perfsuite.results import metric as metrics
 from perfsuite.results.amounts import amount, rate
 from perfsuite.results.counts import RankCounts
@@ -23,7 +21,6 @@ from perfsuite.results.metric import MFU, PEAK_MEMORY, extra_metrics
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Preflight
 
-PIPED = 200  # columns of a table that goes into a file or another program
 MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
 MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
 MOST_ENTRIES = 2  # entries of ranks whose step is told
@@ -33,45 +30,6 @@ SHOWN = (  # metrics that are told though nothing judges them
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
     *(metrics.CPU_S_PER_STEP, metrics.GC_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
-
-
-class _Console(Console):
-    """Prints text as it is: rich would take `[data]` and `:data:` for markup, a terminal obeys escapes."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, **options)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(printable(text), **options)
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is."""
-    made = _Console(stderr=stderr, soft_wrap=True)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = PIPED  # and not the 80 columns that rich believes in
-    return made
-
-
-def plain_table(headings: Iterable[str] = ()) -> RichTable:
-    """Return a table without lines, in which text that is too wide for the terminal is broken."""
-    made = RichTable(box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        made.add_column(heading, overflow="fold")
-    return made
-
-
-def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json: bool) -> None:
-    """Print a table, or for machines the data that it was made of."""
-    if as_json:
-        print_json(rows)
-    else:
-        console().print(grid)
-
-
-def print_json(rows: Sequence[object]) -> None:
-    """Print rows for machines: a JSON object, whose `rows` they are. docs/commands.md names their fields."""
-    print(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
 
 
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
@@ -109,7 +67,7 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
 
 def _rendered(grid: RichTable, *, color: bool = False) -> list[str]:
     system = "standard" if color else None
-    out = _Console(file=io.StringIO(), width=WIDEST, force_terminal=color, color_system=system)
+    out = PlainConsole(file=io.StringIO(), width=WIDEST, force_terminal=color, color_system=system)
     with out.capture() as text:
         out.print(grid)
     return [line.rstrip() for line in text.get().splitlines()]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfsuite.redaction import masked
 from perfsuite.results.amounts import amount
 from perfsuite.results.metric import PartOfStep, described
 from perfsuite.results.outcome import Check
@@ -16,11 +15,6 @@ SPEEDS = ("tokens/s", "samples/s")  # units of which there are fewer, and not le
 UNKNOWN = (-0.9, 9.0)  # a change whose interval reaches a tenth or ten times of what it is compared with
 
 WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_REORDERING = re.compile("[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-"""Signs that show what follows in another order, begin a line, or are invisible letters: text could look
-like another text."""
-_COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,26 +104,6 @@ def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[s
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: WIDTH - 2]} …"]
     return lines
-
-
-def visible(text: str) -> str:
-    """Return text that others wrote as people may see it: it looks as it is, and holds no secret.
-
-    Control characters, which a terminal obeys, and what no encoding has are written as `\\x1b`, signs that
-    reorder text as `\\u202e`.
-    """
-    shown = _UNPRINTABLE.sub(lambda found: f"\\x{ord(found[0]):02x}", masked(text))
-    return _REORDERING.sub(lambda found: f"\\u{ord(found[0]):04x}", shown)
-
-
-def printable(text: str) -> str:
-    """Return text that others wrote, such as an error's, as it may go to a terminal or into a job's log.
-
-    It is `visible`. GitHub obeys commands at the beginning of a line (`::`, however far it is indented) and
-    anywhere in it (`##[`): a blank parts these signs.
-    """
-    shown = visible(text)
-    return _COMMAND.sub(r"\1: :", shown).replace("##[", "## [")
 
 
 def relative(text: str, root: Path) -> str:

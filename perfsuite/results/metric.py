@@ -315,7 +315,7 @@ def find(name: str) -> Metric | None:
 
 
 def _of_another_package(name: str) -> Metric | None:
-    extension = extensions.find(extensions.METRICS, name, built_in=_TAKEN)
+    extension = extensions.find(extensions.METRICS, name, reserved=_TAKEN)
     if extension is None:
         return None
     metric = extension.load()

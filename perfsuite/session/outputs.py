@@ -6,8 +6,8 @@ from pathlib import Path
 from perfsuite import documents, errors
 from perfsuite.errors import FileError
 from perfsuite.report import summary
+from perfsuite.report.safe_text import printable
 from perfsuite.report.terminal import explanation, table
-from perfsuite.report.text import printable
 from perfsuite.results.session_file import SessionFile, Status
 from perfsuite.session.session import Session, session_file
 

@@ -26,7 +26,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for label, case in cases.items():
-            one, many = [], []
+            one: list[float] = []
+            many: list[float] = []
             for pair in range(PAIRS):
                 for counted in (1, MANY) if pair % 2 else (MANY, 1):
                     took = seconds(case, counted, Path(name, f"{label}-{pair}-{counted}"))

@@ -1,13 +1,15 @@
 import json
+import pkgutil
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from perfsuite import documents
+from perfsuite import documents, extensions, frameworks
 from perfsuite.case.case import Case, CaseFile
-from perfsuite.case.framework import BUILT_IN, MissingFramework, built_in, framework_class
+from perfsuite.case.framework import MissingFramework, framework_class
 from perfsuite.errors import CaseError, ExtensionError, FileError
+from perfsuite.extensions import FRAMEWORKS
 from perfsuite.frameworks.base import framework_of
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.history import store as history
@@ -48,15 +50,13 @@ def read_case(directory: Path, **framework: Any) -> Case:
 # Built-in frameworks
 
 
-def test_every_built_in_framework_is_one_file_or_folder() -> None:
-    there = {
-        path.stem for path in BUILT_IN.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert built_in() == there - {"__init__", "base", "common"}
-    for name in built_in():
+def test_every_framework_of_perfsuite_is_one_file_or_folder() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(frameworks.__path__)}
+    assert {*extensions.own(FRAMEWORKS)} == modules - {"base", "common"}
+    for name in extensions.own(FRAMEWORKS):
         kind = framework_class(name)
         assert kind is not None
-        assert kind.name == name
+        assert kind.__module__.removesuffix(".framework") == f"perfsuite.frameworks.{name}"
 
 
 # Frameworks of other packages

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import typer
 
-from perfsuite.cli.app import GONE, app
+from perfsuite.cli.app import app
 from perfsuite.results.store import BaselineStore
 from tests.cli.commands import flat, run
+from tests.packages import Packages
+from tests.processes import python
 from tests.samples import make_baseline, make_case, make_run
 
 
@@ -81,11 +83,43 @@ def test_a_command_whose_package_is_missing_names_its_extra(monkeypatch: pytest.
         assert result.stderr == f"perfsuite history: {needs}, {install}\n"
 
 
-@pytest.mark.parametrize("gone", GONE)
-def test_what_is_gone_says_what_replaces_it(gone: str) -> None:
-    done = run(*gone.split(), "thing", status=2)
-    assert done.stdout == ""
-    assert f"there is no `perfsuite {gone}` any more: {GONE[gone]}" in done.stderr
+def test_the_version_is_printed_without_any_command() -> None:
+    modules = python(
+        "import sys\n"
+        "from perfsuite.cli.app import app\n"
+        "try: app(['--version'])\n"
+        "except SystemExit: print(*[name for name in sys.modules if name.startswith('perfsuite')])"
+    )
+    version, loaded = modules.splitlines()
+    assert version.startswith("perfsuite ")
+    assert len(loaded.split()) <= 17, "a tenth of what it was when all commands were imported"
+
+
+def test_a_command_of_another_package_is_one_of_perfsuite(packages: Packages) -> None:
+    code = """
+        import typer
+        cost = typer.Typer(help="What do cases cost?")
+        @cost.command()
+        def night(hours: int) -> None:
+            print(f"{hours} hours")
+        @cost.command()
+        def year() -> None:
+            print("much")
+    """
+    packages.install("perf-cost", code, commands="cost = perf_cost:cost")
+    assert run("cost", "night", "3").stdout == "3 hours\n"
+    shown = run("--help").stdout
+    assert shown.index("Commands of other packages") < shown.index("What do cases cost?")
+
+
+def test_a_broken_command_is_named_and_stops_no_other(packages: Packages) -> None:
+    packages.install("perf-broken", "1 / 0", commands="cost = perf_broken:cost")
+    why = "cost = 'perf_broken:cost' of perf-broken 1.5 (perfsuite.commands) cannot be imported"
+    assert f"Cannot be used: {why}" in flat(run("--help").stdout)
+    assert why in flat(run("cost", "night", "--hours", "3", status=2).stderr)
+    packages.install("perf-three", "three = 3", commands="three = perf_three:three")
+    assert "it is 3: name a function, or a typer.Typer" in flat(run("three", status=2).stderr)
+    assert "init" in run("init", "--help").stdout
 
 
 def test_a_deleted_directory_is_one_line_and_status_2(tmp_path: Path) -> None:

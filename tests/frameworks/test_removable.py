@@ -1,11 +1,15 @@
 """Each framework is one file or folder that can be deleted without breaking another."""
 
+from pathlib import Path
+
 import pytest
 
-from perfsuite.case.framework import BUILT_IN, built_in
+from perfsuite import extensions, frameworks
+from perfsuite.extensions import FRAMEWORKS
 from tests.processes import python
 
-NAMES = sorted(built_in())
+HERE = Path(frameworks.__file__).parent
+NAMES = sorted(extensions.own(FRAMEWORKS))
 
 IMPORT_THE_REST = """
 import importlib, sys
@@ -42,11 +46,11 @@ OF_EVERY_MACHINE = {"ddp", "fsdp2", "script", "fake"}
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_EVERY_MACHINE))
 def test_the_package_names_a_framework_in_one_line_beside_its_own_file(name: str) -> None:
     """What else there is to change for a new one is no code: an extra, a test, a row of the documentation."""
-    package = BUILT_IN.parent
+    package = HERE.parent
     lines = [
         f"{file.relative_to(package)}: {line.strip()}"
         for file in package.rglob("*.py")
-        if not file.is_relative_to(BUILT_IN / name) and file != BUILT_IN / f"{name}.py"
+        if not file.is_relative_to(HERE / name) and file != HERE / f"{name}.py"
         for line in file.read_text().splitlines()
         if f"frameworks.{name} " in line or f"frameworks.{name}." in line
     ]

@@ -3,7 +3,8 @@ from typing import get_args
 
 import pytest
 
-from perfsuite.report.terminal import MOST_LINES, console, explanation, spans_of, table
+from perfsuite.report.console import console
+from perfsuite.report.terminal import MOST_LINES, explanation, spans_of, table
 from perfsuite.report.text import WIDTH, Table
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import Failure

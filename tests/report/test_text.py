@@ -2,21 +2,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from perfsuite.report import text
-from perfsuite.report.text import (
-    WIDTH,
-    Table,
-    cut,
-    percent,
-    plural,
-    printable,
-    relative,
-    sentence,
-    visible,
-    wrapped,
-)
+from perfsuite.report.text import WIDTH, Table, cut, percent, plural, relative, sentence, wrapped
 from tests.samples import metric_check
 
 Changes = dict[str, Any]
@@ -95,30 +82,6 @@ def test_paths_are_told_from_the_root_directory() -> None:
     there = 'baseline: /repo/baselines/x.json, File "/repo/a.py" or /repo/b, /var/repo/x /repository/x /repo'
     here = 'baseline: baselines/x.json, File "a.py" or b, /var/repo/x /repository/x /repo'
     assert (relative(there, Path("/repo")), relative(there, Path("/"))) == (here, there)
-
-
-def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
-    title, clear = "\x1b]0;owned\x07", "\x1b[2J\r\x9b2J"
-    assert printable(f"{title}{clear}") == "\\x1b]0;owned\\x07\\x1b[2J\\x0d\\x9b2J"
-    assert printable("\ud800") == "\\xd800"
-    text = "a::b\n  \t::add-mask::x\n::stop-commands::y\nlog: ##[error]z"
-    assert printable(text) == "a::b\n  \t: :add-mask::x\n: :stop-commands::y\nlog: ## [error]z"
-    assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("user\u202egnp.exe", "user\\u202egnp.exe"),
-        ("a\u2066b\u2069", "a\\u2066b\\u2069"),
-        ("a\u2028::error::b", "a\\u2028::error::b"),
-        ("tag\U000e0041", "tag\\ue0041"),
-        ("password=hunter2", "password=***"),
-        ("שלום", "שלום"),  # a language that is written from right to left needs none of them
-    ],
-)
-def test_text_looks_as_it_is(text: str, shown: str) -> None:
-    assert printable(text) == visible(text) == shown
 
 
 def test_lines_have_at_most_so_many_columns_whole_words_and_an_ellipsis_if_cut() -> None:

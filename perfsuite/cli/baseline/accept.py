@@ -16,7 +16,7 @@ from perfsuite.cli.baseline import times as of_times
 from perfsuite.cli.baseline.times import Launch
 from perfsuite.errors import FileError, GitError
 from perfsuite.inputs.git import git
-from perfsuite.report.terminal import console
+from perfsuite.report.console import console
 from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance
 from perfsuite.results.count_baseline import target_of
 from perfsuite.results.profile import of_baseline

@@ -19,13 +19,16 @@ from perfsuite.errors import FileError, PerfsuiteError
 from perfsuite.inputs.git import commit_of, git
 from perfsuite.node.machine import detect
 from perfsuite.report import spans
-from perfsuite.report.terminal import console, plain_table, print_json, spans_of, step_of
+from perfsuite.report.console import console, plain_table, print_json
+from perfsuite.report.terminal import spans_of, step_of
 from perfsuite.results.baseline import Baseline
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.store import BASELINES, STORE, BaselineFiles, BaselineStore, Found, Store, is_there
 
 J = TypeVar("J", Baseline, CountBaseline)
-app = typer.Typer(help="Reviewed baselines: what each case reached when somebody accepted it.")
+app = typer.Typer(
+    no_args_is_help=True, help="Reviewed baselines: what each case reached when somebody accepted it."
+)
 
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Another class than this machine's.")

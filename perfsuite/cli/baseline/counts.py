@@ -7,7 +7,7 @@ from perfsuite.cli.baseline.times import Refused, Shown
 from perfsuite.dry.machine import telling_ranks
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import counts as told
-from perfsuite.report.terminal import console
+from perfsuite.report.console import console
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance

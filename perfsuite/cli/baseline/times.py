@@ -10,8 +10,8 @@ from rich.text import Text
 from perfsuite.cli.baseline import computed
 from perfsuite.errors import PerfsuiteError
 from perfsuite.report import summary, text
+from perfsuite.report.console import console
 from perfsuite.report.profile import split
-from perfsuite.report.terminal import console
 from perfsuite.report.text import plural
 from perfsuite.results import baseline
 from perfsuite.results.amounts import amount

@@ -16,7 +16,7 @@ from perfsuite.cli.doctor.launches import launch_rows
 from perfsuite.errors import CaseError
 from perfsuite.launch.lock import machine_lock
 from perfsuite.node.machine import detect, detect_cpu
-from perfsuite.report.terminal import console, print_json
+from perfsuite.report.console import console, print_json
 
 
 def doctor(

@@ -4,11 +4,10 @@ import os
 from pathlib import Path
 
 from perfsuite import extensions
-from perfsuite.case.framework import built_in
 from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import ACCELERATORS, Machine
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
-from perfsuite.extensions import BUILT_IN_LAUNCHERS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS
+from perfsuite.extensions import COMMANDS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS, Extension
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
 from perfsuite.results import metric
@@ -118,9 +117,10 @@ def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Ro
 def extensions_row() -> Row:
     """Import what other packages add to perfsuite: each must have a name of its own, and be of its kind."""
     problems = [
-        *extensions.problems(FRAMEWORKS, built_in(), load_framework),
-        *extensions.problems(METRICS, (), lambda extension: metric.find(extension.name)),
-        *extensions.problems(LAUNCHERS, BUILT_IN_LAUNCHERS, lambda extension: extension.load()),
+        *extensions.problems(COMMANDS, Extension.load),
+        *extensions.problems(FRAMEWORKS, load_framework),
+        *extensions.problems(METRICS, lambda extension: metric.find(extension.name)),
+        *extensions.problems(LAUNCHERS, Extension.load),
     ]
     names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
     found = "; ".join(problems) or ", ".join(names) or "none installed"

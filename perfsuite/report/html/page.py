@@ -18,7 +18,8 @@ from perfsuite.report import counts, nodes, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import case_view, overview
-from perfsuite.report.text import Table, visible
+from perfsuite.report.safe_text import visible
+from perfsuite.report.text import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import Preflight, SessionFile
 

@@ -1,0 +1,54 @@
+"""Prints text, tables and data of commands as they are, on a terminal, into a file or for another program."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from perfsuite.report.safe_text import printable
+
+PIPED = 200  # columns of a table that goes into a file or another program
+
+
+class PlainConsole(Console):
+    """Prints text as it is: rich would take `[data]` and `:data:` for markup, a terminal obeys escapes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text with what a terminal would obey made visible."""
+        return super().render_str(printable(text), **options)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that prints text as it is."""
+    made = PlainConsole(stderr=stderr, soft_wrap=True)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = PIPED  # and not the 80 columns that rich believes in
+    return made
+
+
+def plain_table(headings: Iterable[str] = ()) -> RichTable:
+    """Return a table without lines, in which text that is too wide for the terminal is broken."""
+    made = RichTable(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    return made
+
+
+def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json: bool) -> None:
+    """Print a table, or for machines the data that it was made of."""
+    if as_json:
+        print_json(rows)
+    else:
+        console().print(grid)
+
+
+def print_json(rows: Sequence[object]) -> None:
+    """Print rows for machines: a JSON object, whose `rows` they are. docs/commands.md names their fields."""
+    print(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
