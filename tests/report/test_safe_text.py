@@ -4,7 +4,8 @@ from perfsuite.report.safe_text import printable, visible
 
 
 def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
-    title, clear = "\x1b]0;owned\x07", "\x1b[2J\r\x9b2J"
+    title = "\x1b]0;owned\x07"
+    clear = "\x1b[2J\r\x9b2J"
     assert printable(f"{title}{clear}") == "\\x1b]0;owned\\x07\\x1b[2J\\x0d\\x9b2J"
     assert printable("\ud800") == "\\xd800"
     text = "a::b\n  \t::add-mask::x\n::stop-commands::y\nlog: ##[error]z"
