@@ -30,9 +30,12 @@ def arrow(before: int, now: int, unit: str) -> str:
     """Return two amounts in one unit, `29.9 -> 59.8 GiB`: so many digits that the change is told right."""
     factor, name = _scale(max(abs(before), abs(now)), unit)
     digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
-    then, today = _number(before, factor, digits), _number(now, factor, digits)
+    then = _number(before, factor, digits)
+    today = _number(now, factor, digits)
     if then == today or (before and not round(before / factor, 1)) or (now and not round(now / factor, 1)):
-        then, today, name = f"{before:,}", f"{now:,}", _SCALES[unit][-1][1]
+        then = f"{before:,}"
+        today = f"{now:,}"
+        name = _SCALES[unit][-1][1]
     return f"{then}{name} -> 0" if now == 0 else f"{then} -> {today}{name}"
 
 
@@ -42,7 +45,8 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:
     """Whether two amounts, rounded to so many digits, tell their ratio to within 1 %. 0 has none."""
-    then, today = round(before / factor, digits), round(now / factor, digits)
+    then = round(before / factor, digits)
+    today = round(now / factor, digits)
     if then == today or not then or not today:
         return True
     return abs(today / then * before / now - 1) <= 0.01

@@ -1,7 +1,7 @@
 """Baselines: what a case reached when accepted or recorded. `perfsuite.results.store` has their files."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean, median
 from typing import Any, ClassVar, Literal
 
@@ -71,7 +71,7 @@ class Baseline(BaselineDocument):
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it, in the order of the launches."""
-        return [value for launch in self.launches if (value := launch.figures.get(figure)) is not None]
+        return values_of(self.launches, figure)
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
         """Yield each launch with the name of its session; if that was resumed, with its nodes, too."""
@@ -99,6 +99,12 @@ class Baseline(BaselineDocument):
         }
 
 
+def values_of(launches: Iterable[BaselineLaunch], figure: str) -> list[float]:
+    """Return a figure of each launch that has it, in the order of the launches."""
+    values = (launch.figures.get(figure) for launch in launches)
+    return [value for value in values if value is not None]
+
+
 def from_runs(
     runs: Sequence[Run], *, sessions: Sequence[str] | None = None, accepted: Acceptance | None = None
 ) -> Baseline:
@@ -107,7 +113,8 @@ def from_runs(
     `sessions` names the session of each run; without it, all count as launches of one session without a name.
     """
     named: Sequence[str | None] = sessions or [None] * len(runs)
-    first, newest = runs[0], runs[-1]
+    first = runs[0]
+    newest = runs[-1]
     return Baseline(
         hardware_class=newest.machine.hardware_class,
         case=newest.case,

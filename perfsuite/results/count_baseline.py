@@ -80,8 +80,9 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Cou
 def _computed(run: Run) -> BaselineLaunch:
     """What a launch computed, without what depends on the machine."""
     kept = baselines.from_runs([run]).launches[0]
-    values = {name: value for name in COMPUTED if (value := kept.figures.get(name)) is not None}
-    return BaselineLaunch(figures=Figures.of(values), loss=kept.loss)
+    values = {name: kept.figures.get(name) for name in COMPUTED}
+    observed = {name: value for name, value in values.items() if value is not None}
+    return BaselineLaunch(figures=Figures.of(observed), loss=kept.loss)
 
 
 def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
@@ -94,7 +95,8 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
 
 def versions_of(run: Run) -> dict[str, str]:
     """The observed versions of torch, of what makes a step, and, on a GPU, of what brings kernels."""
-    case, seen = run.case, run.observed.environment if run.observed is not None else {}
+    case = run.case
+    seen = run.observed.environment if run.observed is not None else {}
     packages = ["torch", "transformers", *case.framework.packages]
     packages += ["peft"] if case.lora is not None else []
     packages += ["bitsandbytes"] if case.quantization != "none" else []

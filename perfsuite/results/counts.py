@@ -25,7 +25,8 @@ METHOD = "dispatch-2"  # the way of counting. Counts of another method are not c
 READS_OF_THE_HOST = "dispatch-1"
 """The method before. It is the same but for host reads: those of the host's own tensors counted, too, which
 wait for nothing. So all but host reads is compared."""
-FIRST_COUNTED, COUNTED_STEP = 3, 4
+FIRST_COUNTED = 3
+COUNTED_STEP = 4
 """The steps, from 1 on, that are counted; the counts of the second are reported. A storage that is first seen
 there was made out of sight: what is there before the first counted step is not known."""
 
@@ -260,7 +261,8 @@ def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> lis
     for number, its in sorted(by_number.items()):
         group = next((each for each in groups if is_alike(each[min(each)], its)), None)
         if group is None:
-            groups.append(group := {})
+            group = {}
+            groups.append(group)
         group[number] = its
     return groups
 

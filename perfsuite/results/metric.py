@@ -152,11 +152,8 @@ class PartOfStep(Metric):
 
     def against(self, reference: Iterable[Figures]) -> PartOfStep:
         """Return the metric with the step of these launches; itself if none of them has the part."""
-        parts = [
-            (step_s, step_s - part)
-            for figures in reference
-            if (step_s := figures.step_s_mean) is not None and (part := self.of(figures)) is not None
-        ]
+        both = ((figures.step_s_mean, self.of(figures)) for figures in reference)
+        parts = [(step_s, step_s - part) for step_s, part in both if step_s is not None and part is not None]
         if not parts:
             return self
         step_s, rest_s = map(median, zip(*parts, strict=True))
@@ -190,7 +187,7 @@ class SpanSeconds(Metric):
 
     def against(self, reference: Iterable[Figures]) -> SpanSeconds:
         """Return the metric with the span of these launches; itself if none of them has it."""
-        seconds = [value for figures in reference if (value := self.of(figures)) is not None]
+        seconds = [value for value in map(self.of, reference) if value is not None]
         return replace(self, reference_s=median(seconds)) if seconds else self
 
     def cost(self, value: float) -> float:
@@ -309,7 +306,8 @@ def recorded() -> tuple[Metric, ...]:
 
 def find(name: str) -> Metric | None:
     """Return the metric of that name, None if its package is gone. Raises `ExtensionError` as `recorded`."""
-    if (span := timed_span(name)) is not None:
+    span = timed_span(name)
+    if span is not None:
         return span_seconds(span)
     return _BUILT_IN.get(name) or _of_another_package(name)
 

@@ -29,7 +29,8 @@ COLLECTIVE_SHARE = 0.01
 being judged. Sending 64 KiB takes less time than a call itself: 3 us at 25 GB/s, while NCCL needs 10 us for
 an all-reduce of any size. Another number of calls is judged however little they send."""
 FLOPS_FLOOR = 0.001  # share of a step's FLOPs by which it may differ without being judged
-PYTHON_FLOOR, PYTHON_SHARE = 1000, 0.2
+PYTHON_FLOOR = 1000
+PYTHON_SHARE = 0.2
 """Calls of Python functions, and their share, by which a step may differ without being judged: each release
 of a library has some more or less, and 1,000 take some tenths of a millisecond."""
 MODULES_FLOOR = 50
@@ -73,13 +74,15 @@ class Quantity:
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
         """The sum of its fields, without some; None where these counts cannot say."""
-        if (fields := self.read(counts)) is None:
+        fields = self.read(counts)
+        if fields is None:
             return None
         return sum(value for field, value in fields.items() if field not in leave_out)
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
         """Every field that differs."""
-        then, today = self.read(before) or {}, self.read(now) or {}
+        then = self.read(before) or {}
+        today = self.read(now) or {}
         return [
             Change(field, self.unit, then.get(field, 0), today.get(field, 0))
             for field in {**then, **today}
@@ -108,7 +111,8 @@ class Group(Quantity):
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
         """What is judged; where that is equal, the number of calls."""
-        if changes := super().changes(before, now):
+        changes = super().changes(before, now)
+        if changes:
             return changes
         calls = self.calls(before), self.calls(now)
         return [] if calls[0] == calls[1] else [Change(f"{self.name}: calls", "calls", *calls)]
@@ -207,7 +211,8 @@ def _group(kind: str, ranks: int, apart: int) -> Group:
 
 def _phased(name: str, unit: Unit, read: Callable[[Counts], Mapping[Phase, int] | None]) -> Quantity:
     def fields(counts: Counts) -> Mapping[str, int] | None:
-        if (by_phase := read(counts)) is None:
+        by_phase = read(counts)
+        if by_phase is None:
             return None
         return {f"{name} in {phase}": by_phase.get(phase, 0) for phase in PHASES}
 
@@ -270,12 +275,15 @@ def _worker_ops(counts: Counts) -> Mapping[str, int] | None:
     return None if counts.worker_batch is None else counts.worker_batch.ops
 
 
+def _worker_kernels(counts: Counts) -> Mapping[str, int] | None:
+    ops = _worker_ops(counts)
+    return None if ops is None else {f"kernels {OF_A_WORKER}": sum(ops.values())}
+
+
 WORKER_KERNELS = Quantity(
     name=f"kernels {OF_A_WORKER}",
     unit="calls",
-    read=lambda counts: (
-        None if (ops := _worker_ops(counts)) is None else {f"kernels {OF_A_WORKER}": sum(ops.values())}
-    ),
+    read=_worker_kernels,
     floor=lambda counts: PYTHON_SHARE * sum((_worker_ops(counts) or {}).values()),
     parts=_worker_ops,
     of_worker=True,

@@ -115,7 +115,9 @@ class SpanTimes(Data):
     steps: tuple[int, ...] = ()  # how many steps had ended when each began; empty before the first step
 
 
-RESIDENT_MEMORY, LIVE_MEMORY, PINNED_MEMORY = "resident memory", "live tensors", "pinned memory"
+RESIDENT_MEMORY = "resident memory"
+LIVE_MEMORY = "live tensors"
+PINNED_MEMORY = "pinned memory"
 """Kinds of memory whose level is read between steps; the last two on a GPU."""
 SIMULATED_CLOCK = "simulated"  # the `clock` of ranks that trained nothing
 

@@ -151,7 +151,8 @@ class Figures(Data):
 
     def get(self, name: str) -> float | None:
         """Return a figure by its name, or a metric of another package; None if it was not measured."""
-        if (span := timed_span(name)) is not None:
+        span = timed_span(name)
+        if span is not None:
             return self.spans_s.get(span)
         return getattr(self, name) if name in _FIELDS else self.extra.get(name)
 
@@ -166,8 +167,9 @@ class Figures(Data):
         """Make figures from values by name: the inverse of `by_name`."""
         own = {name: value for name, value in values.items() if name in _FIELDS}
         others = {name: value for name, value in values.items() if name not in _FIELDS}
-        spans_s = {span: others[name] for name in others if (span := timed_span(name)) is not None}
-        extra = {name: value for name, value in others.items() if timed_span(name) is None}
+        spans = {name: timed_span(name) for name in others}
+        spans_s = {span: others[name] for name, span in spans.items() if span is not None}
+        extra = {name: value for name, value in others.items() if spans[name] is None}
         return cls(**own, spans_s=spans_s, extra=extra)
 
     @classmethod

@@ -121,7 +121,8 @@ class BaselineFiles(Generic[B]):
 
     def write_reviewed(self, known: B) -> Path:
         """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
-        documents.write(file := self.reviewed_file(known.folder, known.case.id), known)
+        file = self.reviewed_file(known.folder, known.case.id)
+        documents.write(file, known)
         return file
 
     def write_local(self, known: B) -> Path:
