@@ -12,7 +12,8 @@ OF_THE_MOVE = 0.01  # share of what training changed: replicas whose norms diffe
 ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
 TOKENS_OFF = 0.02  # share by which the tokens that a model was given may differ from those claimed
 
-CLOCK_OFF, CLOCK_SLACK_S = 0.05, 0.3
+CLOCK_OFF = 0.05
+CLOCK_SLACK_S = 0.3
 """How much a clock may differ from the kernel's: a share, and what two interrupted readings take."""
 OF_THE_FORMULA = 0.9
 """Share of the forward's FLOPs that must be counted. Baselines here have 1.00 or more of the whole step's."""
@@ -70,7 +71,8 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
     """Why the times of a rank are no times, by the kernel's uptime, or None: the message of a `mismatch`."""
     for report in reports:
-        took, uptime = report.elapsed_s, report.uptime_s
+        took = report.elapsed_s
+        uptime = report.uptime_s
         if uptime is not None and abs(uptime - took) > CLOCK_OFF * uptime + CLOCK_SLACK_S:
             return (
                 f"rank {report.rank}: its clock says that the training took {took:.2f} s, the kernel's "
@@ -115,7 +117,8 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     """Notes for a reader of tokens/s on tokens that the case does not claim, and that are no mismatch."""
     if case.unit == "samples":
         return _sample_notes(reports)
-    seen, claimed = _tokens(reports, case), reports[0].tokens_per_step
+    seen = _tokens(reports, case)
+    claimed = reports[0].tokens_per_step
     if seen is None or (seen.tokens == claimed and not seen.padding) or tokens_differ(reports, case):
         return ()
     if not case.framework.promises.tokens_vary and not _is_near(seen.tokens, claimed):
@@ -229,7 +232,8 @@ def _less_than_the_formula(
         return
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
     per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
-    parts, attention = _parts(reports), per_token - 2 * flops.matmul_parameters
+    parts = _parts(reports)
+    attention = per_token - 2 * flops.matmul_parameters
     per_token -= attention * (parts - 1) / (2 * parts)  # ring attention leaves it out of causal sequences
     takes = per_token * reports[0].tokens_per_step
     seen = sum(each.flops.get("forward", 0) for each in counts)

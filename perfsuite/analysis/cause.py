@@ -49,19 +49,22 @@ def first_cause(
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
     silent = [failure for failure in ended if failure.rank in missing or (failure.rank is None and missing)]
-    hung = {failure.at: line for failure in by_ranks if (line := _watchdog_line(_text(failure))) is not None}
+    lines = [(failure.at, _watchdog_line(_text(failure))) for failure in by_ranks]
+    hung = {at: line for at, line in lines if line is not None}
     causes = [each for each in by_ranks if not is_peer(each)]
     for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
         # The ranks of a command write to their agent's log.
         logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
         written = "\n".join([_text(failure), *map(_end, logs)])
-        if (line := _watchdog_line(written)) is not None:
+        line = _watchdog_line(written)
+        if line is not None:
             hung[failure.at] = line
         elif not is_peer(failure):
             causes.append(failure)
     if causes:
         return min(causes, key=lambda failure: failure.at)
-    if (behind := _behind(reports, case)) is not None:
+    behind = _behind(reports, case)
+    if behind is not None:
         return behind
     if hung:
         at = min(hung)
@@ -99,17 +102,20 @@ def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: Run
     """The failure of ranks that left no report. `by_ranks` only tell that another rank was gone."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
     nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
+    dead = [node for node in nodes if not run_dir.launch(node).exists()]
     kind: FailureKind = "missing_report"
     message = f"no report from {ranks}: see {run_dir.path}"
     if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
         full = f"no space is left on the disk of {run_dir.path}. Make room there."
-        kind, message = "error", f"no report from {ranks}: {full}"
-    elif dead := [node for node in nodes if not run_dir.launch(node).exists()]:
+        kind = "error"
+        message = f"no report from {ranks}: {full}"
+    elif dead:
         who = "the agent" if case.topology.nodes == 1 else f"the agent of node {', '.join(map(str, dead))}"
         message = f"{who} died before {ranks} had reported: was it killed? See {run_dir.path}"
     elif by_ranks:
         said = f"rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
-        kind, message = "crash", f"{ranks} died without a report; {said}"
+        kind = "crash"
+        message = f"{ranks} died without a report; {said}"
     return Failure(kind=kind, rank=missing[0], message=message)
 
 
@@ -134,7 +140,8 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
     written = [read_stacks(run_dir)]
     for log in [*logs, *run_dir.all_agent_logs(), run_dir.scheduler_log]:
-        if lines := _end(log).splitlines()[-LOG_TAIL_LINES:]:
+        lines = _end(log).splitlines()[-LOG_TAIL_LINES:]
+        if lines:
             written.append("\n".join([f"last lines of {log.name}:", *lines]))
     return failure.replace(traceback="\n".join(filter(None, written)) or "no process wrote anything")
 
@@ -162,7 +169,8 @@ def read_stacks(run_dir: RunDir) -> str:
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():
-        if text := _end(file).strip():
+        text = _end(file).strip()
+        if text:
             threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
             places["\n".join(reversed(threads))].append((rank, pid))  # the main thread stands last
 
@@ -171,7 +179,8 @@ def read_stacks(run_dir: RunDir) -> str:
         innermost = place.splitlines()[1:2]
         return where[0][0] is None, len(where), any("/torch/" in line for line in innermost)
 
-    shown, ordered = [], sorted(places, key=telling)
+    shown = []
+    ordered = sorted(places, key=telling)
     for place in ordered[:STACKS_SHOWN]:
         who = [f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in places[place]]
         lines = place.splitlines()

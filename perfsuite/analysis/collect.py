@@ -64,7 +64,8 @@ def collect(
     written its report. What went wrong in the launch is the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
-    case, took = request.case, round(duration_s, 3)
+    case = request.case
+    took = round(duration_s, 3)
     bare = Run(case=case, machine=machine, started_at=started_at, duration_s=took, inject=request.inject)
     try:
         agents = agents_of(run_dir, case)
@@ -118,7 +119,8 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
         return merged_profiles(dict(enumerate(each.profile for each in found)), method=found[0].method)
     reports = reports_of(run_dir, case)
     agents = agents_of(run_dir, case)
-    if (cause := cause_of(reports, agents, run_dir, case, failure) or failure) is not None:
+    cause = cause_of(reports, agents, run_dir, case, failure) or failure
+    if cause is not None:
         raise ReportError(f"{cause.kind}: {cause.message}")
     notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
     raise ReportError("; ".join(notes) or "no rank wrote a profile")
@@ -163,11 +165,14 @@ def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> Iter
 def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
     case = run.case
     apart = agreement.clock_differs(ranks) or agreement.trained_apart(ranks, case)
-    if (unlike := apart or agreement.tokens_differ(ranks, case)) is not None:
+    unlike = apart or agreement.tokens_differ(ranks, case)
+    if unlike is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unlike))
-    if (unseen := _unseen_phase(ranks, case)) is not None:
+    unseen = _unseen_phase(ranks, case)
+    if unseen is not None:
         return run.replace(failure=Failure(kind="mismatch", message=unseen))
-    if (rule := case.framework.promises.loss) is None:
+    rule = case.framework.promises.loss
+    if rule is None:
         return run.replace(notes=(*run.notes, LOSS_NOT_OBSERVED))
     return run.replace(failure=_bad_loss(run.loss, rule, case))
 
@@ -232,7 +237,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     notes = (*run.notes, *filter(None, told), *settling_notes(run))
     run = run.replace(figures=figures_of(run, reports, peak_flops), notes=notes)
     run = run.replace(slopes=slopes_of(run, reports))
-    metrics = [metric for name in request.metrics if (metric := find(name)) is not None]
+    metrics = [metric for metric in map(find, request.metrics) if metric is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
 
 
@@ -319,13 +324,18 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
         if len(set(values)) > 1:
             each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
             yield f"ranks disagree on {what} ({each})"
-    world, nodes, first = case.topology.world_size, case.topology.nodes, reports[0]
+    world = case.topology.world_size
+    nodes = case.topology.nodes
+    first = reports[0]
     if first.world_size != world:
         yield f"a world size of {world} was asked for, {first.world_size} ran"
-    if nodes > 1 and len(hosts := {report.host for report in reports}) != nodes:
-        yield f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}"
+    if nodes > 1:
+        hosts = {report.host for report in reports}
+        if len(hosts) != nodes:
+            yield f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}"
     for report in reports:
-        if bad := [seconds for seconds in report.step_s if not 0 < seconds < math.inf]:
+        bad = [seconds for seconds in report.step_s if not 0 < seconds < math.inf]
+        if bad:
             yield f"rank {report.rank}: a step cannot take {bad[0]} s"
     if first.loss and len(first.loss) != case.total_steps:
         yield f"{case.total_steps} losses were asked for, {len(first.loss)} were recorded"
@@ -341,7 +351,8 @@ def _notes(reports: list[RankReport], *, steady: bool) -> Iterator[str]:
         if abs(report.wall_s - summed) > WALL_CLOCK_AGREES * report.wall_s:
             wall = f"{report.wall_s:.3f} s"
             yield f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {wall}"
-    if retries := max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0):
+    retries = max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0)
+    if retries:
         yield f"{retries} allocator retries: memory is nearly full, which slows steps down"
     if all(report.memory is not None and report.memory.peak == 0 for report in reports):
         yield (
@@ -353,10 +364,12 @@ def _notes(reports: list[RankReport], *, steady: bool) -> Iterator[str]:
 def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | None:
     if not loss:
         return Failure(kind="loss", message="no loss was recorded")
-    if bad := [step for step, value in enumerate(loss) if not math.isfinite(value)]:
+    bad = [step for step, value in enumerate(loss) if not math.isfinite(value)]
+    if bad:
         return Failure(kind="loss", message=f"the loss is {loss[bad[0]]} at step {bad[0]}")
     count = max(LOSS_STEPS, len(loss) // 10)
-    first, last = fmean(loss[:count]), fmean(loss[-count:])
+    first = fmean(loss[:count])
+    last = fmean(loss[-count:])
     if rule == "finite" or last < first:
         return None
     advice = "give more steps or another learning_rate"

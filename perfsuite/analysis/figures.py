@@ -21,7 +21,8 @@ FLAT = 0.05  # relative difference allowed between a rolling median and the leve
 UNMEASURED_STEPS = 2
 """First steps of a case that are never measured: in the second one the worker observes what runs
 (`perfsuite.worker.observation.observe`). Where a step is counted, none up to that one is (`COUNTED_STEP`)."""
-SETTLED_WARMUP_S, SETTLED_WINDOW_S = 10, 20
+SETTLED_WARMUP_S = 10
+SETTLED_WINDOW_S = 20
 """Fewest seconds of warm-up, after the steps that are never measured, and of measured window on a GPU: with
 less, its clock and temperature have not settled, and launches of other machines or days differ."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
@@ -35,7 +36,8 @@ def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
     and is waiting in the next step of the others, counts once: the largest step would count it twice.
     """
-    series, behind = [], [0.0] * len(step_s)  # of each rank: C(i-1) minus the sum of its own first i-1 steps
+    series = []
+    behind = [0.0] * len(step_s)  # of each rank: C(i-1) minus the sum of its own first i-1 steps
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))
         behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
@@ -112,7 +114,8 @@ def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str 
         return None, NO_TF32_PEAK
     if settings.get("low_precision_modules", "none") == "none":
         return peak_flops, None
-    of_float8, flops = run.machine.peak_flops("float8"), run.flops
+    of_float8 = run.machine.peak_flops("float8")
+    flops = run.flops
     if peak_flops is None or of_float8 is None or flops is None or flops.per_token_float8 is None:
         return None, NO_FLOAT8_PEAK
     rest = flops.per_token - flops.per_token_float8
@@ -121,9 +124,11 @@ def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
     """The figures of a run whose steps are known; MFU and roofline by `peak_flops` of a device, in FLOP/s."""
-    steps, tokens_per_step = run.measured_steps, reports[0].tokens_per_step
+    steps = run.measured_steps
+    tokens_per_step = reports[0].tokens_per_step
     ranks = run.case.topology.world_size
-    p50, mean = median(steps), fmean(steps)
+    p50 = median(steps)
+    mean = fmean(steps)
     p95 = quantiles(steps, n=20, method="inclusive")[-1]
     tokens_per_s = tokens_per_step / p50
     achieved = run.flops.per_token * tokens_per_s / ranks if run.flops is not None else None

@@ -122,17 +122,21 @@ def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     found = [f"{device.name}: {fault}" for fault in device.memory_faults]
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
-    if bad := [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]:
+    bad = [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]
+    if bad:
         facts = [f"at most {THROTTLED_SHARE:.0%} is healthy"]
         if device.temperature_c is not None:
             facts.append(f"up to {device.temperature_c:.0f} °C")
         if device.sm_clock_mhz is not None:
             facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
         found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
-    if (foreign := device.foreign_memory_bytes) is not None and foreign > FOREIGN_MEMORY_BYTES:
-        held, let_pass = amount(foreign, "bytes"), amount(FOREIGN_MEMORY_BYTES, "bytes")
+    foreign = device.foreign_memory_bytes
+    if foreign is not None and foreign > FOREIGN_MEMORY_BYTES:
+        held = amount(foreign, "bytes")
+        let_pass = amount(FOREIGN_MEMORY_BYTES, "bytes")
         found.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
-    if (before := device.held_before_bytes) is not None and before > HELD_BYTES:
+    before = device.held_before_bytes
+    if before is not None and before > HELD_BYTES:
         pids = ", ".join(map(str, device.held_before_by))
         by = f"before the launch by {f'pid {pids}' if pids else 'no process that NVML lists'}"
         why = f"at most {amount(HELD_BYTES, 'bytes')} is healthy; waited {FREE_S:.0f} s"

@@ -30,7 +30,8 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     for begin, end in spans:
         while first < len(others) and others[first][1] <= begin:
             first += 1
-        at, number = begin, first
+        at = begin
+        number = first
         while number < len(others) and others[number][0] < end:
             if others[number][0] > at:
                 left.append((at, others[number][0]))

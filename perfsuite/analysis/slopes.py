@@ -23,7 +23,8 @@ def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
         of_ranks = []
         for report in reports:
             levels = {step: size for step, size in report.levels.get(kind, {}).items() if first < step <= end}
-            if (slope := _slope(kind, "bytes", levels, rank=report.rank)) is not None:
+            slope = _slope(kind, "bytes", levels, rank=report.rank)
+            if slope is not None:
                 of_ranks.append(slope)
         if of_ranks:
             found.append(max(of_ranks, key=lambda slope: slope.per_step))

@@ -60,8 +60,11 @@ class _Kernel(NamedTuple):
 
 class _Spans:
     def __init__(self, data: list[Span]) -> None:
-        self.compute, self.optimizer, self.unseen = list[Span](), list[Span](), list[Span]()
-        self.data, self.communication = data, defaultdict[str, list[Span]](list)
+        self.compute = list[Span]()
+        self.optimizer = list[Span]()
+        self.unseen = list[Span]()
+        self.data = data
+        self.communication = defaultdict[str, list[Span]](list)
 
 
 class _Window:
@@ -149,7 +152,8 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
     def inside(found: Iterable[Span]) -> list[Span]:
         return within(union(found), begin, end)
 
-    optimizer, data = inside(spans.optimizer), inside(spans.data)
+    optimizer = inside(spans.optimizer)
+    data = inside(spans.data)
     waiting = [] if on_gpu else without(data, optimizer)
     compute = without(inside(spans.compute), union([*optimizer, *waiting]))
     busy = union([*optimizer, *compute, *waiting])
@@ -184,7 +188,8 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
     begins = sorted((str(event.get("tid")), event["ts"]) for event in waits)
 
     def is_waiting(read: dict[str, Any]) -> bool:
-        tid, begin = str(read.get("tid")), read["ts"]
+        tid = str(read.get("tid"))
+        begin = read["ts"]
         return bisect_left(begins, (tid, begin)) < bisect_right(begins, (tid, begin + read["dur"]))
 
     reads = (event for event in events if event.get("cat") in OPERATORS and event["name"] == HOST_READ)
@@ -202,10 +207,12 @@ def _on_gpu(
     if not ours:
         raise ReportError("the trace has no kernel of a GPU: is its profiling interface (CUPTI) in use?")
     begin, end = _device_window(kernels, ours, window)
-    optimizers, done = union(spans.optimizer), _Spans(spans.data)
+    optimizers = union(spans.optimizer)
+    done = _Spans(spans.data)
     done.unseen = [kernel.span for kernel in kernels if kernel.stream is not None and not kernel.is_seen]
     for kernel in kernels:
-        if (collective := _NCCL.search(kernel.name)) is not None:
+        collective = _NCCL.search(kernel.name)
+        if collective is not None:
             # `AllGather` is `all_gather`, as the counts name it.
             kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", collective[1]).lower()
             done.communication[kind].append(kernel.span)
