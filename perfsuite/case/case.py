@@ -182,7 +182,8 @@ class Case(Data):
     @classmethod
     def _known_hardware(cls, hardware: tuple[str, ...]) -> tuple[str, ...]:
         for name in hardware:
-            if (error := hardware_error(name)) is not None:
+            error = hardware_error(name)
+            if error is not None:
                 raise ValueError(
                     f"unknown hardware {name!r}: {error}, with memory and form factor or without: "
                     "'h100', 'a100-80gb', 'h100-80gb-sxm'; 'gpu' is any"
@@ -224,7 +225,8 @@ class Case(Data):
         batch = f"b{parts['micro_batch']}" + (f"x{accumulation}" if accumulation != "1" else "")
         tokens = "" if self.sequence_length is None else f"s{parts['sequence_length']}"
         words = (parts["framework"], parts["model"], tokens, batch, parts["precision"], parts["options"])
-        name, topology = "-".join(filter(None, words)), f"-{parts['topology']}"
+        name = "-".join(filter(None, words))
+        topology = f"-{parts['topology']}"
         most = MAX_ID - len(topology)
         if len(name) > most:
             end = f"-{digest(name, 12)}"

@@ -40,17 +40,20 @@ class Fault(Data):
     @classmethod
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
         """The fault that an option names. Raises `CaseError` naming what is allowed."""
-        if match := re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text):
+        match = re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text)
+        if match:
             if match[1] == "slowdown" and float(match[2]) >= 100:
                 why = "ranks that wait for each other would lengthen each other's steps for ever"
                 raise CaseError(f"{option} {text!r}: give less than 100%: {why}")
             return cls.model_validate({"kind": match[1], "size": float(match[2]) / 100})
-        if match := re.fullmatch(r"stall=([1-9]\d*)", text):
+        match = re.fullmatch(r"stall=([1-9]\d*)", text)
+        if match:
             return cls(kind="stall", size=float(match[1]))
         plain = (*get_args(Plain), *STRUCTURAL)
         if text in plain:
             return cls.model_validate({"kind": text})
-        name, known = text.partition("=")[0], ("slowdown", "leak", "stall", *plain)
+        name = text.partition("=")[0]
+        known = ("slowdown", "leak", "stall", *plain)
         near = "" if name in known else did_you_mean(name, known, ". Did you mean {!r}?")
         raise CaseError(
             f"{option} {text!r}: give slowdown=P%, leak=P%, stall=N, or one of {', '.join(plain)}{near}"

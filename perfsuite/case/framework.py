@@ -83,10 +83,12 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
         raise CaseError(f"a framework is given as an object or by name, got {value!r}")
     options = {key: option for key, option in value.items() if key not in RESERVED}
     name = value["name"]
-    package, slug = (text if isinstance(text := value.get(key), str) else None for key in ("package", "slug"))
+    texts = (value.get(key) for key in ("package", "slug"))
+    package, slug = (text if isinstance(text, str) else None for text in texts)
     is_from_file = info.context is not None and info.context.items() >= FROM_FILE.items()
     try:
-        if (kind := framework_class(name)) is None and not is_from_file:
+        kind = framework_class(name)
+        if kind is None and not is_from_file:
             raise CaseError(not_installed(name, package))
     except ExtensionError:
         if not is_from_file:
@@ -121,7 +123,8 @@ def load(extension: Extension) -> type[FrameworkOptions]:
         raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
     if kind.name != extension.name:
         raise extension.error(f"{kind.__name__}.name is {kind.name!r}: set it to {extension.name!r}")
-    if reserved := sorted(RESERVED & kind.model_fields.keys()):
+    reserved = sorted(RESERVED & kind.model_fields.keys())
+    if reserved:
         raise extension.error(f"rename its option {reserved[0]!r}, which is a key of files")
     return kind
 

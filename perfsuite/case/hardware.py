@@ -52,7 +52,8 @@ def hardware_error(name: str) -> str | None:
     """Return why no machine can match an entry of a case's `hardware`, or None."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
-    lower, question = name.lower(), "did you mean {!r}? "
+    lower = name.lower()
+    question = "did you mean {!r}? "
     right = [lower] if name != lower and hardware_error(lower) is None else []
     hint = did_you_mean(lower, right, question)
     if family not in ACCELERATORS:

@@ -36,7 +36,8 @@ def summary() -> str:
 
 def wrong_build(machine: Machine) -> str | None:
     """Why the installed torch, which pip does not look after, cannot train on `machine`, or None."""
-    if not (build := installed()):
+    build = installed()
+    if not build:
         return f"torch is not installed, {_OR_NEWER}"
     version = build["__version__"]
     if release() < MIN_TORCH:
