@@ -88,7 +88,8 @@ def bisect(
     try:
         for found in searching.search(known, history, compare):
             documents.write(file, found)
-            step, left = found.steps[-1], plural(len(found.suspects), "suspect")
+            step = found.steps[-1]
+            left = plural(len(found.suspects), "suspect")
             shared.say(f"{_name(step.name)}: {as_text(step)}; {left} left")
     except searching.UndecidedError as error:
         shared.say(str(error))

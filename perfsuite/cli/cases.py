@@ -53,7 +53,8 @@ def option(name: str) -> Any:
 
 def tolerance(text: str) -> float:
     """Read `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
-    if not 0 < (value := fraction(text)) <= MOST_TOLERANCE:
+    value = fraction(text)
+    if not 0 < value <= MOST_TOLERANCE:
         allowed = f"expected above 0% and up to {MOST_TOLERANCE:.0%}, in percent or as a fraction: 1% or 0.01"
         raise typer.BadParameter(f"{text!r}, {allowed}")
     return value
@@ -120,7 +121,8 @@ def compare(
         raise CaseError("--dry with --inject: a dry run only counts; leave one of them out")
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     chosen = options(store=store, inject=inject, wait_quiet=wait_quiet, report=report)
-    progress, launches = Progress(line=say), launcher_of(launcher)
+    progress = Progress(line=say)
+    launches = launcher_of(launcher)
     pairs = read("max-pairs", max_pairs)
     asked = selected(cases, case, k)
     host = DryHost() if dry else Host(launches, chosen.store)
@@ -146,7 +148,8 @@ def compare(
     wanted = Selection(paths=(cases,), words=words, asked=k is not None, is_directory_of_cases=True)
     session.case_changes, session.cases_unknown = case_changes(arms, wanted, chosen.store)
     _measure(session, fits, json_output=json_output)
-    if worse := [*filter(chosen.is_failing, session.results)]:
+    worse = [*filter(chosen.is_failing, session.results)]
+    if worse:
         if None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against:
             way = " --dry" if dry else " --counts" if counts else ""
             say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
@@ -233,7 +236,8 @@ def plan(
     reached = list[Planned]()
     used = 0.0
     for each in order:
-        cost, before = each.seconds, each.past
+        cost = each.seconds
+        before = each.past
         fits = most_s is None or used + (cost or 0.0) <= most_s
         if fits:
             reached.append(each)
@@ -286,7 +290,8 @@ def options(**given: str | None) -> Options:
 
 def check_asked(hardware: str, cases: Path) -> None:
     """Raise `CaseError` for a marker of no hardware, or a directory of cases that there is not."""
-    if (error := hardware_error(hardware)) is not None:
+    error = hardware_error(hardware)
+    if error is not None:
         raise CaseError(f"--hardware {hardware}: {error}")
     if not cases.is_dir():
         raise CaseError(f"--cases {cases}: no such directory. Name the one that holds your cases")
@@ -355,7 +360,8 @@ def _end(number: int, frame: object) -> None:
 
 def _show(session: Session, status: Status, *, json_output: bool) -> None:
     shown = session_file(session, status)
-    if (interruption := summary.interruption(shown)) is not None:
+    interruption = summary.interruption(shown)
+    if interruption is not None:
         say(interruption)
     if json_output:
         typer.echo(shown.as_json(), nl=False)

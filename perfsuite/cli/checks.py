@@ -45,7 +45,8 @@ def checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
 
 def show(row: Row, width: int) -> None:
     """Print a row, and its advice below; checks take `width` columns."""
-    style, out = STYLES[row.status], console()
+    style = STYLES[row.status]
+    out = console()
     out.print(Text.assemble((f"{row.status:<9}", style), (f"{row.check:<{width}}", "bold"), row.found))
     if row.advice is not None:
         out.print(Text(f"{'':<{9 + width}}-> {row.advice}", style=style))

@@ -87,7 +87,8 @@ def comment(
 
 
 def _number() -> int:
-    found = re.fullmatch(r"refs/pull/(\d+)/.*", ref := os.environ.get("GITHUB_REF", ""))
+    ref = os.environ.get("GITHUB_REF", "")
+    found = re.fullmatch(r"refs/pull/(\d+)/.*", ref)
     if found is None:
         raise CaseError(f"GITHUB_REF is {ref!r}, which is no pull request: give --pull-request NUMBER")
     return int(found[1])
@@ -244,7 +245,8 @@ def _copied(source: Path, baselines: Path) -> int:
         raise CaseError(
             f"--baselines {baselines}: give it relative to the repository, as it is in the artifact"
         )
-    if not (root := source / baselines).is_dir():
+    root = source / baselines
+    if not root.is_dir():
         raise FileError(f"--measured {source}: there is no directory {root}")
     files = [file for file in root.rglob("*.json") if file.is_file() and not file.is_symlink()]
     for file in files:

@@ -134,7 +134,9 @@ def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short
     hidden = f"<!-- perfsuite: {listed} -->"
     texts = [*(f"- **{_plain(why)}**" for why in cut_short), *bad.values(), *waived]
     shown = fitting(texts, LONGEST - len(hidden))
-    shown += [f"- and {left} more"] if (left := len(texts) - len(shown)) else []
+    left = len(texts) - len(shown)
+    if left:
+        shown.append(f"- and {left} more")
     end = "perfsuite keeps this text up to date, and closes the issue when all of them are good."
     return "\n".join([f"As of {run_url}:", "", *shown, "", end, hidden])
 
@@ -223,7 +225,8 @@ def issue(
         _ = by_class[own_class]  # an issue may be open, though nothing ran
         for result in session.results:
             by_class[result.hardware_class or own_class][0].append(result)
-        if (interrupted := interruption(session)) is not None:
+        interrupted = interruption(session)
+        if interrupted is not None:
             for each in {own_class, *(result.hardware_class or own_class for result in session.results)}:
                 cut_short[each].append(interrupted)
     drifts_found = None if trend is None else documents.read(trend, Trend)

@@ -39,7 +39,8 @@ History = Annotated[Path, typer.Option("--history", help="Directory of the histo
 HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
 CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
 HistoryBranch = Annotated[str, typer.Option("--branch", help="Branch of the history.")]
-BRANCH, WORKTREE = "perfsuite-history", Path("history")
+BRANCH = "perfsuite-history"
+WORKTREE = Path("history")
 NOTHING_KEPT = 1  # exit status where nothing can be kept of all that was asked for by name
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
 Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")]
@@ -72,7 +73,9 @@ def add(
     if notify is not None and not notify.isidentifier():  # it may be a secret, so that it is not shown
         raise CaseError("--notify: give the name of a variable that holds the address, not the address")
     out = console()
-    kept, bad, files = 0, False, list[Path]()
+    kept = 0
+    bad = False
+    files = list[Path]()
     for file in results or stored(store):
         try:
             added = history.add(history_dir, file)
@@ -80,7 +83,8 @@ def add(
             console(stderr=True).print(f"not added: {error}", style="red")
             bad = True
             continue
-        if (interruption := summary.interruption(added.session)) is not None:
+        interruption = summary.interruption(added.session)
+        if interruption is not None:
             out.print(f"{file}: {interruption}", style="yellow")
         for reason in added.left_out:
             out.print(f"left out of {file}: {reason}", style="yellow")
@@ -168,7 +172,8 @@ def failures(
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
     found = [failure for each in nights for failure in verdicts.failures(each)]
     names = ("hardware_class", "case", "night", "verdict", "taken_back")
-    grid, rows = plain_table(name.replace("_", " ") for name in names), []
+    grid = plain_table(name.replace("_", " ") for name in names)
+    rows = []
     for night, back in found:
         told = (night.place.hardware_class, night.case, _day(night.place), night.word)
         later = None if back is None else _day(back.place)
@@ -210,11 +215,14 @@ def list_history(
             if result.case in wanted:
                 rows[place.hardware_class, cases[result.case].id].append((when, result))
     headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
-    grid, listed = plain_table(headings), list[dict[str, object]]()
+    grid = plain_table(headings)
+    listed = list[dict[str, object]]()
     for (of_class, case_id), row in sorted(rows.items(), key=itemgetter(0)):
-        (first, _), (last, newest) = row[0], row[-1]
+        first, _ = row[0]
+        last, newest = row[-1]
         outcomes = Counter(result.outcome for _, result in row)
-        step_s, peak = history.middle(newest.step_s_p50), history.middle(newest.peak_memory_bytes)
+        step_s = history.middle(newest.step_s_p50)
+        peak = history.middle(newest.peak_memory_bytes)
         told = {"hardware_class": of_class, "case": case_id, "sessions": len(row), "first": first}
         figures = {"step_s_p50": step_s, "peak_memory_bytes": peak, "verdicts": outcomes}
         listed.append({**told, "last": last, **figures})

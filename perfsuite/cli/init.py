@@ -28,7 +28,8 @@ STRICT = {"perf_missing_baseline": "fail", "perf_strict": "inconclusive"}
 OWNED = ("/baselines/", "/perf-waivers.toml", "/.github/", "conftest.py", "/{ini}", "/{cases}/")
 """What decides if a check is green: a repository has people who must approve its changes."""
 CODEOWNERS = (Path(".github/CODEOWNERS"), Path("CODEOWNERS"), Path("docs/CODEOWNERS"))
-NIGHT, ACCEPT = Path("performance-night.sh"), 'perfsuite baseline accept --reason "the first"'
+NIGHT = Path("performance-night.sh")
+ACCEPT = 'perfsuite baseline accept --reason "the first"'
 FRAMEWORKS = {  # what a first case file measures next to DDP: the package that must be there, the framework
     "FSDP2": ("transformers", "FSDP2()"),
     "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
@@ -66,7 +67,8 @@ def init(
 
     A file that is there stays as it is.
     """
-    if (error := hardware_error(hardware)) is not None:
+    error = hardware_error(hardware)
+    if error is not None:
         raise CaseError(f"--hardware {hardware}: {error}")
     if script is not None and not script.is_file():
         raise CaseError(f"--script {script}: there is no such file")
@@ -261,7 +263,8 @@ def _owners(cases: Path) -> None:
     known = {line.split()[0] for line in text.splitlines() if line.strip()}
     ini = next((name for name in FILES if Path(name).is_file()), "pytest.ini")
     lines = [each.format(ini=ini, cases=cases.as_posix()) for each in OWNED]
-    if missing := [f"{line} @OWNER" for line in lines if line not in known]:
+    missing = [f"{line} @OWNER" for line in lines if line not in known]
+    if missing:
         where = f"add to {file}" if file else f"write into {CODEOWNERS[0]}"
         told = f"so that nobody alone changes what judges, {where}, with your reviewers in place of @OWNER:"
         typer.echo("\n  ".join([told, *missing]))

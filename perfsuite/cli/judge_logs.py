@@ -47,7 +47,8 @@ def read_log(path: Path, tag: str) -> StepLog:
         for event in _events(file):
             tags |= {summary.tag for summary in event.summary.value}
             for summary in (each for each in event.summary.value if each.tag == tag):
-                if (value := _scalar(summary)) is None:
+                value = _scalar(summary)
+                if value is None:
                     raise FileError(f"{file}: {tag!r} is no scalar: name one by --tag. {_known(tags)}")
                 if not 0 < value < LONGEST:
                     expected = f"a time above 0 and below {LONGEST:g}"
@@ -115,7 +116,8 @@ def check_different(logs: Sequence[StepLog]) -> None:
     """Raise `CaseError` if a log is named twice."""
     seen: set[Path] = set()
     for log in logs:
-        if (real := log.path.resolve()) in seen:
+        real = log.path.resolve()
+        if real in seen:
             raise CaseError(f"{log.path} is named twice: name a log of its own for each launch")
         seen.add(real)
 

@@ -69,8 +69,10 @@ def night(
     summary = out / "summary.md"
     if only_summary and summary.is_file():
         begun = BEGUN.search(read_text(summary, errors="replace"))  # not there: the page has the report
-        if begun is not None and (later := known[int(begun[1]) :]):
-            _summarise(summary, later)
+        if begun is not None:
+            later = known[int(begun[1]) :]
+            if later:
+                _summarise(summary, later)
         return
     for name in ("index.html", "results.json"):  # of an earlier night
         (out / name).unlink(missing_ok=True)
@@ -90,7 +92,8 @@ def night(
     options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
     measure = (str(cases), "-m", hardware, *options, *(pytest_options or ()))
     try:
-        if (problem := refused(*measure)) is not None:
+        problem = refused(*measure)
+        if problem is not None:
             note(problem)
             say(f"perfsuite night: nothing was measured: {problem}")
             raise typer.Exit(2)
@@ -133,7 +136,8 @@ def refresh(
     measure.append(f"--perf-report={out}")
     where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")
     chosen = (str(cases), "-m", hardware, *measure, *where, *(pytest_options or ()))
-    if (problem := refused(*chosen)) is not None:
+    problem = refused(*chosen)
+    if problem is not None:
         raise CaseError(problem)
     if run("perfsuite.cli", "doctor", f"--expect={hardware}") == 2:
         raise typer.Exit(2)
@@ -182,7 +186,8 @@ def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
         write_report(summary.parent, content)
     if content is not None and os.environ.get("GITHUB_ACTIONS") == "true":
         typer.echo("\n".join(github_annotations(content.results)))
-    if page := os.environ.get("GITHUB_STEP_SUMMARY"):
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if page:
         with Path(page).open("a") as shown:
             shown.write(read_text(summary, errors="replace"))
 
@@ -196,7 +201,8 @@ def github_annotations(results: Sequence[Measurement]) -> list[str]:
     for result in results:
         if needs_words(result) and result.excused is None:
             level = "error" if result.outcome in ("failed", "regressed") and not result.shadow else "warning"
-            file, title = result.nodeid.partition("::")[0], f"{result.outcome}: {result.case_id}"
+            file = result.nodeid.partition("::")[0]
+            title = f"{result.outcome}: {result.case_id}"
             where = f"file={_escaped(file, ':,')},title={_escaped(title, ':,')}"
             lines.append(f"::{level} {where}::{_escaped(reason(result) or result.outcome)}")
     return lines

@@ -84,7 +84,8 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
     pip does not find, and `CaseError` for bad ends or fewer than two releases.
     """
     try:
-        start, end = Version(first or version(package)), Version(last) if last else None
+        start = Version(first or version(package))
+        end = Version(last) if last else None
     except PackageNotFoundError:
         raise CaseError(f"{package} is not installed here: name the oldest release by --from") from None
     except InvalidVersion as error:
@@ -129,7 +130,8 @@ class _Runs:
 
         Raises `CaseError` if none can: before anything is installed.
         """
-        found, refused = [], []
+        found = []
+        refused = []
         for case in cases:
             reasons = [self._why_not(case, way) for way in self.ways]
             if None in reasons:
@@ -152,9 +154,13 @@ class _Runs:
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
         """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
-        left, before, options, last = [*cases], dict[str, tuple[str, Arm]](), self.setup.options, ""
+        left = [*cases]
+        before = dict[str, tuple[str, Arm]]()
+        options = self.setup.options
+        last = ""
         for name in names:
-            yield (step := Step(f"{last} -> {name}" if last else name))
+            step = Step(f"{last} -> {name}" if last else name)
+            yield step
             try:
                 arm = resolve(
                     "",
@@ -187,8 +193,10 @@ class _Runs:
         device = self._device(arms)
         why: list[str] = []
         for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
-            if way == LAUNCH and (reason := self.setup.host.why_not(case)):
-                return "; ".join(why or [reason])
+            if way == LAUNCH:
+                reason = self.setup.host.why_not(case)
+                if reason:
+                    return "; ".join(why or [reason])
             try:
                 runs = [self._kept(case, arm, way, device) for arm in arms]
             except PerfsuiteError as error:
@@ -201,7 +209,8 @@ class _Runs:
 
     def _device(self, arms: Sequence[Arm]) -> Device | None:
         """What a dry run pretends: CUDA in all arms or in none. Only torch decides, and is asked once."""
-        for arm in (asked := arms if self.package == "torch" else (HERE,)):
+        asked = arms if self.package == "torch" else (HERE,)
+        for arm in asked:
             if arm.text not in self.has_cuda:
                 self.has_cuda[arm.text] = why_no_cuda(arm) is None
         return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"

@@ -27,7 +27,8 @@ ON_CPUS = (
     "On CPUs, kernels, host reads and memory are those of the code for CPUs. On a GPU a library may run "
     "other code."
 )
-DRY, LAUNCH = "dry run", "launch"
+DRY = "dry run"
+LAUNCH = "launch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,10 @@ class Step:
     def compare(self, before: Run, now: Run, since: str, name: str) -> None:
         """Add what differs between the runs of a case under the release `since` and under this one."""
         # A release is launched once, and the first one fills caches: calls of its start-up say nothing.
-        before, now = without_start_up_calls(before), without_start_up_calls(now)
-        case, arms = now.case, {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
+        before = without_start_up_calls(before)
+        now = without_start_up_calls(now)
+        case = now.case
+        arms = {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
         names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
         result = Measurement(**names, **arms, baseline_file=None, directory="")
         told = explained(result)

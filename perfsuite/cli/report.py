@@ -53,7 +53,8 @@ def report(
 
 def stored(store: Path) -> list[Path]:
     """The `results.json` of all sessions in a store, the newest last. Raises `FileError` if there is none."""
-    if found := Store(store).results():
+    found = Store(store).results()
+    if found:
         return found
     where = Store(store).sessions
     raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")
@@ -64,11 +65,13 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
     for session in sessions:
         for name, value in summary.provenance(session).items():
             out.print(f"{name:<12}{value}")
-        if (interruption := summary.interruption(session)) is not None:
+        interruption = summary.interruption(session)
+        if interruption is not None:
             out.print(interruption)
         for line in summary.judge_changes_told([session.judge_changes]):
             out.print(line)
-        if changed := summary.case_changes(session):
+        changed = summary.case_changes(session)
+        if changed:
             out.print("\n".join(changed))
         out.print()
         for found in session.preflights:
@@ -82,8 +85,10 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         for result in session.results:
             if verbose or summary.needs_words(result):
                 out.print(f"{relative(explanation(result, whole=verbose), Path.cwd())}\n")
-        if not verbose and (short := summary.in_short(session.results)):
-            out.print("\n".join([*short, ""]))
+        if not verbose:
+            short = summary.in_short(session.results)
+            if short:
+                out.print("\n".join([*short, ""]))
         for skip in session.skipped:
             out.print(f"skipped {skip.case_id}: {skip.reason}")
     out.print(summary.headline(sessions))
@@ -115,13 +120,15 @@ def export(
             f"{file} compares two arms, whose figures are none of a night: name a session's results"
         )
     remarks = [*filter(None, [summary.interruption(content)])]
-    if dry := sum(content.dry or result.dry for result in content.results):
+    dry = sum(content.dry or result.dry for result in content.results)
+    if dry:
         remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
     for result in exports.newest(content):
+        counts = exports.outcomes(result)["counts"]
         if not exports.figures(result):
             reason = result.no_evidence or "nothing of it was measured"
             remarks.append(f"no figures of {result.case_id}: {reason}")
-        elif (counts := exports.outcomes(result)["counts"]) == "not counted":
+        elif counts == "not counted":
             remarks.append(f"{result.case_id}: {counts}, so a step may do other work")
     text = exports.FORMATS[output_format](content)
     for remark in remarks:

@@ -53,7 +53,8 @@ def selftest(
     """
     machine = detect()
     case = small_case(machine).replace(framework=framework)
-    if (reason := unsupported(case, machine) or wrong_torch(case, machine)) is not None:
+    reason = unsupported(case, machine) or wrong_torch(case, machine)
+    if reason is not None:
         raise CaseError(f"the self-test cannot run here: {reason}")
     rows: list[Row] = []
     with machine_lock(console(stderr=True).print):

@@ -58,7 +58,8 @@ def inject_structural(machine: Machine) -> Iterator[Row]:
     """Try each fault, and each case without one, by one launch. Yields a row of each."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         for base in bases(machine):
-            if (reason := unsupported(base.case, machine)) is not None:
+            reason = unsupported(base.case, machine)
+            if reason is not None:
                 yield from (unknown(f"inject {kind}", "not tried here", reason) for kind in base.faults)
             else:
                 yield from _counted(base, machine, Path(directory))
@@ -68,8 +69,10 @@ def _counted(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
     def launched(name: str, inject: str | None = None) -> Run:
         return launch_once(base.case, machine, directory / f"{base.case.id}-{name}", Launching(inject=inject))
 
-    before, name = launched("before"), base.case.framework.name
-    if (why := _why_nothing_counted(before)) is not None:
+    before = launched("before")
+    name = base.case.framework.name
+    why = _why_nothing_counted(before)
+    if why is not None:
         yield failed(name, why)
         return
     for kind, field in base.faults.items():
@@ -80,7 +83,8 @@ def _counted(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
 def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
     """What the gate finds in a launch: it passes if that is `field`; for None, if it is nothing."""
     expected = f"expected {field or 'no finding'}"
-    if (why := _why_nothing_counted(run)) is not None:
+    why = _why_nothing_counted(run)
+    if why is not None:
         return failed(name, why, expected)
     check = exact.check([run], from_runs([before]))
     findings = check.findings if check is not None else ()

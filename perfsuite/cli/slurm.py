@@ -53,7 +53,8 @@ def submit(
     Options of sbatch, such as --partition=gpu --nodes=2, stand in the ini key perf_slurm_options, in the
     variable PERFSUITE_SLURM_OPTIONS and before the --; the later ones win. Ctrl-C cancels the job.
     """
-    ini, pytest_arguments = read_ini(Path.cwd()), ctx.obj
+    ini = read_ini(Path.cwd())
+    pytest_arguments = ctx.obj
     options = _options(ini, ctx.args)
     wait_start_s = _wait_start_s(wait_start, ini)
     with jobs.interrupts() as came:
@@ -73,7 +74,8 @@ def _options(ini: Ini, given: list[str]) -> list[str]:
     options = [*ini.words(f"{PREFIX}options"), *split(variable, os.environ.get(variable, "")), *given]
     if "--option" in {word.partition("=")[0] for word in options}:
         raise CaseError("there is no --option any more: write the options of sbatch themselves")
-    if match := _NO_NODES.search(" ".join(options)):  # Slurm takes it for 1
+    match = _NO_NODES.search(" ".join(options))
+    if match:  # Slurm takes it for 1
         raise CaseError(f"--nodes is {match[1]!r}, expected a number of nodes, or a range such as 2-4")
     return options
 

@@ -41,7 +41,8 @@ def measured(
     def class_of(launches: list[Launch]) -> str:
         return launches[0].run.machine.hardware_class
 
-    if runs := _runs(store, pattern, sessions, case_and_class):
+    runs = _runs(store, pattern, sessions, case_and_class)
+    if runs:
         newest = max(launch.session for launches in runs.values() for launch in launches)
         classes = {class_of(launches) for launches in runs.values() if launches[-1].session == newest}
         return {key: launches for key, launches in runs.items() if class_of(launches) in classes}
@@ -59,7 +60,8 @@ def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]
         target = target_of(run.machine, dry=run.dry)
         return f"{run.case.id} counted on {target}" if of_counts.can_be_accepted(run) else None
 
-    if runs := _runs(store, pattern, sessions, case_and_target):
+    runs = _runs(store, pattern, sessions, case_and_target)
+    if runs:
         return runs
     raise FileError(
         f"no counted launch of a case matching {pattern!r} in {store.sessions}. "
@@ -74,8 +76,10 @@ def _runs(
     by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
     for session, run_dir in store.launches(pattern):
         run = _unless_bad(partial(documents.read, run_dir.run, Run))
-        if run is not None and (key := key_of(run)) is not None:
-            by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
+        if run is not None:
+            key = key_of(run)
+            if key is not None:
+                by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
     healthy_in = cache(partial(_healthy_in, store))
     return {
         key: [
@@ -121,7 +125,8 @@ def accept(
     `store` is where they are; None: only what they counted becomes one. Raises `PerfsuiteError`, and writes
     none, if they cannot be, or if they need a reason.
     """
-    acceptance, newest = _acceptance(reason), launches[-1].session
+    acceptance = _acceptance(reason)
+    newest = launches[-1].session
     times = profile = counts = None
     if store is not None:
         times = of_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)

@@ -56,10 +56,12 @@ def list_baselines(
 
 def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, object]], Table]:
     """Return the baselines as data, and as a table."""
-    grid, rows = plain_table((*shown.headings, "from", "accepted")), list[dict[str, object]]()
+    grid = plain_table((*shown.headings, "from", "accepted"))
+    rows = list[dict[str, object]]()
     folder = shown.headings[0].replace(" ", "_")
     for known in map(files.read, files.files()):
-        by, day = None if known.accepted is None else known.accepted.by, known.recorded_at[:10]
+        by = None if known.accepted is None else known.accepted.by
+        day = known.recorded_at[:10]
         made = {folder: known.folder, "case": known.case.id, "day": day, "accepted_by": by}
         rows.append({**made, **shown.figures(known)})
         accepted = "local" if by is None else f"by {by}"
@@ -81,7 +83,8 @@ def show(
     """
     known = BaselineStore(baselines, Store(store).baselines)
     machine_class = hardware_class or detect().hardware_class
-    files, count_files = known.files(machine_class, case), known.counts.files(case_ids=case)
+    files = known.files(machine_class, case)
+    count_files = known.counts.files(case_ids=case)
     if not files and not count_files:
         raise FileError(
             f"no baseline matches {case!r} on {machine_class} in {known}; see: perfsuite baseline list"
@@ -105,7 +108,8 @@ def show(
 
 def _show(shown: Shown[J], known: J, file: Path, more: Sequence[str] = ()) -> None:
     lines: list[str] = [f"file: {file}"]
-    if (accepted := known.accepted) is not None:
+    accepted = known.accepted
+    if accepted is not None:
         lines.append(f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}")
         lines.append(f"reason: {accepted.reason or 'none given'}")
     console().print(shown.title(known))
@@ -149,7 +153,8 @@ def _changed(
     shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path
 ) -> tuple[Text, dict[str, object]]:
     """Return what changed in a baseline's file since a git ref, in words and as data."""
-    name, before = str(file.relative_to(root)), None
+    name = str(file.relative_to(root))
+    before = None
     if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         try:
             content = documents.parse(git("show", f"{ref}:{name}", cwd=root))
@@ -191,7 +196,8 @@ def accept(
     """
     local = Store(store)
     runs = counted(local, case, sessions) if counts else measured(local, hardware_class, case, sessions)
-    written, refused = [], []
+    written = []
+    refused = []
     for case_id, launches in sorted(runs.items()):
         try:
             reviewed = BaselineStore(baselines)

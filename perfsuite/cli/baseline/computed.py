@@ -9,7 +9,7 @@ from perfsuite import documents
 from perfsuite.documents import Data
 from perfsuite.report import text
 from perfsuite.report.text import plural
-from perfsuite.results.baseline import Baseline, BaselineLaunch
+from perfsuite.results.baseline import Baseline, BaselineLaunch, values_of
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.verdict.computation import TOKENS
 from perfsuite.verdict.loss import NORMS, part_of_steps
@@ -40,10 +40,8 @@ def of_counts(before: CountBaseline, now: CountBaseline) -> Iterator[str]:
 def _of_launches(before: Sequence[BaselineLaunch], now: Sequence[BaselineLaunch]) -> Iterator[str]:
     yield from _of_losses([launch.loss for launch in before], [launch.loss for launch in now])
     for figure, name in FIGURES.items():
-        then, today = (
-            [value for launch in side if (value := launch.figures.get(figure)) is not None]
-            for side in (before, now)
-        )
+        then = values_of(before, figure)
+        today = values_of(now, figure)
         if _differ(then, today):
             yield f"{name}: {_both(then, today)}"
 
@@ -71,7 +69,8 @@ def _differ(before: Sequence[float], now: Sequence[float]) -> bool:
 def _size(before: Sequence[float], now: Sequence[float]) -> float:
     if not before or not now:
         return 0.0
-    then, today = median(before), median(now)
+    then = median(before)
+    today = median(now)
     return abs(today - then) / abs(then) if then else abs(today)
 
 
@@ -79,7 +78,8 @@ def _both(before: Sequence[float], now: Sequence[float]) -> str:
     """Return the medians over the launches; where these are the same, the values of all launches."""
     if not before or not now:
         return " -> ".join(f"{median(side):.6g}" if side else MISSING for side in (before, now))
-    then, today = median(before), median(now)
+    then = median(before)
+    today = median(now)
     if then == today:
         return " -> ".join(", ".join(f"{value:.6g}" for value in side) for side in (before, now))
     change = f" ({text.percent(today / then - 1)})" if then else ""

@@ -73,10 +73,12 @@ def accepted(
     now = from_runs([run for run in counted if way(run) == way(newest)], accepted=acceptance)
     known = reviewed.find(now.target, now.case)
     before = known.baseline if known else None
-    if before is not None and (lost := exact.missing_ranks(before, now)):
-        raise Refused(
-            f"{lost} not counted in the newest session, but in the baseline: count all of them first"
-        )
+    if before is not None:
+        lost = exact.missing_ranks(before, now)
+        if lost:
+            raise Refused(
+                f"{lost} not counted in the newest session, but in the baseline: count all of them first"
+            )
     console().print(COUNTS.before_after(before, now))
     if before is not None and not acceptance.reason:
         _require_reason(before, now)
@@ -101,7 +103,8 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
     if before and now and not are_alike(before.method, now.method):
         lines.append(_other_method(before, now))
     elif before and now:
-        if versions := exact.changed_versions(before.versions, now.versions):
+        versions = exact.changed_versions(before.versions, now.versions)
+        if versions:
             lines.append(f"versions: {', '.join(versions)}")
         found = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
         lines += told.once(found, by_rank=len(now.counts) > 1) or ["the counts are the same"]

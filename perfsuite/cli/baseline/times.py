@@ -93,7 +93,8 @@ def _details(known: Baseline) -> list[str]:
         values = ", ".join(amount(value, metric.unit) for value in known.values(metric.name))
         label = metric.counting(known.case.unit).label
         lines.append(f"{label}: {values or 'not measured'}{_noise(known, metric)}")
-    if (observed := known.observed) is not None:
+    observed = known.observed
+    if observed is not None:
         for name, entries in (("settings", observed.settings), ("environment", observed.environment)):
             lines.append(f"{name}: " + ", ".join(f"{key}={value}" for key, value in entries.items()))
     return lines
@@ -142,7 +143,8 @@ def accepted(
     if why:
         out.print(f"  left out: {why}")
     older = (baseline.from_runs([run]) for run in runs[:-1])
-    if changed := dict.fromkeys(each for run in older for each in environment_changes(runs[-1], run)):
+    changed = dict.fromkeys(each for run in older for each in environment_changes(runs[-1], run))
+    if changed:
         out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
     if before is not None and not acceptance.reason:
         _require_reason(before, now, runs)
@@ -176,7 +178,8 @@ def _choose(
 def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
     device = runs[-1].machine.device
     for metric in judged(_figures(before, now), device):
-        old, new = before.median(metric.name), now.median(metric.name)
+        old = before.median(metric.name)
+        new = now.median(metric.name)
         if old is None:
             continue
         label = metric.counting(now.case.unit).label
@@ -193,7 +196,8 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
         if more > less * (1 + allowed):  # no quotient: 0 bytes are a measured value
             change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
             raise Refused(f"{label} gets worse ({change}): say why with --reason")
-    if (difference := loss_differs(runs, before)) is not None:
+    difference = loss_differs(runs, before)
+    if difference is not None:
         raise Refused(f"{difference}: say why with --reason")
 
 

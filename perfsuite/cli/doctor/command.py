@@ -35,7 +35,8 @@ def doctor(
     every device for their noise. Exit status 1 if a check fails; 3 if one cannot tell, as while others use
     the machine.
     """
-    found, err = _expected(expect), console(stderr=True)
+    found = _expected(expect)
+    err = console(stderr=True)
     with contextlib.nullcontext() if quick else machine_lock(err.print):
         rows = examine(found, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
     if as_json:
@@ -52,10 +53,12 @@ def doctor(
 def _expected(marker: str | None) -> Machine:
     if marker is None:
         return detect()
-    if (error := hardware_error(marker)) is not None:
+    error = hardware_error(marker)
+    if error is not None:
         raise CaseError(f"--expect {marker}: {error}")
     found = detect_cpu("not looked at: --expect cpu") if marker == "cpu" else detect()
-    if (reason := machine.why_not(found, marker)) is not None:
+    reason = machine.why_not(found, marker)
+    if reason is not None:
         raise CaseError(f"no {marker} here: {reason}" + (f"; {found.note}" if found.note else ""))
     return found
 

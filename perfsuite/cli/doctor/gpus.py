@@ -110,9 +110,11 @@ def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
 
 
 def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
-    lowest, highest = min(rates.values()), max(rates.values())
+    lowest = min(rates.values())
+    highest = max(rates.values())
     found = f"{lowest:.4g} to {highest:.4g} over {len(rates)} GPUs" if len(rates) > 1 else f"{lowest:.4g}"
-    if (lag := laggard(rates)) is not None:
+    lag = laggard(rates)
+    if lag is not None:
         rank, _, behind = lag
         advice = (
             f"GPU {rank} is {behind:.0%} slower than the fastest: look at its clocks, its power limit, its "

@@ -23,7 +23,8 @@ from perfsuite.verdict.overall import Reference
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 
 LAUNCHES = 5  # launches from which the noise is estimated
-REVIEWED_LAUNCHES, REVIEWED_DEGREES = 10, 30
+REVIEWED_LAUNCHES = 10
+REVIEWED_DEGREES = 30
 """Launches of a usual reviewed baseline, and degrees of freedom of the noise that a few of them give."""
 
 

@@ -20,7 +20,8 @@ def machine_rows(machine: Machine) -> list[Row]:
     devices = "GPUs" if machine.device == "cuda" else "cores"
     parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
     rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
-    peak, check = machine.peak_flops("bf16"), "peak FLOP/s"
+    peak = machine.peak_flops("bf16")
+    check = "peak FLOP/s"
     if machine.product is not None and peak is not None:
         rows.append(passed(check, f"{peak / 1e12:g} TFLOP/s dense at 16 bit ({machine.product.source})"))
     elif machine.device == "cuda":

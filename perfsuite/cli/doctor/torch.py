@@ -24,12 +24,15 @@ MAX_PEAK_DIFFERENCE = 0.05  # of peak memory, relative: a CPU's comes in pages, 
 
 def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
     """Import torch and train in a separate process. Returns what it measured, or the row of its failure."""
-    if (problem := torch_build.wrong_build(machine)) is not None:
+    problem = torch_build.wrong_build(machine)
+    if problem is not None:
         return failed("torch", problem)
-    if not quick and (missing := missing_package("transformers")) is not None:
-        return unknown(
-            "torch", f"to check it, {missing}", "run the command above, then perfsuite doctor again"
-        )
+    if not quick:
+        missing = missing_package("transformers")
+        if missing is not None:
+            return unknown(
+                "torch", f"to check it, {missing}", "run the command above, then perfsuite doctor again"
+            )
     with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
         file = Path(directory) / "probe.json"
         words = [sys.executable, "-m", "perfsuite.worker.probes.doctor_probe", str(file), machine.device]
@@ -53,7 +56,8 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
     rows = [passed("torch", torch_build.summary())]
     if machine.device == "cpu":
         return rows
-    reached, check = f"torch reaches {probed.devices} GPUs", "torch and GPUs"
+    reached = f"torch reaches {probed.devices} GPUs"
+    check = "torch and GPUs"
     if probed.devices == machine.devices:
         return [*rows, passed(check, f"{reached}, driver {machine.driver}, NCCL {probed.nccl}")]
     found = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {probed.error or reached}"
