@@ -83,7 +83,8 @@ class CachingAllocator:
         self.allocated = 0
         self.peak_allocated = 0  # as `torch.cuda.max_memory_allocated`: blocks in use, rounding included
         self.reserved = 0  # as `torch.cuda.max_memory_reserved`: held from CUDA, which never falls
-        self._small, self._large = _Pool(is_small=True), _Pool(is_small=False)
+        self._small = _Pool(is_small=True)
+        self._large = _Pool(is_small=False)
 
     def take(self, request: int) -> Block:
         """Allocate; `request` is positive. `Block.size` may be larger than what was asked for."""
@@ -136,7 +137,8 @@ class CachingAllocator:
             rest.next.previous = rest
         if block.pool.last is block:
             block.pool.last = rest
-        block.size, block.next = size, rest
+        block.size = size
+        block.next = rest
         block.pool.put(rest)
 
 

@@ -77,7 +77,8 @@ def _flash(
 ) -> Any:
     size = query.shape[-1]
     scale = size**-0.5 if scale is None else scale
-    if padding := -size % 8:
+    padding = -size % 8
+    if padding:
         query, key, value = (functional.pad(tensor, (0, padding)) for tensor in (query, key, value))
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     out = flash(query, key, value, dropout, causal, False, scale=scale)[0]

@@ -33,7 +33,8 @@ def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
 def by_expression(directory: Path, expression: str, marker: str = "") -> list[Case]:
     """Return the cases that `-k` and `-m` select in `directory`. Raises `CaseError` where there is none."""
     given = [word for option in (("-k", expression), ("-m", marker)) if option[1] for word in option]
-    if not (cases := _collected(directory, *given)):
+    cases = _collected(directory, *given)
+    if not cases:
         raise CaseError(f"{shlex.join(given)} selects no case in {directory}")
     return cases
 

@@ -54,13 +54,15 @@ def dry_run(
             has = f"ranks 0 to {last}" if last else "rank 0 alone"
             raise DryRunError(f"rank {rank} does not exist: {case.id} has {has}")
     machine, instead = pretended(case, device)
-    if (reason := why_not_dry(case, machine)) is not None:
+    reason = why_not_dry(case, machine)
+    if reason is not None:
         raise DryRunError(f"{case.id}: {reason}")
     framework_of(case).check(case)
     chosen = telling_ranks(case) if ranks is None else tuple(ranks)
     run_dir = RunDir(directory)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device, counted_steps=counted_steps))
-    started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    began = time.monotonic()
     reports = [_report(run_dir, case, machine, rank, arm, stop or Event()) for rank in chosen]
     run = Run(
         case=case,
@@ -126,7 +128,8 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
     """Return the environment of a rank. A script has those variables of a launcher that a launch gives it."""
-    topology, plan = case.topology, framework_of(case).plan(case)
+    topology = case.topology
+    plan = framework_of(case).plan(case)
     variables = {**rank_variables(topology, rank), **RANKS_MEET, **OF_ONE_DEVICE}
     if plan.command is not None and plan.command.starts_ranks:
         variables = RANKS_MEET if topology.nodes > 1 else {}

@@ -26,7 +26,8 @@ CONTEXT = MemoryPart(
         "1.3 GiB measured on an H100 (CUDA 13.0, cuDNN's attention)"
     ),
 )
-NCCL_LOW, NCCL_HIGH = 100 * MIB, 1024 * MIB
+NCCL_LOW = 100 * MIB
+NCCL_HIGH = 1024 * MIB
 """Of one communicator. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue 1685); a ring has
 a few channels over PCIe, up to 32 over NVLink. 1.6 GB with the context was seen for one (nccl issue 864)."""
 

@@ -56,16 +56,20 @@ def pretended_cpu(topology: Topology) -> Machine:
 def why_not_dry(case: Case, machine: Machine) -> str | None:
     """Return why `case` cannot be run dry on `machine`, or None. Raises `CaseError` without its packages."""
     framework = framework_of(case)
-    if (problem := torch_build.wrong_build(pretended_cpu(case.topology))) is not None:
+    problem = torch_build.wrong_build(pretended_cpu(case.topology))
+    if problem is not None:
         raise CaseError(problem)
     if case.quantization != "none":
         return f"not by a dry run: bitsandbytes' {case.quantization} kernels do not know fake tensors"
     if case.compile:
         return "not by a dry run: torch.compile makes its kernels on the GPU, and there is none: leave it out"
     for check in CHECKS:
-        if check not in OF_THE_MACHINE and (reason := check(case, machine)) is not None:
-            return reason
-    if (plan := framework.dry(case)) is None:
+        if check not in OF_THE_MACHINE:
+            reason = check(case, machine)
+            if reason is not None:
+                return reason
+    plan = framework.dry(case)
+    if plan is None:
         return (
             f"not by a dry run: {framework.name} does not say how it builds on fake tensors (Framework.dry)"
         )
@@ -74,5 +78,6 @@ def why_not_dry(case: Case, machine: Machine) -> str | None:
 
 def telling_ranks(case: Case) -> tuple[int, ...]:
     """Return the ranks that tell what all do: the first, and the last if ranks differ by design."""
-    last, plan = case.topology.world_size - 1, framework_of(case).dry(case)
+    last = case.topology.world_size - 1
+    plan = framework_of(case).dry(case)
     return (0, last) if last and plan is not None and plan.ranks_differ else (0,)

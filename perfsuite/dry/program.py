@@ -127,7 +127,8 @@ def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
 
 def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
     """Return the last line of the user's code among frames, and the line of a library that it called."""
-    own, library = None, None
+    own = None
+    library = None
     not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")
     for frame, line in passed:
         file = frame.f_code.co_filename
@@ -136,5 +137,6 @@ def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
         if installed and not inside.startswith("torch/"):
             library = f", in {inside}:{line}: {code}"
         elif not installed and not file.startswith(not_own):
-            own, library = f"{os.path.relpath(file)}:{line}: {code}", None
+            own = f"{os.path.relpath(file)}:{line}: {code}"
+            library = None
     return own and own + (library or "")

@@ -118,7 +118,8 @@ class DryRank:
             why = "; ".join(counting.notes) or f"training ended after {self.recorder.steps} steps"
             raise DryRunError(f"nothing was counted: {why}")
         assert counting.log is not None
-        rank, built = self.report.rank, self._built_bytes
+        rank = self.report.rank
+        built = self._built_bytes
         return self.report.replace(
             counts=counting.counts.replace(kept=self._kept or self._growth.result()),
             fit=predict(counting.log, counting.counts, self._machine, rank, built=built),

@@ -74,7 +74,8 @@ class DryScript(DryRank):
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self.recorder.between_steps = self._end_when_counted
-        command, counting = self.framework.plan(self.case).command, self.recorder.counting
+        command = self.framework.plan(self.case).command
+        counting = self.recorder.counting
         assert command is not None
         assert counting is not None
         files = RunDir(self.ranks.directory).files
@@ -170,7 +171,8 @@ class DryScript(DryRank):
         """Raise a launch's `MismatchError` for passes, tokens and gradients that are not as the case says."""
         if self._passes is not None:
             self._passes.check(self.case.gradient_accumulation)
-        evidence, counting = self._observer.evidence(), self.recorder.counting
+        evidence = self._observer.evidence()
+        counting = self.recorder.counting
         counts = None if counting is None else counting.counts
         if counts is not None and not self.framework.promises.replicas_differ:  # these may meet later
             sent = sum(each.count for each in counts.collectives if each.ranks > 1)
@@ -185,7 +187,8 @@ class DryScript(DryRank):
         if wrong is not None:
             raise MismatchError(wrong)
         self.notes += agreement.token_notes(ranks, self.case)
-        if unchecked := [*self._unchecked(settings, evidence, counts)]:
+        unchecked = [*self._unchecked(settings, evidence, counts)]
+        if unchecked:
             self.notes.append(f"claimed, not checked: {'; '.join(unchecked)}")
 
     def _unchecked(
@@ -253,7 +256,9 @@ def _load_data_here() -> None:
     class _FromWorkers(dataloader._SingleProcessDataLoaderIter):
         def __init__(self, loader: Any) -> None:
             here = copy.copy(loader)
-            here.num_workers, here.timeout, here.prefetch_factor = 0, 0, None
+            here.num_workers = 0
+            here.timeout = 0
+            here.prefetch_factor = None
             super().__init__(here)
 
         def _next_data(self) -> Any:

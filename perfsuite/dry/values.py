@@ -45,8 +45,10 @@ class NoValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].device  # what the mode of fake tensors answers, after much more work
-        aten, kwargs = torch.ops.aten, kwargs or {}
-        if (device := kwargs.get("device")) is not None and device.type == "cpu":
+        aten = torch.ops.aten
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is not None and device.type == "cpu":
             kwargs = {**kwargs, "device": torch.device("cpu")}
         if func is aten._local_scalar_dense.default:
             return _answer(args[0])
@@ -91,11 +93,13 @@ _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten
 
 def _is_real(func: Any, args: Any, kwargs: dict[str, Any], *, whole: bool) -> bool:
     """Whether an operator works on real tensors of the CPU alone, and if `whole`, of whole numbers alone."""
-    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    device = kwargs.get("device")
+    dtype = kwargs.get("dtype")
     if func.namespace != "aten" or (device is not None and device.type != "cpu"):
         return False
     given = tree_leaves((args, kwargs))
-    if tensors := [each for each in given if isinstance(each, Tensor)]:
+    tensors = [each for each in given if isinstance(each, Tensor)]
+    if tensors:
         return all(
             type(each) is Tensor and each.device.type == "cpu" and (not whole or _is_whole(each.dtype))
             for each in tensors
@@ -294,7 +298,8 @@ _LIBRARY = Library("c10d", "IMPL")  # what is registered lives as long as it
 def pretend_ranks() -> None:
     """Answer for the other ranks, with fake process groups. Call it when all is imported."""
     fake_store = module("torch.testing._internal.distributed.fake_pg").FakeStore
-    init, new_group = dist.init_process_group, dist.new_group
+    init = dist.init_process_group
+    new_group = dist.new_group
 
     def init_process_group(
         backend: Any = None,
