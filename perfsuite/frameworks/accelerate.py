@@ -81,14 +81,17 @@ class Accelerate(ByAccelerate):
         return "-".join([self.name, *([Path(self.config.file).stem] if self.config else []), *parts])
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        if reason := float8.unsupported(self.float8, case, machine, by_accelerate=True):
+        reason = float8.unsupported(self.float8, case, machine, by_accelerate=True)
+        if reason:
             return reason
         if self.config and self.config.fields.use_cpu and machine.device != "cpu":
             return f"{self.config.file}: use_cpu is true, but this machine trains on its GPUs"
         fsdp = self._fsdp
         is_offloaded = fsdp is not None and fsdp.fsdp_offload_params
-        if is_offloaded and (reason := sharding.offload_unsupported("cpu_offload", machine)) is not None:
-            return reason
+        if is_offloaded:
+            reason = sharding.offload_unsupported("cpu_offload", machine)
+            if reason is not None:
+                return reason
         if fsdp is not None and fsdp.fsdp_version == 2:
             return self._degrees.unsupported(case, machine)
         if case.topology.world_size < 2:
@@ -98,19 +101,23 @@ class Accelerate(ByAccelerate):
         return None
 
     def check(self, case: Case) -> None:
-        if self.config and (conflict := self.config.conflict(case)) is not None:
-            raise CaseError(conflict)
+        if self.config:
+            conflict = self.config.conflict(case)
+            if conflict is not None:
+                raise CaseError(conflict)
         self._degrees.check(case)
 
     def dry(self, case: Case) -> DryPlan:
-        if (fsdp := self._fsdp) is None:
+        fsdp = self._fsdp
+        if fsdp is None:
             return sharding.dry_plan()
         offloads = fsdp.fsdp_offload_params or fsdp.fsdp_activation_checkpointing_offload
         return self._degrees.dry_plan(ranks_differ=fsdp.fsdp_version == 1, offloads=offloads)
 
     def expected(self, case: Case) -> dict[str, str]:
         low = float8.expected(self.float8, case, kept=1, gathered=self.strategy == "fsdp2")
-        if (fsdp := self._fsdp) is None:
+        fsdp = self._fsdp
+        if fsdp is None:
             return {"wrapper": "DistributedDataParallel", **low}
         if fsdp.fsdp_version == 2:
             return {"wrapper": "FSDPModule", **self._degrees.expected(), **low}
@@ -141,11 +148,14 @@ class Accelerate(ByAccelerate):
 
         on_cpu = ranks.device.type == "cpu"
         settings = self._set_environment(on_cpu=on_cpu) | self._degrees.patch()
-        plugin, parallelism = self._plugin(), self._degrees.config()
-        mixed, recipes = MIXED_PRECISION[case.precision], []
+        plugin = self._plugin()
+        parallelism = self._degrees.config()
+        mixed = MIXED_PRECISION[case.precision]
+        recipes = []
         if self.float8 is not None:
             recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=plugin is not None)
-            mixed, recipes = "fp8", [recipe]
+            mixed = "fp8"
+            recipes = [recipe]
         accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision=mixed,

@@ -199,7 +199,8 @@ def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
 
 def require(*packages: str, purpose: str) -> None:
     """Raise `PackageError` if one of these packages is not installed. `purpose`: what needs it."""
-    if (missing := missing_package(*packages)) is not None:
+    missing = missing_package(*packages)
+    if missing is not None:
         raise PackageError(f"{purpose}: {missing}")
 
 

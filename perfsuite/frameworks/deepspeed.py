@@ -112,14 +112,17 @@ class DeepSpeed(Framework):
         return LaunchPlan(clock="framework")
 
     def check(self, case: Case) -> None:
-        if case.precision in PRECISIONS and (problems := [*_problems(self.config, case)]):
-            raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
+        if case.precision in PRECISIONS:
+            problems = [*_problems(self.config, case)]
+            if problems:
+                raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def dry(self, case: Case) -> DryPlan:
         return DryPlan(impossible=DEEPSPEED_NOT_DRY)
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        stage, ranks = self.config.stage, case.topology.world_size
+        stage = self.config.stage
+        ranks = case.topology.world_size
         return {
             "wrapper": "DeepSpeedEngine",
             "sharding": f"DeepSpeed ZeRO-{stage}" if stage else "none",
@@ -214,7 +217,8 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]]:
     """Return path -> the field of the case that decides it, and the value that it has to have."""
-    batch, precision = case.micro_batch * case.gradient_accumulation, f"precision {case.precision!r}"
+    batch = case.micro_batch * case.gradient_accumulation
+    precision = f"precision {case.precision!r}"
     decided: dict[str, tuple[str, Any]] = {
         "train_micro_batch_size_per_gpu": ("micro_batch", case.micro_batch),
         "gradient_accumulation_steps": ("gradient_accumulation", case.gradient_accumulation),
@@ -274,7 +278,8 @@ def _problems(config: ZeroConfig, case: Case) -> Iterator[str]:
 
 def _observed(engine: Any) -> dict[str, str]:
     """Return what this rank holds of parameters and optimizer, and which of them are offloaded."""
-    zero, parameters = engine.optimizer, list(engine.module.parameters())
+    zero = engine.optimizer
+    parameters = list(engine.module.parameters())
     optimized = next((getattr(zero, name) for name in FLAT if hasattr(zero, name)), None)
     if optimized is None:
         optimized = [each for group in zero.param_groups for each in group["params"]]

@@ -29,7 +29,8 @@ class FSDP(Framework):
     """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        strategy, group = self.sharding_strategy, self.shard_group
+        strategy = self.sharding_strategy
+        group = self.shard_group
         return sharding.fsdp1_unsupported(
             case, machine, strategy, shard_group=group, cpu_offload=self.cpu_offload
         )
@@ -56,7 +57,8 @@ class FSDP(Framework):
             group = self.shard_group or case.topology.processes_per_node
             mesh = init_device_mesh(ranks.device.type, (ranks.world_size // group, group))
         if "mixed" in case.precision:
-            compute, fp32 = COMPUTE_DTYPES[case.precision], torch.float32
+            compute = COMPUTE_DTYPES[case.precision]
+            fp32 = torch.float32
             mixed_precision = fsdp.MixedPrecision(compute, reduce_dtype=fp32, buffer_dtype=fp32)
         inner = build_model(case, ranks.device)
         model = fsdp.FullyShardedDataParallel(

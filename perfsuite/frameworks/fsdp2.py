@@ -43,7 +43,8 @@ class FSDP2(Framework):
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if self.reduce_dtype != "float32" and "mixed" not in case.precision:
             return f"reduce_dtype={self.reduce_dtype!r} is for mixed precision, not for {case.precision!r}"
-        if (reason := float8.unsupported(self.float8, case, machine)) is not None:
+        reason = float8.unsupported(self.float8, case, machine)
+        if reason is not None:
             return reason
         if self.tensor_parallel > 1:
             if self.shard_group is not None or self.float8 is not None:
@@ -80,7 +81,8 @@ class FSDP2(Framework):
         )
         from perfsuite.frameworks.common.weights import initialise
 
-        world, tensor_parallel = ranks.world_size, self.tensor_parallel
+        world = ranks.world_size
+        tensor_parallel = self.tensor_parallel
         shape = {"shard": world}
         if self.shard_group is not None:
             shape = {"replicate": world // self.shard_group, "shard": self.shard_group}
@@ -127,7 +129,9 @@ def _parallelize_llama(model: Any, mesh: Any) -> None:
     """Split a transformers Llama over a 1-D mesh. One DTensor is the input of q, k, v: it is reduced once."""
     from torch.distributed.tensor import Replicate, parallel
 
-    attention, mlp, whole = "model.layers.*.self_attn", "model.layers.*.mlp", Replicate()
+    attention = "model.layers.*.self_attn"
+    mlp = "model.layers.*.mlp"
+    whole = Replicate()
     named: dict[str, Any] = {"hidden_states": whole}
     columns = [f"{attention}.{name}_proj" for name in "qkv"] + [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     plan = {

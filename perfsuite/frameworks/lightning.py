@@ -49,7 +49,8 @@ class Lightning(Framework):
             return sharding.fsdp1_unsupported(
                 case, machine, self.sharding_strategy, cpu_offload=self.cpu_offload
             )
-        if options := changed_fields(self, skip=frozenset({"strategy"})):
+        options = changed_fields(self, skip=frozenset({"strategy"}))
+        if options:
             return f"{', '.join(options)}: for strategy 'fsdp' only, not for {self.strategy!r}"
         if fp16 and self.strategy == "fsdp2":
             return "Fabric's ModelParallelStrategy has no fp16-mixed"
@@ -90,7 +91,8 @@ class Lightning(Framework):
             plugins=[TorchElasticEnvironment()],
         )
         fabric.launch()  # in the processes and the process group that exist already
-        if (scaler := getattr(strategy.precision, "scaler", None)) is not None:
+        scaler = getattr(strategy.precision, "scaler", None)
+        if scaler is not None:
             strategy.precision.scaler = scaler = fixed_scaler(type(scaler), ranks.device.type)
         model = fabric.setup_module(model)
         optimizer: Any = fabric.setup_optimizers(build_optimizer(case, model))
@@ -98,7 +100,8 @@ class Lightning(Framework):
             "fabric_strategy": type(strategy).__name__,
             "fabric_precision": f"{type(strategy.precision).__name__} {FABRIC_PRECISION[case.precision]}",
         }
-        if (mixed := getattr(strategy, "mixed_precision_config", None)) is not None:
+        mixed = getattr(strategy, "mixed_precision_config", None)
+        if mixed is not None:
             settings["reduce_dtype"] = str(mixed.reduce_dtype).removeprefix("torch.")
 
         def backward(loss: Tensor) -> Tensor:
@@ -129,7 +132,8 @@ class Lightning(Framework):
 
         from perfsuite.frameworks.common.model import is_checkpointed
 
-        mode, topology = case.activation_checkpointing, case.topology
+        mode = case.activation_checkpointing
+        topology = case.topology
         if self.strategy == "ddp":
             return DDPStrategy()
         if self.strategy == "fsdp2":

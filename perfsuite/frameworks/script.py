@@ -209,7 +209,8 @@ class Script(Framework):
         """The file of `path`, which is in `cwd` or here. Raises `CaseError` where each has another."""
         if self.path is None:
             return None
-        here, in_cwd = Path(self.path), Path(self.cwd, self.path)
+        here = Path(self.path)
+        in_cwd = Path(self.cwd, self.path)
         with contextlib.suppress(OSError):  # as of a name that is too long: `check` says so
             if here.exists() and in_cwd.exists() and not here.samefile(in_cwd):
                 raise CaseError(
@@ -260,9 +261,11 @@ def _is_module_and_name(text: str) -> bool:
 
 def _name(words: Sequence[str]) -> str:
     """The stem of the first Python file, else the module after `-m`, else the program and its first word."""
-    if (file := next((word for word in words if word.endswith(".py")), None)) is not None:
+    file = next((word for word in words if word.endswith(".py")), None)
+    if file is not None:
         return Path(file).stem
-    if modules := [word for flag, word in pairwise(words) if flag == "-m"]:
+    modules = [word for flag, word in pairwise(words) if flag == "-m"]
+    if modules:
         return modules[-1]
     task = next((word for word in words[1:] if not word.startswith("-")), "")
     return "-".join([Path(words[0]).name, *([task] if re.fullmatch(r"[\w.-]{1,40}", task) else [])])
@@ -270,9 +273,10 @@ def _name(words: Sequence[str]) -> str:
 
 def _from_here(path: str | None) -> str | None:
     """The path relative to the current directory if it is below it, so that it is the same in every clone."""
-    if path is None or not (where := Path(path)).is_relative_to(Path.cwd()):
-        return path
-    return str(where.relative_to(Path.cwd()))
+    if path is None:
+        return None
+    where = Path(path)
+    return str(where.relative_to(Path.cwd())) if where.is_relative_to(Path.cwd()) else path
 
 
 def _found(program: str) -> str | None:

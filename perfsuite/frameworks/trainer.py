@@ -45,7 +45,8 @@ class Trainer(ByAccelerate):
     @classmethod
     def _known_words(cls, fsdp: str) -> str:
         words = fsdp.split()
-        if unknown := [word for word in words if word not in {*SHARDINGS, "offload", "auto_wrap"}]:
+        unknown = [word for word in words if word not in {*SHARDINGS, "offload", "auto_wrap"}]
+        if unknown:
             raise ValueError(f"unknown {unknown[0]!r}; words are {', '.join(SHARDINGS)}, offload, auto_wrap")
         if words and sum(word in SHARDINGS for word in words) != 1:
             raise ValueError(f"name one sharding of {', '.join(SHARDINGS)}; leave it empty for DDP")
@@ -69,14 +70,16 @@ class Trainer(ByAccelerate):
         return next((word for word in self.fsdp.split() if word in SHARDINGS), None)
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        if reason := float8.unsupported(self.float8, case, machine, by_accelerate=True):
+        reason = float8.unsupported(self.float8, case, machine, by_accelerate=True)
+        if reason:
             return reason
         if case.activation_checkpointing == "selective-op":
             return "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'"
         if case.topology.world_size < 2:
             return "the Trainer wraps nothing on 1 process: it needs at least 2"
         if "offload" in self.fsdp.split():
-            if (reason := sharding.offload_unsupported("offload", machine)) is not None:
+            reason = sharding.offload_unsupported("offload", machine)
+            if reason is not None:
                 return reason
             if self.fsdp_version == 2:
                 return "the gradient norm of offloaded FSDP2 shards needs gloo, too; take fsdp_version=1"
@@ -115,7 +118,8 @@ class Trainer(ByAccelerate):
         if self.float8 is not None:
             os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"  # which no argument says
         directory = tempfile.TemporaryDirectory()
-        degrees, parallelism = self._degrees, self._degrees.config()
+        degrees = self._degrees
+        parallelism = self._degrees.config()
         given = {} if on_cpu or parallelism is None else {"parallelism_config": parallelism}
         arguments = transformers.TrainingArguments(
             directory.name, **self._arguments(case, on_cpu=on_cpu), **given
@@ -123,7 +127,8 @@ class Trainer(ByAccelerate):
         # The Trainer itself checkpoints the blocks, and moves its batches to the device.
         plain = case.replace(activation_checkpointing="none")
         model: Any = degrees.model(plain, parallelism, ranks.device)
-        data_rank, data_parallel = ranks.rank // degrees.alike, ranks.world_size // degrees.alike
+        data_rank = ranks.rank // degrees.alike
+        data_parallel = ranks.world_size // degrees.alike
         data = _Data(synthetic_batches(case, data_rank, torch.device("cpu")), case, data_rank, data_parallel)
         micro_losses = _keep_losses(model)
         # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
@@ -188,7 +193,10 @@ class _Data:
     """The samples of all data-parallel ranks as the Trainer deals them out; only this rank's exist."""
 
     def __init__(self, batches: list[Any], case: Case, rank: int, ranks: int) -> None:
-        self._batches, self._case, self._rank, self._ranks = batches, case, rank, ranks
+        self._batches = batches
+        self._case = case
+        self._rank = rank
+        self._ranks = ranks
 
     def __len__(self) -> int:
         case = self._case
@@ -207,7 +215,8 @@ def _keep_losses(model: Any) -> list[Any]:
     losses = OwnList[Any]()
 
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
-        loss, items = output.loss.detach(), inputs.get("num_items_in_batch")
+        loss = output.loss.detach()
+        items = inputs.get("num_items_in_batch")
         if items is not None:  # the Trainer lets the model divide by the tokens of all ranks' micro-batches
             loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
         losses.append(loss)

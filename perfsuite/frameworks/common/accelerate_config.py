@@ -68,7 +68,8 @@ class FsdpFields(Data):
 
     @model_validator(mode="after")
     def _agree(self) -> FsdpFields:
-        strategy, reshard = self.fsdp_sharding_strategy, self.fsdp_reshard_after_forward
+        strategy = self.fsdp_sharding_strategy
+        reshard = self.fsdp_reshard_after_forward
         if self.fsdp_version == 2:
             for name in _FSDP1_ONLY:
                 if name in self.model_fields_set:
@@ -167,7 +168,9 @@ class LaunchConfig(ConfigFile):
         return LaunchFields.model_validate(self.content)
 
     def conflict(self, case: Case) -> str | None:
-        fields, topology, precision = self.fields, case.topology, case.precision
+        fields = self.fields
+        topology = case.topology
+        precision = case.precision
         mixed = fields.mixed_precision or "no", MIXED_PRECISION.get(precision)
         for field, got, wanted, by in (
             ("num_processes", fields.num_processes, topology.world_size, "the topology"),
@@ -202,7 +205,8 @@ def launcher_environment(config: str) -> dict[str, str]:
         arguments = launch.launch_command_parser().parse_args(["--config_file", file.name, "script.py"])
         arguments, _, _ = launch._validate_launch_command(arguments)
     if arguments.use_fsdp or arguments.multi_gpu:
-        arguments.num_machines, arguments.main_process_port = 1, 0  # no port is taken: it launches nothing
+        arguments.num_machines = 1
+        arguments.main_process_port = 0  # no port is taken: it launches nothing
         environment = prepare.prepare_multi_gpu_env(arguments)
     else:
         _, environment = prepare.prepare_simple_launcher_cmd_env(arguments)

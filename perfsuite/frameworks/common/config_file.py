@@ -61,7 +61,8 @@ class ConfigFile(Data):
             raise FileError(f"cannot read {path}: {reason}. Give {cls.kind}.") from error
         except ValueError as error:
             raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
-        before, after = text.splitlines(), masked(text).splitlines()
+        before = text.splitlines()
+        after = masked(text).splitlines()
         if before != after:  # the text of the line would show it
             line = next(n for n in range(1, len(before) + 1) if before[n - 1 : n] != after[n - 1 : n])
             raise FileError(

@@ -70,8 +70,10 @@ def add_adapters(
     from peft import LoraConfig, inject_adapter_in_model
 
     layers = adapters.adaptable(model)
-    if unused := adapters.unused(lora, layers):
-        missing, known = ", ".join(unused), ", ".join(adapters.short_names(layers))
+    unused = adapters.unused(lora, layers)
+    if unused:
+        missing = ", ".join(unused)
+        known = ", ".join(adapters.short_names(layers))
         raise MismatchError(f"lora: no linear layer is called {missing}; there are {known}")
     chosen = adapters.chosen(lora, layers, blocks)
     config = LoraConfig(
@@ -97,13 +99,14 @@ def observed(model: nn.Module) -> dict[str, str]:
     if all(trains.values()):
         return {"trained": "all"}
     adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
-    kinds = [kind for module in model.modules() if (kind := quantization_of(module)) is not None]
+    kinds = [kind for kind in map(quantization_of, model.modules()) if kind is not None]
     told = {
         "trained": "adapters only" if adapters_only else "others",
         "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
     layers = adapters.adaptable(model)
-    if adapted := adapters.adapted(layers):
+    adapted = adapters.adapted(layers)
+    if adapted:
         described = adapters.described(layers, {layer: layer.adapters for layer in adapted})
         told |= {"adapters": str(len(adapted)), "lora": described}
     elif adapters_only:
@@ -136,9 +139,12 @@ def expected(
     chosen = adapters.chosen(case.lora, layers, blocks)
     of = {layer: frozenset({case.lora.of(layer.name)}) for layer in chosen}
     lora = adapters.described(layers, of)
-    if lora != lora_observed and (short := adapters.described(layers, of, exactly=False)) != lora_observed:
-        lora = short  # for people: whole names may be hundreds
-    if unused := adapters.unused(case.lora, layers):
+    if lora != lora_observed:
+        short = adapters.described(layers, of, exactly=False)
+        if short != lora_observed:
+            lora = short  # for people: whole names may be hundreds
+    unused = adapters.unused(case.lora, layers)
+    if unused:
         lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)}, which no layer is called"]))
     return {**asked, "adapters": str(len(chosen)) if case.model.config else None, "lora": lora}
 
@@ -159,7 +165,8 @@ def advice(model: nn.Module, blocks: Sequence[nn.Module]) -> str:
     layers = adapters.adaptable(model)
     if adapters.adapted(layers):
         return f"say lora={adapters.as_code(layers, blocks)} in the case"
-    if ranks := sorted(_ranks_not_pefts(model)):
+    ranks = sorted(_ranks_not_pefts(model))
+    if ranks:
         return f"say lora=LoRA(rank={ranks[0]}, alpha={ranks[0]}) in the case, with the alpha that you know"
     if any(_is_adapter(name) for name, _ in model.named_parameters()):
         return "say lora=LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you know"
@@ -191,7 +198,8 @@ def _ranks_not_pefts(model: nn.Module) -> set[int]:
     for module in model.modules():
         names = (name for name in ("lora_A", "lora_a", "lora_down") if hasattr(module, name))
         a = getattr(module, next(names, ""), None)
-        if isinstance(weight := getattr(a, "weight", a), torch.Tensor):
+        weight = getattr(a, "weight", a)
+        if isinstance(weight, torch.Tensor):
             said = getattr(module, "r", getattr(module, "rank", None))
             by_shape = min(weight.shape) if weight.dim() == 2 else 0  # not of a part of a flat parameter
             ranks.add(said if isinstance(said, int) else by_shape)

@@ -127,7 +127,8 @@ def flops_in_float8(modules: Iterable[Any]) -> float | None:
     """
     flops = 0.0
     for each in modules:
-        if not (kind := _kind(each)).startswith(LOW_PRECISION):
+        kind = _kind(each)
+        if not kind.startswith(LOW_PRECISION):
             continue
         recipe = getattr(each, "config", None)
         if kind not in ("Float8Linear", "MXFP8Linear") or getattr(recipe, "emulate", False):

@@ -17,7 +17,8 @@ PLAIN = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "
 
 def cannot_build(library: str, model: Model) -> str | None:
     """Return why `library` cannot build `model`, or None."""
-    if (model_type := model.config.get("model_type")) != "llama":
+    model_type = model.config.get("model_type")
+    if model_type != "llama":
         return f"{library} builds Llama models, {model.name} is a {model_type}"
     config: dict[str, Any] = {**USUAL_SHAPE, **model.config}
     only = {**PLAIN, "head_dim": config["hidden_size"] // config["num_attention_heads"]}

@@ -50,7 +50,8 @@ def transformers_config(model: Model) -> Any:
     known = {*usual.to_dict(), *usual.attribute_map, *_NOT_OF_THE_MODEL, "head_dim"}
     if "rope_parameters" in known:
         known |= _ROPE
-    if unknown := sorted(set(settings) - known):
+    unknown = sorted(set(settings) - known)
+    if unknown:
         raise MismatchError(
             f"{model.name}: {type(usual).__name__} has no {', '.join(unknown)}: correct the spelling, or "
             "leave it out of the configuration"
@@ -86,7 +87,8 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
 def model_without_weights(case: Case, device: torch.device) -> nn.Module:
     """Build the model with its parameters on the meta device, to be sharded before `initialise`."""
-    dtype, compute = DTYPES[case.precision], COMPUTE_DTYPES[case.precision]
+    dtype = DTYPES[case.precision]
+    compute = COMPUTE_DTYPES[case.precision]
     with device, parameters_on_meta():
         config = transformers_config(case.model)
         model = transformers_model(config, attention=case.attention, dtype=dtype)

@@ -58,7 +58,8 @@ class Degrees(Data):
 
     def check(self, case: Case) -> None:
         """Raise `CaseError` if the degrees do not multiply to the ranks, or do not divide the sequence."""
-        ranks, product = case.topology.world_size, math.prod(self.model_dump().values())
+        ranks = case.topology.world_size
+        product = math.prod(self.model_dump().values())
         if self.given and product != ranks:
             raise CaseError(
                 f"{self} multiply to {product}, but the topology of the case has {ranks} processes; "
@@ -83,7 +84,8 @@ class Degrees(Data):
             return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {told}"
         split = self.tp_size > 1
         for package in ("accelerate", "transformers") if split else ("accelerate",):
-            installed, lowest = importlib.metadata.version(package), NEEDS[package]
+            installed = importlib.metadata.version(package)
+            lowest = NEEDS[package]
             if Version(installed) < Version(lowest):
                 need = f"it needs {package}>={lowest}, and {installed} is installed"
                 return f"{need}: pip install -U {package}"
@@ -93,7 +95,8 @@ class Degrees(Data):
         """Return the mesh and the placements that must be observed; accelerate names the mesh's axes."""
         if not self.given:
             return {"sharding": "Shard(0)"}
-        replicate, shard = self.dp_replicate_size, self.dp_shard_size * self.cp_size
+        replicate = self.dp_replicate_size
+        shard = self.dp_shard_size * self.cp_size
         expected = expected_shards("dp_shard_cp", replicate=replicate, shard=shard, tensor=self.tp_size)
         return expected | ({"context_parallel": str(self.cp_size)} if self.cp_size > 1 else {})
 

@@ -51,7 +51,8 @@ def fsdp1_unsupported(
 ) -> str | None:
     """Return why FSDP1 cannot shard `case` so, or None; a `shard_group` of None is the ranks of a node."""
     offload = offload_unsupported("cpu_offload", machine) if cpu_offload else None
-    if (reason := offload or sharded_quantization_unsupported(case)) is not None:
+    reason = offload or sharded_quantization_unsupported(case)
+    if reason is not None:
         return reason
     if strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and case.topology.world_size < 2:
         return f"{strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"
@@ -98,12 +99,14 @@ def sharded_quantization_unsupported(case: Case) -> str | None:
 
 def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | None:
     """Return why the case's model cannot be split over `ranks` ranks, the value of `option`, or None."""
-    config, name = {**USUAL_SHAPE, **case.model.config}, case.model.name
+    config = {**USUAL_SHAPE, **case.model.config}
+    name = case.model.name
     if case.compile:  # torch 2.13: the second loss is 0.2 % off, where uncompiled blocks train as DDP does
         return f"{option} trains otherwise when its blocks are compiled: leave compile off"
     if case.lora is not None:
         return f"{option} does not know how to split lora adapters"
-    if (model_type := config.get("model_type")) != "llama":
+    model_type = config.get("model_type")
+    if model_type != "llama":
         return f"{option} knows how to split llama models only, {name} is {model_type}"
     heads = config["num_attention_heads"]
     split: dict[str, Any] = {

@@ -52,7 +52,8 @@ _CPU: tuple[Change, ...] = (
 @functools.cache
 def load(*, cpu: bool, flash_attn: bool) -> str:
     """Import nanotron, changed, once; return what was changed. Raise `MismatchError` if it is not 0.4."""
-    if (version := importlib.metadata.version("nanotron")) != VERSION:
+    version = importlib.metadata.version("nanotron")
+    if version != VERSION:
         raise MismatchError(
             f"nanotron {version} is installed, this works with {VERSION}: pip install nanotron=={VERSION}"
         )
@@ -192,5 +193,6 @@ class RotaryEmbedding(torch.nn.Module):
     def _rotate(self, x: Tensor) -> Tensor:
         assert self.rotation is not None
         cos, sin = self.rotation
-        a, b = x[..., ::2], x[..., 1::2]
+        a = x[..., ::2]
+        b = x[..., 1::2]
         return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)

@@ -116,15 +116,20 @@ class TrainingConfig(ConfigFile):
 def conflicts(config: Config, expected: Config, case: Case) -> Iterator[str]:
     """Yield where a user's file contradicts the case (`expected`), or what has no place in a measurement."""
     for path, field in DECIDED_BY_THE_CASE.items():
-        if (has := get(config, path)) != (needs := get(expected, path)):
+        has = get(config, path)
+        needs = get(expected, path)
+        if has != needs:
             yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
     for path in NOT_IN_A_MEASUREMENT:
-        if value := get(config, path):
+        value = get(config, path)
+        if value:
             yield f"{path}: {value!r} has no place in a measurement: leave it out"
-    steps, trained = case.total_steps, get(config, "tokens.train_steps")
+    steps = case.total_steps
+    trained = get(config, "tokens.train_steps")
     if trained < steps:
         yield f"tokens.train_steps: {trained}, but the case's max_warmup_steps + steps says {steps}"
-    if (interval := get(config, "checkpoints.checkpoint_interval")) <= steps:
+    interval = get(config, "checkpoints.checkpoint_interval")
+    if interval <= steps:
         yield f"checkpoints.checkpoint_interval: {interval} would save within the {steps} steps: choose more"
 
 
@@ -137,10 +142,12 @@ def size_problems(config: Config, case: Case) -> Iterator[str]:
     if dp * tp * pp != world or min(dp, tp, pp) < 1:
         yield f"{layout_text(dp, tp, pp)} is {dp * tp * pp}, but the case's topology has {world} processes"
         return
-    if (experts := parallelism["expert_parallel_size"]) != 1:
+    experts = parallelism["expert_parallel_size"]
+    if experts != 1:
         yield f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible"
     split = ["num_attention_heads", "num_key_value_heads", "intermediate_size"]
-    if str(mode := parallelism["tp_mode"]).upper() == "REDUCE_SCATTER":
+    mode = parallelism["tp_mode"]
+    if str(mode).upper() == "REDUCE_SCATTER":
         split.append("sequence_length")
         sizes["sequence_length"] = case.sequence_length
     elif parallelism["tp_linear_async_communication"]:
@@ -148,7 +155,8 @@ def size_problems(config: Config, case: Case) -> Iterator[str]:
     for name in split:
         if (sizes[name] or 0) % tp:
             yield f"tp {tp} does not divide {name} {sizes[name]}"
-    if sizes["vocab_size"] % (unit := tp * get(config, "model.make_vocab_size_divisible_by")):
+    unit = tp * get(config, "model.make_vocab_size_divisible_by")
+    if sizes["vocab_size"] % unit:
         yield (
             f"vocab_size {sizes['vocab_size']} is no multiple of {unit} (tp x make_vocab_size_divisible_by): "
             "nanotron would enlarge it"
@@ -171,7 +179,8 @@ def layout_text(dp: int, tp: int, pp: int) -> str:
 
 def get(config: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path such as `tokens.train_steps`, or nanotron's default for it."""
-    kind, values = "Config", config
+    kind = "Config"
+    values = config
     *sections, name = path.split(".")
     for section in sections:
         kind = _kind_of(_schema()[kind][section][0])

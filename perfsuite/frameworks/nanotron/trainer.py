@@ -33,7 +33,8 @@ def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterat
 
 def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
     """Train and save with one trainer; return a second one, made from that checkpoint, and the data left."""
-    before, after = copy.deepcopy(config), copy.deepcopy(config)
+    before = copy.deepcopy(config)
+    after = copy.deepcopy(config)
     before["tokens"]["train_steps"] = before["checkpoints"]["checkpoint_interval"] = STEPS_BEFORE_RESUME
     after["tokens"]["train_steps"] += STEPS_BEFORE_RESUME
     after["checkpoints"]["resume_checkpoint_path"] = config["checkpoints"]["checkpoints_path"]
@@ -73,15 +74,18 @@ def _micro_batches(case: Case, trainer: Any, ranks: Ranks) -> Iterator[dict[str,
     """Yield our tokens on the pipeline stages that need them. A position's label is the token after it."""
     from nanotron.parallel.pipeline_parallel.tensor_pointer import TensorPointer
 
-    context, model = trainer.parallel_context, trainer.unwrapped_model
+    context = trainer.parallel_context
+    model = trainer.unwrapped_model
     stage = dist.get_rank(context.pp_pg)
-    elsewhere_first, elsewhere_last = TensorPointer(model.input_pp_rank), TensorPointer(model.output_pp_rank)
+    elsewhere_first = TensorPointer(model.input_pp_rank)
+    elsewhere_last = TensorPointer(model.output_pp_rank)
     made = []
     for tokens in synthetic_batches(case, dist.get_rank(context.dp_pg), ranks.device):
         everywhere = torch.ones_like(tokens, dtype=torch.bool)
         has_successor = everywhere.clone()
         has_successor[:, -1] = False
-        is_first, is_last = stage == model.input_pp_rank, stage == model.output_pp_rank
+        is_first = stage == model.input_pp_rank
+        is_last = stage == model.output_pp_rank
         made.append(
             {
                 "input_ids": tokens if is_first else elsewhere_first,

@@ -90,15 +90,18 @@ class TorchTitan(Framework):
                     f"which sequence_length={case.sequence_length} does not allow"
                 )
         config: Any = case.model.config
-        if (reason := cannot_build("torchtitan's llama3", case.model)) is not None:
+        reason = cannot_build("torchtitan's llama3", case.model)
+        if reason is not None:
             return reason
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if (kind := rope.get("rope_type", rope.get("type", "default"))) not in ROPES:
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ROPES:
             known = " and ".join(ROPES)
             return f"torchtitan's llama3 knows rope_type {known}, {case.model.name} has {kind!r}"
         heads = config.get("num_attention_heads", USUAL_SHAPE["num_attention_heads"])
         for key in ("num_attention_heads", "num_key_value_heads"):
-            if (count := config.get(key) or heads) % self.tensor_parallel:
+            count = config.get(key) or heads
+            if count % self.tensor_parallel:
                 return f"tensor_parallel={self.tensor_parallel} must divide {key}, {count}"
         return None
 
@@ -119,7 +122,8 @@ class TorchTitan(Framework):
             from perfsuite.frameworks.torchtitan import configuration
 
             return configuration.expected(case)
-        replicate, tensor = self.data_parallel_replicate, self.tensor_parallel
+        replicate = self.data_parallel_replicate
+        tensor = self.tensor_parallel
         shard = case.topology.world_size // (replicate * tensor)
         return {
             "wrapper": "FSDPModule",

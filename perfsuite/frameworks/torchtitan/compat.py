@@ -52,7 +52,8 @@ def before_import(device_type: str) -> None:
     if device_type == "cpu":
         from torchtitan.tools import utils
 
-        utils.device_type, utils.device_module = "cpu", _CPU
+        utils.device_type = "cpu"
+        utils.device_module = _CPU
 
 
 def after_build(trainer: Any) -> None:

@@ -54,8 +54,10 @@ def read(case: Case) -> Any:
             text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())  # without its frame
         names = (options.config, options.module)
         hints = [did_you_mean(name, {*re.findall(r"'(\w+)'", text)}.difference(names)) for name in names]
-        if "torchao" in text and (missing := missing_package("torchao")):
-            hints.append(f" {missing}")
+        if "torchao" in text:
+            missing = missing_package("torchao")
+            if missing:
+                hints.append(f" {missing}")
         cause = _import_error(options.module) if isinstance(error, ImportError) else ""
         raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}{''.join(hints)}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
@@ -76,7 +78,8 @@ def _import_error(module: str) -> str:
 @functools.cache
 def expected(case: Case) -> dict[str, str]:
     """Return what must be observed. Raises `MismatchError` where the configuration contradicts the case."""
-    config, world_size = read(case), case.topology.world_size
+    config = read(case)
+    world_size = case.topology.world_size
     try:
         dims = ParallelDims.from_config(config.parallelism, world_size)
     except AssertionError:
@@ -85,7 +88,8 @@ def expected(case: Case) -> dict[str, str]:
         raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
-    if problems := [*_conflicts(config, dims, case), *_impossible(config, dims, experts)]:
+    problems = [*_conflicts(config, dims, case), *_impossible(config, dims, experts)]
+    if problems:
         raise MismatchError(f"{case.framework.slug()}: {'; '.join(problems)}")
     attention = {name for kind, name in ATTENTION.items() if any(model.traverse(kind.Config))}
     layers = (each for kind in (Linear, GroupedExperts) for _, each, *_ in model.traverse(kind.Config))
@@ -117,7 +121,8 @@ def _mesh(dims: ParallelDims) -> str:
 
 
 def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
-    training, options = config.training, case.framework
+    training = config.training
+    options = case.framework
     sequences = training.local_batch_size * dims.dp_replicate * dims.dp_shard
     recomputed = type(config.activation_checkpoint).__qualname__
     dtypes = f"{training.dtype} {training.mixed_precision_param}"
@@ -138,7 +143,8 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
     if case.model.config:
         yield f"model: the configuration has its own, name it Model.named({config.model_spec.flavor!r})"
     for (path, field), has in says.items():
-        if has != (needs := getattr(case, field)):
+        needs = getattr(case, field)
+        if has != needs:
             yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
     if training.disable_cuda_graphs is not options.disable_cuda_graphs:  # type: ignore[attr-defined]
         yield "training.disable_cuda_graphs: give TorchTitan(disable_cuda_graphs=...) in place of an override"

@@ -82,7 +82,9 @@ def model_spec(model: Model) -> ModelSpec:
         layer.attention_norm.eps = layer.ffn_norm.eps = shape.rms_norm_eps
     usual = llama3.model_registry("debugmodel")
     model_of = usual.model
-    width, vocabulary, tied = shape.hidden_size, shape.vocab_size, shape.tie_word_embeddings
+    width = shape.hidden_size
+    vocabulary = shape.vocab_size
+    tied = shape.tie_word_embeddings
     embedding = replace(model_of.tok_embeddings, num_embeddings=vocabulary, embedding_dim=width)
     if tied:  # by the head, which has the weight
         embedding = replace(embedding, param_init=llama3._EMBEDDING_SKIP_INIT)

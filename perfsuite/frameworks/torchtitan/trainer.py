@@ -97,7 +97,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         attention = {ATTENTION[kind] for kind in map(type, modules) if kind in ATTENTION}
         kinds = {(type(each).__name__, bool(each.param_groups[0].get("fused"))) for each in self.optimizers}
         experts = {_experts_here(each) for each in modules if isinstance(each, GroupedExperts)}
-        context, max_norm = self.parallel_dims.get_optional_mesh("cp"), self.config.training.max_norm
+        context = self.parallel_dims.get_optional_mesh("cp")
+        max_norm = self.config.training.max_norm
         replaced = compat.REPLACED + compat.REPLACED_ON_CPU * (self.device.type == "cpu")
         only = ": the norm is computed only" if math.isinf(max_norm) else ""
         return {
@@ -124,7 +125,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         """Return torchtitan's own FLOPs of a token for a registered model: of the experts that it passes."""
         if self.case.framework.config is None:
             return None
-        model, count = self.model, self.model_config.get_nparams_and_flops
+        model = self.model
+        count = self.model_config.get_nparams_and_flops
         if self.parallel_dims.pp_enabled:  # which leaves this rank its stages alone
             with torch.device("meta"):
                 model = self.model_config.build()
@@ -170,7 +172,8 @@ def trainer_config(case: Case) -> Trainer.Config:
     batches = partial(synthetic_batches, case, device=torch.device("cpu"))
     config.dataloader = SyntheticData.Config(batches=batches, positions=options.config is not None)
     config.checkpoint = CheckpointManager.Config(enable=False, initial_load_model_only=False)
-    config.validator, config.profiler = Validator.Config(enable=False), Profiler.Config()
+    config.validator = Validator.Config(enable=False)
+    config.profiler = Profiler.Config()
     config.metrics = MetricsProcessor.Config(log_freq=case.total_steps)
     timeouts = dict.fromkeys(("init_timeout_seconds", "train_timeout_seconds"), watchdog_s)
     config.comm = CommConfig(**timeouts, trace_buf_size=0)  # or it makes a folder
