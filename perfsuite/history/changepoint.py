@@ -80,7 +80,8 @@ class _Fit:
 
     def significant(self, bounds: Sequence[int], min_size: float) -> list[_Step]:
         """Remove the weakest change until all that are left are significant and at least `min_size`."""
-        least_errors, kept = t_quantile(SIGNIFICANT, self.degrees), list(bounds)
+        least_errors = t_quantile(SIGNIFICANT, self.degrees)
+        kept = list(bounds)
         while steps := self.steps(kept):
             strengths = [abs(step.size) / max(step.error * least_errors, min_size) for step in steps]
             weakest = min(strengths)
@@ -93,7 +94,9 @@ class _Fit:
         """Convert a step to the unit of the series; `origin` is the logarithm subtracted from all."""
         import numpy as np
 
-        sums, start, end = self.sums, step.start, step.end
+        sums = self.sums
+        start = step.start
+        end = step.end
         places = np.arange(start + 1, end)
         costs = -((sums[places] - sums[start]) ** 2) / (places - start)
         costs -= (sums[end] - sums[places]) ** 2 / (end - places)

@@ -178,7 +178,8 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     session = session.replace(results=new, verdicts=verdicts)
     target = directory / f"{time}-{documents.digest(documents.plain(session), 12)}.json"
     for name in {result.case for result in session.results}:
-        if not (case_file := history / "cases" / f"{name}.json").exists():
+        case_file = history / "cases" / f"{name}.json"
+        if not case_file.exists():
             _write(case_file, cases[name])
     _write(target, session)
     return target
@@ -186,7 +187,8 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
 
 def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...]:
     """A result with what its indices stand for, which differ between files."""
-    settings, environment = session.settings[result.settings], session.environments[result.environment]
+    settings = session.settings[result.settings]
+    environment = session.environments[result.environment]
     return settings, environment, result.replace(settings=0, environment=0)
 
 
@@ -257,7 +259,8 @@ def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, Stored
     by_part: dict[tuple[datetime, str], list[Measurement]] = {}
     left_out = []
     for result in session.results:
-        if (why := _why_no_figures(result)) is not None:
+        why = _why_no_figures(result)
+        if why is not None:
             left_out.append(f"{result.case_id}: {why}")
         if not result.dry and all(run.inject is None for run in result.runs):
             part = (_began(session, result), (result.hardware_class or session.machine.hardware_class))
@@ -288,7 +291,8 @@ def _stored_part(
         if _why_no_figures(result) is not None:
             continue
         runs = result.healthy_runs
-        last, observed = runs[-1], runs[-1].observed
+        last = runs[-1]
+        observed = runs[-1].observed
         name, case = stored_case(last.case)
         cases[name] = case
         stored.append(
@@ -349,7 +353,8 @@ def _column(runs: Sequence[Run], figure: str) -> Column:
 
 
 def _tokens_per_step(run: Run) -> int | None:
-    speed, step_s = run.figures.tokens_per_s, run.figures.step_s_p50
+    speed = run.figures.tokens_per_s
+    step_s = run.figures.step_s_p50
     product = speed * step_s if speed is not None and step_s is not None else math.nan
     return round(product) if math.isfinite(product) and product > 0 else None
 

@@ -174,7 +174,8 @@ def _read(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Ser
     for place in places:
         session = place.read(cases)
         for result in session.results:
-            case, around = cases[result.case], _circumstances(session, result)
+            case = cases[result.case]
+            around = _circumstances(session, result)
             around = known.setdefault(frozenset(around.items()), around)
             step_s = store.middle(result.step_s_p50)
             figures: dict[MetricName, float | None] = {
@@ -229,7 +230,8 @@ def _findings(
     found = []
     for change in changes:
         inside = points[change.earliest - 1 : change.latest + 1]
-        first, last = inside[0].place, inside[-1].place
+        first = inside[0].place
+        last = inside[-1].place
         cost = METRICS[metric].cost
         before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
         worse = after > before

@@ -91,7 +91,8 @@ def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
     models: dict[str, str] = {}
     for name, one in slots.items():
         model = cases[name].parameters["model"]
-        if (other := models.setdefault(one.group, model)) != model:
+        other = models.setdefault(one.group, model)
+        if other != model:
             raise FileError(
                 f"models {other!r} and {model!r} are one name to asv: {one.group.split('.')[0]!r}. "
                 "Rename one of them in its cases."
@@ -109,7 +110,8 @@ def _write_night(
     """Write the results of one hardware class at one commit. Returns each benchmark's parameter values."""
     sessions = [place.read(cases) for place in places]
     rows = _pooled(sessions, cases, slots)
-    commit, hardware_class = places[0].commit, places[0].hardware_class
+    commit = places[0].commit
+    hardware_class = places[0].hardware_class
     content = {
         "version": 2,
         "commit_hash": commit,
@@ -124,7 +126,8 @@ def _write_night(
         "results": rows,
     }
     _write(file, content)
-    if not (machine := file.with_name("machine.json")).exists():
+    machine = file.with_name("machine.json")
+    if not machine.exists():
         _write(machine, _machine(sessions[-1].machine))
     return {name: row[asv.COLUMNS.index("params")] for name, row in rows.items()}
 
@@ -210,7 +213,8 @@ def publish(out: Path, *, commits: frozenset[str]) -> Path:
     pages = out / "html"
     _explain_missing_scripts(pages)
     shown = documents.read_json(pages / "index.json")["revision_to_hash"].values()
-    if missing := commits - set(shown):  # asv exits with 0 whatever it leaves out
+    missing = commits - set(shown)
+    if missing:  # asv exits with 0 whatever it leaves out
         raise ToolError(
             f"asv publish left out {len(missing)} of {len(commits)} commits, "
             f"{min(missing)[:8]} for one: {done.stdout}{done.stderr}"

@@ -101,11 +101,15 @@ def _statistics(values: Sequence[float] | None, error: float | None) -> tuple[An
         return (None,) * 8
     middle = median(values)
     if error is None:
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
     elif error == math.inf:
-        low, high = -math.inf, math.inf  # as asv has it
+        # As asv has it.
+        low = -math.inf
+        high = math.inf
     else:
         factor = math.exp(error / math.sqrt(len(values)))
-        low, high = middle / factor, middle * factor
+        low = middle / factor
+        high = middle * factor
     quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [middle] * 3
     return middle, low, high, quarters[0], quarters[2], 1, len(values), values
