@@ -76,7 +76,9 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
     usual |= AS_COMMITTED
     try:
         done, replaced = _run(arguments, cwd, usual, text)
-        if done.returncode and b"safe.directory" in done.stderr and (top := _trusted(cwd)) is not None:
+        is_refused = done.returncode != 0 and b"safe.directory" in done.stderr
+        top = _trusted(cwd) if is_refused else None
+        if top is not None:
             # Before 2.38 git takes it from files alone.
             with tempfile.TemporaryDirectory() as home:
                 escaped = re.sub(r'[\\"]', r"\\\g<0>", str(top)).replace("\n", "\\n")
@@ -283,9 +285,8 @@ def changes(directory: Path) -> str | None:
             cwd=directory,
         )
         diff += "".join(f"{name}: {size} bytes of {time}\n" for name, (size, time) in large.items())
-        diff += "".join(
-            f"{each}: {changed}\n" for each in _submodules(directory) if (changed := changes(each))
-        )
+        in_submodules = [(submodule, changes(submodule)) for submodule in _submodules(directory)]
+        diff += "".join(f"{submodule}: {changed}\n" for submodule, changed in in_submodules if changed)
     except GitError:
         return None
     return hashlib.sha256(diff.encode()).hexdigest()[:16] if diff else None
@@ -333,7 +334,8 @@ def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
     asked = [name for name in names if "\n" not in name]  # git takes one a line
     lines = "".join(f"{commit}:{name}\n" for name in asked)
     answer = output("cat-file", "--batch", cwd=cwd, text=os.fsencode(lines))
-    found, begin = dict[str, bytes](), 0
+    found = dict[str, bytes]()
+    begin = 0
     for name in asked:
         end = answer.index(b"\n", begin)
         header = answer[begin:end].split()
