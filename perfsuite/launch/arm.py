@@ -149,7 +149,7 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: 
 
     No error of this and of what follows names a word that may hold a secret.
     """
-    given = {match[1]: match[2] for word in words if (match := _VARIABLE.fullmatch(word))}
+    given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
     releases = [word for word in words if RELEASE.fullmatch(word)]
     images = [word for word in words if word.startswith(image.PREFIX)]
     others = (word for word in words if not (word in (*releases, *images) or _VARIABLE.fullmatch(word)))
@@ -216,7 +216,8 @@ def at_commit(arm: Arm, commit: str, store: Path) -> Arm:
 
 
 def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    pythons, commits = [], []
+    pythons = []
+    commits = []
     for word in words:
         if "/" in word and (path := Path(word).expanduser()).is_file():
             pythons.append(str(path))

@@ -86,7 +86,8 @@ def drive(
 def _watch(
     job: Job, process: subprocess.Popen[bytes], on_progress: OnProgress, is_broken: Callable[[], bool]
 ) -> Failure | None:
-    run_dir, case = job.run_dir, job.case
+    run_dir = job.run_dir
+    case = job.case
     began = listed_at = time.monotonic()
     steps = tokens = reports = 0
     running: dict[int, str] = {}
@@ -97,7 +98,8 @@ def _watch(
         on_progress(steps, tokens)
         now = time.monotonic()
         if now - listed_at > REPORTS_S:
-            listed_at, reports = now, len(run_dir.all_ranks()) + len(run_dir.all_profiles())
+            listed_at = now
+            reports = len(run_dir.all_ranks()) + len(run_dir.all_profiles())
             running = run_dir.all_running()
         quiet_s = hang.quiet_s(
             now, is_training=tokens > 0, steps=steps, reports=reports, is_in_event=bool(running)

@@ -30,7 +30,8 @@ class HangDetector:
         if sign != self._last:
             if self._last is not None:
                 self._learn(now - self._last_at, self._last)
-            self._last, self._last_at = sign, now
+            self._last = sign
+            self._last_at = now
         elif is_in_event:
             self._last_at = now
         quiet_s = now - self._last_at

@@ -149,7 +149,8 @@ def release(requirements: Sequence[str], python: str, store: Path, consent: Cons
         torch = [each for each in listed if each.startswith("torch==")]
         held = [] if any(each.startswith("torch==") for each in requirements) else torch
         changes = would_install(*requirements, *held, python=python)
-        if downloads := [each for each in changes if not each.url.startswith("file:")]:
+        downloads = [each for each in changes if not each.url.startswith("file:")]
+        if downloads:
             ask_for(consent, downloads)
         named = [f"{each.name}=={each.version}" for each in changes if each.version]
         wanted = [*named, *(f"{each.name} @ {each.url}" for each in changes if not each.version)]
@@ -173,7 +174,8 @@ class Package:
 def would_install(*requirements: str, python: str) -> list[Package]:
     """Return what pip would install. Nothing is installed. Raises `PackageError` with what pip said."""
     with tempfile.TemporaryDirectory() as temporary:
-        file, report = Path(temporary) / "listed.json", Path(temporary) / "report.json"
+        file = Path(temporary) / "listed.json"
+        report = Path(temporary) / "report.json"
         words = ("install", "--quiet", "--dry-run", f"--report={report}", *requirements)
         try:
             run(python, "-c", LISTS, str(file), *words, shown=(python, "-m", "pip", *words))

@@ -33,7 +33,8 @@ class MachineLock:
         longest_wait_s: float = WAIT_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._file, self._sleep = file, sleep
+        self._file = file
+        self._sleep = sleep
         self._longest_wait_s = longest_wait_s
         self._waited_s = 0.0
         self._descriptor: int | None = None

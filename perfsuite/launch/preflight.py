@@ -48,7 +48,8 @@ def preflight(
     run_dir = RunDir(directory)
     case = _case(machine, nodes)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device, preflight=True))
-    started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    began = time.monotonic()
     ended = launcher.launch(Job(run_dir=run_dir, case=case, machine=machine))
     found, failure = _nodes(run_dir, case, names, ended)
     seen = Preflight(
@@ -80,11 +81,15 @@ def _nodes(
     run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None
 ) -> tuple[list[NodePreflight], str | None]:
     """What each node left, and a failure that is no node's fault. `ended` is what the launcher says."""
-    count, per_node = case.topology.nodes, case.topology.processes_per_node
+    count = case.topology.nodes
+    per_node = case.topology.processes_per_node
     try:
-        agents, reports = agents_of(run_dir, case), reports_of(run_dir, case)
+        agents = agents_of(run_dir, case)
+        reports = reports_of(run_dir, case)
     except FileError as error:
-        agents, reports, ended = {}, {}, Failure(kind="missing_report", message=str(error))
+        agents = {}
+        reports = {}
+        ended = Failure(kind="missing_report", message=str(error))
     names = names or [agents[node].host if node in agents else f"node {node}" for node in range(count)]
     cause = cause_of(reports, agents, run_dir, case, ended)
     why = None if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
@@ -104,7 +109,8 @@ def _nodes(
 
 def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str]) -> list[int]:
     """The nodes that a failure speaks of: none where nothing tells one from the others."""
-    nodes, per_node = range(len(names)), case.topology.processes_per_node
+    nodes = range(len(names))
+    per_node = case.topology.processes_per_node
     if cause.rank is not None and cause.kind != "missing_report":
         return [cause.rank // per_node]
     silent = [rank for rank in range(case.topology.world_size) if not run_dir.rank(rank).exists()]

@@ -40,11 +40,11 @@ class Cores(Cpu):
 def cores() -> Cores:
     """Read the cores now."""
     cpu = read_cpu(Path("/proc/stat"), os.sched_getaffinity(0)) or Cpu(processes_s=0, steal_s=0, total_s=0)
-    by_process = {
-        (process.pid, process.info["create_time"]): spent.user + spent.system
+    times = {
+        (process.pid, process.info["create_time"]): process.info["cpu_times"]
         for process in psutil.process_iter(["create_time", "cpu_times"])
-        if (spent := process.info["cpu_times"]) is not None
     }
+    by_process = {key: spent.user + spent.system for key, spent in times.items() if spent is not None}
     return Cores(**vars(cpu), by_process=by_process)
 
 
@@ -172,7 +172,8 @@ class Neighbours:
         look = self._look(machine, devices)
         while quiet_since + QUIET_S <= began + most_s:
             self.sleep(LOOK_EVERY_S)
-            now, found = self.clock(), look()
+            now = self.clock()
+            found = look()
             if found:
                 quiet_since = now
             elif now - quiet_since >= QUIET_S:

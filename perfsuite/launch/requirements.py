@@ -31,7 +31,8 @@ def _hardware(case: Case, machine: Machine) -> str | None:
 
 
 def _topology(case: Case, machine: Machine) -> str | None:
-    nodes, per_node = case.topology.nodes, case.topology.processes_per_node
+    nodes = case.topology.nodes
+    per_node = case.topology.processes_per_node
     if nodes > machine.nodes:
         have = "this is one machine" if machine.nodes == 1 else f"there are {machine.nodes}"
         return f"it needs {nodes} nodes of {per_node}, {have}"
@@ -48,19 +49,24 @@ def _attention(case: Case, machine: Machine) -> str | None:
 
 
 def _fields(case: Case, machine: Machine) -> str | None:
-    name, promises = case.framework.name, case.framework.promises
+    name = case.framework.name
+    promises = case.framework.promises
     for field in sorted(promises.ignores):
-        if (value := getattr(case, field)) != Case.model_fields[field].default:
+        value = getattr(case, field)
+        if value != Case.model_fields[field].default:
             return f"{name} knows no {field}, and the case asks for {value!r}"
     for field, values in promises.takes.items():
-        if (value := getattr(case, field)) not in values:
+        value = getattr(case, field)
+        if value not in values:
             return f"{name} takes {field} {' or '.join(map(repr, values))}, and the case asks for {value!r}"
     return None
 
 
 def _finetuning(case: Case, machine: Machine) -> str | None:
-    if case.lora is not None and case.framework.promises.builds_model and (missing := _needs("lora", "peft")):
-        return missing
+    if case.lora is not None and case.framework.promises.builds_model:
+        missing = _needs("lora", "peft")
+        if missing:
+            return missing
     if case.quantization == "none":
         return None
     return _on_gpu(machine, f"quantization {case.quantization!r}", "bitsandbytes")

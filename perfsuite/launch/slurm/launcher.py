@@ -68,13 +68,15 @@ class SlurmLauncher:
 
     def __init__(self) -> None:
         """Raises `MachineError` outside of an allocation, and for settings `CaseError` and `FileError`."""
-        if (job_id := os.environ.get(JOB_ID)) is None:
+        job_id = os.environ.get(JOB_ID)
+        if job_id is None:
             raise MachineError(
                 f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
                 "inside salloc or sbatch, or submit it: perfsuite slurm submit -- bench_cases -m h100"
             )
         self.job_id = job_id
-        ini, variable = read_ini(Path.cwd()), f"{ENVIRONMENT}SRUN_OPTIONS"
+        ini = read_ini(Path.cwd())
+        variable = f"{ENVIRONMENT}SRUN_OPTIONS"
         given = os.environ.get(variable)
         self._options = ini.words(f"{PREFIX}srun_options") if given is None else split(variable, given)
         self._python = os.environ.get(f"{ENVIRONMENT}PYTHON") or ini.text(f"{PREFIX}python") or sys.executable
@@ -98,13 +100,15 @@ class SlurmLauncher:
                 f"the Slurm job {self.job_id} asked for GPUs otherwise than per node, and no launch would "
                 "have all of them: ask for them by --gres=gpu:8 of salloc or sbatch"
             )
-        probe, word = shared / f"probe-{uuid.uuid4().hex}", secrets.token_hex(8)
+        probe = shared / f"probe-{uuid.uuid4().hex}"
+        word = secrets.token_hex(8)
         documents.write_text(probe, word)
         try:
             told = self._describe(probe)
         finally:
             probe.unlink()
-        if blind := [each.name for each in told if each.probe != word]:
+        blind = [each.name for each in told if each.probe != word]
+        if blind:
             raise MachineError(
                 f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
                 "node must see this directory. Give one of a shared file system: --perf-store=DIR (of a "
@@ -121,7 +125,8 @@ class SlurmLauncher:
         srun = self._srun(len(self._allocated.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
-        if missing := set(self._allocated.nodes) - {each.name for each in found}:
+        missing = set(self._allocated.nodes) - {each.name for each in found}
+        if missing:
             raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
         return sorted(found, key=lambda each: self._allocated.nodes.index(each.name))
 
@@ -249,7 +254,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
         files.read_text(log, files.LARGEST_LOG, errors="replace")
         for log in (run_dir.scheduler_log, *run_dir.all_agent_logs())
     ]
-    why = next((found[0] for log in logs if (found := ENDED_BY_SLURM.search(log))), None)
+    reasons = map(ENDED_BY_SLURM.search, logs)
+    why = next((reason[0] for reason in reasons if reason), None)
     is_aborted = why is not None or ABORTED.search(logs[0]) is not None
     told = [documents.read_or_none(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
     if any(each and each.failures and (each.is_over or not is_aborted) for each in told):
@@ -257,7 +263,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     if is_aborted:
         message = f"Slurm ended the step: {why or 'somebody cancelled it'}"
         return Failure(kind="cancelled", message=message, at=time.time())
-    if (task := _bad_end(run_dir)) is not None:
+    task = _bad_end(run_dir)
+    if task is not None:
         return Failure(kind="crash", message=f"an agent ended without a word: {task[1]}", at=time.time())
     return None
 

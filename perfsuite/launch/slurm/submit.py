@@ -109,7 +109,10 @@ def follow(
 
 class _Follower:
     def __init__(self, submitted: Submitted, say: Say, show: Show) -> None:
-        self.id, self._log, self._say, self._show = submitted.id, submitted.log, say, show
+        self.id = submitted.id
+        self._log = submitted.log
+        self._say = say
+        self._show = show
         self._shown_bytes = 0
         self._answered = time.monotonic()
         self._said: set[str] = set()
@@ -120,7 +123,8 @@ class _Follower:
         Returns None as soon as a signal `came`. Raises `SlurmError` if the job has not started after
         `wait_start_s`, and is cancelled.
         """
-        began, asked = time.monotonic(), -math.inf
+        began = time.monotonic()
+        asked = -math.inf
         while not came:
             self._show_new()
             if time.monotonic() - asked >= POLL_S:
