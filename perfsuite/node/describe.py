@@ -43,7 +43,8 @@ def interconnect(sys_class: Path = SYS) -> str | None:
     rate, layer = max(ports, default=(0, ""))
     if rate == 0:
         return None
-    kind, count = {"Ethernet": "roce", "none": "eth"}.get(layer, "ib"), ports.count((rate, layer))
+    kind = {"Ethernet": "roce", "none": "eth"}.get(layer, "ib")
+    count = ports.count((rate, layer))
     return f"{count}x{kind}{rate}" if count > 1 else f"{kind}{rate}"
 
 

@@ -55,7 +55,9 @@ class Sampler:
         sleep: Callable[[float], object] = time.sleep,
         proc: Path = Path("/proc"),
     ) -> None:
-        self._clock, self._sleep, self._proc = clock, sleep, proc
+        self._clock = clock
+        self._sleep = sleep
+        self._proc = proc
         self._cores = os.sched_getaffinity(0)
         self._job = JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
@@ -63,7 +65,9 @@ class Sampler:
         self.near_cores: tuple[frozenset[int], ...] = ()  # to each GPU, once prepared; empty if unknown
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
-        self._step, self._sampled_at, self._whole_at = 0, -EVERY_S, -WHOLE_EVERY_S
+        self._step = 0
+        self._sampled_at = -EVERY_S
+        self._whole_at = -WHOLE_EVERY_S
         self._scanned_at = -RESCAN_S
         self._first: _Sample | None = None  # at the beginning of the training; on a CPU the launch's before
         self._has_begun = False
@@ -87,7 +91,8 @@ class Sampler:
         Only samples between two steps count: none before the first step, and none after the last one or in a
         hang, when `step` no longer moves.
         """
-        now, has_begun = self._clock(), step is not None
+        now = self._clock()
+        has_begun = step is not None
         if not step:  # GPUs are not read before the job's processes are on them
             if not self._has_begun and (has_begun or not (self._first or self._gpus)):
                 self._has_begun = has_begun
@@ -124,7 +129,8 @@ class Sampler:
             self._job.scan()
         gpus: tuple[Gpu, ...] = ()
         if self._gpus is not None:
-            if whole := rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S:
+            whole = rescan or not self._counted or now - self._whole_at >= WHOLE_EVERY_S
+            if whole:
                 self._whole_at = now
             gpus = self._gpus.read(whole=whole)
         cpu = read_cpu(self._proc / "stat", self._cores)
@@ -136,9 +142,11 @@ class HealthWatch:
 
     def __init__(self, sampler: Sampler, steps: Callable[[], int | None]) -> None:
         """`steps` tells how many steps rank 0 has finished; None before it trains."""
-        self.sampler, self._steps = sampler, steps
+        self.sampler = sampler
+        self._steps = steps
         self._error: str | None = None
-        self._is_prepared, self._is_over = threading.Event(), threading.Event()
+        self._is_prepared = threading.Event()
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
 
     def begin(self) -> None:
@@ -176,7 +184,8 @@ def sampler(device: Literal["cpu", "cuda"], devices: int) -> Sampler:
 def _health(
     samples: Sequence[_Sample], cards: Sequence[DeviceHealth], notes: tuple[str, ...], cores: int
 ) -> Health:
-    first, last = samples[0], samples[-1]
+    first = samples[0]
+    last = samples[-1]
     seconds = last.at - first.at
     gpus = list(zip(*(sample.gpus for sample in samples), strict=True))
     cards = cards or [DeviceHealth(index=index) for index in range(len(gpus))]
@@ -211,7 +220,8 @@ def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
 def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     clocks = _known(reading.sm_clock_mhz for reading in readings)
     reasons = _known(reading.reasons for reading in readings)
-    before, after = readings[0].energy_j, readings[-1].energy_j
+    before = readings[0].energy_j
+    after = readings[-1].energy_j
     has_counted = before is not None and after is not None and after > before  # it may be reset
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes

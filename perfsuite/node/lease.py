@@ -35,7 +35,8 @@ class Beats:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._wish: Wish = "go"
-        self._changed, self._is_over = threading.Event(), False
+        self._changed = threading.Event()
+        self._is_over = False
         self._thread = threading.Thread(target=self._work, name="perfsuite-lease", daemon=True)
 
     def __enter__(self) -> Beats:
@@ -71,7 +72,9 @@ class Lease:
     """An agent's side: calls `on_end` when the driver asks for the end, `on_lost` when it is gone."""
 
     def __init__(self, file: Path, on_end: Callable[[], object], on_lost: Callable[[str], object]) -> None:
-        self._file, self._on_end, self._on_lost = file, on_end, on_lost
+        self._file = file
+        self._on_end = on_end
+        self._on_lost = on_lost
         self._lost_s = float(os.environ.get(LEASE_S, "inf"))
 
     def hold(self) -> None:
@@ -90,7 +93,8 @@ class Lease:
         self._on_lost("the driver is gone: its end of stdin is closed")
 
     def _hold_text(self) -> None:
-        last, at = "", time.monotonic()
+        last = ""
+        at = time.monotonic()
         while True:
             with contextlib.suppress(OSError, ValueError, FileError):
                 text = read_text(self._file, LARGEST_OWN)
@@ -98,7 +102,8 @@ class Lease:
                     self._on_end()
                     return
                 if text not in ("", last):
-                    last, at = text, time.monotonic()
+                    last = text
+                    at = time.monotonic()
             if time.monotonic() - at > self._lost_s:
                 self._on_lost(f"no sign of the driver for {self._lost_s:g} s")
                 return

@@ -52,9 +52,11 @@ def _detect_gpu() -> Machine:
     except pynvml.NVMLError as error:
         raise _NoGpu(f"NVML found no GPU: {error}") from error
     try:
-        if not (handles := visible_handles(pynvml)):
+        handles = visible_handles(pynvml)
+        if not handles:
             raise _NoGpu("NVML found a driver but no GPU")
-        names, memory = set(), []
+        names = set()
+        memory = []
         for index, handle in enumerate(handles):
             with _readable(pynvml, str(index), handle):
                 names.add(pynvml.nvmlDeviceGetName(handle))
@@ -156,7 +158,8 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 def detect_cpu(reason: str) -> Machine:
     """Return this machine without its GPUs. `reason` says why, and becomes the machine's note."""
-    cores, name = len(os.sched_getaffinity(0)), _cpu_name()
+    cores = len(os.sched_getaffinity(0))
+    name = _cpu_name()
     return Machine(
         device="cpu",
         device_name=name,

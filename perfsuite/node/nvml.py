@@ -34,7 +34,9 @@ class Gpus:
     """Reads the job's GPUs through NVML, from the first call on; what it cannot tell is None, and noted."""
 
     def __init__(self, nvml: Any, count: int, job: JobProcesses) -> None:
-        self._nvml, self._count, self._job = nvml, count, job
+        self._nvml = nvml
+        self._count = count
+        self._job = job
         self._notes: dict[str, None] = {}
         self._strangers: set[int] = set()
         self._own_seen: set[int] = set()
@@ -61,7 +63,8 @@ class Gpus:
     @cached_property
     def _reasons(self) -> dict[int, str]:
         """The bits of nvmlClocksEventReasons, earlier nvmlClocksThrottleReasons, which has names for more."""
-        prefix, others = "nvmlClocksThrottleReason", ("All", "None", "UserDefinedClocks")
+        prefix = "nvmlClocksThrottleReason"
+        others = ("All", "None", "UserDefinedClocks")
         names = [name for name in dir(self._nvml) if name.startswith(prefix) and not name.endswith(others)]
         return {getattr(self._nvml, name): name.removeprefix(prefix) for name in names}
 
@@ -70,7 +73,8 @@ class Gpus:
 
     def _ask(self, index: int, what: str, *arguments: Any) -> Any | None:
         """Return what `nvmlDeviceGet...` says of a GPU of the job, by the end of that function's name."""
-        nvml, function = self._nvml, f"nvmlDeviceGet{what}"
+        nvml = self._nvml
+        function = f"nvmlDeviceGet{what}"
         try:
             return getattr(nvml, function)(self._handles[index], *arguments)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError):
@@ -87,7 +91,8 @@ class Gpus:
         """Shut NVML down. Return what could not be read, and why, and what is wrong with a card."""
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
-        if hidden := sorted(self._listed - self._own_seen):
+        hidden = sorted(self._listed - self._own_seen)
+        if hidden:
             unseen = (
                 f"GPU {', '.join(map(str, hidden))}: NVML does not list this job's own processes (a "
                 "container with process ids of its own?), so whether others use it is unknown"
@@ -163,10 +168,12 @@ class Gpus:
 
     def _memory_faults(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What is wrong with the memory of a card, and what only waits for a reset; with what to do."""
-        faults, pending = [], []
+        faults = []
+        pending = []
         nvml = self._nvml
         which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)  # since the last reset
-        if uncorrected := self._ask(index, "TotalEccErrors", *which):
+        uncorrected = self._ask(index, "TotalEccErrors", *which)
+        if uncorrected:
             faults.append(f"{uncorrected} errors of its memory that ECC could not correct: reset the GPU")
         _, _, is_pending, has_failed = self._ask(index, "RemappedRows") or (0, 0, 0, 0)
         if has_failed:

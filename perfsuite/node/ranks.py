@@ -84,7 +84,8 @@ class AgentJob:
 
 def run(job: AgentJob) -> list[Failure]:
     """Run this node's ranks to their end. Return what has failed."""
-    case, files = job.request.case, job.run_dir.files
+    case = job.request.case
+    files = job.run_dir.files
     files.mkdir(exist_ok=True)  # another node may have made it
     os.environ[FILES] = str(files)
     os.environ.pop(COUNTS_CALLS, None)
@@ -129,7 +130,8 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
         for each in ranks.values():
             each.start()
     except (EOFError, OSError):
-        if not (ended := _server_ended()):
+        ended = _server_ended()
+        if not ended:
             raise
         return ended
     _bind(job, ranks.values())
@@ -210,7 +212,8 @@ def _start(
 def moved(word: str) -> str:
     """Where a file of the repository, not of this environment, is in the worktree that stands for it."""
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
-    inside, path = top + os.sep, word + os.sep
+    inside = top + os.sep
+    path = word + os.sep
     stay = tuple(each + os.sep for each in (sys.prefix, worktree) if (each + os.sep).startswith(inside))
     is_moved = worktree and path.startswith(inside) and not path.startswith(stay)
     return worktree + word.removeprefix(top) if is_moved else word
@@ -250,7 +253,8 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
 
     That is `GRACE_S` after one has failed, told at once, or `STAY_S` after all of the job have reported.
     """
-    running, ours = dict(processes), _children()
+    running = dict(processes)
+    ours = _children()
     missing = [job.run_dir.rank(rank) for rank in range(job.topology.world_size)]
     failures: list[Failure] = []
     until = stay_until = float("inf")
@@ -272,7 +276,8 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
                 continue
             del running[rank]
             report = None if rank is None else documents.read_or_none(job.run_dir.rank(rank), RankReport)
-            if (message := _failure(job, rank, code, isinstance(each, subprocess.Popen))) is not None:
+            message = _failure(job, rank, code, isinstance(each, subprocess.Popen))
+            if message is not None:
                 failed(message, rank)
             if rank is not None and (report is None or report.failure is not None):
                 until = min(until, time.monotonic() + GRACE_S)
@@ -306,7 +311,8 @@ def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str
 
 
 def _ended(job: AgentJob, what: str, code: int) -> str:
-    steps, total = job.run_dir.steps_seen(), job.request.case.total_steps
+    steps = job.run_dir.steps_seen()
+    total = job.request.case.total_steps
     if steps is None:
         when = "before an optimizer step could be seen"
         child = ", or in a process that it starts (give it as command=(...) then)" * (what == "the script")
