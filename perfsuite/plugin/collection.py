@@ -130,7 +130,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark each test with the hardware that its case is meant for, so that `-m` selects on it."""
-    if (case := case_of(item)) is not None:
+    case = case_of(item)
+    if case is not None:
         for marker in case.markers:
             item.add_marker(marker)
 
@@ -163,7 +164,8 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the cases of other jobs out, and put the rest into the order of the session's budget."""
     session = config.stash[SESSION]
     options = session.setup.options
-    cases = {item: case for item in items if uses_bench(item) and (case := case_of(item)) is not None}
+    case_by_item = {item: case_of(item) for item in items if uses_bench(item)}
+    cases = {item: case for item, case in case_by_item.items() if case is not None}
     if options.shard is not None:
         ours = plan.shard(cases.values(), *options.shard)
         others = {item: None for item, case in cases.items() if case.id not in ours}
@@ -213,7 +215,8 @@ def selection_of(config: pytest.Config) -> Selection:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Count the benchmarks that were selected; find out whether a terminal can show their progress."""
-    host, progress = session.config.stash[SESSION].setup.host, session.config.stash[PROGRESS]
+    host = session.config.stash[SESSION].setup.host
+    progress = session.config.stash[PROGRESS]
     benchmarks = [item for item in session.items if uses_bench(item)]
     session.config.stash[SELECTED] = len(benchmarks)
     terminal = terminal_of(session.config)
@@ -226,9 +229,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             if session.config.getoption("--perf-resume"):
                 ours = session.config.stash[SESSION]
                 ours.resume()
-                found = [(case, item.nodeid) for item in benchmarks if (case := case_of(item)) is not None]
-                progress.cases -= sum(ours.earlier_result(*each) is not None for each in found)
-    if (file := session.config.getoption("--perf-cases")) is not None:
+                selected = [(case_of(item), item.nodeid) for item in benchmarks]
+                progress.cases -= sum(
+                    case is not None and ours.earlier_result(case, nodeid) is not None
+                    for case, nodeid in selected
+                )
+    file = session.config.getoption("--perf-cases")
+    if file is not None:
         by_id = {case.id: case for case in filter(None, map(case_of, benchmarks))}
         tests = _collected_tests(session.config.stash.get(BENCHMARKS, []), benchmarks)
         with usage_error():
@@ -243,7 +250,8 @@ def _install(config: pytest.Config) -> None:
     ours = config.stash[SESSION]
     before = ours.setup.host
     installed = make()
-    ours.setup, ours.way = installed.setup, installed.way
+    ours.setup = installed.setup
+    ours.way = installed.way
     if isinstance(before, DryHost) and isinstance(ours.setup.host, DryHost):
         ours.setup.host.hardware = before.hardware
     if not is_worker(config):  # the cases of arm A, with the packages that it has now
@@ -255,7 +263,8 @@ def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) 
     left = set(selected)
     found = []
     for item in collected:
-        if (case := case_of(item)) is None:
+        case = case_of(item)
+        if case is None:
             continue
         why = skip_mark(item) if item in left else "deselected"
         marks = {mark.name for mark in item.iter_markers()} - NOT_SELECTABLE
@@ -307,7 +316,8 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
         _note_lost_cases(item)
         if EMPTY in item.stash:
             continue
-        if (case := case_of(item)) is None:
+        case = case_of(item)
+        if case is None:
             raise pytest.UsageError(f"{item.nodeid}: {NO_CASE}")
         first, same = known.setdefault(case.id, (item, case))
         with usage_error():
@@ -358,7 +368,8 @@ def _function_of(item: pytest.Item) -> str:
 
 def _check_root(config: pytest.Config) -> None:
     """Raise `UsageError` where an option's value keeps pytest from the settings or baselines of its tests."""
-    here, root = config.invocation_params.dir, config.stash[SESSION].setup.options.root
+    here = config.invocation_params.dir
+    root = config.stash[SESSION].setup.options.root
     paths = [here / argument.partition("::")[0] for argument in config.args]
     why = "pytest takes an option's value that is an existing path for a test: write --option=PATH, with ="
     if config.inipath is None and config.getoption("inifilename") is None:

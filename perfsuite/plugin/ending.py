@@ -59,7 +59,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:
-    config, ours = session.config, session.config.stash[SESSION]
+    config = session.config
+    ours = session.config.stash[SESSION]
     if is_worker(config):
         return  # the controller has all
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(NO_SHARE, False):
@@ -80,7 +81,8 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
 
 def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
     """Set the exit status by the results of the session: a test can swallow its verdict."""
-    config, ours = session.config, session.config.stash[SESSION]
+    config = session.config
+    ours = session.config.stash[SESSION]
     if is_worker(config) or runs_no_test(config) or exitstatus not in NO_ERROR:
         return
     if REFUSED in config.stash:
@@ -113,31 +115,37 @@ def _nothing_measured(config: pytest.Config) -> bool:
 @pytest.hookimpl(trylast=True)  # below the tables of other plugins
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the table, each verdict in words where somebody may have to act, and what went wrong."""
-    session, terminal = config.stash[SESSION], terminalreporter
-    if (why := config.stash.get(REFUSED, None)) is not None:
+    session = config.stash[SESSION]
+    terminal = terminalreporter
+    why = config.stash.get(REFUSED, None)
+    if why is not None:
         terminal.section("perfsuite: no test was run", red=True, bold=True)
         terminal.write_line(f"ERROR: {shown(config, why)}")
         return
     if session.results:
         _write_verdicts(terminal, config, session)
-    if count := len(session.only_shown):
+    count = len(session.only_shown)
+    if count:
         terminal.write_line(
             f"--perf-allow-shared: others used the machine in {plural(count, 'case')}: counts alone are "
             "judged and recorded, figures are only shown"
         )
-    if (why := config.stash.get(UNWRITTEN, None)) is not None:
+    why = config.stash.get(UNWRITTEN, None)
+    if why is not None:
         terminal.section("perfsuite: the results were not written", red=True, bold=True)
         terminal.write_line(shown(config, why))
     _write_swallowed(terminal, config, session)
     _write_unclaimed(terminal, config, session)
-    if missed := [skip for skip in session.skipped if skip.not_reached]:
+    missed = [skip for skip in session.skipped if skip.not_reached]
+    if missed:
         terminal.section("perfsuite: the budget is used up", yellow=True, bold=True)
         terminal.write_line(
             f"{plural(len(missed), 'case')} not reached within --perf-budget, and not judged:"
         )
         for skip in missed:
             terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
-    if changed := summary.case_changes(session_file(session, "running")) if session.way.arms else []:
+    changed = summary.case_changes(session_file(session, "running")) if session.way.arms else []
+    if changed:
         terminal.section("perfsuite: the arms have other cases", yellow=True, bold=True)
         for line in changed:
             terminal.write_line(shown(config, line))
@@ -187,7 +195,8 @@ def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> 
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
         for told in session.deselected:
             terminal.write_line(f"  {shown(config, told)}")
-    if (found := summary.unclaimed(session.unclaimed)) is None:
+    found = summary.unclaimed(session.unclaimed)
+    if found is None:
         return
     heading, baselines = found
     color = {"red": True} if session.misses_baselines else {"yellow": True}
@@ -232,7 +241,8 @@ class CollectsFromWorkers:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config, self.session = config, config.stash[SESSION]
+        self.config = config
+        self.session = config.stash[SESSION]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep how a test ended by itself, and what was found of one that ran in another process."""
@@ -242,7 +252,8 @@ class CollectsFromWorkers:
         how = getattr(report, "perf_swallowed", "failed" if report.failed else None)
         if how is not None or report.nodeid not in ended:
             ended[report.nodeid] = how or report.outcome
-        if (found := getattr(report, "perf_found", None)) is None:
+        found = getattr(report, "perf_found", None)
+        if found is None:
             return
         results, skipped = found
         self.config.stash[SELECTED] = self.config.stash.get(SELECTED, 0) + 1

@@ -116,7 +116,8 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     options = options_of(root_of(config), chosen)
     with usage_error():
         launches = None if chosen["dry"] else launcher(chosen["launcher"])
-        if against := chosen["against"]:
+        against = chosen["against"]
+        if against:
             words = (("--perf-against", against), ("", "."))
 
             def compare(*, installs: bool) -> Session:
@@ -141,13 +142,15 @@ def _progress(config: pytest.Config) -> Progress:
         return capture.global_and_fixture_disabled() if capture else contextlib.nullcontext()
 
     def line(text: str) -> None:
-        if (terminal := terminal_of(config)) is not None:
+        terminal = terminal_of(config)
+        if terminal is not None:
             with uncaptured():
                 terminal.ensure_newline()
                 terminal.write_line(printable(text))
 
     def live(text: str | None) -> None:
-        if (terminal := terminal_of(config)) is not None:
+        terminal = terminal_of(config)
+        if terminal is not None:
             with uncaptured():
                 terminal.rewrite((text or "")[: shutil.get_terminal_size().columns - 1], erase=True)
                 if text is None:

@@ -45,7 +45,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(NOT_SIDE_BY_SIDE, pytrace=False)
     if EMPTY in item.stash:
         pytest.fail("no case: the parameters of this test are empty", pytrace=False)
-    if (case := case_of(item)) is not None and not runs_no_test(item.config):
+    case = case_of(item)
+    if case is not None and not runs_no_test(item.config):
         _skip_if_impossible(item, case)
     set_clock(item)
 
@@ -70,7 +71,8 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[Case], Measurement]]:
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
-    item, thread = request.node, threading.get_ident()
+    item = request.node
+    thread = threading.get_ident()
     known = case_of(item)
     if not uses_bench(item) or known is None:  # by `request.getfixturevalue`, unseen when collected
         pytest.fail(NO_CASE, pytrace=False)
@@ -78,7 +80,8 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
     refused = [NEVER_CALLED]
 
     def measure(case: Case) -> Measurement:
-        if (why := _why_refused(case, known, is_first=not cases)) is None and threading.get_ident() != thread:
+        why = _why_refused(case, known, is_first=not cases)
+        if why is None and threading.get_ident() != thread:
             why = "bench was called in another thread, where its verdict would be lost: call it in the test"
         if why is not None:
             refused.append(why)
@@ -213,15 +216,18 @@ def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytes
 
 def _note_unmeasured(item: pytest.Item) -> None:
     """Keep the case of a test that ended, in whatever way, without a verdict."""
-    session, case = item.config.stash[SESSION], case_of(item)
+    session = item.config.stash[SESSION]
+    case = case_of(item)
     is_noted = any(skip.nodeid == item.nodeid for skip in session.skipped)
     if case is None or is_noted:
         return  # its parametrization is empty, and it has failed; or this machine cannot run it
-    why, how = item.stash[WHY], item.stash[ENDED_AS]
-    if how == "skipped" and (missing := session.why_required(case)) is None:
-        session.record_skip(case, item.nodeid, why, by_test=True)
-        return
+    why = item.stash[WHY]
+    how = item.stash[ENDED_AS]
     if how == "skipped":
+        missing = session.why_required(case)
+        if missing is None:
+            session.record_skip(case, item.nodeid, why, by_test=True)
+            return
         why = f"its test skipped it: {why}; but {missing}"
     elif how == "xfailed":
         why = f"its test expected a failure: {why}. Declare it in the case (known_issue), or waive it"

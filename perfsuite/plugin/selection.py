@@ -139,7 +139,8 @@ def _cases(config: pytest.Config) -> Path:
 @pytest.hookimpl(trylast=True)  # after whatever deselects
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Find the reviewed baselines that no selected case claims, if all cases were asked for."""
-    config, ours = session.config, session.config.stash[SESSION]
+    config = session.config
+    ours = session.config.stash[SESSION]
     cases = [case_of(item) for item in session.items if uses_bench(item)]
     selected = {case.id for case in cases if case is not None}
     collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if something was refused
@@ -189,7 +190,8 @@ def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
     expression = Expression.compile(config.option.markexpr)
     found = set[str]()
     for item in config.stash[BENCHMARKS]:
-        if (case := case_of(item)) is None:
+        case = case_of(item)
+        if case is None:
             continue
         marks = [*item.iter_markers()]
         own = {mark.name for mark in marks} - {*case.markers}

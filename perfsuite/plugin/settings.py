@@ -151,9 +151,11 @@ def _lines(file: Path, text: str) -> Iterator[Line]:
             return
     section = ""
     for line in text.splitlines():
-        if header := _HEADER.match(line):
+        header = _HEADER.match(line)
+        key = _KEY.match(line)
+        if header:
             section = header[1].strip() if file.suffix == ".toml" else header[1]
-        elif key := _KEY.match(line):
+        elif key:
             yield Line(section, key[1])
 
 
