@@ -99,7 +99,8 @@ def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) 
     """The column of what a step does, of the rank that does most of it."""
 
     def most_of(counts: Iterable[RankCounts]) -> int | None:
-        return max((most for entry in counts if (most := of(entry.counts)) is not None), default=None)
+        of_ranks = (of(entry.counts) for entry in counts)
+        return max((count for count in of_ranks if count is not None), default=None)
 
     def cell(result: Measurement) -> Cell | None:
         then = most_of(result.before[-1].counts) if result.before else None

@@ -208,7 +208,8 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
         for each in check.findings[:MOST_FINDINGS]
     ]
     caption = f"What a step does otherwise than in the {before}. What is listed was not judged."
-    if (left := len(check.findings) - MOST_FINDINGS) > 0:
+    left = len(check.findings) - MOST_FINDINGS
+    if left > 0:
         caption += f" {left} more are in results.json."
     headers = ("count", "verdict", before, "now", "change", "ranks", "in words")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=2)

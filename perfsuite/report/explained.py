@@ -44,9 +44,11 @@ class Explained:
 
 def explained(result: Measurement) -> Explained:
     """Return everything that is to be said about the verdict of a case."""
-    verdict, by_rank = result.verdict, len(result.counts) > 1
+    verdict = result.verdict
+    by_rank = len(result.counts) > 1
     mark = "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
     counted = verdict.counts or CountCheck(outcome="not counted", compared=False)
+    hidden = summary.not_counted(result)
     return Explained(
         verdict=f"{verdict.outcome} {mark}{_evidence(result)}",
         why=profile.because(verdict),
@@ -57,7 +59,7 @@ def explained(result: Measurement) -> Explained:
         findings=counts.sentences(counted, judged=True, by_rank=by_rank),
         listed=counts.sentences(counted, judged=False, by_rank=by_rank),
         remarks=counts.remarks(counted),
-        not_counted=[] if (hidden := summary.not_counted(result)) is None else [f"counts: {hidden}"],
+        not_counted=[] if hidden is None else [f"counts: {hidden}"],
         excuses=[*([SHARED] if result.shared else []), *summary.excuses(result)],
         held=spans.held(() if result.dry else result.runs),
         predicted=prediction(result.dry_facts, result.unit),
@@ -139,7 +141,8 @@ def _memory(fit: Fit) -> list[str]:
 
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
     compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
-    known, unknown = "", ", whose link is unknown: not counted"
+    known = ""
+    unknown = ", whose link is unknown: not counted"
     if limit.link_bytes_per_s is not None:
         known = f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
     wires = (

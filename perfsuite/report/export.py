@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from perfsuite.frameworks.base import require
 from perfsuite.report import summary
-from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, in_unit
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric, in_unit
+from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
 EXPORTED = (TOKENS_PER_S, PEAK_MEMORY)
@@ -30,15 +31,13 @@ def figures(result: Measurement) -> dict[str, list[float]]:
     """Return what each launch that counts measured, by name (which has the unit); empty if none counts."""
     if result.no_evidence is not None:
         return {}
-    found = {
-        in_unit(metric.name, result.unit): [
-            value
-            for run in result.healthy_runs
-            if (value := metric.of(run.figures)) is not None and math.isfinite(value)
-        ]
-        for metric in EXPORTED
-    }
+    found = {in_unit(metric.name, result.unit): _finite(metric, result.healthy_runs) for metric in EXPORTED}
     return {name: values for name, values in found.items() if values}
+
+
+def _finite(metric: Metric, runs: Sequence[Run]) -> list[float]:
+    values = (metric.of(run.figures) for run in runs)
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def outcomes(result: Measurement) -> dict[str, str]:
@@ -74,10 +73,15 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
     record: dict[str, Any] = {"benchmark": benchmark, "model": model}
     if not result.runs:
         return record
-    run, machine = result.runs[-1], result.runs[-1].machine
-    kind, memory, each = ("cpu", "avail_mem_in_gb", 1)
+    run = result.runs[-1]
+    machine = result.runs[-1].machine
+    kind = "cpu"
+    memory = "avail_mem_in_gb"
+    each = 1
     if machine.device != "cpu":
-        kind, memory, each = ("gpu", "avail_gpu_mem_in_gb", machine.devices)
+        kind = "gpu"
+        memory = "avail_gpu_mem_in_gb"
+        each = machine.devices
     runner = {
         "name": machine.device_name,
         "type": machine.hardware_class,
@@ -89,8 +93,10 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
     benchmark |= {"dtype": run.case.precision}
     model |= {"type": run.case.model.name}
     record["runners"] = [runner] * run.case.topology.nodes
-    if run.observed is not None and (torch := run.observed.environment.get("torch")) is not None:
-        record["dependencies"] = {"torch": {"version": torch}}
+    if run.observed is not None:
+        torch = run.observed.environment.get("torch")
+        if torch is not None:
+            record["dependencies"] = {"torch": {"version": torch}}
     return record
 
 
@@ -104,7 +110,8 @@ def openmetrics(session: SessionFile) -> str:
     from prometheus_client import CollectorRegistry, Gauge
     from prometheus_client.openmetrics.exposition import generate_latest
 
-    registry, gauges = CollectorRegistry(), dict[str, Gauge]()
+    registry = CollectorRegistry()
+    gauges = dict[str, Gauge]()
 
     def add(name: str, labels: dict[str, str], value: float) -> None:
         if name not in gauges:

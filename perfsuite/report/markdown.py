@@ -69,7 +69,8 @@ def grid(table: Table, most: int | None = None) -> Markup:
     shown = table.rows[:most]
     headings, *cells = ([text(cell) for cell in row] for row in (table.headers, *shown))
     rows = [headings, rules, *cells]
-    if left := len(table.rows) - len(shown):
+    left = len(table.rows) - len(shown)
+    if left:
         rows.append([f"and {left} more", *[""] * (len(rules) - 1)])
     return Markup("\n".join(f"| {' | '.join(row)} |" for row in rows))
 

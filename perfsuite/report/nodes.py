@@ -22,7 +22,8 @@ def title(preflight: Preflight) -> str:
     found = f"{bad} of them bad" if bad else "none of them bad"
     if preflight.failure is not None:
         found = f"it failed, which tells nothing of the nodes: {preflight.failure}"
-    nodes, took = plural(len(preflight.nodes), "node"), f"{preflight.duration_s:.0f} s"
+    nodes = plural(len(preflight.nodes), "node")
+    took = f"{preflight.duration_s:.0f} s"
     return f"preflight of {nodes} ({preflight.machine.device_name}) in {took}: {found}"
 
 
@@ -60,11 +61,13 @@ def scalings(results: Iterable[Measurement]) -> list[str]:
     """
     groups = defaultdict[tuple[str, str], list[tuple[Case, float]]](list)
     for result in results:
-        if result.no_evidence is None and (speed := result.figures.tokens_per_s) is not None:
-            run = result.runs[-1]
-            on_one_node = run.case.replace(topology=run.case.topology.replace(nodes=1))
-            of_device = speed / run.case.topology.world_size
-            groups[run.machine.device_name, on_one_node.model_dump_json()].append((run.case, of_device))
+        if result.no_evidence is None:
+            speed = result.figures.tokens_per_s
+            if speed is not None:
+                run = result.runs[-1]
+                on_one_node = run.case.replace(topology=run.case.topology.replace(nodes=1))
+                of_device = speed / run.case.topology.world_size
+                groups[run.machine.device_name, on_one_node.model_dump_json()].append((run.case, of_device))
     told = []
     for cases in groups.values():
         cases.sort(key=lambda each: each[0].topology.nodes)

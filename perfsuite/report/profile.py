@@ -59,7 +59,8 @@ def tables(result: Measurement) -> list[Table]:
 
 def _parts(before: Profile | None, entry: RankProfile, against: str) -> Table:
     now = entry.profile
-    then, today = {} if before is None else _split(before), _split(now)
+    then = {} if before is None else _split(before)
+    today = _split(now)
     rows = [
         (
             part,

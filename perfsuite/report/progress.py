@@ -38,11 +38,15 @@ class Progress:
 
     def begin(self, case_id: str, total_steps: int, launch: int, unit: Unit = "tokens") -> None:
         """Announce launch number `launch` of a case, whose speed is in `unit` per second."""
-        self._began, self._first = self.clock(), None
+        self._began = self.clock()
+        self._first = None
         if launch == 1:
             self._number += 1
             self._case_began = self._began
-        self._case_id, self._total, self._launch, self._unit = case_id, total_steps, launch, unit
+        self._case_id = case_id
+        self._total = total_steps
+        self._launch = launch
+        self._unit = unit
         if not self.is_live:
             self.say(f"{self._where()} begins")
 
@@ -56,7 +60,8 @@ class Progress:
             return
         if self._first is None:
             self._first = (now, step)
-        since, done = now - self._first[0], step - self._first[1]
+        since = now - self._first[0]
+        done = step - self._first[1]
         told = f"{self._where()} step {step} of {self._total}"
         if done and since > 0:
             left = f"{(self._total - step) * since / done:.0f} s left{self._time_left()}"

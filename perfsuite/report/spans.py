@@ -136,8 +136,12 @@ class _Launch:
     @property
     def worker_batches(self) -> list[Amounts]:
         """What a worker of a data loader did for one batch, of each rank that has one."""
-        batches = [batch for entry in self.counts if (batch := entry.counts.worker_batch) is not None]
-        return [{"kernels": sum(each.ops.values()), "python_calls": each.python.total} for each in batches]
+        batches = [entry.counts.worker_batch for entry in self.counts]
+        return [
+            {"kernels": sum(batch.ops.values()), "python_calls": batch.python.total}
+            for batch in batches
+            if batch is not None
+        ]
 
     def in_step(self, step: int) -> Amounts:
         """Return what a step did, on the rank that did most; nothing if it was not counted.
@@ -172,9 +176,9 @@ class _Launch:
         """Return the row of a span that is no step."""
         seconds = self.spans[name].seconds if name in self.spans else ()
         of_ranks = [
-            (len(entry.ranks), span)
+            (len(entry.ranks), entry.counts.spans[name])
             for entry in self.counts
-            if (span := entry.counts.spans.get(name)) is not None
+            if name in entry.counts.spans
         ]
         written = [ranks * span.bytes_written for ranks, span in of_ranks if span.bytes_written is not None]
         amounts = _most(_in_event(span) for _, span in of_ranks)
@@ -253,7 +257,8 @@ def held(runs: Sequence[Run]) -> list[str]:
     """
     if not runs or not runs[-1].measured_steps:
         return []
-    run, (start, stop) = runs[-1], runs[-1].window
+    run = runs[-1]
+    start, stop = runs[-1].window
     usual_s = median(run.measured_steps)
     found = []
     for name, span in run.spans.items():
@@ -317,8 +322,10 @@ def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[li
 def _are_alike(launches: Sequence[_Launch], one: int, other: int) -> bool:
     """Return whether two steps did the same on each side, but for calls of Python that chance makes."""
     for launch in launches:
-        then, now = dict(launch.in_step(one)), dict(launch.in_step(other))
-        calls, calls_now = then.pop("python_calls", None), now.pop("python_calls", None)
+        then = dict(launch.in_step(one))
+        now = dict(launch.in_step(other))
+        calls = then.pop("python_calls", None)
+        calls_now = now.pop("python_calls", None)
         if then != now or (calls is None) != (calls_now is None):
             return False
         if calls is not None and calls_now is not None and not differ_by_chance(calls_now, calls):

@@ -147,7 +147,8 @@ def properties(result: Measurement) -> dict[str, str | float]:
 
 def tally(results: Iterable[Measurement]) -> list[str]:
     """Return the number of cases of each verdict, the worst first: `2 regressed`, `14 passed (3 blind)`."""
-    counts, marked = Counter[str](), Counter[tuple[str, str]]()
+    counts = Counter[str]()
+    marked = Counter[tuple[str, str]]()
     for result in results:
         counts[verdict(result)] += 1
         marked.update((verdict(result), mark) for mark in marks(result))
@@ -167,7 +168,8 @@ def headline(sessions: Sequence[SessionFile]) -> str:
     skips = [skip.not_reached for session in sessions for skip in session.skipped]
     left_out = ((sum(skips), "not reached"), (len(skips) - sum(skips), "skipped"))
     shown = [f"{number} {word}" for number, word in left_out if number]
-    if vanished := sum(len(session.not_compared) for session in sessions):
+    vanished = sum(len(session.not_compared) for session in sessions)
+    if vanished:
         shown.append(f"{vanished} not compared")
     if any(session.cases_unknown for session in sessions):
         shown.append("cases of the arms not known")
@@ -258,7 +260,8 @@ def interruption(session: SessionFile) -> str | None:
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
-    if launches := len(session.interrupted_launches):
+    launches = len(session.interrupted_launches)
+    if launches:
         lost += f" ({plural(launches, 'launch')} of it in results.json)"
     if session.status == "running":
         return f"The session is running, or was killed{lost}; what comes after it is not measured."
@@ -347,9 +350,11 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
     if len(by_note) > NOTES_SHOWN:
         lines.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} more: {REST}")
     checks = [result.verdict.counts for result in quiet if result.verdict.counts is not None]
-    if listed := sum(any(each.outcome == "passed" for each in check.findings) for check in checks):
+    listed = sum(any(each.outcome == "passed" for each in check.findings) for check in checks)
+    if listed:
         lines.append(f"counts changed, not judged, in {plural(listed, 'case')}: {REST}")
-    if hidden := sum("blind" in marks(result) for result in quiet):
+    hidden = sum("blind" in marks(result) for result in quiet)
+    if hidden:
         lines.append(
             f"blind: in {hidden} of {plural(len(quiet), 'case')} noise hides changes as large as the "
             f"tolerance; a baseline of more launches helps. How large: {REST}"
@@ -367,7 +372,8 @@ def quiet_notes(result: Measurement) -> list[str]:
 def excuses(result: Measurement) -> list[str]:
     """Return why a failure may be no surprise: injected faults, waivers, a known issue, or its end."""
     faults = dict.fromkeys(f"a fault was injected: {run.inject}" for run in result.runs if run.inject)
-    told, issue = [*faults, *result.waivers], next((run.case.known_issue for run in result.runs), None)
+    told = [*faults, *result.waivers]
+    issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
         return told
     if result.outcome == "failed":

@@ -44,7 +44,8 @@ def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> 
         *([figure(MFU)] if any(MFU.of(result.figures) is not None for result in results) else []),
         SPEED_CHANGE._replace(heading="vs base"),
     ]
-    columns, only_dry = of_cases(results, measured), summary.only_dry(results)
+    columns = of_cases(results, measured)
+    only_dry = summary.only_dry(results)
     grid = plain_table()
     for column in columns:
         grid.add_column(column.heading, justify="right", no_wrap=True)
@@ -162,7 +163,8 @@ def _all(result: Measurement, told: Explained) -> list[str]:
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
     lines += spans_of(spans.table(spans.of_result(result)), indent="  ")
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
-    if left := sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:]):
+    left = sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:])
+    if left:
         lines.append(f"  the step of {plural(left, 'rank')} more: the HTML report tells")
     for title, traceback in told.tracebacks:
         lines += [f"  {title}:", *(f"    {line}" for line in traceback.splitlines())]
@@ -203,7 +205,8 @@ def _lines(text: str, *, indent: str = "  ", most: int | None = None) -> list[st
 
 def _shown(result: Measurement) -> list[str]:
     """The figures that are shown and never judged, one line each."""
-    figures, judged = result.figures, {check.metric for check in result.verdict.checks}
+    figures = result.figures
+    judged = {check.metric for check in result.verdict.checks}
     shown = [metric for metric in SHOWN if metric.name not in judged]
     shown += [metric for metric in extra_metrics([figures]) if metric.judged == "shown"]
     lines = [

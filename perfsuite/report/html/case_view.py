@@ -24,9 +24,12 @@ def case_view(
     result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
 ) -> dict[str, Any]:
     """Return what the template shows of a case. `anchor` is its own; the overview has `columns`."""
-    runs, check = result.runs, result.verdict.counts
-    band, loss = _band(result), charts.losses(runs, key=f"{anchor}:loss")
-    shown, others = result.counts[:MOST_ENTRIES], result.counts[MOST_ENTRIES:]
+    runs = result.runs
+    check = result.verdict.counts
+    band = _band(result)
+    loss = charts.losses(runs, key=f"{anchor}:loss")
+    shown = result.counts[:MOST_ENTRIES]
+    others = result.counts[MOST_ENTRIES:]
     return {
         "anchor": anchor,
         "result": result,
@@ -76,7 +79,8 @@ def _steps(result: Measurement, band: Band | None, anchor: str) -> list[Figure]:
     figures = []
     for number, run in enumerate(result.runs, 1):
         if run.step_s:
-            title, key = f"Launch {number}: time of each step", f"{anchor}:steps-{number}"
+            title = f"Launch {number}: time of each step"
+            key = f"{anchor}:steps-{number}"
             chart = charts.steps(run, key=key, title=title, range_s=range_s, band=band)
             figures.append(Figure(chart, _steps_caption(result, number, run, range_s[1])))
     return figures
@@ -88,7 +92,8 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
         parts[0] += f": median {duration(run.figures.step_s_p50)}"
     if number in result.verdict.unhealthy_launches:
         parts.append("set aside, the machine was not well")
-    if beyond := charts.beyond(run, highest_s):
+    beyond = charts.beyond(run, highest_s)
+    if beyond:
         step = max(beyond, key=lambda step: run.step_s[step])
         longest = f"{duration(run.step_s[step])} at step {step}"
         measured = " measured" if run.measured_steps else ""
@@ -97,7 +102,8 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
             if len(beyond) == 1
             else f"{len(beyond)}{measured} steps are off the scale (▲), the longest {longest}"
         )
-    if lost := sum(not math.isfinite(step_s) for step_s in run.step_s):
+    lost = sum(not math.isfinite(step_s) for step_s in run.step_s)
+    if lost:
         parts.append(f"{lost} without a finite time: a gap in the line")
     return "; ".join(parts) + "."
 

@@ -18,8 +18,13 @@ from perfsuite.results.metric import described
 from perfsuite.results.outcome import Check
 from perfsuite.results.run import Run
 
-WIDTH, HEIGHT = 360, 160
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 30  # margins, for the axes' figures
+WIDTH = 360
+HEIGHT = 160
+# Margins, for the axes' figures.
+LEFT = 46
+RIGHT = 8
+TOP = 14
+BOTTOM = 30
 BUCKETS = 150  # a series of more than twice as many points is drawn as each bucket's lowest and highest
 ROOM = 0.35
 """Share of the range of ordinary steps that is left free above and below them. Longer steps are marked at the
@@ -61,7 +66,8 @@ class Scale(NamedTuple):
         rough = (self.high - self.low) / most
         magnitude = 10 ** math.floor(math.log10(rough))
         step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= 0.999 * rough)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
         return [round(tick * step, 12) for tick in range(first, last + 1)]
 
 
@@ -84,7 +90,8 @@ def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
     every = measured or [step for run in runs for step in run.step_s if math.isfinite(step)]
     ordinary = quantiles(every, n=20, method="inclusive") if len(every) > 1 else every or [1.0]
     marks = [band.baseline_s, band.allowed_s] if band is not None else []
-    low, high = min([*every, *marks], default=0), max([ordinary[-1], *marks, 1e-6])
+    low = min([*every, *marks], default=0)
+    high = max([ordinary[-1], *marks, 1e-6])
     room = max(high - low, 0.05 * high)
     return max(0.0, low - room * ROOM), high + room * ROOM
 
@@ -103,7 +110,8 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
         if left - LEFT > 50:
             body.append(_text("note", LEFT + 3, TOP - 4, "warm-up"))
     if band is not None:
-        upper, lower = y(band.allowed_s * factor), y(band.baseline_s * factor)
+        upper = y(band.allowed_s * factor)
+        lower = y(band.baseline_s * factor)
         body.append(_rect("band", LEFT, upper, x.end - LEFT, lower - upper))
         body.append(_line("baseline", LEFT, lower, x.end, lower))
     body += [*_axes(x, y, unit), *_curve([step * factor for step in run.step_s], x, y)]
@@ -121,13 +129,15 @@ def beyond(run: Run, highest_s: float) -> list[int]:
 
 
 def _description(run: Run, band: Band | None) -> str:
-    figures, (start, stop) = run.figures, run.window
+    figures = run.figures
+    start, stop = run.window
     description = f"{len(run.step_s)} steps"
     if start < stop:
         description += f", measured from step {start} to {stop - 1}"
     if figures.step_s_p50 is not None:
         description += f": median {duration(figures.step_s_p50)}"
-    if finite := [(value, step) for step, value in enumerate(run.step_s) if math.isfinite(value)]:
+    finite = [(value, step) for step, value in enumerate(run.step_s) if math.isfinite(value)]
+    if finite:
         value, step = max(finite)
         description += f"; longest {duration(value)} at step {step}"
     if band is not None:
@@ -141,9 +151,11 @@ def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
     finite = [loss for curve in curves.values() for loss in curve if math.isfinite(loss)]
     if not finite:
         return None
-    low, high = min(finite), max(finite)
+    low = min(finite)
+    high = max(finite)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
-    x, y = _across(max(map(len, curves.values()))), Scale(low - room, high + room, HEIGHT - BOTTOM, TOP)
+    x = _across(max(map(len, curves.values())))
+    y = Scale(low - room, high + room, HEIGHT - BOTTOM, TOP)
     body = [*_axes(x, y), *(part for curve in curves.values() for part in _curve(curve, x, y))]
     told = [f"launch {number}: from {curve[0]:.4f} to {curve[-1]:.4f}" for number, curve in curves.items()]
     return _image(key, "Loss of each launch by step", f"{'; '.join(told)}.", body)
@@ -157,8 +169,10 @@ def interval(check: Check, *, key: str) -> Markup | None:
     allowed = -check.allowed if described(check.metric).better == "higher" else check.allowed
     reach = 1.25 * max(check.allowed, abs(check.change))
     reach = max(reach, min(1.1 * max(-low, high), 3 * reach))
-    width, height = 180, 24
-    x, middle = Scale(-reach, reach, 6, width - 6), height / 2
+    width = 180
+    height = 24
+    x = Scale(-reach, reach, 6, width - 6)
+    middle = height / 2
     body = [
         _line("axis", x(0), 2, x(0), height - 2),
         _line("allowed", x(allowed), 2, x(allowed), height - 2),

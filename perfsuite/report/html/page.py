@@ -34,7 +34,8 @@ def render(sessions: Sequence[SessionFile]) -> str:
     views = _views(sessions, columns)
     shown = [name for name, _ in columns if any(each["cells"][name].number is not None for each in views)]
     number_of = Counter(map(summary.verdict, results))
-    style, script = _own("report.css"), _own("report.js")
+    style = _own("report.css")
+    script = _own("report.js")
     return rendered(
         "report.html",
         sessions,

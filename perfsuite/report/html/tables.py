@@ -52,7 +52,8 @@ def checks(result: Measurement, anchor: str) -> Table:
 
 def launches(result: Measurement, runs: Sequence[Run]) -> Table:
     """Return the table of the launches of a case, or of its arm A: their figures, and whether they count."""
-    extra, set_aside = extra_metrics(run.figures for run in runs), result.verdict.unhealthy_launches
+    extra = extra_metrics(run.figures for run in runs)
+    set_aside = result.verdict.unhealthy_launches
     rows = [
         (
             str(number),
