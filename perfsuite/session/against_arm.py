@@ -83,7 +83,8 @@ class AgainstArm(TwoArms):
         while True:
             disturbed = self._launch_pair(trial)
             verdict = self._verdict(trial)
-            how, last = self.setup.launching, trial.runs[-1]
+            how = self.setup.launching
+            last = trial.runs[-1]
             if verdict.outcome == "undecided" and disturbed and not is_free(last, how):
                 # While others stay, more launches would be in vain: one pair is enough for a verdict.
                 verdict = self._verdict(trial, max_unhealthy=1)
@@ -94,9 +95,11 @@ class AgainstArm(TwoArms):
     def _launch_pair(self, trial: Trial) -> bool:
         """Launch each arm once. Returns whether others used the machine."""
         pair = len(trial.before) + 1
-        disturbed, made = False, dict[str, Run]()
+        disturbed = False
+        made = dict[str, Run]()
         for arm in order(len(trial.before) - len(unhealthy_pairs(trial.before, trial.runs))):
-            directory, how = _launch(trial, arm, pair), self.launching(arm)
+            directory = _launch(trial, arm, pair)
+            how = self.launching(arm)
             number = 2 * (pair - 1) + len(made) + 1
             made[arm], beside_others = launch_watched(trial.case, trial.machine, directory, number, how)
             disturbed = disturbed or beside_others
@@ -144,11 +147,13 @@ class ByCounts(TwoArms):
     def judge(self, trial: Trial) -> Verdict:
         """Run a case in both arms and judge what a step of arm B does by that of arm A."""
         made = self._made(trial, "ab" if self.known_a is None else "b")
-        a, b = self.known_a or made["a"], made["b"]
+        a = self.known_a or made["a"]
+        b = made["b"]
         trial.before.append(a)
         trial.runs.append(b)
         verdict = judge_counts(a, b).replace(launches=len(made))
-        if of_start_up := start_up_findings(verdict):
+        of_start_up = start_up_findings(verdict)
+        if of_start_up:
             a, b = self._launch_both_again(trial)
             verdict = with_unconfirmed(judge_counts(a, b), of_start_up).replace(launches=len(made) + 2)
         if not self.dry and verdict.outcome not in ("regressed", "failed") and needs_more(a, b):
@@ -191,7 +196,8 @@ class ByDryRuns(ByCounts):
         stop = Event()
 
         def run(arm: str) -> Run:
-            directory, environment = _launch(trial, arm, launch), self.arms["ab".index(arm)]
+            directory = _launch(trial, arm, launch)
+            environment = self.arms["ab".index(arm)]
             return dry_run(
                 self.setup.host.meant(trial.case),
                 directory,
@@ -225,7 +231,8 @@ def resolved(
 
     `installs`: see `resolve`.
     """
-    root, store = options.root, options.store
+    root = options.root
+    store = options.store
     return tuple(
         resolve(option, text, root=root, store=store, consent=consent, installs=installs)
         for option, text in arms
@@ -254,7 +261,8 @@ def by_counts(
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))
         return Session(setup, ByCounts(setup, arms, known_a=known_a))
-    why_not = {name: why for name, arm in zip("AB", arms, strict=True) if (why := why_no_cuda(arm))}
+    reasons = {name: why_no_cuda(arm) for name, arm in zip("AB", arms, strict=True)}
+    why_not = {name: why for name, why in reasons.items() if why}
     for name, why in why_not.items():
         progress.say(f"a CPU is pretended in both arms, for arm {name}: {why}")
     device: Device | None = "cpu" if why_not else None

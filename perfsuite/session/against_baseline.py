@@ -74,7 +74,8 @@ class AgainstBaseline(Way):
 
     def record(self, result: Measurement) -> None:
         """Write local baselines of times, with its profile if one was taken, and of counts."""
-        runs, verdict = result.healthy_runs, result.verdict
+        runs = result.healthy_runs
+        verdict = result.verdict
         if verdict.is_recorded:
             recorded = baseline.from_runs(runs, sessions=[Path(result.directory).parent.name] * len(runs))
             self.setup.baselines.write_local(recorded)
@@ -93,7 +94,8 @@ class AgainstBaseline(Way):
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)
         before: TakenProfile | None = None
-        if (known := self.setup.baselines.find(trial.machine.hardware_class, trial.case)) is not None:
+        known = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
+        if known is not None:
             try:
                 profile = self.setup.baselines.profile_of(known)
                 before = None if profile is None else TakenProfile(profile=profile)
@@ -104,7 +106,8 @@ class AgainstBaseline(Way):
 
     def _wants_profile(self, result: Measurement, case: Case) -> bool:
         """Whether to profile a case with that result: it is worse, or its launches may become a baseline."""
-        verdict, options = result.verdict, self.setup.options
+        verdict = result.verdict
+        options = self.setup.options
         if not options.explain or verdict.outcome in UNMEASURED:
             return False
         may_be_accepted = verdict.is_recorded or options.policy.min_launches >= baseline.MIN_ACCEPTED

@@ -163,10 +163,12 @@ def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: b
             continue
         names = {"case_id": test.case.id, "nodeid": test.nodeid, "asked": asked}
         now = by_id.get(test.case.id)
+        other = instead.get(test.case.id)
         if now is not None:
-            if (found := _same_id(test, now)) is not None:
+            found = _same_id(test, now)
+            if found is not None:
                 yield CaseChange(kind=found[0], told=found[1], **names)
-        elif (other := instead.get(test.case.id)) is not None:
+        elif other is not None:
             told = f"{other.case.id}: {differences(test.case, other.case)}"
             yield CaseChange(kind="changed", told=told, **names)
         else:

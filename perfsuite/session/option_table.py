@@ -51,7 +51,8 @@ def fraction(value: str) -> float:
 
 def share(value: str) -> float:
     """A share of a whole, as 90% or 0.9."""
-    if 0 <= (found := fraction(value)) <= 1:
+    found = fraction(value)
+    if 0 <= found <= 1:
         return found
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
@@ -165,7 +166,8 @@ class Option:
         """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
         if self.is_flag:
             return bool(value) != self.name.startswith("no-")
-        if not (given := str(value or self.default)):
+        given = str(value or self.default)
+        if not given:
             return None
         words = self.metavar.split("|")
         try:
@@ -413,7 +415,8 @@ def options_of(root: Path, values: Mapping[str, Any]) -> Options:
     policy = Policy(**chosen)
     if policy.most < FEWEST_LAUNCHES:  # a quick look is one, whatever there is to see
         policy = replace(policy, max_unhealthy=policy.most)
-    fields["store"], fields["baselines"] = root / fields["store"], root / fields["baselines"]
+    fields["store"] = root / fields["store"]
+    fields["baselines"] = root / fields["baselines"]
     return Options(root=root, policy=policy, **fields)
 
 

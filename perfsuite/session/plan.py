@@ -51,7 +51,8 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
     """Return how each case was measured last, by its id, from the newest of these results."""
     found: dict[str, Past] = {}
     for file in files[-SESSIONS_READ:]:
-        if (session := documents.read_or_none(file, SessionFile)) is None:
+        session = documents.read_or_none(file, SessionFile)
+        if session is None:
             continue  # of another version, or cut short: a plan does without it
         for result in session.results:
             if result.runs and not result.dry and not any(run.inject for run in result.runs):
@@ -77,7 +78,8 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
             known.setdefault(case.topology.world_size, []).append(past[case.id].seconds)
 
     def plan(case: Case) -> Planned:
-        last, like = past.get(case.id), known.get(case.topology.world_size)
+        last = past.get(case.id)
+        like = known.get(case.topology.world_size)
         seconds = last.seconds if last is not None else median(like) if like else None
         return Planned(case=case, past=last, seconds=seconds)
 
@@ -104,7 +106,8 @@ class Budget:
 
     def told(self, case: Case) -> str:
         """Return why a case is not reached."""
-        cost, whole = self.costs.get(case.id), _told(self.seconds)
+        cost = self.costs.get(case.id)
+        whole = _told(self.seconds)
         if cost is not None and cost > self.seconds:
             needs = f"about {_told(cost)}: give {ceil(cost / 60)}min or more"
             return f"not reached: never within {whole}, as it takes {needs}"

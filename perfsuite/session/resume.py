@@ -28,7 +28,8 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
             break
     else:
         raise FileError(f"no session in {store.sessions}")
-    if reasons := differences(content, now):
+    reasons = differences(content, now)
+    if reasons:
         told = "; ".join(cut(reasons, MOST_DIFFERENCES))
         raise FileError(f"the newest session, {file.parent}, has {told}")
     return SessionDir(file.parent), content

@@ -99,7 +99,8 @@ class Session:
         if revision.problem is not None:
             self.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
         versions = {"perfsuite": __version__, **environment.of_this_process()}
-        changes, chosen = git.changes(self.setup.options.root), of_verdicts(self.setup.options)
+        changes = git.changes(self.setup.options.root)
+        chosen = of_verdicts(self.setup.options)
         return revision, Conditions(changes=changes, options=chosen, environment=versions)
 
     @cached_property
@@ -116,7 +117,9 @@ class Session:
         except errors.FileError as error:
             say(f"--perf-resume: a new session begins: {error}")
             return
-        self.earlier, self.results, self.skipped = earlier, [*earlier.results], [*earlier.skipped]
+        self.earlier = earlier
+        self.results = [*earlier.results]
+        self.skipped = [*earlier.skipped]
         self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
         decided = sum(map(resume.is_decided, earlier.results))
         say(f"--perf-resume: goes on with {self.directory.path}: {plural(decided, 'case')} measured there")
@@ -138,7 +141,8 @@ class Session:
         reason = self.setup.host.why_not(case)
         if reason is None:
             return None
-        if (missing := self.why_required(case)) is not None:
+        missing = self.why_required(case)
+        if missing is not None:
             raise errors.CaseError(f"{reason}; but {missing}")
         return reason
 
@@ -183,7 +187,8 @@ class Session:
         `CaseError`, and leaves none either: who measures it until it passes gains nothing.
         """
         _ = self.noted, self.judge_changes  # as they are now, and not after hours
-        if (known := self.earlier_result(case, nodeid)) is not None:
+        known = self.earlier_result(case, nodeid)
+        if known is not None:
             return known
         if case.id in self._begun:
             raise errors.CaseError(
@@ -212,7 +217,8 @@ class Session:
         self.running = None
         self.keep(self._result(trial, nodeid, verdict))
         try:
-            if (profiled := self.way.profiled(self.results[-1], trial)) is not None:
+            profiled = self.way.profiled(self.results[-1], trial)
+            if profiled is not None:
                 self.results[-1] = profiled
                 self.save()
         finally:  # a profile may be interrupted
@@ -223,8 +229,10 @@ class Session:
         if not self.way.dry:
             self.setup.lock.take(self.setup.progress.say)
         self.running = trial.case.id
-        if not self.way.dry and (reasons := self.nodes.problems(trial.case, trial.machine)):
-            return Verdict(outcome="unhealthy", launches=0, reasons=reasons)
+        if not self.way.dry:
+            reasons = self.nodes.problems(trial.case, trial.machine)
+            if reasons:
+                return Verdict(outcome="unhealthy", launches=0, reasons=reasons)
         self.save()
         verdict = self.way.judge(trial)
         self.setup.progress.end(verdict.outcome)

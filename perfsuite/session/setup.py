@@ -97,8 +97,10 @@ class Host:
         """Why this machine cannot run `case`, or None. Raises `CaseError` if only the torch is wrong."""
         machine = self.machine_for(case)
         reason = unsupported(case, machine)
-        if reason is None and (problem := wrong_torch(case, machine)) is not None:
-            raise CaseError(problem)
+        if reason is None:
+            problem = wrong_torch(case, machine)
+            if problem is not None:
+                raise CaseError(problem)
         return reason
 
 
@@ -217,7 +219,8 @@ class Preflights:
     def _preflight(self, nodes: int, machine: Machine) -> Preflight:
         self.save()
         self.setup.progress.waiting(f"preflight of {nodes} nodes")
-        launcher, allocation = self.setup.host.launcher, self.setup.host.machine.allocation
+        launcher = self.setup.host.launcher
+        allocation = self.setup.host.machine.allocation
         names = [node.name for node in allocation.nodes[:nodes]] if allocation else []
         found = preflight(launcher, machine, nodes, self.new_directory(), names=names)
         self.made.append(found)
