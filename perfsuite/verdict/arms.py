@@ -50,7 +50,8 @@ from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import OF_A_DRY_RUN, explained
 from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 
-ARM_A, ARM_B = "arm A", "arm B"
+ARM_A = "arm A"
+ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
 """Where the message of a mismatch begins to say what to do about the case."""
 BY_THE_CHANGE = "the change did it"  # said where arm B alone runs otherwise than its case says
@@ -89,7 +90,8 @@ def judge_pairs(
     `corrects` (both arms have the same packages and variables), what follows the probe is taken out.
     """
     launches = len(a) + len(b)
-    if (failed := _failed(a, b)) is not None:
+    failed = _failed(a, b)
+    if failed is not None:
         return failed
     problems = unhealthy_pairs(a, b)
     healthy = [pair for number, pair in enumerate(zip(a, b, strict=True), 1) if number not in problems]
@@ -117,7 +119,8 @@ def judge_counts(a: Run, b: Run) -> Verdict:
     Kernels and memory are judged though versions differ: that may be the question. `inconclusive` where work
     was done out of sight, or nothing was counted.
     """
-    if (failed := _failed([a], [b])) is not None:
+    failed = _failed([a], [b])
+    if failed is not None:
         return failed.replace(counts=NOT_COMPARED)
     counts = _counts([a], [b], judges=True)
     verdict = Verdict(outcome="inconclusive", launches=2, counts=counts or NOT_COMPARED)
@@ -135,7 +138,8 @@ def judge_counts(a: Run, b: Run) -> Verdict:
 
 def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
     """The verdict of one launch of each arm, which is not `improved` unless both computed the same."""
-    then, now = Computed.of([a]), Computed.of([b])
+    then = Computed.of([a])
+    now = Computed.of([b])
     told = may_differ(then.launches, now.launches)
     if verdict.outcome == "regressed" and told is not None:
         return verdict.replace(reasons=(*verdict.reasons, f"{told}, in one launch of each arm"))
@@ -157,12 +161,15 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
     """
     if verdict.failure is not None:
         return verdict
-    if (failed := _failed(a, b)) is not None:
+    failed = _failed(a, b)
+    if failed is not None:
         return failed.replace(counts=verdict.counts)
-    if others := other_computation(Computed.of(a), Computed.of(b), ARM_A):
+    others = other_computation(Computed.of(a), Computed.of(b), ARM_A)
+    if others:
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
     once = may_differ(Computed.of(a).launches, Computed.of(b).launches)
-    if (told := few_differ(b, a, ARM_A)) is None:
+    told = few_differ(b, a, ARM_A)
+    if told is None:
         is_new = once is not None and not any(reason.startswith(once) for reason in verdict.reasons)
         scatter = (f"{once}, which more launches did not confirm",)
         return verdict.replace(reasons=(*verdict.reasons, *scatter)) if len(a) > 1 and is_new else verdict
@@ -172,7 +179,8 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
 
 def needs_more(a: Run, b: Run) -> bool:
     """Whether one launch of each arm leaves open if both compute the same: they may, without a seed."""
-    then, now = Computed.of([a]), Computed.of([b])
+    then = Computed.of([a])
+    now = Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
 
 
@@ -216,7 +224,8 @@ def _changed_by(why: str) -> str:
     """Return why arm B is not what the case says, where arm A is: without advice to correct the case."""
     why = re.split(ADVICE, why)[0]
     said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
-    if (tokens := TOKENS_DIFFER.search(said)) is not None:
+    tokens = TOKENS_DIFFER.search(said)
+    if tokens is not None:
         claimed, given = tokens.groups()
         return f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: {BY_THE_CHANGE} ({said})"
     return f"{why.rstrip('.')}. {ARM_A} runs as the case says: {BY_THE_CHANGE}"
@@ -272,8 +281,10 @@ def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     """The verdict, unless the arms compute something else: then it is `failed`, on any machine."""
     if verdict.outcome in ("failed", "undecided"):
         return verdict
-    then, now = Computed.of(a), Computed.of(b)
-    if others := other_computation(then, now, ARM_A):
+    then = Computed.of(a)
+    now = Computed.of(b)
+    others = other_computation(then, now, ARM_A)
+    if others:
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
     is_enough = len(a) >= MIN_PAIRS
     told = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
@@ -304,7 +315,8 @@ def _check(
     tolerance = metric.tolerance(device) if tolerance is None else tolerance
     check = unjudged(metric, b[0], now, before, tolerance)
     for arm, values in ((ARM_A, before), (ARM_B, now)):
-        if bad := [value for value in values if not is_size(value)]:
+        bad = [value for value in values if not is_size(value)]
+        if bad:
             is_needed = arm == ARM_B or metric in (TOKENS_PER_S, PEAK_MEMORY)
             what = "was not measured" if bad[0] is None else f"is {bad[0]}"
             if isinstance(metric, PartOfStep):
@@ -337,7 +349,8 @@ def _check(
 
 
 def _counts(a: Sequence[Run], b: Sequence[Run], *, judges: bool = False) -> CountCheck | None:
-    if hidden := exact.why_hidden([*a, *b]):
+    hidden = exact.why_hidden([*a, *b])
+    if hidden:
         return CountCheck(outcome="not counted", notes=hidden, compared=False)
     counted = exact.counted(a)
     return exact.check(b, count_baseline.from_runs(counted), of_arm=judges) if counted else None

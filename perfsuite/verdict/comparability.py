@@ -49,8 +49,10 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
     """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable."""
     reasons = [health.NOT_SAMPLED] if run.health is not None and not run.health.samples else []
     reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run)]
-    if baseline is not None and (other := [*_less_power(run, baseline), *_slower_machine(run, baseline)]):
-        reasons += [*other, *_clock_change(run, baseline)]
+    if baseline is not None:
+        other = [*_less_power(run, baseline), *_slower_machine(run, baseline)]
+        if other:
+            reasons += [*other, *_clock_change(run, baseline)]
     return reasons
 
 
@@ -58,13 +60,15 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
     if not same_stack(run, baseline):  # a new NCCL with a slower all-reduce is no unhealthy machine
         return []
     reasons = []
-    probe, typical = run.figures.probe_s_p50, baseline.median("probe_s_p50")
+    probe = run.figures.probe_s_p50
+    typical = baseline.median("probe_s_p50")
     if probe is not None and typical is not None:
         speed = typical / probe if probe else math.inf
         if not SAME_MACHINE[0] < speed < SAME_MACHINE[1]:
             reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
     for name, usual in baseline.device_probe().items() if run.machine.device == "cuda" else ():
-        now, allowed = run.device_probe.get(name), _probe_may_be_slower(name, baseline)
+        now = run.device_probe.get(name)
+        allowed = _probe_may_be_slower(name, baseline)
         if now is not None and now < (1 - allowed) * usual:
             ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
             whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
@@ -79,7 +83,8 @@ def _slow_gpus(run: Run) -> list[str]:
     found = []
     for name in sorted({name for probe in run.rank_probes for name in probe}):
         rates = {rank: probe[name] for rank, probe in enumerate(run.rank_probes) if name in probe}
-        if (lag := health.laggard(rates)) is not None:
+        lag = health.laggard(rates)
+        if lag is not None:
             slowest, fastest, share = lag
             found.append(
                 f"before the workload, {name} was {rates[slowest]:.4g} of {health.gpu_of(run, slowest)}, "
@@ -174,7 +179,8 @@ def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
     """Versions, variables and newly observed settings that differ from the baseline's, with both values."""
     then, today = _observed(run, baseline)
-    before, now = then.environment, today.environment
+    before = then.environment
+    now = today.environment
     changed = [
         f"{key}: {before.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted({*before, *now})
@@ -209,7 +215,8 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
 
 def _clock_change(run: Run, baseline: Baseline) -> list[str]:
     """The SM clock of the slowest GPU, if it is another: locked (`nvidia-smi -lgc`), or no longer so."""
-    then, now = baseline.median("sm_clock_mhz"), run.figures.sm_clock_mhz
+    then = baseline.median("sm_clock_mhz")
+    now = run.figures.sm_clock_mhz
     if not is_size(then) or not is_size(now) or abs(now / then - 1) <= CLOCK_DIFFERS:
         return []
     return [f"SM clock in the measured window: {then:.0f} -> {now:.0f} MHz ({now / then - 1:+.0%})"]
@@ -217,7 +224,8 @@ def _clock_change(run: Run, baseline: Baseline) -> list[str]:
 
 def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
     """GPU memory in use that grew: it includes what torch's allocator does not count, as NCCL's buffers."""
-    then, now = baseline.median("device_memory_bytes"), run.figures.device_memory_bytes
+    then = baseline.median("device_memory_bytes")
+    now = run.figures.device_memory_bytes
     if then is None or now is None or now - then <= DEVICE_MEMORY_GREW:
         return []
     grown = f"{amount(then, 'bytes')} -> {amount(now, 'bytes')} ({signed(now - then, 'bytes')})"

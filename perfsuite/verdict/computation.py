@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfsuite.results.baseline import Baseline, BaselineLaunch, from_runs
+from perfsuite.results.baseline import Baseline, BaselineLaunch, from_runs, values_of
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.rank_report import Dtypes
 from perfsuite.results.run import Run
@@ -79,7 +79,7 @@ class Computed:
 
     def values(self, figure: str) -> list[float]:
         """A figure of each launch that has it."""
-        return [value for each in self.launches if (value := each.figures.get(figure)) is not None]
+        return values_of(self.launches, figure)
 
     def has(self, name: str) -> bool:
         """Whether one of `NAMES` was recorded."""
@@ -140,7 +140,8 @@ def _totals(what: str, then: Computed, now: Computed) -> tuple[int, int]:
 
 
 def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
-    before, today = then.values(TOKENS), now.values(TOKENS)
+    before = then.values(TOKENS)
+    today = now.values(TOKENS)
     is_steady = len(set(before)) == len(set(today)) == 1
     is_told = now.is_dry or len(before) + len(today) >= FEWEST
     if is_steady and is_told and before[0] != today[0]:
@@ -152,7 +153,8 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 def may_have_other_tokens(then: Computed, now: Computed) -> bool:
     """Whether the first launches have other tokens: these may vary from launch to launch."""
-    before, today = then.values(TOKENS), now.values(TOKENS)
+    before = then.values(TOKENS)
+    today = now.values(TOKENS)
     return bool(before and today) and before[0] != today[0]
 
 

@@ -32,7 +32,8 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
 
 def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
     """The parts of a quantity that explain its change, as ` (kept +3.5 MiB)`; nothing where none is known."""
-    then, today = quantity.parts(before), quantity.parts(now)
+    then = quantity.parts(before)
+    today = quantity.parts(now)
     if then is not None and today is not None:
         return _parts(then, today, quantity.unit)
     if quantity is quantities.PEAK and before.memory is not None and now.memory is not None:
@@ -61,12 +62,15 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
     """What changed in the collectives of a group: their bytes, else their calls."""
-    then, today = group.rows(before), group.rows(now)
+    then = group.rows(before)
+    today = group.rows(now)
     if change.unit == "calls":
         equal = "" if group.unit == "calls" else ", the same bytes"
         return f"{group.name}: {arrow(change.before, change.now, 'calls')} calls a step{equal}"
-    more_calls, where = group.calls(now) - group.calls(before), _where(then, today)
-    if (dtype := _other_dtype(then, today)) or not more_calls:
+    more_calls = group.calls(now) - group.calls(before)
+    where = _where(then, today)
+    dtype = _other_dtype(then, today)
+    if dtype or not more_calls:
         because = f": {dtype}" if dtype else ""
         return f"{group.name}: {arrow(change.before, change.now, 'bytes')} a step{where}{because}"
     calls = f"{abs(more_calls):,} {'more' if more_calls > 0 else 'fewer'} call{'s' * (abs(more_calls) != 1)}"

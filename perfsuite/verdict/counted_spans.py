@@ -69,7 +69,8 @@ def _start_up_parts(counts: Counts) -> set[str]:
 
 def _by_name(counts: Counts) -> dict[str, Counts]:
     steps = (counts.step, *counts.also_counted)
-    in_steps = {step_name(step): known for step in steps if (known := counts.in_step(step)) is not None}
+    by_step = {step_name(step): counts.in_step(step) for step in steps}
+    in_steps = {name: counted for name, counted in by_step.items() if counted is not None}
     return {**in_steps, **_events(counts)}
 
 

@@ -21,7 +21,8 @@ from perfsuite.verdict.counted_spans import combined, counted_spans, missing_spa
 
 Judged = Literal["regressed", "improved", "passed"]
 Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
-_NOT_COUNTED, _NOT_IN_BASELINE = "not counted in these launches", "not in the baseline"
+_NOT_COUNTED = "not counted in these launches"
+_NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
     "as an older perfsuite also counted those of the host's own tensors: accept the counts anew "
     "(perfsuite baseline accept --counts)"
@@ -65,7 +66,8 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
     not_compared = CountCheck(outcome="not counted", compared=False)
     if all(run.failure is not None for run in runs):
         return None
-    if hidden := why_hidden(runs):
+    hidden = why_hidden(runs)
+    if hidden:
         return not_compared.replace(notes=hidden)
     if baseline is None:
         return not_compared.replace(outcome="recorded") if launches else None
@@ -131,7 +133,8 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
 
 
 def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known: bool) -> Iterator[str]:
-    then, today = sum(before.flops.values()), max(sum(each.flops.values()) for each in now)
+    then = sum(before.flops.values())
+    today = max(sum(each.flops.values()) for each in now)
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     if today < then and new:
         rest = f"{', '.join(new)} may do the rest, without a formula"
@@ -293,7 +296,8 @@ def _has_many_more_calls(quantity: Quantity, before: Counts, launches: list[Coun
 
 
 def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
-    then, now = _ranks(baseline.counts), set.intersection(*map(_ranks, launches))
+    then = _ranks(baseline.counts)
+    now = set.intersection(*map(_ranks, launches))
     missing = ((then - now, _NOT_COUNTED), (now - then, _NOT_IN_BASELINE))
     notes = [f"{_named(sorted(ranks))} not judged: {where}" for ranks, where in missing if ranks]
     for _, before, after in _alike(baseline, launches):

@@ -121,7 +121,8 @@ def why_failed(run: Run) -> tuple[str, ...]:
     """The failure of a launch that failed, and what was wrong with the machine meanwhile."""
     assert run.failure is not None
     meanwhile = health.machine_problems(run.health, run.machine)
-    if (fault := health.hardware_fault(f"{run.failure.message}\n{run.failure.traceback}")) is not None:
+    fault = health.hardware_fault(f"{run.failure.message}\n{run.failure.traceback}")
+    if fault is not None:
         where = "`nvidia-smi -q`, dmesg (Xid) and `systemctl status nvidia-fabricmanager`"
         meanwhile.append(f"hardware: {fault}: look at {where}")
     return f"{run.failure.kind}: {run.failure.message}", *(f"meanwhile {why}" for why in meanwhile)
@@ -132,7 +133,8 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
     verdict = Verdict(outcome="unhealthy", launches=len(runs))
     if baseline is None:
         return verdict
-    if (failed := _unlike(runs, baseline) or _other_loss(runs, baseline)) is not None:
+    failed = _unlike(runs, baseline) or _other_loss(runs, baseline)
+    if failed is not None:
         return failed
     exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
     checks = (_check(metric, runs, baseline, noise, policy) for metric in exact)
@@ -149,16 +151,20 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
     """The verdict on healthy launches against the baseline; what is worse at once hides nothing else."""
-    if (failed := _unlike(runs, baseline)) is not None:
+    failed = _unlike(runs, baseline)
+    if failed is not None:
         return failed
     metrics = _metrics(runs, baseline)
     checks = worth_a_launch([_check(metric, runs, baseline, noise, policy) for metric in metrics])
-    verdict, both = worst(checks, len(runs)), zip(metrics, checks, strict=True)
+    verdict = worst(checks, len(runs))
+    both = zip(metrics, checks, strict=True)
     noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
         return verdict.replace(outcome="undecided")
-    if verdict.outcome != "undecided" and (failed := _other_loss(runs, baseline)) is not None:
-        return failed.replace(checks=verdict.checks)
+    if verdict.outcome != "undecided":
+        failed = _other_loss(runs, baseline)
+        if failed is not None:
+            return failed.replace(checks=verdict.checks)
     return if_same(verdict, Computed.of_baseline(baseline), Computed.of(runs), THE_BASELINE)
 
 
@@ -189,7 +195,8 @@ def _failed(runs: Sequence[Run], failure: FailureKind, *reasons: str) -> Verdict
 
 
 def _unlike(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
-    then, now = Computed.of_baseline(baseline), Computed.of(runs)
+    then = Computed.of_baseline(baseline)
+    now = Computed.of(runs)
     why = comparability.unlike(runs[-1], baseline) or other_computation(then, now, THE_BASELINE)
     return _failed(runs, "unlike", *why) if why else None
 
@@ -290,7 +297,8 @@ def _span_check(
     """The check of a span, by the launches that have it: the first one may have compiled what others find."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     device = runs[0].machine.device
-    now = [value for run in runs if (value := metric.of(run.figures)) is not None]
+    values = (metric.of(run.figures) for run in runs)
+    now = [value for value in values if value is not None]
     then = baseline.values(metric.name)
     check = unjudged(metric, runs[0], now, then, metric.tolerance(device))
     if not now:
@@ -367,7 +375,8 @@ def _decided(
     """The check by the sequential test; the baseline has so many launches of each of its `sessions`."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
-    noise, most = against(noise, sessions), max(policy.most, FEWEST_LAUNCHES)
+    noise = against(noise, sessions)
+    most = max(policy.most, FEWEST_LAUNCHES)
     decision = decide(then, now, tolerance=metric.tolerance(device), noise=noise, max_launches=most)
     decided = check.replace(
         outcome=decision.outcome,

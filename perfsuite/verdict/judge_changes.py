@@ -128,7 +128,8 @@ def _by_lines(change: FileChange) -> str:
         return change.word
     before = Counter((change.before or "").splitlines())
     now = Counter((change.now or "").splitlines())
-    added, removed = (now - before).total(), (before - now).total()
+    added = (now - before).total()
+    removed = (before - now).total()
     if change.word != "changed":
         return f"{change.word}: {_lines(added or removed)}"
     if not (added or removed):
@@ -164,7 +165,8 @@ def _of_ini(change: FileChange, base: str) -> list[str]:
 
 
 def _of_setting(key: str, before: Any, now: Any) -> str:
-    then, today = _flat(before), _flat(now)
+    then = _flat(before)
+    today = _flat(now)
     if key == "perf_shadow" and {then, today} <= {None, "true", "false"}:
         return f"shadow mode {'on: no case fails a test' if today == 'true' else 'off'}"
     both = [text or "not set" for text in (then, today)]
@@ -199,7 +201,8 @@ def _of_waivers(change: FileChange, base: str) -> list[str]:
     before, now = both
     told = []
     for name in dict.fromkeys([*now, *before]):
-        then, today = before.get(name), now.get(name)
+        then = before.get(name)
+        today = now.get(name)
         if then is None and today is not None:
             told.append(f"waiver of {name} added: {today.tolerated} tolerated until {today.until}")
         elif then is not None and today is None:
@@ -226,7 +229,8 @@ def _by_name(entries: Iterable[Waiver]) -> dict[str, Waiver]:
 
 def _of_baseline(change: FileChange, places: Places, base: str) -> list[str]:
     below = PurePosixPath(change.name).relative_to(places.baselines)
-    folder, case_id = below.parent.name or ".", below.stem
+    folder = below.parent.name or "."
+    case_id = below.stem
     if below.parts[0] == PROFILES:
         return []
     if below.parts[0] == COUNTS:
@@ -348,9 +352,11 @@ def _counts_differ(before: CountBaseline | None, now: CountBaseline | None) -> I
         yield from found[:MOST_COUNTS]
         if len(found) > MOST_COUNTS:
             yield f"and {len(found) - MOST_COUNTS} counts more"
-        if lost := exact.missing_ranks(before, now):
+        lost = exact.missing_ranks(before, now)
+        if lost:
             yield f"{lost} no longer counted"
-    if unjudged := sorted({*now.unsteady} - {*before.unsteady}):
+    unjudged = sorted({*now.unsteady} - {*before.unsteady})
+    if unjudged:
         yield f"no longer judged: {', '.join(unjudged)}"
     if before.case != now.case:
         yield "another case"

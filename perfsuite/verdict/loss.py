@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, median_low
 
-from perfsuite.results.baseline import Baseline, BaselineLaunch, from_runs
+from perfsuite.results.baseline import Baseline, BaselineLaunch, from_runs, values_of
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
@@ -34,9 +34,11 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     allowed, or another norm of the gradients. From a spike of the baseline on, a loss differs only where it
     is higher than that. `whose` names the baseline in the message.
     """
-    then, now = baseline.launches, from_runs(runs).launches
+    then = baseline.launches
+    now = from_runs(runs).launches
     usual = _usual_loss(then)
-    if (scale := _scale(now, usual)) is not None:
+    scale = _scale(now, usual)
+    if scale is not None:
         return _scaled_computation(scale, then, now, whose) or _gradients_differ(then, now, whose)
     spike = _spike(then)
     for launch in now:
@@ -58,7 +60,7 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
     same gradients. Only their norm before clipping can show that: clipping makes all alike.
     """
     factor = f"x {_times(scale)} in every step, compared with {whose}"
-    norms = {figure: [_values(side, figure) for side in (then, now)] for figure in NORMS}
+    norms = {figure: [values_of(side, figure) for side in (then, now)] for figure in NORMS}
     ratios = {figure: _ratio(*sides) for figure, sides in norms.items() if all(map(_is_size, sides))}
     for figure, (ratio, near) in ratios.items():
         if figure == UNCLIPPED and abs(ratio - 1) <= near:
@@ -90,10 +92,6 @@ def _is_size(values: Sequence[float]) -> bool:
     return bool(values) and median(values) > 0
 
 
-def _values(launches: Launches, figure: str) -> list[float]:
-    return [value for each in launches if (value := each.figures.get(figure)) is not None]
-
-
 def _spread(values: Sequence[float]) -> float:
     """Half of the relative range of some values."""
     return (max(values) - min(values)) / (2 * median(values))
@@ -102,7 +100,8 @@ def _spread(values: Sequence[float]) -> float:
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
     """The norm of a run's gradients if it is not the baseline's: a wrong one may long have an equal loss."""
     for figure, said in NORMS.items():
-        usual, values = _values(then, figure), _values(now, figure)
+        usual = values_of(then, figure)
+        values = values_of(now, figure)
         if len(usual) < FEWEST:  # which tell no scatter: two launches of each side that agree do
             sides = [(usual, values)]
             if _is_apart(sides, 0):
@@ -121,9 +120,11 @@ def may_differ(then: Launches, now: Launches) -> str | None:
 
     Launches without a seed differ so, too: more launches tell (`steadily_differ`).
     """
-    before, today = then[0], now[0]
+    before = then[0]
+    today = now[0]
     for figure, said in NORMS.items():
-        one, other = before.figures.get(figure), today.figures.get(figure)
+        one = before.figures.get(figure)
+        other = today.figures.get(figure)
         if one is not None and other is not None and not abs(other - one) <= LOSS_FLOOR * one:
             return f"{said}: {one:.4g} -> {other:.4g}{_limit(LOSS_FLOOR * one, one)}"
     if _is_scaled_elsewhere(then, now):
@@ -158,7 +159,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
     One odd launch among three or more of `then` is left out.
     """
     for figure, said in NORMS.items():
-        before, today = (_values(side, figure) for side in (then, now))
+        before, today = (values_of(side, figure) for side in (then, now))
         if len(before) < len(then) or len(today) < len(now):
             continue
         before = [norm for (norm,) in _agreeing([(norm,) for norm in before], NORM_DEGREES)]
@@ -216,10 +217,13 @@ def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
 
 def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | None:
     """As `loss_differs`, for fewer launches than tell how they scatter."""
-    then, now = from_runs(before).launches, from_runs(runs).launches
-    if (factor := common_factor(then, now, whose)) is not None:
+    then = from_runs(before).launches
+    now = from_runs(runs).launches
+    factor = common_factor(then, now, whose)
+    if factor is not None:
         return factor
-    if (told := steadily_differ(then, now)) is not None:
+    told = steadily_differ(then, now)
+    if told is not None:
         return f"{told}, in {len(now)} launches of each arm"
     return None
 
@@ -228,7 +232,7 @@ def are_compared(then: Launches, now: Launches) -> bool:
     """Whether the values that both sides computed can be compared at all: those of the loss, or gradients."""
     both = (then, now)
     return all(any(each.loss for each in side) for side in both) or all(
-        _values(side, UNCLIPPED) for side in both
+        values_of(side, UNCLIPPED) for side in both
     )
 
 
@@ -265,7 +269,8 @@ def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
     """That the loss alone is a multiple of the baseline's, in words; nothing where it is not."""
-    then, now = baseline.launches, from_runs(runs).launches
+    then = baseline.launches
+    now = from_runs(runs).launches
     scale = _scale(now, _usual_loss(then))
     if scale is None or not _is_scaled_elsewhere(then, now):
         return []
@@ -313,7 +318,8 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
     is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches). With less than `fewest`
     curves it is the last alone. `degrees` are those of freedom that each launch but one brings.
     """
-    count, places = len(curves), _by_place(curves)
+    count = len(curves)
+    places = _by_place(curves)
     means = [fmean(values) for values in places]
     if count < fewest:
         return [(mean, LOSS_FLOOR * abs(mean)) for mean in means]

@@ -58,9 +58,11 @@ class ClassNoise:
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     """Pool the launches of all baselines of one hardware class, by each metric that is above 0 and finite."""
     by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
-    probed = [group for figures in by_baseline if (group := pairs(figures, TOKENS_PER_S))]
+    groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)
+    probed = [group for group in groups if group]
     exponent = probe_exponent(probed)
-    known, uncorrected = {}, {}
+    known = {}
+    uncorrected = {}
     for metric in judged(itertools.chain(*by_baseline)):
         noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
         if exponent and metric in PROBE_CORRECTED:
@@ -147,12 +149,12 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
     """Return the costs by session; with an exponent, at the typical probe speed, of launches with a probe."""
     metric = metric.against(launch.figures for launch in baseline.launches)
-    kept = [
-        (session, (metric.cost(value), probe))
-        for session, launch in baseline.by_session()
-        if is_size(value := metric.of(launch.figures))
-        and is_size(probe := launch.figures.probe_s_p50 if exponent else 1.0)
-    ]
+    kept = []
+    for session, launch in baseline.by_session():
+        value = metric.of(launch.figures)
+        probe = launch.figures.probe_s_p50 if exponent else 1.0
+        if is_size(value) and is_size(probe):
+            kept.append((session, (metric.cost(value), probe)))
     measured = [pair for _, pair in kept]
     groups: dict[str | None, list[float]] = {}
     for session, pair in kept:

@@ -66,10 +66,12 @@ def with_counts(
     if counts is not None and (baseline is not None or counts.outcome == "recorded"):
         counts = counts.replace(baseline_file=file)
     verdict = timed.replace(counts=counts, explained=explained(timed.checks, counts, runs[-1]))
-    if baseline is not None and (reason := exact.unlike(runs, baseline)) is not None:
-        reasons = (*verdict.reasons, reason)
-        unlike = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
-        return verdict if timed.outcome == "failed" else unlike
+    if baseline is not None:
+        reason = exact.unlike(runs, baseline)
+        if reason is not None:
+            reasons = (*verdict.reasons, reason)
+            unlike = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
+            return verdict if timed.outcome == "failed" else unlike
     if baseline is not None and timed.outcome != "failed":
         is_judged = known is not None and timed.outcome in ("passed", "improved", "regressed")
         verdict = _unless_other(verdict, runs, baseline, is_judged=is_judged)
@@ -90,8 +92,10 @@ def _unless_other(
     sound = [run for run in runs if run.failure is None]
     if not sound:
         return verdict
-    then, now = Computed.of_counts(baseline), Computed.of(sound)
-    if others := other_computation(then, now, OF_COUNTS):
+    then = Computed.of_counts(baseline)
+    now = Computed.of(sound)
+    others = other_computation(then, now, OF_COUNTS)
+    if others:
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*verdict.reasons, *others))
     if not then.launches:
         return verdict
@@ -113,7 +117,8 @@ def _if_same(
     """The check of the counts. Less work is only listed where nothing shows that the same was computed."""
     if counts.outcome != "improved":
         return counts
-    then, now = Computed.of_counts(baseline), Computed.of(runs)
+    then = Computed.of_counts(baseline)
+    now = Computed.of(runs)
     why = does_less(then, now, OF_COUNTS)
     if runs[-1].dry and not why:
         return counts.replace(notes=(*counts.notes, OF_A_DRY_RUN))
@@ -133,7 +138,8 @@ def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     """The verdict after profiles, by the arm's name: counts that lack work tell of growth alone."""
     found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
-    if (counts := verdict.counts) is None or not why:
+    counts = verdict.counts
+    if counts is None or not why:
         return verdict
     if counts.outcome == "regressed":
         return verdict.replace(counts=counts.replace(notes=(*counts.notes, *why)))
@@ -186,7 +192,8 @@ def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: b
     A case that may run out of memory is excused for that, unless any baseline shows that it fits, or others
     held memory of its GPUs meanwhile (`shared`).
     """
-    known, is_reviewed = case.known_issue, baseline is not None and baseline.accepted is not None
+    known = case.known_issue
+    is_reviewed = baseline is not None and baseline.accepted is not None
     if known is not None and verdict.failure == known.failure and not is_reviewed:
         return "known issue"
     may_be = case.may_run_out_of_memory and baseline is None and not shared

@@ -150,7 +150,8 @@ def minimum_detectable_difference(
 
 def _look(costs: Differences, probe: Differences | None, tolerance: float, max_pairs: int) -> PairedDecision:
     plain = _decision(costs, tolerance, max_pairs)
-    if probe is None or not (exponent := paired_exponent(costs, probe)):
+    exponent = None if probe is None else paired_exponent(costs, probe)
+    if probe is None or not exponent:
         return plain
     corrected = _decision(costs, tolerance, max_pairs, probe, exponent)
     if corrected.pair_sigma >= plain.pair_sigma or _differs(probe, _Z_PROBE_DIFFERS):
@@ -193,7 +194,8 @@ def _evidence(found: Differences, fitted: Differences | None, z: float) -> _Evid
     mean is off 0: by the factor sqrt(1 + 1.5 n m^2 / S), m the probe's mean over n pairs, S the sum of
     squares by which the exponent was estimated, 1.5 `_SHARED_LAUNCH`.
     """
-    ordered, count = sorted(found.pairs), len(found.pairs)
+    ordered = sorted(found.pairs)
+    count = len(found.pairs)
     spare = count - 1 + len(found.neighbours) - (0 if fitted is None else _SHARED_LAUNCH)
     variance = clipped_variance(squares(ordered) + [value**2 for value in found.neighbours], spare)
     sigma = max(math.sqrt(variance), _PAIR_FLOOR)
@@ -214,7 +216,8 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> Outcome:
     count = len(seen.ordered)
     if count < MIN_PAIRS:
         return "undecided"
-    error, size = seen.sigma * seen.error / math.sqrt(count), abs(seen.change)
+    error = seen.sigma * seen.error / math.sqrt(count)
+    size = abs(seen.change)
     toward = seen.ordered if seen.change >= 0 else [-value for value in reversed(seen.ordered)]
     is_sure = size > t_quantile(seen.z, seen.degrees) * error and _without_the_most(toward, seen)
     if is_sure and _is_shown_by_all(toward, size) and size + t_quantile(Z_99, seen.degrees) * error >= slow:

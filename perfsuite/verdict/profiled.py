@@ -32,7 +32,8 @@ def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> P
 
 def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profiled:
     """What differs between the ranks of two launches: of those that differ most in what they call."""
-    if (most := most_different(before, now)) is None:
+    most = most_different(before, now)
+    if most is None:
         what = "of another method, device or number of ranks"
         return Profiled(notes=(f"the profile of {against} is {what}: not compared",))
     entry, then = most
@@ -48,14 +49,16 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
 
 def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfile, Profile] | None:
     """The ranks of `now` whose calls differ most, with their profile of before; None if nothing compares."""
-    pairs = [(entry, then) for entry in now.ranks if (then := before.of_rank(entry.ranks[0])) is not None]
+    with_before = ((entry, before.of_rank(entry.ranks[0])) for entry in now.ranks)
+    pairs = [(entry, then) for entry, then in with_before if then is not None]
     if before.method != now.method or not pairs or pairs[0][0].profile.device != pairs[0][1].device:
         return None
     return max(pairs, key=lambda pair: len(_changed_calls(pair[1], pair[0].profile)))
 
 
 def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, ...]:
-    found, waits = _changed_calls(before, entry.profile), _waits(before, entry.profile)
+    found = _changed_calls(before, entry.profile)
+    waits = _waits(before, entry.profile)
     why = ": the host waits for the device" if before.device == "cuda" else ": the host reads a value"
     told = [
         f"{name} {then:g} -> {today:g} calls a step{why if name in waits else ''}"

@@ -26,7 +26,8 @@ def sorted_logs(seconds: Sequence[float]) -> list[float]:
 def location(logs: list[float], sigma: float) -> float:
     """Return the mean of sorted values, each clipped to within `LOCATION_CLIP` sigmas of their median."""
     centre = median(logs)
-    low, high = centre - LOCATION_CLIP * sigma, centre + LOCATION_CLIP * sigma
+    low = centre - LOCATION_CLIP * sigma
+    high = centre + LOCATION_CLIP * sigma
     return sum([low if x < low else high if x > high else x for x in logs]) / len(logs)
 
 

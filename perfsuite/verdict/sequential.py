@@ -114,7 +114,8 @@ def decide(
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
-    reference, logs = sorted_logs(baseline), sorted_logs(launches)
+    reference = sorted_logs(baseline)
+    logs = sorted_logs(launches)
     noise = _noise_of_case(reference, logs, noise)
     centre = location(reference, noise.sigma)
     change = location(logs, noise.sigma) - centre

@@ -29,7 +29,8 @@ class Regression(NamedTuple):
 def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[bool, tuple[str, ...]]:
     """Whether all that regressed in a case is waived, and what waivers say of each regression."""
     regressions = _regressions(result) if result.outcome == "regressed" else []
-    told, uncovered = list[str](), list[str]()
+    told = list[str]()
+    uncovered = list[str]()
     is_waived = bool(regressions)
     own = [each for each in waivers if fnmatchcase(result.case_id, each.case)]
     for found in regressions:
@@ -100,7 +101,8 @@ def _regressions(result: Measurement) -> list[Regression]:
     counted = result.verdict.counts.findings if result.verdict.counts is not None else ()
     for each in (finding for finding in counted if finding.outcome == "regressed"):
         growth = abs(each.now - each.before)
-        share, names = growth / each.before if each.before else math.inf, {each.quantity, each.field}
+        share = growth / each.before if each.before else math.inf
+        names = {each.quantity, each.field}
         names = {in_span(each.span, name) for name in names}
         found.append(Regression(_with_kinds(names), each.sentence, share, growth))
     return found
@@ -134,4 +136,4 @@ def _names(every: Sequence[Counts]) -> set[str]:
 
 
 def _with_kinds(names: set[str]) -> set[str]:
-    return names | {kind[1] for name in names if (kind := _KIND.match(name))}
+    return names | {kind[1] for kind in map(_KIND.match, names) if kind}
