@@ -12,7 +12,9 @@ class ExtraMetrics:
 
     def __init__(self, names: Sequence[str], model: Callable[[], Any], rank: int, world_size: int) -> None:
         self._recorders: dict[str, MetricRecorder] = {}
-        self._model, self._rank, self._world_size = model, rank, world_size
+        self._model = model
+        self._rank = rank
+        self._world_size = world_size
         self._error: ExtensionError | None = None
         for name in names:
             metric = find(name)

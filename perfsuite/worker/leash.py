@@ -9,7 +9,8 @@ from pathlib import Path
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, STACKS_SIGNAL, RunDir
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # by which an agent ends its job, a rank itself
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
@@ -32,7 +33,8 @@ def is_alive(pid: int) -> bool:
 
 def ancestors() -> list[int]:
     """Return the process ids of this process's parent, its parent's parent, and so on."""
-    found, pid = [], os.getppid()
+    found = []
+    pid = os.getppid()
     while pid > 0 and pid not in found:
         found.append(pid)
         stat = _stat(pid)

@@ -95,7 +95,8 @@ class Rank:
         if device is not None:
             self.recorder.collector = CollectorClock(timer.host)
             self.recorder.levels = MemoryLevels(device, self.case.total_steps)
-        report, directory = self.report, self.run_dir.path
+        report = self.report
+        directory = self.run_dir.path
         ranks = Ranks(rank=report.rank, world_size=report.world_size, device=device, directory=directory)
         self.workload = self.framework.build(self.case, ranks, self.recorder)
 
@@ -219,7 +220,8 @@ class Rank:
         from perfsuite.worker.counting import flops
         from perfsuite.worker.observation import autotuned, software
 
-        if (counting := self.recorder.counting) is not None:
+        counting = self.recorder.counting
+        if counting is not None:
             report = report.replace(counts=self._counts(counting), hidden=counting.hidden)
             if counting.has_counted_late:
                 report = report.replace(timed_steps=self.recorder.steps - 1)
@@ -276,7 +278,8 @@ class Rank:
         if self.recorder.growth is not None:
             counts = counts.replace(kept=self.recorder.growth.result())
             self.notes += self.recorder.growth.notes
-        if (start_up := self.recorder.start_up) is not None:
+        start_up = self.recorder.start_up
+        if start_up is not None:
             calls = start_up.calls or {}
             parts = {name: Counts(python=outside_of_steps(each)) for name, each in sorted(calls.items())}
             of_start_up = {START_UP: Counts(modules=start_up.modules), **parts}
@@ -330,7 +333,8 @@ class Rank:
 def empty_report(rank: int | None = None, world_size: int | None = None) -> RankReport:
     """Return the report of a rank that has measured nothing; torchrun's variables name it by default."""
     if rank is None or world_size is None:
-        rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        rank = int(os.environ.get("RANK", "0"))
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
     return RankReport(rank=rank, world_size=world_size, host=socket.gethostname(), clock="none")
 
 
@@ -341,7 +345,8 @@ def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None
 
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
-    is_end, message = isinstance(error, errors.ScriptError), errors.message_of(error)
+    is_end = isinstance(error, errors.ScriptError)
+    message = errors.message_of(error)
     if not isinstance(error, errors.PerfsuiteError):
         message = _in_a_line(error)
     return Failure(

@@ -57,8 +57,10 @@ class DataWait:
 
     def note_workers(self, maker: Any) -> None:
         """Note the first worker of what gave a batch, if that is a loader with workers."""
-        if len(self._by_step) == COUNTED_STEP - 1 and (workers := getattr(maker, "_workers", None)):
-            self.worker_pids[id(maker._dataset)] = workers[0].pid
+        if len(self._by_step) == COUNTED_STEP - 1:
+            workers = getattr(maker, "_workers", None)
+            if workers:
+                self.worker_pids[id(maker._dataset)] = workers[0].pid
 
 
 def begin() -> DataWait:
@@ -139,7 +141,8 @@ class NamedLoader(NamedFunction):
 
     def check(self) -> None:
         """Raise `MismatchError` if there is no such loader, or if the training does not call it."""
-        if (why := self.why_not_found()) is not None:
+        why = self.why_not_found()
+        if why is not None:
             wrong = f"{why}: name what gives the training its batches" if self.is_imported else why
         elif not self.calls:
             wrong = (

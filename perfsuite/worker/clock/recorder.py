@@ -180,8 +180,10 @@ class Recorder:
         self.timer.settle()
         self.elapsed_s = self.timer.host() - self._begun_at
         self.wall_s = self.elapsed_s - self._between_s
-        if self._uptime_at is not None and (uptime := self.timer.uptime()) is not None:
-            self.uptime_s = uptime - self._uptime_at
+        if self._uptime_at is not None:
+            uptime = self.timer.uptime()
+            if uptime is not None:
+                self.uptime_s = uptime - self._uptime_at
         self.on_progress(self.steps)
         if self.collector is not None:
             self.collector.stop()

@@ -200,7 +200,8 @@ def _counting(
     codes = dict[int, _Code]()
 
     def known(frame: FrameType) -> _Code:
-        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        code = frame.f_code
+        module = str(frame.f_globals.get("__name__", ""))
         is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
         is_ours = code.co_filename.startswith(OURS)
         # The function that watches imports says that it is in another file.

@@ -194,7 +194,8 @@ class StepCounter(TorchDispatchMode):
     def before_optimizer(self, *, runs_closure: bool = False) -> None:
         """The optimizer is about to step: the gradients are known now, unless it runs a closure first."""
         self._guarded(self._note_gradients)
-        self._in_optimizer, self._runs_closure = True, runs_closure
+        self._in_optimizer = True
+        self._runs_closure = runs_closure
 
     def end_step(self, step: int = COUNTED_STEP) -> Counts:
         """Return what the step that ends here did, and begin the next one."""
@@ -281,7 +282,9 @@ class StepCounter(TorchDispatchMode):
     def _count(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
     ) -> None:
-        operator, phase, made = str(func._overloadpacket), self._phase(), _tensors(out)
+        operator = str(func._overloadpacket)
+        phase = self._phase()
+        made = _tensors(out)
         is_work = does_work(func)
         if operator in OPERATORS:
             self.collectives.add(operator)
@@ -296,12 +299,14 @@ class StepCounter(TorchDispatchMode):
         if any(map(self._is_waited_for, _read_by_the_host(operator, args, kwargs, given))):
             self._totals["host_reads"][phase] += 1
         if operator in COPIES:
-            source, target = given[-1].device.type, made[0].device.type
+            source = given[-1].device.type
+            target = made[0].device.type
             if source != target:
                 self._totals["device_copies"][f"{source} to {target}"] += 1
                 if not kwargs.get("non_blocking", any(args[2:])):
                     self._totals["blocking_copies"][f"{source} to {target}"] += 1
-        if (formula := FLOPS.get(func._overloadpacket)) is not None:
+        formula = FLOPS.get(func._overloadpacket)
+        if formula is not None:
             operands = [each for each in args if not isinstance(each, torch.dtype)]  # without the result's
             self._totals["flops"][phase] += int(formula(*operands, **kwargs, out_val=out))
         elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:

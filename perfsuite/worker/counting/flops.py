@@ -60,8 +60,10 @@ def notes(case: Case) -> tuple[str, ...]:
 def _unknown(case: Case) -> str | None:
     from perfsuite.frameworks.common.model import transformers_config
 
-    model, sequence_length = case.model, case.sequence_length or 0
-    if (missing := missing_package("transformers")) is not None:
+    model = case.model
+    sequence_length = case.sequence_length or 0
+    missing = missing_package("transformers")
+    if missing is not None:
         return f"to count the FLOPs of {model.name} {missing}"
     try:
         config = transformers_config(model)
@@ -134,10 +136,12 @@ def _built(config: Any, lora: LoRA | None) -> Any:
 
 def _active_in_experts(built: Any, config: Any) -> int:
     """Return how many weights of experts, and of routers, a token is multiplied by; none in linear layers."""
-    experts, chosen = _first(config, EXPERTS), _first(config, CHOSEN)
+    experts = _first(config, EXPERTS)
+    chosen = _first(config, CHOSEN)
     active = 0
     for module in built.modules():
-        kind, own = type(module).__name__, module.parameters(recurse=False)
+        kind = type(module).__name__
+        own = module.parameters(recurse=False)
         if kind.endswith("Experts"):  # transformers 5 keeps all of a layer in one, their number first
             active += sum(each.numel() for each in own if each.dim() == 3) * chosen // experts
         elif kind.lower().endswith("router") and hasattr(module, "weight"):
@@ -147,4 +151,5 @@ def _active_in_experts(built: Any, config: Any) -> int:
 
 def _first(config: Any, names: tuple[str, ...]) -> int:
     """Return the first of these fields that a configuration has; 0 if it has none."""
-    return next((found for name in names if (found := getattr(config, name, None))), 0)
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if value), 0)

@@ -127,7 +127,8 @@ def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
 
     The names with an underscore are private to torch (2.13.0): without them the factor is not known.
     """
-    if (by_itself := getattr(optimizer, "grad_scale", None)) is not None:  # a fused optimizer divides by it
+    by_itself = getattr(optimizer, "grad_scale", None)
+    if by_itself is not None:  # a fused optimizer divides by it
         return _number(by_itself)
     try:
         used = [each for each in scalers if each.is_enabled() and each._scale is not None]
@@ -155,7 +156,8 @@ def watch() -> None:
         for owner in (utils, utils.clip_grad):
             _notice(owner, name)
     for module, (kind, name) in ELSEWHERE.items():
-        if (loaded := sys.modules.get(module)) is not None:
+        loaded = sys.modules.get(module)
+        if loaded is not None:
             _notice(getattr(loaded, kind, None) if kind else loaded, name)
 
 
@@ -171,7 +173,8 @@ def _clips(*_: Any, **__: Any) -> None:
 
 def _show(look: Callable[[NormBeforeClipping], None]) -> None:
     """Have the reader look, if there is one. An error of ours ends its reading, and not the training."""
-    if (reader := _reader) is None:
+    reader = _reader
+    if reader is None:
         return
     try:
         if not in_backward():

@@ -56,7 +56,8 @@ class Watch:
         if now is None or self._collectives is None or not SEVERAL.isdisjoint(counter.collectives):
             return
         seen = sum(each.count for each in counts.collectives if each.ranks > 1)
-        if (began := now - self._collectives) > seen:
+        began = now - self._collectives
+        if began > seen:
             yield (
                 f"{began} collectives began in the process groups, and {seen} of them were seen: others are "
                 "called by another thread, or without torch's dispatcher"

@@ -23,7 +23,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
 from perfsuite.worker.observation.replicas import local
 
-RECEIVED, UNSHARDED, COMMUNICATION, KEPT = "received", "unsharded", "communication", "kept"
+RECEIVED = "received"
+UNSHARDED = "unsharded"
+COMMUNICATION = "communication"
+KEPT = "kept"
 PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # parts that a storage stays in
 
 
@@ -48,7 +51,8 @@ class LiveMemory:
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
         """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
-        if (storage := _storage(tensor)) is not None:
+        storage = _storage(tensor)
+        if storage is not None:
             thread = get_ident()
             is_new = storage._cdata not in self._living
             if is_new and (thread in self._waiting or self._is_data(tensor, storage)):
@@ -86,12 +90,14 @@ class LiveMemory:
 
     def communicated(self, tensor: Tensor) -> None:
         """Note that a tensor was part of a collective."""
-        if (number := self.number(tensor)) is not None and self._part[number] not in PERMANENT:
+        number = self.number(tensor)
+        if number is not None and self._part[number] not in PERMANENT:
             self._part[number] = COMMUNICATION
 
     def assign(self, tensor: Any, part: str) -> None:
         """Say what a tensor is, or this rank's shard of it: one of `PERMANENT`."""
-        if (storage := _storage(local(tensor))) is not None:
+        storage = _storage(local(tensor))
+        if storage is not None:
             self._part[self._see_storage(storage, KEPT)] = part
 
     def number(self, tensor: Tensor) -> int | None:
@@ -105,7 +111,8 @@ class LiveMemory:
         if not self._steps:
             self._at_first = self._start
         self._steps.append(self._changes)
-        self._start, self._changes = list(self._bytes), []
+        self._start = list(self._bytes)
+        self._changes = []
         self._used = [0] * len(self._bytes)
         return told
 
@@ -118,7 +125,8 @@ class LiveMemory:
         self._living.clear()
 
     def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> int:
-        address, size = storage._cdata, storage.nbytes()
+        address = storage._cdata
+        size = storage.nbytes()
         if address in self._living:
             known, _ = self._living[address]
             if self._part[known] != RECEIVED:
@@ -139,7 +147,8 @@ class LiveMemory:
         return number
 
     def _change(self, number: int, size: int) -> None:
-        if growth := size - self._bytes[number]:
+        growth = size - self._bytes[number]
+        if growth:
             self._bytes[number] = size
             self._changes.append(MemoryChange(number, growth, self._phase()))
 
@@ -150,7 +159,9 @@ class LiveMemory:
                 if get_ident() in self._threads:
                     self._change(number, 0)
                     return
-                at, growth, self._bytes[number] = self._used[number], -self._bytes[number], 0
+                at = self._used[number]
+                growth = -self._bytes[number]
+                self._bytes[number] = 0
                 if growth:  # the phase of another thread is none
                     phase = self._changes[at - 1].phase if at else "forward"
                     self._changes.insert(at, MemoryChange(number, growth, phase))
@@ -162,8 +173,10 @@ class LiveMemory:
         for part, size in zip(self._part, self._start, strict=False):
             live[part] += size
         start = now = peak = live.total()
-        at_peak, peak_in = live.copy(), "start"
-        saved, phase = 0, "start"
+        at_peak = live.copy()
+        peak_in = "start"
+        saved = 0
+        phase = "start"
         for change in self._changes:
             if phase == "forward" and change.phase == "backward":
                 saved = max(saved, live["forward"])
@@ -171,7 +184,9 @@ class LiveMemory:
             live[self._part[change.storage]] += change.bytes
             now += change.bytes
             if now > peak:
-                peak, at_peak, peak_in = now, live.copy(), change.phase
+                peak = now
+                at_peak = live.copy()
+                peak_in = change.phase
         return StepMemory(
             peak=peak,
             peak_in=peak_in,
@@ -241,7 +256,8 @@ def entered(
     owner: Any, name: str, context: Callable[..., contextlib.AbstractContextManager[Any]]
 ) -> Iterator[None]:
     """Make each call of a method inside of what `context` returns for its arguments, within the `with`."""
-    method, own = getattr(owner, name), vars(owner).get(name)
+    method = getattr(owner, name)
+    own = vars(owner).get(name)
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:

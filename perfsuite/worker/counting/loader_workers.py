@@ -26,7 +26,8 @@ from perfsuite.worker.counting.counter import StepCounter, does_work
 from perfsuite.worker.counting.python_calls import PythonCounter
 from perfsuite.worker.counting.steps import leave
 
-OPERATORS_IN, CALLS_IN = 2, 3
+OPERATORS_IN = 2
+CALLS_IN = 3
 """The batches of a worker, from 1 on, that are counted. The first one opens files and fills caches."""
 
 
@@ -50,7 +51,9 @@ def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
 
 
 def _sum(batches: list[WorkerBatch]) -> WorkerBatch:
-    ops, calls, functions = Counter[str](), Counter[Any](), Counter[str]()
+    ops = Counter[str]()
+    calls = Counter[Any]()
+    functions = Counter[str]()
     for batch in batches:
         ops.update(batch.ops)
         calls.update(batch.python.calls)

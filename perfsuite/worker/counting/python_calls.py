@@ -95,7 +95,8 @@ class PythonCounter:
         counted = self._steps[-1]
         if len(self._steps) == 2:
             counted = self._steps[0] & counted
-        calls, functions = Counter[Phase](), Counter[str]()
+        calls = Counter[Phase]()
+        functions = Counter[str]()
         for (module, name, phase), count in counted.items():
             if len(self._steps) != 2 and _is_import(module, name):
                 continue
@@ -117,7 +118,8 @@ class PythonCounter:
 
     def _see(self, frame: FrameType) -> bool:
         """Count a call. Returns whether it is of our own account, with all that it calls."""
-        code, caller = frame.f_code, frame.f_back
+        code = frame.f_code
+        caller = frame.f_back
         if code.co_name in NOT_SEEN or code.co_filename.startswith(self._hidden):
             return True
         if not _is_ours(frame) and not (caller is not None and _calls_for_us(caller)):

@@ -123,7 +123,8 @@ class Counting:
             self._give_up(IN_BACKWARD)
             return
         counts = self._counter.end_step(self._ended)
-        if (error := self._counter.error or self._counter.memory.error) is not None:
+        error = self._counter.error or self._counter.memory.error
+        if error is not None:
             raise error
         if self._ended == COUNTED_STEP:
             self._report(counts, self._counter)
@@ -160,7 +161,8 @@ class Counting:
         if self._norm is not None and self._runs_closure:  # which leaves the gradients that it used
             self._read_norm(self._norm)
         # DeepSpeed keeps no gradients, and knows their norm before clipping and without fp16's scale.
-        if (norm := deepspeed.gradient_norm(self._optimizers[0])) is not None:
+        norm = deepspeed.gradient_norm(self._optimizers[0])
+        if norm is not None:
             self.gradient_squares = self.unclipped_squares = norm**2
             unread = self._norm.note if self._norm is not None else None
             self.notes = [note for note in self.notes if note != unread]
@@ -207,7 +209,8 @@ class Counting:
         return _without_memory(self.counts).replace(compiled=compiled)
 
     def _end_batches(self) -> list[Any]:
-        batches, self._batches = self._batches, None
+        batches = self._batches
+        self._batches = None
         return [] if batches is None else batches.end()
 
     def _give_up(self, why: str) -> None:
@@ -223,7 +226,9 @@ class Counting:
     def abandon(self) -> None:
         """Count nothing more, and leave nothing behind."""
         self._end_batches()
-        counter, self._counter, self._watch = self._counter, None, None
+        counter = self._counter
+        self._counter = None
+        self._watch = None
         if self._norm is not None:
             self._norm.leave()
             self._norm = None
@@ -266,7 +271,8 @@ def leave(counter: StepCounter) -> bool:
     """Leave the counter's mode, also from below others. Returns whether it was there."""
     if not counter.is_entered:
         return False
-    if not (was_there := any(mode is counter for mode in _get_current_dispatch_mode_stack())):
+    was_there = any(mode is counter for mode in _get_current_dispatch_mode_stack())
+    if not was_there:
         _push_mode(counter)
     above = []
     while _get_current_dispatch_mode() is not counter:

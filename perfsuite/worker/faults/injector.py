@@ -33,7 +33,8 @@ class Injector:
 
     def before_end(self, step: int, recorder: Recorder) -> None:
         """Called before the end of a step is stamped."""
-        kind, size = self.fault.kind, self.fault.size
+        kind = self.fault.kind
+        size = self.fault.size
         if kind == "slowdown":
             recorder.lengthen(size)
         elif kind == "stall" and step % int(size) == int(size) - 1:

@@ -31,7 +31,10 @@ class NamedFunction:
 
     def look(self) -> bool:
         """Look for the function, and wrap it if it is there. Returns whether it is found by now."""
-        if self.is_found or (owner := self._owner(self._imported())) is None:
+        if self.is_found:
+            return True
+        owner = self._owner(self._imported())
+        if owner is None:
             return self.is_found
         name = self.path.rpartition(".")[2]
         function = inspect.getattr_static(owner, name, None)
@@ -71,7 +74,8 @@ class NamedFunction:
         """Return what is wrong with the name so far; None if the function is found."""
         if self.is_found:
             return None
-        if (module := self._imported()) is None:
+        module = self._imported()
+        if module is None:
             return f"the script imported no module {self.module!r}: name it as the script imports it"
         kinds = "function, class or method" if self._methods else "function or method"
         what = "does not exist in" if self._owner(module) is None else f"is no {kinds} of"

@@ -22,7 +22,8 @@ def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | Non
     What an optimizer steps need not be the model's: it may have its own copies of them in fp32. Scalars, such
     as the number of steps, are left out. `linear_layers`: as seen in the step.
     """
-    parameters, stepped = list(model.parameters()), parameters_of(optimizer)
+    parameters = list(model.parameters())
+    stepped = parameters_of(optimizer)
     gradients = _gradients(parameters) or _gradients(stepped)
     state = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]
     found = {

@@ -107,7 +107,9 @@ class Observer:
 
     def evidence(self) -> Evidence:
         """Return what is to be compared between ranks. Before `result`, no parameters are."""
-        count, before, norms = replicas.collectives_begun(), self._collectives_before, self._before.items()
+        count = replicas.collectives_begun()
+        before = self._collectives_before
+        norms = self._before.items()
         whole: set[str] = set()
         if dist.is_initialized() and self.workload.data_parallel == dist.get_world_size():
             whole = replicas.replicated(self.model) & self._after.keys()
@@ -185,7 +187,8 @@ class Observer:
 
     def _recomputing(self, observed: str) -> str | None:
         """Return what the case says of the blocks that are recomputed; None where no block is known."""
-        mode, count = self.case.activation_checkpointing, len(self._second_step.forwards)
+        mode = self.case.activation_checkpointing
+        count = len(self._second_step.forwards)
         if not self.case.model.config and not self.case.framework.promises.builds_model:
             # Only the name of the model is known. It may have other blocks than those that were found, so
             # the claim is only whether any block is recomputed.
@@ -231,7 +234,8 @@ def owner(optimizer: Any) -> nn.Module:
 
     Where none has all, return the fewest modules that do together, as `Owners`.
     """
-    if (engine := deepspeed.engine_of(optimizer)) is not None:
+    engine = deepspeed.engine_of(optimizer)
+    if engine is not None:
         return cast(nn.Module, engine)
     wanted = set(map(id, parameters_of(optimizer)))
     owned = {module: wanted & {id(p) for p in module.parameters()} for module in living(nn.Module)}
@@ -293,5 +297,6 @@ def _attention(model: nn.Module) -> dict[str, str]:
 
 def _placement(placement: Any) -> str:
     # Where FSDP shards what tensor parallelism has sharded, torch has another class for it.
-    name, dim = type(placement).__name__.removeprefix("_"), getattr(placement, "dim", None)
+    name = type(placement).__name__.removeprefix("_")
+    dim = getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"

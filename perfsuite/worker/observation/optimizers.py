@@ -55,7 +55,8 @@ class Optimizers:
         """Whether the step that `optimizer` is about to make is one of the clock's, which is timed."""
         stepping = self._of(optimizer)
         if stepping.in_turn and stepping.tick == self._ticks:  # twice in a row
-            stepping.is_clock, self._clock = True, stepping
+            stepping.is_clock = True
+            self._clock = stepping
         if stepping.is_clock and self._clock is not None and stepping is not self._clock:
             if self._clock.steps < 2:  # both step in turn: the new one is no successor
                 self._clock.is_clock = False

@@ -13,11 +13,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
     """Return the L1 norm of each trained parameter over this rank's shard: a number that a step changes."""
+    trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
     with torch.no_grad():
+        shards = ((name, local(parameter)) for name, parameter in trained)
         return {
             name: float(torch.linalg.vector_norm(shard, ord=1, dtype=torch.float32))
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and (shard := local(parameter)).numel()
+            for name, shard in shards
+            if shard.numel()
         }
 
 

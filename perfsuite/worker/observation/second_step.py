@@ -51,7 +51,8 @@ class SecondStep:
 
     def _look_inside(self, model: nn.Module) -> None:
         blocks = [block for block in layers(model) if _linears(block)]
-        self.forwards, self.recomputed = [0] * len(blocks), [0] * len(blocks)
+        self.forwards = [0] * len(blocks)
+        self.recomputed = [0] * len(blocks)
         for index, block in enumerate(blocks):
             self._hook(_linears(block)[0].register_forward_pre_hook, partial(self._count, index))
         plain = [linear for linear in _linears(model) if finetuning.quantization_of(linear) is None]
@@ -79,11 +80,13 @@ class SecondStep:
         (self.recomputed if in_backward() else self.forwards)[index] += 1
 
     def _see_dtype(self, module: nn.Module, args: Any, output: Any) -> None:
-        if (made := _first_tensor(output)) is not None:
+        made = _first_tensor(output)
+        if made is not None:
             self.compute_dtype = dtype_name(made.dtype)
 
     def _see_layer(self, module: nn.Module, args: Any, output: Any) -> None:
-        given, made = _first_tensor(args), _first_tensor(output)
+        given = _first_tensor(args)
+        made = _first_tensor(output)
         if given is not None and made is not None:
             # Not of its weight: DeepSpeed takes who reads that in a forward for one who computes with it.
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
@@ -197,7 +200,8 @@ def attention_kernel(value: Tensor) -> str | None:
 
 def nodes_of(value: Tensor) -> Iterator[Any]:
     """Yield the autograd nodes that `value` comes from, nearest first."""
-    ahead, seen = deque[Any]([value.grad_fn]), set[Any]()
+    ahead = deque[Any]([value.grad_fn])
+    seen = set[Any]()
     while ahead:
         node = ahead.popleft()
         if node is not None and node not in seen:

@@ -29,7 +29,8 @@ from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import clock_for
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
-PAIRS, STEPS = 10, 20  # bare and under the clock in turn, so that what the machine does to both cancels
+PAIRS = 10  # bare and under the clock in turn, so that what the machine does to both cancels
+STEPS = 20
 BLOCK_BYTES = 64 * 2**20  # allocated to see whether the peak that perfsuite reads rises by as much
 Run = Callable[[int], list[Any]]
 

@@ -72,12 +72,14 @@ def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
     node = dist.get_rank() // per_node
     probed: dict[str, float] = {}
     for pairs in pair_rounds(nodes):
-        ours, name = None, ""
+        ours = None
+        name = ""
         for first, second in pairs:
             ranks = [each * per_node + rank for each in (first, second) for rank in range(per_node)]
             group = dist.new_group(ranks)  # every rank has to call it for every group
             if node in (first, second):
-                ours, name = group, "next_gb_s" if node == first else "previous_gb_s"
+                ours = group
+                name = "next_gb_s" if node == first else "previous_gb_s"
         if ours is not None:
             probed[name] = _all_reduce_gb_s(device, ours)
         dist.barrier()

@@ -173,7 +173,9 @@ class Attached:
             raise ScriptError(CAPTURED)
         if self.rank is not None:
             self.rank.before_optimizer_step(optimizer, args, kwargs)
-        elif (standing := self._stand()) == "child":
+            return
+        standing = self._stand()
+        if standing == "child":
             self.state = "aside"
             startup_clock.end()
         else:
@@ -214,7 +216,8 @@ class Attached:
 
     @_guarded
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if (loss := loss_of(tensors)) is None:
+        loss = loss_of(tensors)
+        if loss is None:
             return
         if self._losses is not None and loss.numel() == 1:
             self._losses.see(loss)
@@ -232,7 +235,8 @@ class Attached:
 
     def _stand(self) -> Standing:
         """How this process, which is about to train, stands to the others of its rank. Raises as `Claim`."""
-        self._pid, self._at_first_step = os.getpid(), self._empty
+        self._pid = os.getpid()
+        self._at_first_step = self._empty
         return Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
 
     def _must_be_rank(self) -> bool:

@@ -38,7 +38,8 @@ class Losses:
     def see(self, loss: Tensor) -> None:
         """Take in a loss that backward is about to be called on."""
         value = self._value(loss)
-        place, self._place = self._place, self._place + 1
+        place = self._place
+        self._place += 1
         if len(self._sums) < 2:
             self._seen.append(value)
             if len(self._sums) == 1:
@@ -96,7 +97,8 @@ class Losses:
                 f"loss: backward was called on no scalar in step {passes.index(0)}: "
                 "say loss=None where a script's loss cannot be seen so"
             )
-        if (usual := mode(passes)) != micro_batches and not (more_come and len(set(passes)) > 1):
+        usual = mode(passes)
+        if usual != micro_batches and not (more_come and len(set(passes)) > 1):
             raise MismatchError(
                 f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
                 "losses a step. Correct the case, or say loss=None if these are not its micro-batches"

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 Standing = Literal["first", "next", "child"]
 ENDED = ("crash", "out_of_memory")  # kinds of failures after which a shell script may start the rank again
-TRAINS, GIVEN, TWICE = "trains", "given", "twice"
+TRAINS = "trains"
+GIVEN = "given"
+TWICE = "twice"
 
 
 class Claim:
@@ -67,7 +69,8 @@ class Claim:
         pid, _, where = before[-1].partition(" ")
         if where == host and int(pid) in leash.ancestors():
             return "child"
-        if (report := documents.read_or_none(self._report, RankReport)) is None:
+        report = documents.read_or_none(self._report, RankReport)
+        if report is None:
             has_ended_by_itself = where == host and not leash.is_alive(int(pid))
         else:
             has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
@@ -135,7 +138,8 @@ class ScriptRank(Rank):
         device = torch.device("cpu")
         counters: memory.HostMemory | memory.CudaMemory | None = host_memory
         if self.request.device == "cuda":
-            device, counters = device_of(optimizer), None
+            device = device_of(optimizer)
+            counters = None
             try:
                 counters = memory.CudaMemory(device)
             except RuntimeError as error:
@@ -175,8 +179,10 @@ class ScriptRank(Rank):
             told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=each) for each in told]
-            if None not in told and (why := agreement.tokens_differ(of_ranks, self.case)) is not None:
-                raise MismatchError(why)
+            if None not in told:
+                why = agreement.tokens_differ(of_ranks, self.case)
+                if why is not None:
+                    raise MismatchError(why)
 
     def look_for_names(self) -> None:
         """Look for what the case names and the script had not defined before its first step."""

@@ -27,7 +27,9 @@ from perfsuite.worker.spans import phases
 from perfsuite.worker.spans.phases import watched as span_of
 from perfsuite.worker.spans.recording import Meters, Spans
 
-SAVE, LOAD, EVALUATE = "save checkpoint", "load checkpoint", "evaluate"
+SAVE = "save checkpoint"
+LOAD = "load checkpoint"
+EVALUATE = "evaluate"
 
 
 class File(NamedTuple):

@@ -66,7 +66,8 @@ class phase:
             return type(function)(self(function.__func__))
         if isinstance(function, type):
             raise CaseError(f"phase({self.name!r}): {function.__qualname__} is a class: mark its methods")
-        if why := why_not_timed(function):
+        why = why_not_timed(function)
+        if why:
             raise CaseError(f"phase({self.name!r}): {function.__qualname__} {why}")
         return watched(function, self.name)
 

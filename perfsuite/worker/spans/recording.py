@@ -123,7 +123,8 @@ class Spans:
             steps=self._steps(),
         )
         if is_counted:
-            span.collectives, span.peak = self._meters.collectives(), self._meters.peak()
+            span.collectives = self._meters.collectives()
+            span.peak = self._meters.peak()
         if self._running is not None and thread == self._thread:
             self._running.begin()
         others.append(span)
