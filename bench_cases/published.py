@@ -192,7 +192,8 @@ def rooflines(sessions: Sequence[SessionFile]) -> dict[str, Roofline]:
     newest: dict[str, Roofline] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         for result in session.results:
-            if (limit := result.dry_facts.roofline) is not None:
+            limit = result.dry_facts.roofline
+            if limit is not None:
                 newest[result.case_id] = limit
     return newest
 
@@ -285,7 +286,8 @@ def _written(quantity: QuantityName, measured: float) -> str:
 
 
 def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) -> str:
-    published, measured = _published(row, quantity), _measured(row, quantity, results)
+    published = _published(row, quantity)
+    measured = _measured(row, quantity, results)
     here = _written(quantity, measured) if measured is not None else "-"
     return f"{published.reported if published else '-'} / {here}"
 
@@ -333,8 +335,10 @@ def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str
     """The case ids of the best batch of each sweep that was run."""
     sweeps: dict[str, list[Measurement]] = {}
     for row in comparison.rows:
-        if row.sweep is not None and (result := results.get(row.case)) is not None:
-            sweeps.setdefault(row.sweep, []).append(result)
+        if row.sweep is not None:
+            result = results.get(row.case)
+            if result is not None:
+                sweeps.setdefault(row.sweep, []).append(result)
     best = [best_batch(sweep) for sweep in sweeps.values()]
     return {result.case_id for result in best if result is not None}
 
@@ -407,7 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sessions = [documents.read(file, SessionFile) for file in files]
     except PerfsuiteError as error:
         sys.exit(f"bench_cases.published: {error}")
-    results, limits = latest(sessions), rooflines(sessions)
+    results = latest(sessions)
+    limits = rooflines(sessions)
     for each in wanted:
         table = compare(each, results, limits)
         if given.markdown:

@@ -44,7 +44,8 @@ def moonlight_debugmodel() -> Trainer.Config:
     config.model_spec = kimi_model("debugmodel")
     config.model_spec.model.vision_encoder = None
     config.loss.loss_fn.global_vocab_size = decoder_vocab_size(config.model_spec)
-    config.training.local_batch_size, config.training.seq_len = 1, 512
+    config.training.local_batch_size = 1
+    config.training.seq_len = 512
     return config
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from perfsuite.session.option_table import OPTIONS, Option
 
 PAGE = Path(__file__).with_name("options.md")
-BEGIN, END = "<!-- options: made by docs/option_table.py -->\n", "<!-- options end -->\n"
+BEGIN = "<!-- options: made by docs/option_table.py -->\n"
+END = "<!-- options end -->\n"
 
 
 def row(option: Option) -> str:

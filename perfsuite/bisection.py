@@ -134,17 +134,21 @@ def search(known: BisectFile, history: History, compare: Compare) -> Iterator[Bi
 
 def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
     """Return what the bad arm tells: what to look at, and how large a change is half of its own."""
-    name, verdict = known.candidates[-1], result.verdict
+    name = known.candidates[-1]
+    verdict = result.verdict
     _check_measured(name, result)
     worse = [check for check in verdict.checks if check.outcome == "regressed" and check.change is not None]
-    if grown := _grown(verdict):
-        metric, half = grown[0].name, abs(grown[0].now - grown[0].before) / 2
+    grown = _grown(verdict)
+    if grown:
+        metric = grown[0].name
+        half = abs(grown[0].now - grown[0].before) / 2
     elif worse:
         check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
         assert check.change is not None
         assert check.baseline is not None
         cost = described(check.metric).cost_change(check.change, check.baseline)
-        metric, half = check.metric, min(math.sqrt(1 + cost) - 1, MOST_TOLERANCE)
+        metric = check.metric
+        half = min(math.sqrt(1 + cost) - 1, MOST_TOLERANCE)
     else:
         raise _not_worse(name, known.good, verdict)
     known = known.replace(metric=metric, tolerance=half)
@@ -156,7 +160,8 @@ def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
         why = "; ".join(verdict.reasons) or "search by times, without --dry and --counts"
         told = f"{name} does no more in a step than {good}: {verdict.outcome}"
         return CaseError(f"{told}. There is nothing to search for: {why}")
-    if vague := [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]:
+    vague = [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]
+    if vague:
         why = f", {vague[0].note}" if vague[0].note else ""
         return UndecidedError(
             f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}): "
@@ -204,7 +209,8 @@ def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
             if each.name == known.metric and abs(each.now - each.before) > known.tolerance
         ]
         return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
-    if (check := verdict.check(known.metric)) is None:
+    check = verdict.check(known.metric)
+    if check is None:
         return step.replace(why=f"it has no {known.metric}")
     step = step.replace(change=check.change, interval=check.interval)
     if check.outcome in ("passed", "improved", "regressed"):
@@ -251,7 +257,8 @@ def of_versions(
     package: str, good: str, bad: str, *, root: Path, store: Path, consent: Consent = refuse_large
 ) -> History:
     """The released versions of a package between two, each to be installed into its own directory."""
-    first, last = _version("--good", good), _version("--bad", bad)
+    first = _version("--good", good)
+    last = _version("--bad", bad)
     if first >= last:
         raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
     found = versions(package)

@@ -139,7 +139,8 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
         metrics=tuple(metric.name for metric in recorded()),
     )
     run_dir = RunDir(directory)
-    started_at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    began = time.monotonic()
     failure = _launch(request, machine, run_dir, how)
     duration_s = time.monotonic() - began
     run = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)

@@ -58,7 +58,8 @@ def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
     with tempfile.TemporaryDirectory(prefix="perfsuite-check-") as directory:
         _check_without_torch(case, Path(directory))
         machine = detect_cpu("check_framework runs on the CPU")
-        if (reason := unsupported(case, machine)) is not None:
+        reason = unsupported(case, machine)
+        if reason is not None:
             raise AssertionError(
                 f"{framework.name} cannot run the case of this check: {reason}. "
                 "Give a case that it can run on a CPU: check_framework(framework, case=...)"
@@ -145,7 +146,8 @@ _ADVICE: Mapping[FailureKind, str] = {
 
 def _check_run(case: Case, run: Run) -> None:
     name = case.framework.name
-    if (failure := run.failure) is not None:
+    failure = run.failure
+    if failure is not None:
         advice = f". {_ADVICE[failure.kind]}" if failure.kind in _ADVICE else ""
         detail = f"\n{failure.traceback}" if failure.traceback else ""
         told = f"{failure.kind}: {failure.message}{advice}{detail}"
