@@ -137,7 +137,8 @@ def test_tokens_that_the_model_was_not_given_are_a_mismatch(
     run = run_of(case_of(), tmp_path, ranks)
     failure = known(run.failure)
     assert (failure.kind, run.notes) == ("mismatch", ()), "no second word, which is not true"
-    data_parallel, padding = changes.get("data_parallel", 2), changes.get("padding", 0)
+    data_parallel = changes.get("data_parallel", 2)
+    padding = changes.get("padding", 0)
     given = f"{sum(tokens) * data_parallel // 2}{', 20% of them padding' if padding else ''}"
     assert failure.message == (
         "tokens: the case claims 256 a step (sequence_length x micro_batch x gradient_accumulation = 64 x 2 "
@@ -256,7 +257,8 @@ def test_fewer_flops_than_the_formula_of_the_model() -> None:
     assert why(launch(flops=frozen)) == ()
     assert why(launch(FULL.replace(flops={"forward": int(0.91 * FORWARD)}), flops=frozen)) == ()
     assert why(launch(FULL.replace(flops={"forward": int(0.89 * FORWARD)}), flops=frozen))
-    none, varying = FULL.replace(flops={}), make_case(framework=Script(path="t.py", tokens="vary"))
+    none = FULL.replace(flops={})
+    varying = make_case(framework=Script(path="t.py", tokens="vary"))
     assert why(launch(none))
     assert why(launch(none, flops=None)) == why(launch(none), varying) == (), "nobody knows them"
     unseen = none.replace(without_flops={"flash_attn._flash_attn_forward": 4})

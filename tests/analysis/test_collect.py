@@ -61,7 +61,8 @@ def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_st
 
 def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_path: Path) -> None:
     counts = Counts(flops={"forward": 7})
-    counted, uncounted = collected(both(tmp_path / "a", counts=counts)), collected(both(tmp_path / "b"))
+    counted = collected(both(tmp_path / "a", counts=counts))
+    uncounted = collected(both(tmp_path / "b"))
     assert (counted.window[0], uncounted.window[0]) == (COUNTED_STEP, UNMEASURED_STEPS)
     assert counted.counts == (RankCounts(ranks=(0, 1), counts=counts),)
     assert uncounted.counts == ()
@@ -285,7 +286,8 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
         for index, watts in enumerate((700, 500.5, 700))
     ]
     health = Health(samples=0, seconds=0, steps=0, devices=tuple(cards))
-    run, unread = on_gpu(run_dir, health, driver="580.1"), on_gpu(run_dir)
+    run = on_gpu(run_dir, health, driver="580.1")
+    unread = on_gpu(run_dir)
     limits = {"gpu_power_limit_w": "500.5, 700", "gpu_sm_clock_limit_mhz": "1980"}
     setup = {"torch": "2.13", "driver": "580.1", **limits, "gpu_ecc": "on", "gpu_persistence": "off"}
     assert known(run.observed).environment == setup

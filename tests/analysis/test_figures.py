@@ -135,10 +135,12 @@ def test_a_stall_counts_once_though_the_other_ranks_see_it_a_step_later(tmp_path
 
 def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     measured = [0.1 + 0.0001 * step for step in range(22)]
-    steps, probes = (5.0, 4.0, 3.0, *measured), (9.0,) * 3 + (0.02,) * 22
+    steps = (5.0, 4.0, 3.0, *measured)
+    probes = (9.0,) * 3 + (0.02,) * 22
     run = collected(both(tmp_path, step_s=steps, probe_s=probes))
     assert (run.window, run.measured_steps) == ((3, 25), tuple(measured))
-    p95, mean = quantiles(measured, n=20, method="inclusive")[18], fmean(measured)
+    p95 = quantiles(measured, n=20, method="inclusive")[18]
+    mean = fmean(measured)
     figures = run.figures
     assert (figures.step_s_p50, figures.step_s_p95) == pytest.approx((0.10105, p95))
     assert (figures.step_s_mean, figures.step_jitter) == pytest.approx((mean, p95 / 0.10105))
@@ -254,7 +256,8 @@ def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least()
 
 
 def test_probes_and_cpu_time_are_those_of_the_median_step_of_the_window() -> None:
-    probe_s, cpu_s = (1.0, 2.0, 4.0, 5.0, 7.0, 20.0), (9.0, 9.0, 0.4, 0.6, 0.5, 9.0)
+    probe_s = (1.0, 2.0, 4.0, 5.0, 7.0, 20.0)
+    cpu_s = (9.0, 9.0, 0.4, 0.6, 0.5, 9.0)
     for series, expected in (((probe_s, cpu_s), (5, 0.5)), (((), ()), (None, None))):
         run = make_run(step_s=(0.1,) * 6, window=(2, 5), probe_s=series[0], cpu_s=series[1])
         figures = figures_of(run, [make_report()], None)

@@ -9,7 +9,8 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,8 @@ NORMAL = "SwPowerCap GpuIdle ApplicationsClocksSetting SyncBoost DisplayClockSet
 BAD = "HwSlowdown HwThermalSlowdown SwThermalSlowdown HwPowerBrakeSlowdown"
 
 
-WELL, ILL = DeviceHealth(index=0), DeviceHealth(index=1, foreign_memory_bytes=GIB)
+WELL = DeviceHealth(index=0)
+ILL = DeviceHealth(index=1, foreign_memory_bytes=GIB)
 SHARED = "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)"
 
 

@@ -25,7 +25,8 @@ def assert_are(found: list[Span], expected: set[int]) -> None:
 @given(spans, spans, st.integers(0, 20), st.integers(0, 6))
 @deterministic
 def test_intervals_are_sets_of_moments(some: list[Span], others: list[Span], begin: int, more: int) -> None:
-    joined, rest = union(some), union(others)
+    joined = union(some)
+    rest = union(others)
     assert_are(joined, cells(some))
     assert all(left[1] < right[0] for left, right in pairwise(joined)), "joined"
     assert_are(within(joined, begin, begin + more), cells(some) & {*range(begin, begin + more)})

@@ -116,7 +116,8 @@ def test_kernels_of_a_graph_and_of_no_operator_are_told(launch: str, cat: str, a
     """Two at once take their time once."""
     hidden = []
     for number in range(4):
-        begin, asked = 1000 * number, 900 + number
+        begin = 1000 * number
+        asked = 900 + number
         hidden += [
             event(launch, begin + at, 2, cat, thread, correlation=asked),
             event("void fused(int)", begin + 1210, 60, "kernel", 7, correlation=asked),
@@ -136,7 +137,8 @@ def test_neither_what_was_launched_before_the_trace_nor_a_batch_copied_early_cha
     assert profile.split == reduced(gpu_trace(), "cuda").split
     early = []
     for number, on_gpu in enumerate((550, 1550, 2550, 3012)):
-        at, asked = 1000 * number, 900 + 2 * number
+        at = 1000 * number
+        asked = 900 + 2 * number
         early += [
             event("cudaMemcpyAsync", at + 10, 5, "cuda_runtime", correlation=asked),
             event("Memcpy HtoD (Pinned -> Device)", on_gpu, 40, "gpu_memcpy", correlation=asked, stream=22),
@@ -150,7 +152,8 @@ def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> N
     """Not a value on the host, as AdamW reads its `step`, nor a copy to pinned memory, as of activations."""
     free = []
     for number in range(3):
-        at, asked = 1000 * number, 500 + number
+        at = 1000 * number
+        asked = 500 + number
         free += [
             event("aten::_local_scalar_dense", at + 120, 5),
             event("cudaMemcpyAsync", at + 140, 5, "cuda_runtime", correlation=asked),
