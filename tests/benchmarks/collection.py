@@ -47,11 +47,13 @@ def run_pytest(directory: Path, *words: str) -> None:
 def main(rounds: int = 7) -> None:
     """Print the medians and the bound."""
     with tempfile.TemporaryDirectory() as root:
-        cases, empty = Path(root, "cases"), Path(root, "empty")
+        cases = Path(root, "cases")
+        empty = Path(root, "empty")
         for directory, content in ((cases, CASES), (empty, EMPTY)):
             directory.mkdir()
             (directory / "test_it.py").write_text(content)
-        ours, theirs = [], []
+        ours = []
+        theirs = []
         for _ in range(rounds):
             theirs.append(seconds(empty, "-p", "no:perfsuite"))
             ours.append(seconds(cases))

@@ -22,7 +22,9 @@ from perfsuite.history import changepoint
 from tests.benchmarks import show_table
 
 MIN_CHANGE = 0.005
-BEFORE, AFTER, YEAR = 60, 120, 365
+BEFORE = 60
+AFTER = 120
+YEAR = 365
 NEAR = 14
 """Nights by which the place of a step may be missed."""
 STEPS = [(noise, step) for noise in (0.005, 0.01, 0.02) for step in (0.01, 0.02, 0.03)]

@@ -69,8 +69,10 @@ def seconds(case: Case, machine: Machine, launcher: Launcher, breaks: Breaks | N
             kind = "the session ends"
         else:
             kind = "measured" if run.failure is None else run.failure.kind
-            if run.failure is not None and (waited := LET_PASS.search(run.failure.message)) is not None:
-                let_pass = int(waited[1])
+            if run.failure is not None:
+                waited = LET_PASS.search(run.failure.message)
+                if waited is not None:
+                    let_pass = int(waited[1])
         return time.monotonic() - began[-1] - let_pass, kind
 
 

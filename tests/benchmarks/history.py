@@ -50,7 +50,8 @@ def levels(case: int, night: int) -> Level:
 @contextmanager
 def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
     """Print how long it took on the clock and on all cores together, and keep the latter."""
-    began, used = time.perf_counter(), cpu_s()
+    began = time.perf_counter()
+    used = cpu_s()
     yield
     seconds[what] = cpu_s() - used
     print(f"{what}: {time.perf_counter() - began:.1f} s, {seconds[what]:.1f} s of CPU", flush=True)
@@ -65,7 +66,9 @@ def cpu_s() -> float:
 def measure(root: Path) -> None:
     """Make it, and time each command."""
     seconds: dict[str, float] = {}
-    history, out, repo = root / "history", root / "out", root / "repo"
+    history = root / "history"
+    out = root / "out"
+    repo = root / "repo"
     commits = make_repository(repo, COMMITS)
     with timed("making the history", seconds):
         write_history(history, commits, cases(), levels, gpus=GPUS, launches=2)

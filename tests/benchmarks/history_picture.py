@@ -21,7 +21,8 @@ from perfsuite.results.session_file import SessionFile
 from tests.browser import chromium, served
 from tests.history.asv.local_scripts import use_local_scripts
 
-COMMITS, SLOWER = 16, 9
+COMMITS = 16
+SLOWER = 9
 """How many there are, one a day, and the first that is slower."""
 ATTEMPTS = 20
 SCRIPT = Path(__file__).parents[2] / "bench_cases" / "scripts" / "train_copy.py"
@@ -54,7 +55,9 @@ BENCHMARKS = {
     "tokens/s": "copy-decoder.1x2.fp32.seconds_per_step",
     "peak memory": "copy-decoder.1x2.fp32.peak_memory",
 }
-WIDTH, HEIGHT, OVERVIEW = 1140, 690, 90
+WIDTH = 1140
+HEIGHT = 690
+OVERVIEW = 90
 NO_SCROLLBARS = "::-webkit-scrollbar { display: none }"
 DRAWN = "document.querySelectorAll('#main-graph .flot-y-axis .flot-tick-label').length > 1"
 
@@ -106,7 +109,8 @@ def measure(root: Path, number: int) -> None:
     """
     for attempt in range(ATTEMPTS):
         name = f"{number}-{attempt}"
-        results, store = root / "results" / f"{name}.json", root / "stores" / name
+        results = root / "results" / f"{name}.json"
+        store = root / "stores" / name
         options = ("--quiet", "--benchmark-quiet", f"--perf-json={results}", f"--perf-store={store}")
         run(sys.executable, "-m", "pytest", *options, cwd=root / "trainer", statuses=(0, 1))
         if {result.outcome for result in documents.read(results, SessionFile).results} == {"recorded"}:

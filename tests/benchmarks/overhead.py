@@ -33,9 +33,11 @@ def main() -> None:
 def cpu_ratio(run: Callable[[int], list[Any]], device: torch.device, *, bare_first: bool) -> float:
     """CPU seconds of `STEPS` steps under the clock, of those of as many bare ones."""
     if bare_first:
-        bare, measured = bare_cpu_s(run), sum(under_the_clock(run, device).cpu_s)
+        bare = bare_cpu_s(run)
+        measured = sum(under_the_clock(run, device).cpu_s)
     else:
-        measured, bare = sum(under_the_clock(run, device).cpu_s), bare_cpu_s(run)
+        measured = sum(under_the_clock(run, device).cpu_s)
+        bare = bare_cpu_s(run)
     return measured / bare
 
 

@@ -7,7 +7,8 @@ from perfsuite.report.html.page import render
 from tests.browser import chromium
 from tests.sample_reports import PAGES, session
 
-WIDTH, HEIGHT = 1200, 1000
+WIDTH = 1200
+HEIGHT = 1000
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ def main() -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """A row of the table, in MiB."""
-    facts, published = dry(CASES[row.case]).dry_facts, memory(row)
+    facts = dry(CASES[row.case]).dry_facts
+    published = memory(row)
     if facts is None or (fit := facts.fit) is None:
         raise SystemExit(f"{row.case}: nothing was predicted")
     return (

@@ -58,8 +58,10 @@ def dry(case: Case) -> Run:
 def _with_case(comparison: Comparison, row: Row) -> tuple[str, ...]:
     case = CASES[row.case]
     run = dry(uncompiled(case))
-    facts, flops = run.dry_facts, run.flops
-    speed, held = _speed(row).value, memory(row)
+    facts = run.dry_facts
+    flops = run.flops
+    speed = _speed(row).value
+    held = memory(row)
     if facts is None or facts.fit is None or facts.roofline is None or flops is None or speed is None:
         raise SystemExit(f"{row.case}: nothing was predicted, or no speed published")
     predicted = facts.fit.reserved_expandable

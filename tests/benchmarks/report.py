@@ -13,7 +13,8 @@ from perfsuite.report.html.page import render
 from tests.browser import Browser, chromium
 from tests.sessions import make_session
 
-CASES, OPENED = 100, 5
+CASES = 100
+OPENED = 5
 
 
 def main() -> None:

@@ -48,7 +48,8 @@ def simulate(
             for waited, step in zip(waits, steps, strict=True)
         ]
 
-    against_baseline, in_pairs = Counter[str](), Counter[str]()
+    against_baseline = Counter[str]()
+    in_pairs = Counter[str]()
     for _ in range(trials):
         baselines = [launches(BASELINE) for _ in range(CLASS)]
         against_baseline[_night(baselines, launches(MAX_LAUNCHES, growth))] += 1
@@ -66,7 +67,8 @@ def _costs(metric: PartOfStep, launches: Sequence[Figures]) -> list[float]:
 def _night(baselines: list[list[Figures]], today: list[Figures]) -> str:
     metric = DATA_WAIT.against(baselines[0])
     noise = pooled_noise([_costs(DATA_WAIT.against(each), each) for each in baselines])
-    before, now = _costs(metric, baselines[0]), _costs(metric, today)
+    before = _costs(metric, baselines[0])
+    now = _costs(metric, today)
     for used in range(1, len(now) + 1):
         decision = decide(before, now[:used], tolerance=metric.tolerance("cuda"), noise=noise)
         if decision.outcome != "undecided":

@@ -50,7 +50,8 @@ class Table(SimpleNamespace):
             cells.append(f"{row.mean_launches:.2f}")
             cells += [f"{100 * share:.2f}" for share in (row.fixed_5_percent, row.fixed_tolerance)]
             lines.append(f"| {' | '.join(cells)} |")
-        drop, blind = 100 * self.minimum_detectable_drop, 100 * self.blind
+        drop = 100 * self.minimum_detectable_drop
+        blind = 100 * self.blind
         lines += ["", f"minimum detectable drop {drop:.2f} % (median), blind in {blind:.1f} %"]
         return "\n".join(lines)
 
@@ -82,7 +83,8 @@ def simulate(
     draws = _draws(sigma, shape, max_launches, session_sigma, trials, seed, is_contaminated=is_contaminated)
     outcomes = {drop: Counter[str]() for drop in drops}
     nearest = min(drops, key=abs)
-    detectable, blind = [], 0
+    detectable = []
+    blind = 0
     for baselines, unchanged in draws:
         noise = replace(pooled_noise(baselines), session_sigma=known_session_sigma)
         for drop, count in outcomes.items():

@@ -42,7 +42,8 @@ def simulate(
         factors *= np.where(rng.random(count) < DISTURBED, DISTURBED_TIMES, 1)
         return [Figures(spans_s={SPAN: float(each)}) for each in (seconds + more_s) * factors]
 
-    against_baseline, in_pairs = Counter[str](), Counter[str]()
+    against_baseline = Counter[str]()
+    in_pairs = Counter[str]()
     used = 0
     for _ in range(trials):
         baselines = [launches(BASELINE) for _ in range(CLASS)]
@@ -64,7 +65,8 @@ def _costs(metric: SpanSeconds, launches: Sequence[Figures]) -> list[float]:
 def _night(baselines: list[list[Figures]], today: list[Figures]) -> tuple[str, int]:
     metric = span_seconds(SPAN).against(baselines[0])
     noise = pooled_noise([_costs(metric, each) for each in baselines])
-    before, now = _costs(metric, baselines[0]), _costs(metric, today)
+    before = _costs(metric, baselines[0])
+    now = _costs(metric, today)
     for used in range(1, len(now) + 1):
         decision = decide(before, now[:used], tolerance=metric.tolerance("cuda"), noise=noise)
         allowed = metric.bound(metric.tolerance("cuda"))

@@ -71,7 +71,8 @@ def by_torchrun(script: Path, step: Path, directory: Path) -> None:
 
 def main() -> None:
     """Print the ratios of the pairs: their median and their middle half."""
-    whole, steps = [], []
+    whole = []
+    steps = []
     with slurm_cluster() as cluster, tempfile.TemporaryDirectory() as name:
         os.environ.update(cluster.environment)
         allocation = Allocation(cluster)

@@ -195,7 +195,8 @@ def _count_broken(command: str, row: str, said: Said, counts: Counts) -> None:
 
 def try_invented(number: int, root: Path, draw: random.Random, counts: Counts) -> None:
     """Run a command line that nobody meant."""
-    project, words = draw.choice(("session", "judged", "slower", "history")), invented_line(draw)
+    project = draw.choice(("session", "judged", "slower", "history"))
+    words = invented_line(draw)
     said = _tried(root, project, words)
     counts.add("invented command line", "trials")
     _count_broken("invented command line", f"{number} in {project}: {words}: {said}", said, counts)

@@ -131,7 +131,8 @@ def everywhere(draw: random.Random, content: bytes) -> bytes:
     except ValueError:
         return _setting(draw, content)
     places = [(holder, key) for holder, key in _places(data) if isinstance(holder, dict)]
-    (_, chosen), by = draw.choice(places), draw.choice((0.3, 0.1, 3.0, None, *PLAUSIBLE))
+    _, chosen = draw.choice(places)
+    by = draw.choice((0.3, 0.1, 3.0, None, *PLAUSIBLE))
     is_factor = isinstance(by, float) and draw.random() < 0.8
     found = [each for each in JUDGED if f'"{each}'.encode() in content]
     if found and draw.random() < 0.5:

@@ -147,12 +147,15 @@ def _are_told(paths: Sequence[str], told: Sequence[str]) -> bool:
 
 def _has_all_traces(before: bytes, damage: bytes, output: str, usual: str) -> bool:
     """Whether each line has a row, and that of a line that differs shows its tolerance and another change."""
-    lines, rows = damage.decode().splitlines(), _rows(output)
-    old_lines, old_rows = before.decode().splitlines(), _rows(usual)
+    lines = damage.decode().splitlines()
+    rows = _rows(output)
+    old_lines = before.decode().splitlines()
+    old_rows = _rows(usual)
     if not lines or len(lines) != len(rows):
         return False
     for number, (line, row) in enumerate(zip(lines, rows, strict=True)):
-        then, now = json.loads(old_lines[number]) if number < len(old_lines) else {}, json.loads(line)
+        then = json.loads(old_lines[number]) if number < len(old_lines) else {}
+        now = json.loads(line)
         if json.dumps(then, sort_keys=True) == json.dumps(now, sort_keys=True):
             continue
         tolerance = Trace.model_validate(now).tolerance

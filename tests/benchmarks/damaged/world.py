@@ -76,7 +76,8 @@ def _gates(root: Path) -> list[Target]:
     said = in_process(first, (*GATE, "--perf-record-launches=5", "--perf-min-launches=5"))
     assert said.status == 0, said.output
     (recorded,) = first.glob(".perfsuite/baselines/*/*.json")
-    known, name = documents.read(recorded, Baseline), f"{recorded.parent.name}/{recorded.name}"
+    known = documents.read(recorded, Baseline)
+    name = f"{recorded.parent.name}/{recorded.name}"
     shutil.rmtree(first)
     judged = {
         "slower": _each(known, _faster),
@@ -141,7 +142,8 @@ def _each(known: Baseline, change: Launch) -> Baseline:
 
 
 def _faster(launch: BaselineLaunch) -> BaselineLaunch:
-    speed, mean = launch.figures.tokens_per_s, launch.figures.tokens_per_s_mean
+    speed = launch.figures.tokens_per_s
+    mean = launch.figures.tokens_per_s_mean
     times = {"tokens_per_s": 3 * samples.known(speed), "tokens_per_s_mean": 3 * samples.known(mean)}
     return launch.replace(figures=launch.figures.replace(**times))
 
@@ -292,7 +294,8 @@ def _write_log(directory: Path, level: float, seed: int) -> None:
 def _launches(root: Path) -> list[Target]:
     """Make what launches leave: of a rank with a loss of NaN, of one that failed, and of one that died."""
     project = root / "launches"
-    good, loss = samples.make_report(0), list(samples.make_report(1).loss)
+    good = samples.make_report(0)
+    loss = list(samples.make_report(1).loss)
     loss[12] = math.nan
     samples.write_launch(project / "nan", good, samples.make_report(1, loss=tuple(loss)))
     crash = Failure(kind="crash", message="boom", rank=1)

@@ -30,7 +30,8 @@ def run(pair: Pair) -> Result:
     options = Options(root=Path.cwd(), store=STORE, baselines=STORE / "hindsight")
     try:
         arms = against_arm.resolved(options, (("--against", pair.good), ("--arm", pair.bad)))
-        busy, began = is_busy(), time.monotonic()  # what pip takes is not counted
+        busy = is_busy()
+        began = time.monotonic()  # what pip takes is not counted
         launches = None if pair.dry else launcher()
         session = against_arm.by_counts(options, Progress(line=print, cases=1), launches, arms)
         case = pair.measured()
@@ -80,7 +81,8 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also pairs that have a result")
     arguments = parser.parse_args()
     by_name = {pair.name: pair for pair in PAIRS}
-    if unknown := set(arguments.pairs) - set(by_name):
+    unknown = set(arguments.pairs) - set(by_name)
+    if unknown:
         parser.error(f"there is no pair {', '.join(sorted(unknown))}; known are {', '.join(by_name)}")
     os.environ.setdefault(LOCK_FILE, str(STORE.absolute() / "hindsight.lock"))  # no machine must be quiet
     results = read()

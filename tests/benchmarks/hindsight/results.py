@@ -10,7 +10,8 @@ from tests.benchmarks.hindsight.pairs import PAIRS, Pair
 FILE = Path(__file__).with_name("results.json")
 PAGE = Path("docs/evidence/hindsight.md")
 ALIKE = "not reproduced: "
-BEGIN, END = "<!-- made by: make hindsight -->\n", "<!-- end of what make hindsight made -->\n"
+BEGIN = "<!-- made by: make hindsight -->\n"
+END = "<!-- end of what make hindsight made -->\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,8 @@ def tables(all_results: Results) -> str:
     cannot = [pair for pair in regressions if pair.cannot and pair not in alike_both]
     others = [*cannot, *(pair for pair in tried if pair.name not in results)]
     grades = [results[pair.name].outcome for pair in tried if pair.name in results]
-    first, later = grades.count("found"), grades.count("found, cause later")
+    first = grades.count("found")
+    later = grades.count("found, cause later")
     kinds = dict.fromkeys(pair.kind for pair in regressions)
     by_kind = "; ".join(_of_kind(kind, regressions, results) for kind in kinds)
     ran = len(grades) + len(alike_both)

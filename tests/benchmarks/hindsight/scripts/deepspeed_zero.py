@@ -7,7 +7,9 @@ import deepspeed
 import torch
 from small import Net, batches
 
-stage, accumulation, kind = int(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
+stage = int(sys.argv[1])
+accumulation = int(sys.argv[2])
+kind = "".join(sys.argv[3:])
 
 buckets = {"reduce_bucket_size": 50, "reduce_scatter": False} if kind == "buckets" else {}
 deepspeed.init_distributed("gloo")

@@ -5,13 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WIDTH, VOCABULARY = 64, 256
+WIDTH = 64
+VOCABULARY = 256
 
 
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + self.down(self.up(hidden).relu())
