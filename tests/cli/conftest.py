@@ -44,7 +44,8 @@ class Gh:
             'case "$2" in view | list) cat answer ;; create) echo https://example.org/made ;; esac',
             'case "$2" in repos/*/commits/*) cat commit ;; esac',
         )
-        self._calls, self._answer = directory / "calls", directory / "answer"
+        self._calls = directory / "calls"
+        self._answer = directory / "answer"
         self._commit = directory / "commit"
 
     @property

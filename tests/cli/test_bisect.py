@@ -20,7 +20,9 @@ from tests.synthetic import commit, git
 from tests.twin_counts import counts, launch
 
 CASE = make_case()
-GOOD, FIRST_BAD, BAD = 0, 3, 4
+GOOD = 0
+FIRST_BAD = 3
+BAD = 4
 """The numbers of commits."""
 
 
@@ -37,7 +39,8 @@ class Launches:
         return ((arm.directory or Path()) / "step_ms.txt").read_text()
 
     def __call__(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
-        if (text := self._ms(how.arm)) == "broken":
+        text = self._ms(how.arm)
+        if text == "broken":
             return make_run(failure=Failure(kind="crash", message="boom", at=0.0))
         speed = 1e6 / float(text) * (1 + 0.001 * (len(self.arms) % 3))
         figures = make_figures(tokens_per_s=speed, tokens_per_s_mean=0.99 * speed)
@@ -125,7 +128,8 @@ def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
 
 
 def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launches) -> None:
-    broken, slow = step_takes("broken")[:12], step_takes("20")[:12]
+    broken = step_takes("broken")[:12]
+    slow = step_takes("20")[:12]
     told = command("--good", launches.commits[BAD], status=3).stdout
     assert f"one of these is the first bad one: {broken}, {slow}" in told
     assert f"skipped: {broken}: arm B failed: crash: boom" in told

@@ -26,7 +26,8 @@ from tests.cli import commands
 from tests.samples import make_case, make_run
 
 CASE = make_case()
-OTHER, LAST = make_case(steps=21), make_case(steps=23)
+OTHER = make_case(steps=21)
+LAST = make_case(steps=23)
 GPU_CASE = make_case(hardware="h100", steps=22)
 
 

@@ -81,7 +81,8 @@ def lines_of(result: Measurement) -> list[str]:
 
 
 def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
-    regressed, finding = GOOD.verdict.replace(outcome="regressed"), make_finding()
+    regressed = GOOD.verdict.replace(outcome="regressed")
+    finding = make_finding()
     counts = CountCheck(outcome="regressed", findings=(finding,))
     none = CountCheck(outcome="not counted", compared=False, notes=("a CUDA graph was replayed",))
     for check, line in (
@@ -194,7 +195,8 @@ TREND = Trend(since=date(2026, 1, 1), sessions=9, series=2, findings=(drift(),),
 def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gh.answers([])
     assert command(GOOD) == "cpu-test-2c: nothing to do\n"
-    documents.write(trend := tmp_path / "trend.json", TREND)
+    trend = tmp_path / "trend.json"
+    documents.write(trend, TREND)
     assert command(GOOD, more=("--trend", trend)) == OPENED
     assert command(SLOW) == OPENED
     assert f"issue create --title {title(CLASS)} --label perfsuite --body-file -" in gh.calls
@@ -234,7 +236,8 @@ def test_an_empty_history_does_not_mean_that_a_drift_is_gone(gh: Gh, tmp_path: P
 )
 def test_a_damaged_trend_closes_no_issue(gh: Gh, tmp_path: Path, damage: tuple[str, str]) -> None:
     gh.answers([{"number": 7, "title": title(CLASS), "body": issue_of(f"drift of {CASE}, peak memory").body}])
-    (trend := tmp_path / "trend.json").write_text(TREND.as_json().replace(*damage))
+    trend = tmp_path / "trend.json"
+    trend.write_text(TREND.as_json().replace(*damage))
     said = command(GOOD, more=("--trend", trend), status=2)
     assert "it was edited or damaged" in said
     assert "issue close" not in gh.calls

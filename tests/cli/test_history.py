@@ -34,7 +34,9 @@ def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
 
 
 def test_add_names_what_is_left_out_and_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
-    bad, _, good = in_store("01", commit=None), in_store("02", inject="slowdown=10%"), in_store("03")
+    bad = in_store("01", commit=None)
+    in_store("02", inject="slowdown=10%")
+    good = in_store("03")
     assert f"nothing to keep in {bad}" in error_of("add", bad, status=1)
     added = invoke("add", "--history", "kept").output
     assert f"left out of {bad}: the session names no commit" in added
@@ -60,7 +62,8 @@ def test_failures_shows_what_would_have_failed_and_what_a_later_night_took_back(
         started_at = f"2026-01-0{day}T00:00:00+00:00"
         invoke("add", write_session(Path(f"night-{day}"), result, started_at=started_at))
     _, first, second, total = invoke("failures").output.splitlines()
-    told, later = f"cpu-test-2c {make_case().id} 2026-01-0", "2026-01-02 0123abcd"
+    told = f"cpu-test-2c {make_case().id} 2026-01-0"
+    later = "2026-01-02 0123abcd"
     assert commands.flat(first) == f"{told}1 0123abcd regressed (shadow) {later}"
     assert commands.flat(second) == f"{told}3 0123abcd regressed no"
     assert total.startswith("1 would have failed and 1 failed in 4 sessions: 1 taken back by a later one, 1")
@@ -86,7 +89,9 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
 
 
 def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> None:
-    first, none, second = (in_store("01"), in_store("02", commit=None), in_store("03"))
+    first = in_store("01")
+    none = in_store("02", commit=None)
+    second = in_store("03")
     assert invoke("pull").output == "perfsuite-history is in history, and new\n"
     assert [each.name for each in Path("history").iterdir()] == [".git"]
     invoke("push", first)

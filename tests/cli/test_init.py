@@ -17,7 +17,8 @@ from tests.doc_pages import ROOT, Page
 from tests.processes import output_of
 
 OCTO = "octo/perfsuite@" + "4d2c1b0f" * 5
-WORKFLOW, REQUIREMENTS = Path(".github/workflows/performance.yml"), Path("requirements.txt")
+WORKFLOW = Path(".github/workflows/performance.yml")
+REQUIREMENTS = Path("requirements.txt")
 OURS = sys.modules["perfsuite.cli.init"]
 
 
@@ -60,7 +61,8 @@ def test_a_script_is_measured_as_it_is_where_commands_then_look_for_cases() -> N
 
 
 def test_what_is_there_stays() -> None:
-    documents.write_text(mine := Path("bench_cases/test_llama.py"), "mine")
+    mine = Path("bench_cases/test_llama.py")
+    documents.write_text(mine, "mine")
     Path(".gitignore").write_text("out/\n*.log")
     Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
     told = init().stdout
@@ -114,7 +116,8 @@ def test_a_workflow_installs_perfsuite_from_where_it_was_installed_next_to_what_
     monkeypatch.setattr(OURS, "distribution", {"perfsuite": known}.get)
     monkeypatch.setattr(OURS, "version", {"perfsuite": perfsuite.__version__, "torch": "2.13.0+cpu"}.get)
     monkeypatch.setattr(OURS, "OF_LLAMA", ("torch", "lightning"))
-    (project := Path("pyproject.toml")).write_text("")
+    project = Path("pyproject.toml")
+    project.write_text("")
     assert ("put the owner of your copy of perfsuite" in init("--github").stdout) == ("OWNER" in line)
     assert f".venv/bin/pip install -e . '{line}'\n" in WORKFLOW.read_text()
     assert not REQUIREMENTS.exists()

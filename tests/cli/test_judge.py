@@ -214,7 +214,8 @@ def test_what_cannot_be_read_and_an_empty_file(tmp_path: Path) -> None:
 def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 8) -> list[float]:
     """As real launches look: slow first steps, noise correlated in time, some steps twice as slow."""
     random = Random(seed)
-    steps, drift = [], 0.0
+    steps = []
+    drift = 0.0
     for step in range(count):
         drift = 0.8 * drift + random.gauss(0, 0.01)
         slow = 1.5 if step < warmup else 2.0 if random.random() < 0.06 else 1.0

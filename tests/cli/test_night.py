@@ -18,7 +18,8 @@ from tests.processes import executable
 from tests.sessions import make_session
 
 SESSION = make_session(1)
-PAGE, BASELINE = Path("page"), Path("baselines/x.json")
+PAGE = Path("page")
+BASELINE = Path("baselines/x.json")
 
 
 class Night:
@@ -29,7 +30,8 @@ class Night:
         self.refusal: str | None = None
         self.asked: list[tuple[str, ...]] = []
         self.commands: list[list[str]] = []
-        self.measures, self.reports = True, True
+        self.measures = True
+        self.reports = True
 
     def run(self, module: str, *arguments: str) -> int:
         self.commands.append([module, *arguments])
@@ -186,7 +188,8 @@ def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None
     )
     assert PAGE.read_text().count("Nothing was measured") == 2
     assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
-    tonight.statuses, tonight.measures = {}, False
+    tonight.statuses = {}
+    tonight.measures = False
     assert "pytest ended with 0 and wrote no report" in run(status=2).stderr
     assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not told as tonight's"
 
@@ -240,7 +243,8 @@ def test_what_cannot_be_accepted_is_an_error_and_its_reason_is_kept(tonight: Nig
     ],
 )
 def test_what_cannot_be_measured_is_refused(tonight: Night, command: str, words: str) -> None:
-    documents.write_text(page := Path("mine/index.html"), "<title>Ours</title>")
+    page = Path("mine/index.html")
+    documents.write_text(page, "<title>Ours</title>")
     assert words in error_of(*command.split())
     assert "--reason is empty" in error_of("refresh", "--hardware=cpu", "--reason= ")
     assert tonight.commands == []

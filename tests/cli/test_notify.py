@@ -87,7 +87,8 @@ def test_a_night_is_posted_when_a_case_changed_its_state_and_only_then(
     (path, kind, first), (_, _, last) = service.posted
     assert (path, kind) == (f"/{SECRET}", "application/json")
     place = f"`{BEFORE.case.id}` on `cpu-test-2c`"
-    begin, end = "perfsuite: cases changed since the night before", "https://example.org/runs?a=1&amp;b=2"
+    begin = "perfsuite: cases changed since the night before"
+    end = "https://example.org/runs?a=1&amp;b=2"
     red = f"newly red: {place}: regressed (shadow): `tokens/s -49.4%`"
     assert json.loads(first) == {"text": f"{begin}\n{red}\n{end}"}
     assert json.loads(last) == {"text": f"{begin}\nnewly green: {place}: passed\n{end}"}

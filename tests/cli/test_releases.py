@@ -25,7 +25,8 @@ from tests.packages import only_index, write_wheel
 from tests.samples import make_case, make_figures, make_machine
 from tests.twin_counts import counts, launch
 
-CASE, OTHER = make_case(), make_case(steps=21)
+CASE = make_case()
+OTHER = make_case(steps=21)
 INDEX = ("1.0", "1.1", "1.1.1", "1.2rc1", "1.2", "2.0")
 BOOM = Failure(kind="crash", message="boom", at=0.0)
 
@@ -174,7 +175,8 @@ def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
 
 
 def test_what_cannot_be_run_dry_is_launched_under_both_releases_and_with_counts_all_is(runs: Runs) -> None:
-    runs.refused, runs.norms = {("dry", "1.2")}, {"2.0": 2.0}
+    runs.refused = {("dry", "1.2")}
+    runs.norms = {"2.0": 2.0}
     told = command("--from", "1.1.1").stdout
     ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
     assert [made[:2] for made in runs.made] == ways
@@ -223,7 +225,9 @@ def test_a_case_that_cannot_run_in_any_way_is_refused_before_pip(
 
 
 def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
-    runs.failing, runs.kernels, runs.uses = {"1.1"}, {"1.1.1": 90}, {"2.0": "1.2"}
+    runs.failing = {"1.1"}
+    runs.kernels = {"1.1.1": 90}
+    runs.uses = {"2.0": "1.2"}
     runs.uninstallable = {"1.2"}
     told = command("--from", "1.0", status=3).stdout
     assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
@@ -255,7 +259,8 @@ def test_wheels_are_installed_yanked_ones_if_they_are_named_and_what_pip_cannot_
     links = []
     for version, needs in (("1.0", ()), ("1.1", ("torch==99",)), ("1.2", ()), ("2.0", ())):
         write_wheel(index, "some_thing", version, "", *needs)
-        name, yanked = f"some_thing-{version}-py3-none-any.whl", 'data-yanked=""' * (version == "1.2")
+        name = f"some_thing-{version}-py3-none-any.whl"
+        yanked = 'data-yanked=""' * (version == "1.2")
         links.append(f'<a href="{name}" {yanked}>{name}</a>')
     (index / "index.html").write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
     monkeypatch.delenv("PIP_NO_INDEX")

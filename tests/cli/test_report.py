@@ -14,7 +14,8 @@ from tests.report.test_nodes import FOUND
 from tests.samples import ARMS, make_case, make_result, make_run, never_run
 from tests.sessions import make_blind, make_session
 
-run, export = partial(commands.run, "report"), partial(commands.run, "export")
+run = partial(commands.run, "report")
+export = partial(commands.run, "export")
 
 
 def write(file: Path, session: SessionFile | None = None) -> Path:
@@ -121,7 +122,8 @@ def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path
 
 
 def test_a_dry_run_is_no_outcome_of_any_hardware_nor_is_one_that_was_refused(tmp_path: Path) -> None:
-    launched, file = make_session(1), tmp_path / "results.json"
+    launched = make_session(1)
+    file = tmp_path / "results.json"
     dry = make_result(make_run(dry=True, case=make_case(sequence_length=32)), before=None)
     documents.write(file, launched.replace(results=(*launched.results, dry)))
     shown = export("--format", "openmetrics", file)
@@ -132,7 +134,8 @@ def test_a_dry_run_is_no_outcome_of_any_hardware_nor_is_one_that_was_refused(tmp
 
 
 def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> None:
-    documents.write(arms := tmp_path / "arms.json", make_session(1).replace(arms=ARMS))
+    arms = tmp_path / "arms.json"
+    documents.write(arms, make_session(1).replace(arms=ARMS))
     hud = ("--format", "hud")
     for words, said in (
         ((*hud, arms), "compares two arms"),

@@ -89,7 +89,8 @@ def injected(
     return told
 
 
-SLOW, CRASH = Expectation("slowdown=60%", ("regressed",)), Expectation("crash", failure="crash")
+SLOW = Expectation("slowdown=60%", ("regressed",))
+CRASH = Expectation("crash", failure="crash")
 
 
 @pytest.mark.parametrize(

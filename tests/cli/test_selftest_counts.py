@@ -42,7 +42,8 @@ def told(
     return rows
 
 
-SAME, READ = "the counts are the same", "host reads in forward: 1 -> 2 a step"
+SAME = "the counts are the same"
+READ = "host reads in forward: 1 -> 2 a step"
 MISFIT = make_run(failure=Failure(kind="mismatch", message="it fits others"))
 
 

@@ -40,7 +40,8 @@ def measured(
 
 def keep(session: str, runs: list[Run], against: Baseline | None = None) -> list[Run]:
     """Write launches of one case into the store, and the verdict on them into the session's results."""
-    directory, case = Path(".perfsuite/runs", session), runs[0].case
+    directory = Path(".perfsuite/runs", session)
+    case = runs[0].case
     for number, run in enumerate(runs, 1):
         documents.write(directory / case.id / f"launch-{number}" / "run.json", run)
     results = directory / "results.json"

@@ -33,8 +33,10 @@ def test_gpus_that_are_set_up_alike_pass() -> None:
     assert gpu_rows(make_machine()) == []
 
 
-LINKS, NO_FABRIC = "GPU 0: 18 up, GPU 1: 17 up, 1 down", "not initialized: GPU 1 (00000000:1C:00.0)"
-LIMITED, OFF = "limited to 500 W, its default is 700 W", "GPU 0: on, GPU 1: off"
+LINKS = "GPU 0: 18 up, GPU 1: 17 up, 1 down"
+NO_FABRIC = "not initialized: GPU 1 (00000000:1C:00.0)"
+LIMITED = "limited to 500 W, its default is 700 W"
+OFF = "GPU 0: on, GPU 1: off"
 
 
 @pytest.mark.parametrize(
