@@ -64,7 +64,8 @@ def test_what_a_request_takes_of_a_segment_of_what_size(request_bytes: int, take
 def test_small_blocks_share_a_segment_and_never_use_a_large_one() -> None:
     cache = CachingAllocator()
     cache.give_back(cache.take(30 * MIB))
-    first, second = cache.take(MIB), cache.take(MIB)
+    first = cache.take(MIB)
+    second = cache.take(MIB)
     assert state(cache) == (2 * MIB, 32 * MIB)
     assert second.address == first.address + MIB
     cache.take(1)

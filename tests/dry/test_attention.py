@@ -4,7 +4,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite.dry.attention import chosen
 
-V100, A100, L40S, H100, B200 = (7, 0), (8, 0), (8, 9), (9, 0), (10, 0)
+V100 = (7, 0)
+A100 = (8, 0)
+L40S = (8, 9)
+H100 = (9, 0)
+B200 = (10, 0)
 
 
 class OnGpu:
@@ -13,7 +17,8 @@ class OnGpu:
     device = torch.device("cuda")
 
     def __init__(self, dtype: torch.dtype, size: int) -> None:
-        self.dtype, self.shape = dtype, (1, 8, 128, size)
+        self.dtype = dtype
+        self.shape = (1, 8, 128, size)
 
 
 @pytest.mark.parametrize(

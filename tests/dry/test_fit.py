@@ -7,7 +7,8 @@ from perfsuite.results.dry_facts import DryFacts, Fit
 from tests.counted import make_collective
 from tests.samples import known, make_case, make_gpu_machine, make_machine, make_report
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 LOG = MemoryLog((10 * GIB,), ((MemoryChange(1, 4 * GIB, "forward"), MemoryChange(1, -4 * GIB, "backward")),))
 
 
@@ -76,7 +77,8 @@ def test_cublas_has_more_memory_from_hopper_on() -> None:
 
 def test_the_facts_are_those_of_the_rank_that_needs_most() -> None:
     machine = make_gpu_machine()
-    small, large = predicted(), predicted(log=MemoryLog((30 * GIB,), ()))
+    small = predicted()
+    large = predicted(log=MemoryLog((30 * GIB,), ()))
     counts = [Counts(flops={"forward": flops}) for flops in (10**12, 3 * 10**12)]
     reports = [
         make_report(rank=rank, counts=its, fit=fit, tokens_per_step=1000)

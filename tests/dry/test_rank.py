@@ -63,7 +63,8 @@ HYBRID = NEVER_REVIEWED.replace(
 
 def without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
     """Kernels by phase and calls by operator. Gloo first copies what it is to scatter; NCCL does not."""
-    kernels, ops = Counter[str](counts.kernels), Counter[str](counts.ops)
+    kernels = Counter[str](counts.kernels)
+    ops = Counter[str](counts.ops)
     for each in counts.collectives:
         if each.kind == "reduce_scatter":
             kernels[each.phase] -= each.count
@@ -88,7 +89,8 @@ def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path
     """The launch is the reviewed one, or under other versions than it was, one made now."""
     reviewed = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
     case = reviewed.case
-    if (reason := why_not_dry(case, pretended(case)[0])) is not None:
+    reason = why_not_dry(case, pretended(case)[0])
+    if reason is not None:
         pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
     dry = passed(case, tmp_path / "dry")
     is_of_its_versions = versions_of(dry) == reviewed.versions
@@ -187,7 +189,8 @@ def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
         assert getattr(dry, name) == getattr(real, name), name
     # By DTensor's collectives, whose copies no mode sees.
     splits_tensors = case.framework.model_dump().get("tensor_parallel", 1) > 1
-    kernels, ops = Counter[str](real.kernels), Counter[str](real.ops)
+    kernels = Counter[str](real.kernels)
+    ops = Counter[str](real.ops)
     if not splits_tensors:
         kernels, ops = without_gloos_copies(real)
     assert Counter[str](dry.kernels) == kernels
@@ -195,7 +198,8 @@ def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
         assert divided_by_the_hook(Counter(dry.ops)) == divided_by_the_hook(ops)
     else:
         assert Counter(dry.ops) == ops
-    pretended_memory, real_memory = memory(dry), memory(real)
+    pretended_memory = memory(dry)
+    real_memory = memory(real)
     if not splits_tensors:  # there gloo's threads hold tensors for a while: unlike in two launches
         assert 0 <= pretended_memory.peak - real_memory.peak <= twice_held(case)
     assert pretended_memory.growth == real_memory.growth

@@ -210,7 +210,8 @@ def test_no_speed_is_promised_where_fp32_is_computed_in_tf32(tmp_path: Path) -> 
 
 def test_one_process_that_needs_torchrun_is_told_so(tmp_path: Path) -> None:
     case = case_of(tmp_path, TRAIN, ranks=1)
-    launched, dry = launch_once(case, detect(), tmp_path / "run").failure, failure_of(case, tmp_path / "dry")
+    launched = launch_once(case, detect(), tmp_path / "run").failure
+    dry = failure_of(case, tmp_path / "dry")
     for failure in (known(launched), dry):
         assert "RANK is not set, as one process starts the way `python` starts it" in failure.message
 

@@ -21,7 +21,8 @@ def test_reads_are_answered_so_that_every_step_is_made() -> None:
 
 def test_a_gradient_scaler_finds_no_infinity() -> None:
     with FakeTensorMode(), NoValues():
-        gradient, found = torch.ones(4), torch.zeros(1)
+        gradient = torch.ones(4)
+        found = torch.zeros(1)
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, torch.ones(()))
         assert found.item() == 0.0
 
