@@ -31,8 +31,10 @@ def learnt(case: Case, *, data_ranks: int = 2) -> Learnt:
     float8.convert(getattr(case.framework, "float8", None), model, CPU)
     optimizer = build_optimizer(case, model)
     batches = [itertools.cycle(synthetic_batches(case, rank, CPU)) for rank in range(data_ranks)]
-    dtype, parts = COMPUTE_DTYPES[case.precision], case.gradient_accumulation * data_ranks
-    losses, norm = [], None
+    dtype = COMPUTE_DTYPES[case.precision]
+    parts = case.gradient_accumulation * data_ranks
+    losses = []
+    norm = None
     for step in range(1, case.total_steps + 1):
         shares = []
         for tokens in (next(own) for own in batches * case.gradient_accumulation):
@@ -52,7 +54,8 @@ def learnt(case: Case, *, data_ranks: int = 2) -> Learnt:
 def check_learnt(run: Run, case: Case) -> None:
     """`run` has the losses of `case`, which it trains in another way, and gradients as large if they are
     counted."""
-    plain, is_counted = learnt(case), case.max_warmup_steps >= COUNTED_STEP
+    plain = learnt(case)
+    is_counted = case.max_warmup_steps >= COUNTED_STEP
     assert run.loss == pytest.approx(plain.loss, rel=1e-4)
     norm = pytest.approx(plain.gradient_norm, rel=1e-4) if is_counted else None
     assert run.figures.gradient_norm == norm

@@ -51,8 +51,10 @@ fsdp_config:
   fsdp_version: 2
 num_processes: 2
 """
-CPU, GPUS = make_machine(), make_gpu_machine()
-EIGHT, ACROSS = Topology(processes_per_node=8), Topology(nodes=2, processes_per_node=1)
+CPU = make_machine()
+GPUS = make_gpu_machine()
+EIGHT = Topology(processes_per_node=8)
+ACROSS = Topology(nodes=2, processes_per_node=1)
 AGREES = make_case(precision="bf16-mixed", activation_checkpointing="full")
 
 
@@ -81,9 +83,12 @@ def test_every_spelling_of_a_strategy(tmp_path: Path, strategy: str, sharding: s
     assert fsdp.fsdp_activation_checkpointing
 
 
-PREFETCH, TYPE = "fsdp_forward_prefetch: false", "distributed_type"
-TWO, IS_CPU = f"{TYPE}: FSDP\nnum_processes: 2", f"{TYPE}: MULTI_GPU\nnum_processes: 2\nuse_cpu: true"
-RESHARD, IN_FSDP2 = "fsdp_reshard_after_forward", FSDP2.replace("forward: true", "forward: FULL_SHARD")
+PREFETCH = "fsdp_forward_prefetch: false"
+TYPE = "distributed_type"
+TWO = f"{TYPE}: FSDP\nnum_processes: 2"
+IS_CPU = f"{TYPE}: MULTI_GPU\nnum_processes: 2\nuse_cpu: true"
+RESHARD = "fsdp_reshard_after_forward"
+IN_FSDP2 = FSDP2.replace("forward: true", "forward: FULL_SHARD")
 PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
 
 
@@ -172,7 +177,8 @@ def test_a_file_for_cpus_is_not_for_gpus(config: Path) -> None:
 
 
 def test_what_must_be_observed(config: Path) -> None:
-    case, zero2 = make_case(), Accelerate(strategy="fsdp1", sharding_strategy="HYBRID_SHARD_ZERO2")
+    case = make_case()
+    zero2 = Accelerate(strategy="fsdp1", sharding_strategy="HYBRID_SHARD_ZERO2")
     assert zero2.expected(case)["sharding"] == "_HYBRID_SHARD_ZERO2"
     assert Accelerate(strategy="ddp").expected(case) == {"wrapper": "DistributedDataParallel"}
     assert Accelerate(strategy="fsdp2").expected(case) == {"wrapper": "FSDPModule", "sharding": "Shard(0)"}

@@ -42,7 +42,8 @@ SMALL = make_case(
     model="llama-tiny", framework=DDP(), sequence_length=32, max_warmup_steps=2, steps=10, timeout_s=240
 )
 """Of two processes, with micro-batches of two sequences."""
-MIXED, COUNTED = SMALL.replace(precision="bf16-mixed"), SMALL.replace(max_warmup_steps=4)
+MIXED = SMALL.replace(precision="bf16-mixed")
+COUNTED = SMALL.replace(max_warmup_steps=4)
 """The same: in mixed precision, and with a step that is counted before those that are measured."""
 FOUR = Topology(processes_per_node=4)
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -211,7 +212,8 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_compiled_blocks_train_and_what_cannot_be_seen_in_them_is_said(tmp_path: Path, ranks: int) -> None:
     """Two ranks count a step, too."""
-    flat, topology = llama_tiny("llama-flat", num_hidden_layers=1), Topology(processes_per_node=ranks)
+    flat = llama_tiny("llama-flat", num_hidden_layers=1)
+    topology = Topology(processes_per_node=ranks)
     case = (SMALL if ranks == 1 else COUNTED).replace(model=flat, topology=topology, timeout_s=600)
     compiled = measured(case.replace(framework=FSDP2(), compile=True), tmp_path)
     assert compiled.loss == pytest.approx(learnt(case, data_ranks=ranks).loss, rel=1e-3)

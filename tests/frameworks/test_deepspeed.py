@@ -72,7 +72,8 @@ def checked(config: Any, **changes: Any) -> None:
 def test_a_file_and_a_mapping_say_the_same(tmp_path: Path) -> None:
     file = tmp_path / "zero2.json"
     file.write_text(json.dumps(OF_TRANSFORMERS, indent=4))
-    by_file, by_mapping = DeepSpeed(config=str(file)), DeepSpeed(config=OF_TRANSFORMERS)
+    by_file = DeepSpeed(config=str(file))
+    by_mapping = DeepSpeed(config=OF_TRANSFORMERS)
     assert by_file.config.content == by_mapping.config.content == OF_TRANSFORMERS
     assert by_file.slug() == "deepspeed-zero2"
     assert by_mapping.slug() == f"deepspeed-zero2-{by_file.config.digest[:6]}"

@@ -31,7 +31,8 @@ def collectives(case: Case, world_size: int) -> tuple[Collective, ...]:
     """What the first of so many ranks sends in its first step."""
     with fake_group(0, world_size) as ranks:
         workload = built(case, ranks)
-        with (counter := StepCounter([])):
+        counter = StepCounter([])
+        with counter:
             workload.run(1)
     return counter.end_step().collectives
 
@@ -57,7 +58,8 @@ def test_what_is_built_is_what_is_expected(
         units = [module for module in workload.model.modules() if isinstance(module, FSDPModule)]
         assert len(units) == 5, "every block and the root"
         if framework.tensor_parallel > 1:
-            attention, part = workload.model.model.layers[0].self_attn, 128 // world_size
+            attention = workload.model.model.layers[0].self_attn
+            part = 128 // world_size
             assert attention.q_proj.weight.to_local().shape == (part, 128)
             assert attention.o_proj.weight.to_local().shape == (2 * part, 64)
 

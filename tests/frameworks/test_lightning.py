@@ -17,7 +17,9 @@ from tests.fake_group import fake_group
 from tests.frameworks.learnt import learnt
 from tests.frameworks.test_base import SMALL, measured, observed
 
-BY_DDP, BY_FSDP, BY_FSDP2 = Lightning(strategy="ddp"), Lightning(strategy="fsdp"), Lightning(strategy="fsdp2")
+BY_DDP = Lightning(strategy="ddp")
+BY_FSDP = Lightning(strategy="fsdp")
+BY_FSDP2 = Lightning(strategy="fsdp2")
 FSDP_CASE = SMALL.replace(framework=BY_FSDP, hardware="v100")
 
 

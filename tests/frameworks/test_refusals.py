@@ -35,33 +35,44 @@ CPU, H100, A100 = (
     for machine in (make_machine(devices=16), make_gpu_machine(), make_gpu_machine("NVIDIA A100-SXM4-80GB"))
 )
 SHAPE: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "mlp": 48, "vocab": 64}
-ADAPTERS, NET = LoRA(rank=4, alpha=8), Model.named("net")
+ADAPTERS = LoRA(rank=4, alpha=8)
+NET = Model.named("net")
 FULL, NOTHING, HYBRID = (FSDP(sharding_strategy=name) for name in ("FULL_SHARD", "NO_SHARD", "HYBRID_SHARD"))
 BY_DDP, BY_FSDP, BY_FSDP2 = (Accelerate(strategy=name) for name in ("ddp", "fsdp1", "fsdp2"))
-SHARDED, OFFLOADED = Trainer(fsdp="full_shard"), Trainer(fsdp="full_shard offload")
+SHARDED = Trainer(fsdp="full_shard")
+OFFLOADED = Trainer(fsdp="full_shard offload")
 FABRIC, FABRIC_1, FABRIC_2 = (Lightning(strategy=name) for name in ("ddp", "fsdp", "fsdp2"))
 OF_FABRIC_1 = FABRIC_2.replace(cpu_offload=True, backward_prefetch="BACKWARD_POST")
 HYBRIDS = [
     (BY_FSDP.replace(sharding_strategy="HYBRID_SHARD_ZERO2"), "HYBRID_SHARD_ZERO2"),
     (Trainer(fsdp="hybrid_shard", fsdp_version=1), "hybrid_shard"),
 ]
-LOW, LOW_2 = DDP(float8="tensorwise"), BY_FSDP2.replace(float8="tensorwise")
+LOW = DDP(float8="tensorwise")
+LOW_2 = BY_FSDP2.replace(float8="tensorwise")
 IN_4: dict[str, Any] = {"dp_shard_size": 2, "tp_size": 2}
-GRAPH, NANOTRON, SCRIPT = DDP(static_graph=True), Nanotron(dp=2), Script(path="a.py")
-TENSORS, REDUCED, ZERO = FSDP2(tensor_parallel=2), FSDP2(reduce_dtype="bfloat16"), DeepSpeed(config={})
-TITAN, TITAN_2, TITAN_6 = TorchTitan(), TorchTitan(tensor_parallel=2), TorchTitan(tensor_parallel=6)
+GRAPH = DDP(static_graph=True)
+NANOTRON = Nanotron(dp=2)
+SCRIPT = Script(path="a.py")
+TENSORS = FSDP2(tensor_parallel=2)
+REDUCED = FSDP2(reduce_dtype="bfloat16")
+ZERO = DeepSpeed(config={})
+TITAN = TorchTitan()
+TITAN_2 = TorchTitan(tensor_parallel=2)
+TITAN_6 = TorchTitan(tensor_parallel=6)
 
 
 def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:
     """Why a case cannot run on a machine, where "..." is any text: of a small Llama on ranks of one node, or
     of (nodes, ranks on each), with changes of the case or of the model's configuration."""
     known = {name: value for name, value in changes.items() if name in Case.model_fields}
-    if config := {name: value for name, value in changes.items() if name not in known}:
+    config = {name: value for name, value in changes.items() if name not in known}
+    if config:
         known["model"] = Model.from_config({**MODELS["llama-tiny"].config, **config}, name="odd")
     nodes, per_node = ranks if isinstance(ranks, tuple) else (1, ranks)
     usual = {"model": "llama-tiny", "hardware": ("cpu", "gpu"), "framework": framework}
     usual["topology"] = Topology(nodes=nodes, processes_per_node=per_node)
-    marks, name = MARKS if isinstance(framework, TorchTitan) else (), f"{framework.slug()}: {why}"
+    marks = MARKS if isinstance(framework, TorchTitan) else ()
+    name = f"{framework.slug()}: {why}"
     return pytest.param(make_case(**{**usual, **known}), on, why, id=name, marks=marks)
 
 
@@ -98,14 +109,13 @@ PACKED = "packed 4bit weights cannot be cast, as bf16-mixed does where it shards
 OTHER_LAYERS = "float8='tensorwise': torchao's linear layers are none that transformers splits by tp_size"
 UNSEEN = "{} cannot be observed in net, of which only the name is known"
 TAKES = "{} takes precision {}, and the case asks for '{}'"
-PRECISIONS_OF_ZERO, PRECISIONS_OF_TITAN = (
-    "'fp32' or 'bf16' or 'bf16-mixed'",
-    "'fp32' or 'bf16-mixed' or 'bf16'",
-)
+PRECISIONS_OF_ZERO = "'fp32' or 'bf16' or 'bf16-mixed'"
+PRECISIONS_OF_TITAN = "'fp32' or 'bf16-mixed' or 'bf16'"
 THREE_HEADS: dict[str, Any] = {"num_attention_heads": 3, "hidden_size": 96}
 OWN = "torchtitan's llama3"
 IN_PARTS = "torchtitan's {} splits a sequence into {} equal parts, which sequence_length={} does not allow"
-SCALED, YARN = {"rope_type": "llama3", "factor": 8.0}, {"type": "yarn", "factor": 2.0}
+SCALED = {"rope_type": "llama3", "factor": 8.0}
+YARN = {"type": "yarn", "factor": 2.0}
 
 
 @pytest.mark.parametrize(

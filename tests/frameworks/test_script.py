@@ -150,10 +150,12 @@ def test_what_no_process_can_be_given_is_refused(options: dict[str, Any], said: 
 def test_a_path_may_be_relative_to_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     inside = Path(script(tmp_path / "work", "x = 1\n"))
-    framework = framework_of(case := case_of(Script(path="train.py", cwd="work")))
+    case = case_of(Script(path="train.py", cwd="work"))
+    framework = framework_of(case)
     framework.check(case)
     assert framework.plan(case).command.words[-1] == str(inside)  # type: ignore[union-attr]
-    from_here = framework_of(case := case_of(Script(path="work/train.py", cwd="work")))
+    case = case_of(Script(path="work/train.py", cwd="work"))
+    from_here = framework_of(case)
     from_here.check(case)
     assert from_here.plan(case).command.words[-1] == str(inside)  # type: ignore[union-attr]
 
@@ -162,7 +164,8 @@ def test_a_path_that_names_two_files_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     script(tmp_path, "x = 1\n")
     script(tmp_path / "work", "x = 2\n")
-    framework = framework_of(case := case_of(Script(path="train.py", cwd="work")))
+    case = case_of(Script(path="train.py", cwd="work"))
+    framework = framework_of(case)
     with pytest.raises(CaseError, match=r"^path='train.py' is a file in .* and another one in cwd='work'"):
         framework.check(case)
     (tmp_path / "work" / "train.py").unlink()
@@ -262,7 +265,8 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "")
     good = Path(script(tmp_path, "x = 1\n", "good.py"))
     good.chmod(0o755)
-    python, torchrun = sys.executable, str(Path(sys.executable).parent / "torchrun")
+    python = sys.executable
+    torchrun = str(Path(sys.executable).parent / "torchrun")
     for options, words in (
         ({"path": "good.py", "arguments": ("--lr", "1")}, (python, "-u", str(good), "--lr", "1")),
         ({"path": str(good)}, (python, "-u", str(good))),

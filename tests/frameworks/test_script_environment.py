@@ -58,7 +58,8 @@ OF_ANOTHER_JOB = {
     "PMI_SIZE": "9",
 }
 TWO = ("--standalone", "--nproc-per-node=2")
-TORCHRUN, BY_MODULE = ("torchrun", *TWO), ("python", "-m", "torch.distributed.run", *TWO)
+TORCHRUN = ("torchrun", *TWO)
+BY_MODULE = ("python", "-m", "torch.distributed.run", *TWO)
 ACCELERATE = ("accelerate", "launch", "--num_machines=1", "--mixed_precision=no")
 ON_CPU = (*ACCELERATE, "--cpu")
 MULTI = (*ACCELERATE, "--multi_gpu", "--num_processes=2", "--main_process_port=0")

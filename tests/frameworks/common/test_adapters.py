@@ -28,7 +28,8 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.attn1, self.attn2 = Attention(), Attention()
+        self.attn1 = Attention()
+        self.attn2 = Attention()
         self.ff = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
 
 

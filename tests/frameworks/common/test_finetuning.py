@@ -129,7 +129,8 @@ def layer(**parts: Any) -> torch.nn.Module:
 
 
 def torchtune(a: torch.Tensor) -> torch.nn.Module:
-    lora_a, lora_b = torch.nn.Linear(8, 4, bias=False), torch.nn.Linear(4, 8, bias=False)
+    lora_a = torch.nn.Linear(8, 4, bias=False)
+    lora_b = torch.nn.Linear(4, 8, bias=False)
     lora_a.weight = torch.nn.Parameter(a)
     return layer(lora_a=lora_a, lora_b=lora_b)
 

@@ -28,7 +28,8 @@ def test_a_rank_that_builds_no_model_needs_no_optional_package() -> None:
 
 def test_each_data_rank_has_tokens_of_its_own_whatever_the_micro_batch() -> None:
     case = TINY.replace(micro_batch=2)
-    first, second = synthetic_batches(case, 0, CPU), synthetic_batches(case, 1, CPU)
+    first = synthetic_batches(case, 0, CPU)
+    second = synthetic_batches(case, 1, CPU)
     assert [batch.shape for batch in first] == [(2, 8)] * DISTINCT_BATCHES
     assert first[0].dtype == torch.int64
     assert not torch.equal(first[0], second[0])

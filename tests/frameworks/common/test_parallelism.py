@@ -76,7 +76,8 @@ def test_gaps_in_positions_are_those_of_torch_s_parts() -> None:
 
 
 def test_without_context_parallelism_the_model_is_given_whole_sequences() -> None:
-    degrees, tokens = Degrees(dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1), torch.arange(4)
+    degrees = Degrees(dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1)
+    tokens = torch.arange(4)
     with degrees.inputs(None, tokens) as given:
         assert {name: tensor.data_ptr() for name, tensor in given.items()} == dict.fromkeys(
             ("input_ids", "labels"), tokens.data_ptr()
@@ -112,8 +113,14 @@ def test_a_class_that_transformers_has_is_not_replaced(monkeypatch: pytest.Monke
 
 # --- what a step sends ------------------------------------------------------------------------------------
 
-LAYERS, HIDDEN, KEYS, MLP, VOCABULARY = 2, 4096, 1024, 14336, 128256  # of Llama-3.1-8B, which repeats 32
-TOKENS, LONG = 8192, 131072
+# Of Llama-3.1-8B, which repeats 32 layers.
+LAYERS = 2
+HIDDEN = 4096
+KEYS = 1024
+MLP = 14336
+VOCABULARY = 128256
+TOKENS = 8192
+LONG = 131072
 BF16 = 2  # bytes of a number; accelerate reduces gradients in it, too
 
 
@@ -133,7 +140,8 @@ def theory(degrees: Degrees) -> dict[tuple[str, str, str], tuple[int, int]]:
     tail = embedding + HIDDEN
     all_units = BF16 * (LAYERS * block + embedding + tail)
     hidden = BF16 * TOKENS * HIDDEN
-    forward, backward = 2 * LAYERS + 1, 5 * LAYERS + 1 + LAYERS
+    forward = 2 * LAYERS + 1
+    backward = 5 * LAYERS + 1 + LAYERS
     return {
         ("dp_shard", "all_gather", "forward"): (LAYERS + 2, all_units),
         ("dp_shard", "all_gather", "backward"): (LAYERS + 1, all_units - BF16 * tail),
@@ -176,7 +184,8 @@ def test_a_step_sends_what_theory_says(tmp_path: Path) -> None:
 def test_parts_of_a_sequence_send_and_compute_what_theory_says(make: Any, tmp_path: Path) -> None:
     """accelerate gathers keys and values, once more where blocks are computed anew, and in backward. Their
     gradients, in fp32, pass from rank to rank until each is back at its own (Liu et al. 2023)."""
-    parts, own = 4, LONG // 4
+    parts = 4
+    own = LONG // 4
     topology = Topology(processes_per_node=8)
     framework = make(dp_shard_size=2, cp_size=parts)
     case = CASE.replace(framework=framework, sequence_length=LONG, topology=topology)

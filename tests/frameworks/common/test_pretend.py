@@ -34,7 +34,8 @@ def test_storages_stand_in_for_addresses(monkeypatch: pytest.MonkeyPatch) -> Non
     pretend.fsdp1()
     is_allocated: Any = vars(_flat_param)["_data_ptr_allocated"]
     share_storage: Any = vars(_flat_param)["_same_storage"]
-    whole, other = torch.ones(4), torch.ones(4)
+    whole = torch.ones(4)
+    other = torch.ones(4)
     assert share_storage(whole, whole[2:])
     assert not share_storage(whole, other)
     assert is_allocated(whole)

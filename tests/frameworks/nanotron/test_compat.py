@@ -68,7 +68,9 @@ def test_other_packages_are_not_found_by_it() -> None:
 
 def test_attention() -> None:
     """Two sequences of three tokens, four heads that share two keys and values."""
-    q, k, v = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
+    q = torch.randn(6, 4, 8)
+    k = torch.randn(6, 2, 8)
+    v = torch.randn(6, 2, 8)
     options: dict[str, Any] = {"dropout_p": 0.0, "softmax_scale": None, "causal": True, "max_seqlen_k": 3}
     options |= {"cu_seqlens_q": torch.tensor([0, 3, 6]), "max_seqlen_q": 3, "return_attn_probs": False}
     out = compat.flash_attn_varlen_func(q, k, v, **options)
@@ -82,7 +84,8 @@ def test_attention() -> None:
 
 def test_rotary_embedding() -> None:
     """Pairs of neighbours as complex numbers, turned by position times 10000^(-2i/size)."""
-    q, kv = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 2, 3, 8)
+    q = torch.randn(2, 5, 3, 8)
+    kv = torch.randn(2, 5, 2, 3, 8)
     rotary = compat.RotaryEmbedding(8, interleaved=True)
     turned_q, turned_kv = rotary(q, kv=kv)
     angle = torch.outer(torch.arange(5.0), 10000 ** -(torch.arange(0, 8, 2) / 8))
@@ -96,6 +99,7 @@ def test_rotary_embedding() -> None:
 
 
 def test_rms_norm() -> None:
-    x, weight = torch.randn(4, 8), torch.randn(8)
+    x = torch.randn(4, 8)
+    weight = torch.randn(8)
     out = compat.layer_norm_fn(x, weight, None, eps=1e-5, is_rms_norm=True, residual=None)
     torch.testing.assert_close(out, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)

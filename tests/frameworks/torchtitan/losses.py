@@ -43,13 +43,15 @@ def losses(case: Case) -> list[float]:
     """Of each step, the mean over ranks."""
     from perfsuite.frameworks.torchtitan.trainer import CaseTrainer
 
-    trainer, ours = CaseTrainer(case, Recorder(HostTimer())), {}
+    trainer = CaseTrainer(case, Recorder(HostTimer()))
+    ours = {}
     if not case.framework.model_dump()["config"]:
         built = with_weights_of(build_model(case, torch.device("cpu")), trainer.config.model_spec)
         ours = dict(built.named_parameters())
     with torch.no_grad():
         for name, parameter in (each for part in trainer.model_parts for each in part.named_parameters()):
-            full, mesh = ours[name] if ours else drawn(name, parameter.shape), parameter.device_mesh
+            full = ours[name] if ours else drawn(name, parameter.shape)
+            mesh = parameter.device_mesh
             parameter.copy_(distribute_tensor(full, mesh, [Replicate()] * mesh.ndim))
     trainer.train()
     mean = torch.stack(trainer.losses()) / dist.get_world_size()

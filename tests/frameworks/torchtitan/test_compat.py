@@ -10,7 +10,8 @@ pytestmark = MARKS
 
 
 def test_a_gpu_needs_fewer_patches() -> None:
-    on_gpu, on_cpu = compat.patches("cuda"), compat.patches("cpu")
+    on_gpu = compat.patches("cuda")
+    on_cpu = compat.patches("cpu")
     assert on_cpu.startswith(on_gpu)
     assert "set_timeout" in on_gpu
     assert "gloo" not in on_gpu

@@ -47,7 +47,8 @@ def degree(name: str, ranks: int) -> str:
 
 
 LLAMA = registered("llama3", "llama3_debugmodel")
-CUT, OWN = "tests.frameworks.torchtitan.configs", "bench_cases.torchtitan_configs"
+CUT = "tests.frameworks.torchtitan.configs"
+OWN = "bench_cases.torchtitan_configs"
 # What torchtitan's switch for balanced routing assigns is not the router's, in a launch as in a dry run.
 DEEPSEEK = registered(
     CUT, "deepseek_v3_debugmodel", degree("expert", 2), "--debug.moe_force_load_balance", length=SHORT
@@ -70,13 +71,22 @@ BALANCED = "routing is pretended to be balanced: every expert gets its share of 
 
 def deepseek_flops() -> Flops:
     """Of two layers of width 256 with 16 heads, the first one dense; 8 experts, three for each token."""
-    width, layers, vocabulary, expert = 256, 2, 2048, 3 * 256 * 256
-    latent, rope, head, value = 512, 64, 128, 128
+    width = 256
+    layers = 2
+    vocabulary = 2048
+    expert = 3 * 256 * 256
+    latent = 512
+    rope = 64
+    head = 128
+    value = 128
     attention = width * (16 * (head + rope) + latent + rope + 16 * value) + latent * 16 * (head + value)
-    feed_forward, shared, gate = 3 * width * 1024, 3 * width * 512, width * 8
+    feed_forward = 3 * width * 1024
+    shared = 3 * width * 512
+    gate = width * 8
     linear = layers * attention + feed_forward + shared + gate + vocabulary * width
     dense = linear + layers * (2 * width + latent) + width
-    active, scores = dense + 3 * expert, layers * 16 * (head + rope + value)
+    active = dense + 3 * expert
+    scores = layers * 16 * (head + rope + value)
     return Flops(
         formula="torchtitan-0.3",
         per_token=6 * active + 6 * scores * SHORT,

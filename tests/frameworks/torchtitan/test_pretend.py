@@ -44,7 +44,9 @@ def test_llama_in_float8(tmp_path: Path) -> None:
     counts = run.counts[0].counts
     assert counts.ops["aten._scaled_mm"] == 3 * (6 * 5 + 8)
     assert "aten.mm" not in counts.ops
-    width, layers, vocabulary = 256, 6, 2048
+    width = 256
+    layers = 6
+    vocabulary = 2048
     linear = layers * (4 * width**2 + 3 * width * 768) + vocabulary * width
     assert known(run.flops).per_token_float8 == 6 * linear
     assert counts.flops["forward"] == 2 * TOKENS * (linear + layers * 2 * width * 64)
@@ -55,8 +57,11 @@ def test_qwen_with_experts_in_two_groups_that_replicate(tmp_path: Path) -> None:
     """A layer of width 256, 16 heads of size 128, 8 of keys; 64 experts, eight for each token."""
     words = (degree("expert", 2), "--parallelism.data_parallel_replicate_degree=2")
     counts = passed(on_gpus(CUT, "qwen3_moe_debug", *words), tmp_path).counts[0].counts
-    width, vocabulary, head = 256, 2048, 128
-    experts, routed = 64 * 3 * width * 768, TOKENS * 8 * width * 2
+    width = 256
+    vocabulary = 2048
+    head = 128
+    experts = 64 * 3 * width * 768
+    routed = TOKENS * 8 * width * 2
     layer = 2 * width * 16 * head + 2 * width * 8 * head + 2 * head + 2 * width + width * 64
     dense = layer + 2 * vocabulary * width + width
     assert sent(counts) == {
@@ -78,8 +83,11 @@ def test_the_first_and_the_last_stage_of_a_pipeline_with_split_layers(tmp_path: 
     words = (degree("pipeline", 2), degree("tensor", 2), ONE_BY_ONE)
     first, last = passed(on_gpus("llama3", "llama3_debugmodel", *words), tmp_path).counts
     assert (first.ranks, last.ranks) == ((0,), (7,))
-    width, layers, vocabulary = 256, 3, 2048
-    matrices, norms = layers * (4 * width**2 + 3 * width * 768), layers * 2 * width
+    width = 256
+    layers = 3
+    vocabulary = 2048
+    matrices = layers * (4 * width**2 + 3 * width * 768)
+    norms = layers * 2 * width
     whole = norms + (matrices + vocabulary * width) // 2
     activations = 2 * TOKENS * width // 2
     messages = {key: size for key, size in sent(first.counts).items() if key[1:3] != (2, 1)}

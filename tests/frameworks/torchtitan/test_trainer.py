@@ -41,7 +41,8 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losses]:
             start_new_session=True,
         ) as process,
     ):
-        asked, told = process.stdin, process.stdout
+        asked = process.stdin
+        told = process.stdout
         assert asked is not None
         assert told is not None
 
@@ -118,7 +119,8 @@ def test_what_torchtitan_is_told(titan: Any, precision: str, dtypes: tuple[str, 
         seed=7,
     )
     config = titan.trainer_config(case)
-    training, parallelism = config.training, config.parallelism
+    training = config.training
+    parallelism = config.parallelism
     assert (training.local_batch_size, training.global_batch_size) == (2, 2 * 3 * 4)
     assert (training.seq_len, training.steps, training.max_norm) == (32, 12, float("inf"))
     assert (training.dtype, training.mixed_precision_param) == dtypes
@@ -142,7 +144,8 @@ def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest
     for is_off, kept in ((False, [1.0, 2.0]), (True, [4.0, 4.0])):
         trainer = object.__new__(titan.CaseTrainer)
         case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=is_off))
-        trainer.config, trainer._micro_losses = titan.trainer_config(case), OwnList[torch.Tensor]()
+        trainer.config = titan.trainer_config(case)
+        trainer._micro_losses = OwnList[torch.Tensor]()
         assert trainer.config.training.disable_cuda_graphs is is_off
         for _ in range(2):
             trainer.forward_backward_step()
