@@ -72,7 +72,8 @@ def test_a_drift_of_three_per_mille_a_week_is_found_and_measured() -> None:
 def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
     """Each night keeps a share of the luck of the one before; 1 % noise, no change."""
     luck = random.Random(seed)
-    now, found = luck.gauss(0, 0.01), []
+    now = luck.gauss(0, 0.01)
+    found = []
     for _ in range(nights):
         found.append(math.exp(now))
         now = share * now + luck.gauss(0, 0.01 * math.sqrt(1 - share**2))
@@ -88,7 +89,8 @@ def test_how_alike_neighbours_are_whatever_steps_there_are() -> None:
 
 
 GONE_AGAIN = series((10, 1.0), (3, 1.06), (10, 1.0), seed=4)
-LARGE, SMALL = series((60, 1.0), (60, 1.016)), series((60, 1.0), (60, 1.013), seed=3)
+LARGE = series((60, 1.0), (60, 1.016))
+SMALL = series((60, 1.0), (60, 1.013), seed=3)
 
 
 def test_changes_and_correlations_are_what_they_were() -> None:

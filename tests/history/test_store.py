@@ -100,7 +100,8 @@ def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(hist
         return {file: file.stat().st_mtime_ns for file in history.rglob("*.json")}
 
     add(history, kept(RUN))
-    before, copy = files(), history.parent / "elsewhere.json"
+    before = files()
+    copy = history.parent / "elsewhere.json"
     copy.write_text(json.dumps(json.loads((history.parent / "results.json").read_text())))
     added = store.add(history, copy)
     assert (added.written, added.known, added.kept) == ([], True, 1)
@@ -111,8 +112,10 @@ def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(hist
 
 
 def test_what_was_added_while_a_session_ran_is_kept_once_by_the_part_that_measured_it(history: Path) -> None:
-    first, second = "2026-01-02T03:04:05+00:00", "2026-01-02T09:00:00+00:00"
-    early, again = kept(RUN.replace(started_at=first)), kept(of_batch(8, started_at=first))
+    first = "2026-01-02T03:04:05+00:00"
+    second = "2026-01-02T09:00:00+00:00"
+    early = kept(RUN.replace(started_at=first))
+    again = kept(of_batch(8, started_at=first))
     late = kept(of_batch(4, started_at="2026-01-02T09:00:01+00:00"))
     killed = PytestRun(started_at=first, status="running", cases=1)
     went_on = (killed.replace(status="interrupted"), PytestRun(started_at=second, status="complete", cases=1))
@@ -127,7 +130,8 @@ def test_what_was_added_while_a_session_ran_is_kept_once_by_the_part_that_measur
 
 def test_histories_that_grew_apart_merge_by_copying_files(tmp_path: Path) -> None:
     """What git does: no file of one side has other content on the other side."""
-    a, b = tmp_path / "a", tmp_path / "b"
+    a = tmp_path / "a"
+    b = tmp_path / "b"
     for day, side in enumerate((a, b), 1):
         add(side, kept(RUN), started_at=f"2026-01-0{day}T00:00:00Z")
     of_a, of_b = (
@@ -173,7 +177,8 @@ def test_what_is_no_session_or_stands_in_another_place_is_an_error_that_names_th
         add(history, samples.make_compared(), arms=samples.ARMS)
     [written] = add(history, kept(RUN)).written
     documents.write_text(history / ".github/workflows/settings.json", "{}")
-    [place], [name] = store.places(history), store.read_cases(history)
+    [place] = store.places(history)
+    [name] = store.read_cases(history)
     with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
         place.read({})
     moved = written.parents[1] / ("f" * 40)

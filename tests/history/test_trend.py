@@ -111,8 +111,8 @@ def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(c
 
 def test_a_case_may_count_samples_and_have_another_definition_since(commits: list[str]) -> None:
     write_history(HISTORY, commits[:20], [IMAGES])
-    changed, later = IMAGES.replace(timeout_s=5), lambda case, night: Level(step_s=1.2)
-    write_history(HISTORY, commits[20:], [changed], later, first=20)
+    changed = IMAGES.replace(timeout_s=5)
+    write_history(HISTORY, commits[20:], [changed], lambda case, night: Level(step_s=1.2), first=20)
     [found] = trend(HISTORY).findings
     assert (found.case, found.metric) == (IMAGES.id, "samples/s")
     [told] = found.environment
@@ -242,7 +242,8 @@ def test_correlation_is_estimated_from_30_sessions_on(
 
 
 def test_what_is_still_worse_fails(root: Path, found: Trend, commits: list[str]) -> None:
-    kept, repo = f"--history={root / 'history'}", f"--repo={root / 'repo'}"
+    kept = f"--history={root / 'history'}"
+    repo = f"--repo={root / 'repo'}"
     result, printed = (invoke(kept, repo, *words, status=1) for words in ((), ("--json",)))
     for told in (
         *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "changed there: torch: 2.13.0 -> 2.14.0"),

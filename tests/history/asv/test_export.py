@@ -41,9 +41,8 @@ class Kept(NamedTuple):
     commits: list[str]
 
     def write(self, cases: list[Case], name: str = "history", **how: Any) -> Path:
-        write_history(
-            directory := self.history.with_name(name), **{"commits": self.commits, "cases": cases, **how}
-        )
+        directory = self.history.with_name(name)
+        write_history(directory, **{"commits": self.commits, "cases": cases, **how})
         return directory
 
     def export(self, history: Path | None = None, **changes: str) -> Exported:
@@ -66,7 +65,8 @@ class Kept(NamedTuple):
         return found
 
     def statistics(self, metric: str) -> dict[str, Any]:
-        result, name = self.result(self.commits[0]), f"{GPT2}.{metric}"
+        result = self.result(self.commits[0])
+        name = f"{GPT2}.{metric}"
         stats: dict[str, Any] = result.get_result_stats(name, result.get_result_params(name))[0]
         return stats
 
@@ -122,7 +122,8 @@ def test_asv_reads_benchmarks_with_parameters_and_images_in_seconds_per_sample(k
 
 def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(kept: Kept) -> None:
     kept.export()
-    result, benchmarks = kept.result(kept.commits[0]), kept.benchmarks()
+    result = kept.result(kept.commits[0])
+    benchmarks = kept.benchmarks()
     night = store.places(kept.history, hardware_class=H100)[0].read(store.read_cases(kept.history))
     medians = [median(filter(None, each.step_s_p50)) for each in night.results]
     for metric, scale in (("seconds_per_step", 1), ("seconds_per_token", TOKENS_PER_STEP)):
@@ -146,7 +147,8 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(kept: Kept
 
 
 def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(kept: Kept) -> None:
-    commit, name = kept.commits[0], f"{GPT2}.seconds_per_step"
+    commit = kept.commits[0]
+    name = f"{GPT2}.seconds_per_step"
     slow: dict[str, Any] = {"levels": lambda case, night: Level(step_s=3), "first": 100, "launches": 4}
     kept.write(CASES[:1], commits=[commit], **slow)
     kept.export()
