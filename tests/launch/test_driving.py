@@ -28,7 +28,8 @@ def test_every_node_runs_the_agent_on_the_same_directory(tmp_path: Path) -> None
 
 def test_a_command_has_a_stdin_until_the_end_and_may_run_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    log, words = tmp_path / "log", ["sh", "-c", "pwd; read word; echo $word; cat; echo ended"]
+    log = tmp_path / "log"
+    words = ["sh", "-c", "pwd; read word; echo $word; cat; echo ended"]
     with driving.started(words, log, PATH, tmp_path / "there") as process:
         assert process.stdin is not None
         process.stdin.write(b"its stdin\n")
@@ -165,7 +166,8 @@ def test_the_default_that_torch_names_is_no_choice_of_a_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where `conftest.py` imports some of torch."""
-    of_torch, of_the_user = default_cache_dir(), f"{tempfile.gettempdir()}/torchinductor_mine"
+    of_torch = default_cache_dir()
+    of_the_user = f"{tempfile.gettempdir()}/torchinductor_mine"
     for named, chosen in (
         (of_torch, str(tmp_path / "case" / "compile-caches" / "inductor")),
         (of_the_user, of_the_user),

@@ -15,7 +15,8 @@ def test_the_bounds() -> None:
 
 Look = tuple[float, int] | tuple[float, int, float]
 """The time, the steps so far, and the seconds that this is a hang, if it is one."""
-LOADING, FIRST = (0, -1), (0, 0)
+LOADING = (0, -1)
+FIRST = (0, 0)
 """Before the training begins, and at its beginning."""
 
 

@@ -49,7 +49,8 @@ def test_the_python_of_an_image_answers_where_a_launch_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("VIRTUAL_ENV", "/here")
-    root, store = tmp_path / "repository", tmp_path / "store"
+    root = tmp_path / "repository"
+    store = tmp_path / "store"
     root.mkdir()
     arm = resolve("--arm", "image:octo/train:1 A=b", root=root, store=store)
     assert arm.given == {"A": "b"}

@@ -39,7 +39,9 @@ def said_while_held() -> str:
 
 @pytest.mark.usefixtures("file")
 def test_the_lock_is_held_until_it_is_released_and_who_waits_is_told_once_who_has_it() -> None:
-    first, said, naps = MachineLock(), list[str](), list[float]()
+    first = MachineLock()
+    said = list[str]()
+    naps = list[float]()
 
     def sleep(seconds: float) -> None:
         naps.append(seconds)

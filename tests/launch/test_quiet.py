@@ -14,7 +14,8 @@ from tests.node.fake_nvml import Nvml, using
 from tests.samples import make_gpu_machine, make_machine
 
 OURS = os.getpid()
-BUSY, OTHER = 4711, 4712
+BUSY = 4711
+OTHER = 4712
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,8 @@ def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
 # What others do
 
 UNSEEN = "processes that have ended or cannot be seen from here"
-OWN, TRAIN = f"p{OURS}", "train (pid 4711)"
+OWN = f"p{OURS}"
+TRAIN = "train (pid 4711)"
 
 
 BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
@@ -129,7 +131,8 @@ class World:
     """Others that are busy until `until` seconds have passed, and nobody really sleeps."""
 
     def __init__(self, until: float, *, most_s: float = 60.0) -> None:
-        self.now, self.until = 0.0, until
+        self.now = 0.0
+        self.until = until
         self.said: list[str] = []
         self.shown: list[str] = []
         self.neighbours = Neighbours(
@@ -146,7 +149,8 @@ class World:
         self.now += seconds
 
 
-CPU, GPU = make_machine(), make_gpu_machine()
+CPU = make_machine()
+GPU = make_gpu_machine()
 BUSY_CORES = "50% of the cores' time used by train (pid 4711) 50%"
 
 

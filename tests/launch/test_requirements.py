@@ -97,7 +97,8 @@ def test_a_package_that_is_missing_is_named(
 ) -> None:
     without(package)
     monkeypatch.setattr(DDP, "packages", (package,))
-    case, missing = SMALL.replace(hardware="gpu"), MISSING.format(package)
+    case = SMALL.replace(hardware="gpu")
+    missing = MISSING.format(package)
     assert unsupported(case, make_gpu_machine()) == missing
     if package == "flash_attn":
         asks = case.replace(attention="flash_attention_2")

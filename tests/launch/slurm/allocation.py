@@ -14,7 +14,8 @@ class Allocation:
 
     def __init__(self, cluster: Cluster, *options: str) -> None:
         self.cluster = cluster
-        self.job_id, self._options = "", options
+        self.job_id = ""
+        self._options = options
         self.take(*options)
 
     def renew(self, *options: str) -> None:
@@ -35,7 +36,8 @@ class Allocation:
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr}")
-        self.job_id, self._options = done.stderr.split("job allocation ")[1].split()[0], options
+        self.job_id = done.stderr.split("job allocation ")[1].split()[0]
+        self._options = options
 
     def take(self, *options: str) -> None:
         """Have the nodes by these options of salloc, with nothing on them; take them anew if need be."""

@@ -150,7 +150,8 @@ class Slurm:
 
     def _steps(self, job_id: str, name: str) -> list[str]:
         self.asked.add(name)
-        if isinstance(answer := answer_of(self.left), SlurmError):
+        answer = answer_of(self.left)
+        if isinstance(answer, SlurmError):
             raise answer
         return answer
 

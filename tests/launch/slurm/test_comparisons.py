@@ -50,7 +50,8 @@ def test_a_twin_does_what_was_reviewed_and_stands_in_its_table(
     case: Case, allocation: Allocation, tmp_path: Path
 ) -> None:
     machine = detect_cpu("of two nodes").replace(nodes=2)
-    if (reason := unsupported(case, machine)) is not None:
+    reason = unsupported(case, machine)
+    if reason is not None:
         pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
     run = launch_once(case, machine, tmp_path / "run", Launching(launcher=SlurmLauncher()))
     assert run.failure is None, run.failure

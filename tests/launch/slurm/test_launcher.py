@@ -64,7 +64,8 @@ def test_nodes_are_described_and_steps_have_their_interpreter_options_and_arm(
 ) -> None:
     """As in a container: the interpreter writes down that it ran, and what `srun` and the arm told it."""
     told = tmp_path / "told"
-    writes, goes_on = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {told}', 'exec {} "$@"'
+    writes = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {told}'
+    goes_on = 'exec {} "$@"'
     ours, theirs = (
         executable(tmp_path / name, writes, goes_on.format(sys.executable)) for name in ("ours", "theirs")
     )
@@ -73,7 +74,8 @@ def test_nodes_are_described_and_steps_have_their_interpreter_options_and_arm(
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
     monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "--cpus-per-task=2 --comment='a b'")
     monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", str(ours))
-    launcher, shared = SlurmLauncher(), tmp_path / "shared"
+    launcher = SlurmLauncher()
+    shared = tmp_path / "shared"
     shared.mkdir()
     found = launcher.machine(shared)
     assert (found.device, found.nodes, found.devices) == ("cpu", 2, 1), "a node has one core here"
@@ -136,7 +138,8 @@ class Wire:
 
     def models_per_step(self) -> float:
         """The bytes of a step, as multiples of those of the parameters in fp32."""
-        (first, before), (last, after) = self._seen[0], self._seen[-1]
+        first, before = self._seen[0]
+        last, after = self._seen[-1]
         return (after - before) / (last - first) / (4 * 918_656)
 
 
@@ -145,7 +148,8 @@ def test_ranks_are_in_the_order_of_the_nodes_and_each_step_sends_the_gradients_o
     allocation: Allocation, tmp_path: Path
 ) -> None:
     """In a ring of P ranks each sends 2 (P - 1) / P times the gradients; one rank of n1 sends them to n2."""
-    wire, on_both = Wire(allocation), Topology(nodes=2, processes_per_node=2)
+    wire = Wire(allocation)
+    on_both = Topology(nodes=2, processes_per_node=2)
     run = launched(DDP_TINY.replace(topology=on_both), tmp_path, on_progress=wire.look)
     assert run.failure is None
     hosts = [documents.read(RunDir(tmp_path).rank(rank), RankReport).host for rank in range(4)]

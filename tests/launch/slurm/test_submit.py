@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ class Talk:
 
     def follow(self, *answers: Answer, wait_start_s: float | None = None) -> int:
         self.answers = list(answers)
-        say, show = self.said.append, self.shown.append
+        say = self.said.append
+        show = self.shown.append
         with interrupts() as came:
             return follow(self.submitted, came, say=say, show=show, wait_start_s=wait_start_s)
 
@@ -117,13 +119,15 @@ def test_the_job_is_told_from_queue_to_end(talk: Talk, answers: tuple[Answer, ..
 
 
 def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
-    first, second = b"1 passed in 2 \xc2", b"\xb5s\n"  # the write ends within a letter
+    first = b"1 passed in 2 \xc2"
+    second = b"\xb5s\n"  # the write ends within a letter
 
     def wrote(text: bytes, job: SlurmJob) -> SlurmJob:
         talk.submitted.log.write_bytes(text)
         return job
 
-    began, ended = (lambda: wrote(first, RUNNING)), (lambda: wrote(first + second, DONE))
+    began = partial(wrote, first, RUNNING)
+    ended = partial(wrote, first + second, DONE)
     assert talk.follow(PENDING, began, RUNNING, ended) == 0
     assert b"".join(talk.shown) == first + second
 
