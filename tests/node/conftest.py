@@ -13,7 +13,8 @@ class Passing:
     """The time that was slept, which did not pass. `meanwhile` is called in each sleep with its number."""
 
     def __init__(self) -> None:
-        self.seconds, self.count = 0.0, 0
+        self.seconds = 0.0
+        self.count = 0
         self.meanwhile: Callable[[int], object] = lambda count: None
 
     def sleep(self, seconds: float) -> None:

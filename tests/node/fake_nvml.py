@@ -13,7 +13,8 @@ from perfsuite.node.health_sampler import EVERY_S, Sampler
 from perfsuite.results.run import Health
 
 GIB = 2**30
-OWN, OTHER = os.getpid(), 4_000_000  # the job is this test's process; no Linux has the other one
+OWN = os.getpid()  # the job is this test's process
+OTHER = 4_000_000  # no Linux has it
 
 
 class NVMLError(Exception): ...

@@ -73,7 +73,9 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
     """By another exit status a scheduler may end the nodes that still write the stacks of their ranks."""
-    ranks_are_killed, has_told, codes = threading.Event(), threading.Event(), Queue[int]()
+    ranks_are_killed = threading.Event()
+    has_told = threading.Event()
+    codes = Queue[int]()
 
     def run(job: AgentJob) -> list[Failure]:
         ranks_are_killed.wait()

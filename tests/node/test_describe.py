@@ -18,7 +18,8 @@ def card(speed: str, *, state: str = "up", is_real: bool = True) -> tuple[str, d
     return "net/eth{}", {"operstate": state, "speed": speed} | ({"device": ""} if is_real else {})
 
 
-HDR, NDR = "200 Gb/sec (4X HDR)", "400 Gb/sec (4X NDR)"
+HDR = "200 Gb/sec (4X HDR)"
+NDR = "400 Gb/sec (4X NDR)"
 MIXED = [port("100 Gb/sec (4X EDR)"), port(NDR), port("800 Gb/sec (8X NDR)", state="1: DOWN"), card("10000")]
 ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("800000", is_real=False)]
 

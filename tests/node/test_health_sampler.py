@@ -93,7 +93,8 @@ def test_a_short_training_is_sampled_at_its_beginning_and_its_end(
 
 
 def test_a_gpu_is_not_read_before_the_job_is_on_it() -> None:
-    nvml, clock = Nvml({}), Clock()
+    nvml = Nvml({})
+    clock = Clock()
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
     sampler.sample(None)
     assert nvml.calls == []
@@ -123,7 +124,9 @@ class Waits(Nvml):
 
     def __init__(self, function: str) -> None:
         super().__init__({})
-        self.function, self.asked, self.may_answer = function, threading.Event(), threading.Event()
+        self.function = function
+        self.asked = threading.Event()
+        self.may_answer = threading.Event()
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("nvml") and name == self.function:
@@ -196,7 +199,8 @@ def used(*gib: float) -> dict[str, Any]:
 
 def prepared(*devices: dict[str, Any]) -> tuple[Health, list[float]]:
     """What a sampler knows before the launch, and how long it slept each time."""
-    clock, slept = Clock(), []
+    clock = Clock()
+    slept = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -265,7 +269,8 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
 
 
 def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_moves() -> None:
-    nvml, clock = Nvml({}), Clock(0)  # a clock that begins at zero: the first is due at once all the same
+    nvml = Nvml({})
+    clock = Clock(0)  # a clock that begins at zero: the first is due at once all the same
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
     taken = []
     for after, step in (
@@ -372,17 +377,20 @@ def test_a_busy_process_beside_the_job_is_foreign() -> None:
     job = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
     stranger = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
-        sampler, children = Sampler(pid=job.pid), psutil.Process(job.pid).children
+        sampler = Sampler(pid=job.pid)
+        children = psutil.Process(job.pid).children
 
         def spun_s() -> float:
             return sum(sum(child.cpu_times()[:2]) for child in children())
 
         wait_until(lambda: spun_s() > 0.1, "it to spin")
-        began, before_s = time.monotonic(), spun_s()
+        began = time.monotonic()
+        before_s = spun_s()
         for look in range(25):
             sampler.sample(1 + look // 8)
             time.sleep(0.05)
-        passed, job_s = time.monotonic() - began, spun_s() - before_s
+        passed = time.monotonic() - began
+        job_s = spun_s() - before_s
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         stranger.kill()

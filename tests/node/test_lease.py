@@ -55,7 +55,8 @@ def test_a_text_is_written_over_the_one_before(file: Path) -> None:
 
 
 def test_an_agent_is_told_to_end_and_sees_that_its_stdin_ends(file: Path) -> None:
-    pipe, words = subprocess.PIPE, [sys.executable, "-c", AGENT, str(file)]
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", AGENT, str(file)]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process, Beats(file) as beats:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -81,7 +82,8 @@ def test_an_agent_sees_that_the_text_changes_no_more(
         if looks < 20 or looks == 200:
             file.write_text(lease.text_of(looks, "end" if looks == 200 else "go"))
 
-    passing.meanwhile, heard = drive, []
+    passing.meanwhile = drive
+    heard = []
     Lease(file, lambda: heard.append("end"), heard.append)._hold_text()
     assert heard == said
     changed_s = (20 if lost_s else 200) * lease.LOOK_S

@@ -13,7 +13,9 @@ from perfsuite.node.machine import detect
 from tests.node.fake_nvml import GIB, InvalidArgument, NotSupported, Nvml, NVMLError
 
 LOST = NVMLError("GPU is lost")
-H100, H200, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-40GB"
+H100 = "NVIDIA H100 80GB HBM3"
+H200 = "NVIDIA H200"
+A100 = "NVIDIA A100-SXM4-40GB"
 
 
 def detected(

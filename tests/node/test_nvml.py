@@ -25,7 +25,8 @@ from tests.samples import make_gpu_machine
 
 def test_other_processes_on_the_gpu_are_foreign() -> None:
     processes = [using(OWN, 60 * GIB), using(OTHER, 12 * GIB), using(OTHER + 1, 1 * GIB)]
-    alone, by_mig = processes[:1], [using(OWN, None), using(OTHER, None)]
+    alone = processes[:1]
+    by_mig = [using(OWN, None), using(OTHER, None)]
     listed = ((alone, processes, alone), (by_mig,))
     found = watched(Nvml(*({"nvmlDeviceGetComputeRunningProcesses": each} for each in listed)))
     assert [device.foreign_memory_bytes for device in found.devices] == [13 * GIB, 0]
@@ -121,7 +122,8 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
 
 
 PENDING = "of its memory wait to be"
-NO_ECC, REPLACE = "errors of its memory that ECC could not correct", "have the card replaced"
+NO_ECC = "errors of its memory that ECC could not correct"
+REPLACE = "have the card replaced"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def start() -> Iterator[Start]:
 
         def start(*words: str, **environment: str) -> subprocess.Popen[bytes]:
             command = words or ("sh", "-c", "echo; exec cat")
-            pipe, variables = subprocess.PIPE, {**os.environ, **environment}
+            pipe = subprocess.PIPE
+            variables = {**os.environ, **environment}
             process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, env=variables, start_new_session=True
             )
@@ -62,8 +63,10 @@ def mark() -> str:
 
 
 def test_only_the_living_of_one_job_are_found_and_killed(start: Start, mark: str) -> None:
-    mine, zombie = start(**{JOB_MARK: mark}), start(**{JOB_MARK: mark})
-    others, strangers = start(**{JOB_MARK: f"{mark}-2"}), start()
+    mine = start(**{JOB_MARK: mark})
+    zombie = start(**{JOB_MARK: mark})
+    others = start(**{JOB_MARK: f"{mark}-2"})
+    strangers = start()
     assert pids(mark) == [mine.pid, zombie.pid]
     zombie.kill()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
@@ -89,7 +92,8 @@ def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
 def test_what_an_agent_has_started_is_killed_without_a_mark_unless_it_is_spared(
     start: Start, mark: str
 ) -> None:
-    agent, stranger = start("sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait"), start()
+    agent = start("sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait")
+    stranger = start()
     spared, *others = psutil.Process(agent.pid).children(recursive=True)
     assert others
     sweep(None, agent.pid, spare={spared.pid})
@@ -103,7 +107,8 @@ def test_what_an_agent_has_started_is_killed_without_a_mark_unless_it_is_spared(
 
 
 def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Start) -> None:
-    child, other = start(), start()
+    child = start()
+    other = start()
     child._waitpid_lock.acquire()  # type: ignore[attr-defined]
     assert not wait_for(child, 0.01)
     assert not has_ended(child)

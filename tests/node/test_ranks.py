@@ -89,7 +89,9 @@ class Process(subprocess.Popen[bytes]):
     """A rank of a script that ends with a code when polled so many times; None: never by itself."""
 
     def __init__(self, code: int | None, after: int = 0) -> None:
-        self.code, self.polls, self.was_killed = code, after, False
+        self.code = code
+        self.polls = after
+        self.was_killed = False
 
     def poll(self) -> int | None:
         self.polls -= 1
@@ -228,7 +230,8 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
 @pytest.mark.parametrize(("code", "unreported"), [(0, f", {UNSEEN}{UNTRAINED}"), (3, f", {UNSEEN}")])
 def test_how_a_command_or_a_rank_of_our_own_ended_is_told(job: AgentJob, code: int, unreported: str) -> None:
     """Unless all is well. That a rank of our own left no report the driver sees."""
-    command, ended = python(f"raise SystemExit({code})"), f"exit code {code}"
+    command = python(f"raise SystemExit({code})")
+    ended = f"exit code {code}"
     (failure,) = ranks._run(command, job)
     assert (failure.kind, failure.message) == ("crash", f"the command ended with {ended}{unreported}")
     for _ in range(2):
@@ -282,7 +285,8 @@ def bury_orphans() -> None:
     """Ends with 0 if orphans are let go, and the end of a child that is none stays known."""
     leash.adopt_orphans()
     own = subprocess.Popen(["sh", "-c", "read word; exit 3"], stdin=subprocess.PIPE)
-    ours, us = ranks._children(), psutil.Process()
+    ours = ranks._children()
+    us = psutil.Process()
     for _ in range(3):
         subprocess.run(["sh", "-c", "sleep 0.1 & exit 0"], check=True)
     adopted = len(us.children()) - 1
@@ -317,12 +321,14 @@ def test_ranks_are_bound_to_the_cores_near_their_gpus(job: AgentJob, monkeypatch
     monkeypatch.setattr(ranks, "_start", process)
     near = (frozenset({0, 1}), frozenset({2, 3}))
     kind: Any = process
-    ranks._fork(job := replace(job, near_cores=near), kind, {})
+    job = replace(job, near_cores=near)
+    ranks._fork(job, kind, {})
     ranks._run(Command(words=("train",), directory=".", starts_ranks=False), job)
     assert bound == [(71, near[0]), (72, near[1]), (81, near[0]), (82, near[1])]
 
 
-REPO, USR = ("/repo", "/repo/.perfsuite/arms/abc", "/repo/.venv"), ("/usr/src/app", "/tmp/arms/abc", "/usr")
+REPO = ("/repo", "/repo/.perfsuite/arms/abc", "/repo/.venv")
+USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
 """The top of a repository, the worktree in its place, and where the interpreter lies."""
 
 
