@@ -41,7 +41,8 @@ def test_pytest_benchmark_has_every_step_and_compares_none_of_unlike_hardware(su
     result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
     result.stdout.no_fnmatch_line("Name (time in *")
     told = read_json(suite, "b.json")
-    (saved,), machine = told["benchmarks"], told["machine_info"]
+    (saved,) = told["benchmarks"]
+    machine = told["machine_info"]
     runs = read_json(suite)["results"][0]["runs"]
     assert len(runs) == 3
     assert saved["stats"]["data"] == [
