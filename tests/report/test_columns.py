@@ -23,7 +23,8 @@ def test_a_figure_is_headed_and_written_as_its_metric_says_with_another_unit_tha
     for bad in (math.nan, math.inf):
         assert mean.cell(make_result(now(tokens_per_s_mean=bad), before=None)) == (str(bad), None)
     results = (make_result(now()), make_image_result())
-    tokens, samples = speed_in("tokens"), speed_in("samples")
+    tokens = speed_in("tokens")
+    samples = speed_in("samples")
     assert (tokens.heading, samples.heading) == ("tokens/s", "samples/s")
     assert [tokens.text(result) for result in results] == ["98,765", "1,234 samples/s"]
     assert [samples.text(result) for result in results] == ["98,765 tokens/s", "1,234"]
@@ -53,7 +54,8 @@ def cells(*results: Measurement) -> dict[str, str]:
 
 def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
     counted = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
-    both, bare = make_dry(dry_facts=FACTS), make_counts(memory=None, flops={}, collectives=())
+    both = make_dry(dry_facts=FACTS)
+    bare = make_counts(memory=None, flops={}, collectives=())
     assert cells(make_dry()) == cells(never_run(), make_dry()) == counted
     assert cells(both) == counted | {"of card": "81%: tight", "most tokens/s": "941,530"}
     assert cells(both, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
@@ -84,7 +86,8 @@ def test_two_arms_stand_side_by_side_with_the_change() -> None:
 
 
 def test_a_case_that_failed_stays_in_the_table_of_counts() -> None:
-    run, cases = launch(counts()), list[Measurement]()
+    run = launch(counts())
+    cases = list[Measurement]()
     crashed = run.replace(counts=(), failure=Failure(kind="crash", message="boom", at=0.0))
     for other in (run, crashed):
         result = make_result(other, verdict=judge_counts(run, other))

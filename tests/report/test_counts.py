@@ -10,7 +10,8 @@ NOT_COUNTED = CountCheck(outcome="not counted", compared=False, notes=("a", "b")
 
 
 def test_amounts_are_sums_over_phases_and_groups() -> None:
-    step, bare = make_counts(), make_counts(memory=None)
+    step = make_counts()
+    bare = make_counts(memory=None)
     assert (counts.flops(step), counts.moved(step)) == (551 * 10**12, int(59.9 * 2**30) + 4)
     assert (counts.peak(step), counts.peak(bare)) == (41 * 2**30, None)
     assert counts.in_short(bare) == "551.0 TFLOP, 59.9 GiB in collectives"
@@ -60,7 +61,8 @@ def test_what_only_some_steps_do_is_told_beside_their_work_and_their_memory() ->
 
 def test_judged_findings_are_told_apart_from_those_only_listed_and_may_name_all_their_ranks() -> None:
     """A sentence that is true of several is told once, though the bytes behind it may differ by rank."""
-    told, other = "regressed: host reads in forward 1 -> 2", "host reads in forward 1 -> 3"
+    told = "regressed: host reads in forward 1 -> 2"
+    other = "host reads in forward 1 -> 3"
     judged = [f"regressed: {FIRST.sentence}", told]
     assert counts.sentences(make_check(), judged=True, by_rank=False) == judged
     assert counts.sentences(make_check(), judged=False, by_rank=False) == [f"not judged: {BUCKETS.sentence}"]

@@ -18,7 +18,8 @@ from tests.samples import IMAGES, judged, make_case, make_figures, make_machine,
 from tests.sessions import KINDS, make_session
 
 Schema = dict[str, Any]
-TEXT, NUMBER = {"type": "string"}, {"type": "number"}
+TEXT = {"type": "string"}
+NUMBER = {"type": "number"}
 COUNT = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 WORDS = {"type": "object", "additionalProperties": TEXT}
 
@@ -93,7 +94,8 @@ def test_hud_has_a_record_for_each_figure_with_the_value_of_each_launch() -> Non
         (runner,) = each["runners"]
         assert (runner["gpu_info"], runner["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 8)
         assert runner["avail_gpu_mem_in_gb"] == 640
-    (runner,), machine = records(make_result(make_run()))[0]["runners"], make_machine()
+    (runner,) = records(make_result(make_run()))[0]["runners"]
+    machine = make_machine()
     memory_gib = round(machine.memory_bytes / 2**30)
     assert (runner["cpu_count"], runner["avail_mem_in_gb"]) == (machine.devices, memory_gib)
     assert "gpu_count" not in runner
@@ -125,7 +127,8 @@ def test_no_format_has_figures_of_what_failed_or_was_unhealthy() -> None:
     cases = {result.case_id for result in results}
     shown = {each.case_id for each in results if each.outcome not in ("failed", "unhealthy")}
     assert len(shown) == len(cases) - 2
-    found, gauges = records(*results), samples(*results)
+    found = records(*results)
+    gauges = samples(*results)
     assert {each["model"]["name"] for each in found if each["metric"].get("benchmark_values")} == shown
     assert {each["model"]["name"] for each in found if each["metric"]["name"] == "outcome"} == cases
     assert {case for name, case in gauges if name == "perfsuite_tokens_per_s"} == shown
@@ -148,7 +151,8 @@ def test_what_proves_nothing_or_was_not_measured_is_left_out_and_never_zero() ->
 
 def test_what_was_never_launched_has_an_outcome_and_what_was_measured_twice_its_last_result() -> None:
     result = make_result(make_run()).replace(runs=(), verdict=Verdict(outcome="failed", launches=0))
-    (only,), (excused,) = records(result), records(result.replace(excused="known issue"))
+    (only,) = records(result)
+    (excused,) = records(result.replace(excused="known issue"))
     assert only["metric"]["extra_info"] == {"outcome": "failed", "counts": "not counted"}
     assert "runners" not in only
     assert samples(result)["perfsuite_outcome", result.case_id][1]["outcome"] == "failed"

@@ -97,7 +97,9 @@ def test_markup_in_data_stays_text_on_one_line_that_mentions_nobody() -> None:
 
 
 def test_it_stays_far_below_what_github_takes() -> None:
-    many, mib, session = MAX_ROWS + 100, 2**20, make_session(0)
+    many = MAX_ROWS + 100
+    mib = 2**20
+    session = make_session(0)
     noisy = judged(make_gpu_result(1, "throttled"), reasons=("x" * 100_000,) * 3)
     quiet = make_result(now().replace(notes=("y" * 100_000,)))
     skipped = Skipped(nodeid="n", case_id="c" * 80, framework="f", reason="r" * 80)

@@ -53,9 +53,11 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
 def test_cases_of_one_machine_that_differ_in_nodes_alone_are_set_side_by_side_in_every_report() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
     (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
-    name, shares = results[1].case_id.removesuffix("-1x2"), "1 node 100%, 2 nodes 95%, 4 nodes 90%"
+    name = results[1].case_id.removesuffix("-1x2")
+    shares = "1 node 100%, 2 nodes 95%, 4 nodes 90%"
     assert found == f"scaling of {name}: {shares} of the speed per device"
-    one, two = measured(1, 1000.0), measured(2, 1900.0)
+    one = measured(1, 1000.0)
+    two = measured(2, 1900.0)
     assert len(scalings([one, two])) == 1
     assert scalings([two, measured(2, 8.0), one.replace(runs=())]) == []
     for change in ({"machine": make_machine(device_name="another")}, {"inject": "nan"}):

@@ -65,7 +65,8 @@ def test_parts_stand_next_to_what_they_were_and_many_operators_are_cut() -> None
 
 
 def test_the_rank_is_shown_that_differs_most_or_nothing_next_to_it_if_none_can_be_compared() -> None:
-    usual, loss = make_profile(), Work(name="aten::loss", calls=1, us=9)
+    usual = make_profile()
+    loss = Work(name="aten::loss", calls=1, us=9)
     last_stage, slower = (each.replace(operators=(*each.operators, loss)) for each in (usual, EAGER))
     result = make_result(now(), profile=taken(usual, slower), profile_before=taken(usual, last_stage))
     assert profile.tables(result)[0].caption.count("rank 1.") == 1

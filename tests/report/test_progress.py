@@ -76,7 +76,8 @@ def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
     for launch in (1, 2):  # a long id leaves room for the figures
         screen.progress.begin("fsdp-shard_grad_op-llama-3.1-8b-s4096-b1-bf16-mixed-1x8", 20, launch)
     screen.steps((0, 0), (0, 3), (1, 4))
-    left, name = "; about 30 s for 2 more cases", "[3/5] fsdp-shard_grad_op-llama-3.1-… launch 2"
+    left = "; about 30 s for 2 more cases"
+    name = "[3/5] fsdp-shard_grad_op-llama-3.1-… launch 2"
     starting, _, last = screen.lives[-3:]
     assert starting == f"{name} starting for 0 s{left}"
     assert last == f"{name} step 4 of 20, 256 tokens/s, 16 s left{left}"

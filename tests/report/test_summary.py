@@ -15,7 +15,8 @@ from tests.samples import judged, make_machine, make_result, now
 from tests.sessions import make_blind, make_explained, make_gpu_result, make_session
 
 SESSION = make_session(0)
-PASSED, REGRESSED = make_gpu_result(2), make_gpu_result(2, "regressed")
+PASSED = make_gpu_result(2)
+REGRESSED = make_gpu_result(2, "regressed")
 LARGEST = f"{make_finding().sentence}; and 1 count more"
 SLOWER = "tokens/s -7.3%, tokens/s with stalls -7.2%"
 UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
@@ -207,7 +208,8 @@ def test_what_counts_samples_says_so_for_machines_too() -> None:
 
 
 def test_what_changed_and_is_not_judged_is_told_of_cases_that_passed_too() -> None:
-    passed, told = make_result(now()), f"{UNEXPLAINED}: attention_kernel: Flash -> math"
+    passed = make_result(now())
+    told = f"{UNEXPLAINED}: attention_kernel: Flash -> math"
     changed = judged(passed, reasons=("launch 1 set aside: x", told))
     assert summary.in_short([changed, passed, changed]) == [f"note on 2 cases: {told}"]
     listed = make_counted(make_check(BUCKETS, outcome="passed"))

@@ -13,7 +13,8 @@ UNKNOWN = {"outcome": "failed", "measured": None}
 USUAL = {"change": 0.01, "interval": (-0.2, 0.3)}
 VAGUE = {"change": 0.0, "interval": (-1.0, math.inf), "minimum_detectable": 0.1}
 JOULES = {"metric": "energy_per_token_j", "unit": "J", "change": 0.05, "minimum_detectable": 0.13}
-SPEED, SIZE = "tokens/s: 98,765, baseline 123,456", "peak memory: 80.0 MiB, baseline 64.0 MiB"
+SPEED = "tokens/s: 98,765, baseline 123,456"
+SIZE = "peak memory: 80.0 MiB, baseline 64.0 MiB"
 USUALLY = f"{SPEED}: 1.0% more (99 % interval -20.0% to +30.0%), 13.0% allowed"
 BLIND = "; blind: this gate finds only changes of {} or more reliably"
 NEW = "corrected for the machine's own speed (probe, exponent 0.50); new"
@@ -57,7 +58,8 @@ def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed() -> Non
 
 
 def test_what_only_a_tenfold_change_shows_is_not_detectable_and_such_an_interval_not_known() -> None:
-    speed, memory = metric_check(), metric_check(**MEMORY)
+    speed = metric_check()
+    memory = metric_check(**MEMORY)
     known = [(speed, 0.89, True), (speed, 0.95, False), (memory, 8, True), (memory, 47_895, False)]
     for check, least, is_known in [*known, (speed, math.nan, False)]:
         assert (text.detectable(check.replace(minimum_detectable=least)) is not None) is is_known

@@ -20,7 +20,8 @@ def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
     assert not any((seen.steps, seen.health, seen.told.tracebacks, seen.checks, seen.launches, seen.before))
     assert (seen.loss, seen.band, seen.findings, seen.ranks) == (None, None, None, ())
     result = make_gpu_result(2, "regressed")
-    band, baseline = view(result).band, result.verdict.checks[0].baseline
+    band = view(result).band
+    baseline = result.verdict.checks[0].baseline
     assert baseline is not None
     assert band.baseline_s == pytest.approx(256 * 8 / baseline)
     assert band.allowed_s == pytest.approx(1.03 * band.baseline_s)

@@ -192,13 +192,15 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
     assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
     assert said.said("pre")[0].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
-    crashed, never = section(page, "fake-llama-3.2-1b-s256-b1-"), of(samples.never_run())
+    crashed = section(page, "fake-llama-3.2-1b-s256-b1-")
+    never = of(samples.never_run())
     assert ("crash: NCCL error" in crashed, "Changed since the baseline" in crashed) == (True, False)
     assert ("no baseline on cpu-test-2c" in never, "Counts of a step" in never) == (True, False)
     nothing = render([make_session(0)])
     told = ("Nothing was measured." in nothing, "3 skipped" in nothing, 'id="overview"' in nothing)
     assert told == (True, True, False)
-    some, none = parsed(make_result(now()), make_result(now(mfu=None))), parsed(make_result(now(mfu=None)))
+    some = parsed(make_result(now()), make_result(now(mfu=None)))
+    none = parsed(make_result(now(mfu=None)))
     assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), "no column of what none has"
 
 
@@ -207,7 +209,8 @@ def test_what_compares_says_if_nothing_changed_and_if_charts_are_not_corrected()
     for reasons, heading in ((("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")):
         assert heading in parsed(judged(plain, reasons=reasons)).said("h4")
     checks = tuple(check.replace(probe_exponent=0.8) for check in plain.verdict.checks)
-    told, corrected = of(plain), "the verdict also corrects for the machine"
+    told = of(plain)
+    corrected = "the verdict also corrects for the machine"
     assert "Nothing that the workers observed in their environment." in told
     assert (corrected in told, corrected in of(judged(plain, checks=checks))) == (False, True)
 
@@ -224,7 +227,8 @@ def test_several_sessions_on_one_page() -> None:
 
 
 def test_counts_are_tables_whether_they_were_judged_or_not_each_rank_under_its_name() -> None:
-    told, step = make_counted(), "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
+    told = make_counted()
+    step = "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
     page = parsed(judged(told, explained=counted.EXPLAINED))
     assert "Compared with the baseline: regressed." in page.said("p")
     assert {"29.9 GiB", "59.8 GiB", "+29.9 GiB", "11,891"} <= set(page.said("td"))
@@ -276,7 +280,8 @@ def test_what_nodes_could_do_before_the_first_launch_is_a_table_with_notes() -> 
     health = Health(samples=4, seconds=2, steps=4, devices=(card,), notes=("PCIe width <x8>",))
     good, bad = FOUND.nodes
     session = make_session_file(preflights=(FOUND.replace(nodes=(good.replace(health=health), bad)),))
-    page, short = render([session]), markdown.render([session])
+    page = render([session])
+    short = markdown.render([session])
     for told in (title(FOUND), "0.0812 TFLOP/s", "1,755 MHz", "n1: PCIe width &lt;x8&gt;", "route to [n1]"):
         assert told in page
     assert title(FOUND) in short

@@ -34,7 +34,8 @@ def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts_or_why_not() -
     assert (row["peak memory"], row["least peak"]) == ("3.00 GiB (rank 1)", "1.00 GiB")
     assert (row["reserved"], row["retries"], row["counts"]) == ("2.00 GiB", "3", "yes")
     assert (row["window"], row["longest"], row["p95/p50"]) == ("0 to 24", "250.0 ms", "1.10")
-    crash, throttled = make_gpu_result(1, "crash"), make_gpu_result(3, "throttled")
+    crash = make_gpu_result(1, "crash")
+    throttled = make_gpu_result(3, "throttled")
     [crashed] = columns(launches(crash, crash.runs))
     assert (crashed["counts"], crashed["window"], crashed["tokens/s"]) == ("no: crash", NONE, NONE)
     assert {row["counts"] for row in columns(launches(throttled, throttled.runs))} == {"no: set aside"}
