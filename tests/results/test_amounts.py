@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from perfsuite.results.amounts import amount, arrow, signed
 from tests.samples import deterministic
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 
 
 @pytest.mark.parametrize(

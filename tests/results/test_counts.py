@@ -7,7 +7,8 @@ from tests.samples import deterministic
 
 
 def test_ranks_with_equal_counts_share_an_entry_and_are_told_in_few_words() -> None:
-    one, other = Counts(flops={"forward": 1}), Counts(flops={"forward": 2})
+    one = Counts(flops={"forward": 1})
+    other = Counts(flops={"forward": 2})
     entries = counts.merged({3: one, 0: one, 1: other, 2: one})
     assert [(entry.ranks, entry.counts) for entry in entries] == [((0, 2, 3), one), ((1,), other)]
     assert [entry.name for entry in entries] == ["0,2-3", "1"]

@@ -11,7 +11,8 @@ from tests.counted import FIT
 from tests.samples import make_case, make_gpu_machine, make_machine
 
 GB = 10**9
-ONE, TERA = Counts(flops={"forward": 1}), Counts(flops={"forward": 10**12})
+ONE = Counts(flops={"forward": 1})
+TERA = Counts(flops={"forward": 10**12})
 
 
 def of(
@@ -52,7 +53,8 @@ def test_computation_is_all_flops_over_the_peak_of_the_precision_or_of_float8() 
 
 def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks_and_which_limit_counts() -> None:
     share = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 7 * GB)
-    whole, nothing = dict.fromkeys(("broadcast", "send"), 8 * GB), dict.fromkeys(("recv", "barrier"), 0)
+    whole = dict.fromkeys(("broadcast", "send"), 8 * GB)
+    nothing = dict.fromkeys(("recv", "barrier"), 0)
     for kind, passed in {"all_reduce": 14 * GB, **share, **whole, **nothing}.items():
         limit = known(sent(kind))
         assert (limit.wire_bytes, limit.wire_s) == pytest.approx((passed, passed / 450e9))
@@ -65,7 +67,8 @@ def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks_and_which_limit_counts() ->
 
 def test_groups_that_span_machines_and_links_that_are_unknown_take_no_time() -> None:
     # Of 12 ranks each: of the pairs (0, 4), (8, 12), ... the second is on two machines.
-    inside, across = [(8, 1, 8), (2, 4, 8), (4, 2, 8)], [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
+    inside = [(8, 1, 8), (2, 4, 8), (4, 2, 8)]
+    across = [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
     for ranks, apart, processes in inside + across:
         limit = known(sent(ranks=ranks, apart=apart), nodes=8, ranks=processes)
         is_inside = (ranks, apart, processes) in inside

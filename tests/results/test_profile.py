@@ -16,7 +16,8 @@ def test_ranks_that_call_the_same_share_the_profile_of_the_first_whatever_is_uns
     launch = launch_profile(fast, other, slow)
     assert [(entry.name, entry.profile) for entry in launch.ranks] == [("0,2", fast), ("1", other)]
     assert [launch.of_rank(rank) for rank in (1, 3)] == [other, None]
-    steady, unsteady = make_profile(), make_profile(unsteady=("aten::mm",))
+    steady = make_profile()
+    unsteady = make_profile(unsteady=("aten::mm",))
     for profiles, names in (((steady, unsteady, steady), ["0-2"]), ((unsteady, EAGER), ["0", "1"])):
         ranks = launch_profile(*profiles).ranks
         assert [entry.name for entry in ranks] == names
@@ -37,7 +38,8 @@ def test_what_is_hidden_is_no_part_of_the_step() -> None:
 
 
 def test_the_profile_of_a_baseline_reads_back_with_a_line_for_each_operator(tmp_path: Path) -> None:
-    known, file = of_baseline(make_baseline(), launch_profile()), tmp_path / "x.json"
+    known = of_baseline(make_baseline(), launch_profile())
+    file = tmp_path / "x.json"
     documents.write(file, known)
     assert documents.read(file, ProfileBaseline) == known
     assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in file.read_text()

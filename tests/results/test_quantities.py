@@ -41,7 +41,8 @@ def test_collectives_come_first_each_shape_of_group_by_its_bytes_or_of_barriers_
     others = ("FLOPs", "host reads", "blocking copies between devices", "copies between devices")
     assert names[:8] == [*shapes, "barrier of 2 ranks", *others]
     assert group(GATHERED.replace(ranks=1, apart=0)).name == "all_gather of 1 rank"
-    gathered, barrier = group(GATHERED), group(BARRIER)
+    gathered = group(GATHERED)
+    barrier = group(BARRIER)
     assert gathered.read(counts()) == {"all_gather of 2 ranks: bytes": 2 * BYTES}
     assert [gathered.value(each) for each in (counts(), counts(collectives=()))] == [2 * BYTES, 0]
     assert (barrier.unit, barrier.family, gathered.family) == ("calls", "barriers", "collectives")

@@ -33,7 +33,8 @@ def test_figures_are_the_medians_over_the_launches_that_have_them_and_steps_thos
 
 def test_arms_are_compared_by_counts_where_no_time_was_checked() -> None:
     counts = CountCheck(outcome="passed")
-    by_counts, timed = Verdict(outcome="passed", launches=1, counts=counts), make_result(now()).verdict
+    by_counts = Verdict(outcome="passed", launches=1, counts=counts)
+    timed = make_result(now()).verdict
     for verdict, before, expected in (
         *(
             (by_counts, (now(),), True),
@@ -57,7 +58,8 @@ def test_figures_are_evidence_unless_there_is_a_reason() -> None:
 
 
 def test_figures_are_shared_where_all_launches_that_count_are() -> None:
-    quiet, disturbed = now(), now().replace(health=samples.DISTURBED)
+    quiet = now()
+    disturbed = now().replace(health=samples.DISTURBED)
 
     def result(*runs: Run, **changes: Any) -> Measurement:
         return make_result(*runs, **{"verdict": judge(runs, None, NOISE, Policy(max_unhealthy=1)), **changes})
@@ -115,7 +117,8 @@ def test_json_has_every_launch_and_verdict_in_order_and_what_was_skipped(file: P
         "by_test": False,
     }
     good = make_result(now(), now(tokens_per_s=98767), now())
-    results, left_out = (never_run(), good, samples.make_shared()), (Skipped.model_validate(skipped),)
+    results = (never_run(), good, samples.make_shared())
+    left_out = (Skipped.model_validate(skipped),)
     written = strict(file, *results, skipped=left_out, status="interrupted")
     assert (written["schema_version"], written["status"]) == (1, "interrupted")
     assert (written["machine"]["hardware_class"], written["interrupted_launches"]) == ("cpu-test-2c", [])

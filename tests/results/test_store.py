@@ -16,7 +16,8 @@ from tests.samples import make_baseline, make_case, make_launches, make_machine,
 from tests.traces import EAGER, launch_profile, make_profile
 from tests.twin_counts import baseline_of
 
-CLASS, H100 = "cpu-test-2c", "h100-80gb-sxm"
+CLASS = "cpu-test-2c"
+H100 = "h100-80gb-sxm"
 CASE, *OTHERS = (make_case(micro_batch=size) for size in (2, 3, 4))
 NAME = f"{CLASS}/{CASE.id}.json"
 
@@ -30,7 +31,8 @@ def stored(directory: Path, speed: float = 1, **changes: Any) -> Path:
     return BaselineStore(directory).write_reviewed(recorded(speed, **changes))
 
 
-REVIEWED, LOCAL = Path("reviewed"), Path("local")
+REVIEWED = Path("reviewed")
+LOCAL = Path("local")
 BASELINES = BaselineStore(REVIEWED, LOCAL)
 
 
@@ -137,7 +139,8 @@ def test_an_edited_baseline_with_a_digest_says_what_to_do() -> None:
 
 
 def test_counts_stand_in_a_folder_of_their_own_by_target() -> None:
-    counts, name = BASELINES.counts, f"{CASE.id}.json"
+    counts = BASELINES.counts
+    name = f"{CASE.id}.json"
     assert counts.reviewed_file("sm90", CASE.id) == REVIEWED / "counts/sm90" / name
     assert counts.local_file("cpu", CASE.id) == LOCAL / "counts/cpu" / name
     assert BaselineStore(REVIEWED).counts.local is None
@@ -209,7 +212,8 @@ def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own() -
 
 
 def test_the_profile_of_a_session_is_the_newest_that_has_no_fault() -> None:
-    store, case = Store(), make_run().case
+    store = Store()
+    case = make_run().case
     assert newest_profile(store.profiled("1", case.id)) is None
 
     def profiled(name: str, case: Case, profile: Profile, inject: str | None = None) -> None:
