@@ -32,7 +32,8 @@ HELD.take.side_effect = FileError("held")
 
 
 def make_setup(directory: Path, said: list[str], **options: Any) -> Setup:
-    store, baselines = directory / "store", directory / "baselines"
+    store = directory / "store"
+    baselines = directory / "baselines"
     chosen = Options(root=directory, store=store, baselines=baselines, **options)
     setup = Setup(chosen, Progress(line=said.append, live=lambda text: None))
     setup.lock = Mock(spec=MachineLock)  # a test may have several sessions at a time: none launches anything

@@ -288,7 +288,8 @@ def test_arms_that_differ_are_profiled_once_more_each(launches: Launches) -> Non
 
 
 def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(launches: Launches) -> None:
-    launches.counts, launches.profile_of_b = {"A": LESS, "B": LESS}, taken(unseen_profile(0.43))
+    launches.counts = {"A": LESS, "B": LESS}
+    launches.profile_of_b = taken(unseen_profile(0.43))
     launches.slower = 1.4
     counts = launches.measure(TRAINS).verdict.counts
     assert counts is not None
@@ -326,7 +327,8 @@ def test_arm_a_that_has_run_is_not_launched_again(launches: Launches) -> None:
 def test_arms_with_other_gradients_are_launched_once_more_unless_one_does_more(
     launches: Launches, norm: float, more: Counts, outcome: str, made: int
 ) -> None:
-    launches.norms, launches.counts = {"A": 1.0, "B": norm}, {"A": LESS, "B": more}
+    launches.norms = {"A": 1.0, "B": norm}
+    launches.counts = {"A": LESS, "B": more}
     result = launches.compare_counts()
     assert launches.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"][:made]
     assert (result.outcome, result.verdict.launches) == (outcome, made)

@@ -42,7 +42,8 @@ def told(a: list[CollectedTest], b: list[CollectedTest]) -> list[tuple[str, str,
     return [(each.case_id, each.kind, each.told) for each in _changes(a, b, asked=True)]
 
 
-SMALL, LARGE = make_case(micro_batch=2), make_case(micro_batch=4)
+SMALL = make_case(micro_batch=2)
+LARGE = make_case(micro_batch=4)
 
 
 def test_equal_cases_are_no_change() -> None:
@@ -58,7 +59,8 @@ def test_a_case_without_a_successor_is_deleted() -> None:
 
 
 def test_the_nearest_new_case_of_the_test_stands_in_its_place() -> None:
-    less, other = LARGE.replace(steps=10), SMALL.replace(seed=7, learning_rate=1e-4)
+    less = LARGE.replace(steps=10)
+    other = SMALL.replace(seed=7, learning_rate=1e-4)
     found = told([of_test(SMALL), of_test(LARGE)], [of_test(less), of_test(other)])
     assert found == [
         (SMALL.id, "changed", f"{other.id}: learning_rate 0.001 -> 0.0001, seed 0 -> 7"),

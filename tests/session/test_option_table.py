@@ -22,7 +22,8 @@ def made(**given: str) -> Options:
 
 
 def test_without_a_value_every_option_has_its_default() -> None:
-    store, baselines = Path("/repo/.perfsuite"), Path("/repo/baselines")
+    store = Path("/repo/.perfsuite")
+    baselines = Path("/repo/baselines")
     assert made() == Options(root=Path("/repo"), store=store, baselines=baselines, policy=Policy())
 
 

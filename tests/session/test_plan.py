@@ -53,7 +53,8 @@ def test_a_case_costs_what_it_took_last_or_what_others_on_as_many_devices_took()
 
 
 def test_the_past_is_that_of_the_newest_launches_and_neither_of_dry_nor_injected_ones(tmp_path: Path) -> None:
-    old, new = make_run(duration_s=10), make_run(duration_s=20)
+    old = make_run(duration_s=10)
+    new = make_run(duration_s=20)
     case = old.case
     bad = tmp_path / "cut-short.json"
     bad.write_text("{")
