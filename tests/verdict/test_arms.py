@@ -54,7 +54,8 @@ def test_an_arm_is_slower_faster_or_the_same() -> None:
 
 
 def test_the_tolerance_may_be_given_for_the_speed_or_for_the_one_metric_that_is_asked_for() -> None:
-    slower, larger = arm(B, 0.93), arm(B, 0.99, peak_memory_bytes=1.15 * 64 * MIB)
+    slower = arm(B, 0.93)
+    larger = arm(B, 0.99, peak_memory_bytes=1.15 * 64 * MIB)
     for b in (slower, larger):
         assert compared(arm(), b).outcome == "passed", "15 or 20 % are allowed on a CPU"
     verdict = compared(arm(), slower, tolerance=0.03)
@@ -66,14 +67,16 @@ def test_the_tolerance_may_be_given_for_the_speed_or_for_the_one_metric_that_is_
 
 
 def test_pairs_for_another_metric_change_nothing_of_what_is_decided() -> None:
-    a, b = arm(A[:6]), arm((*B[:3], *(0.5 * speed for speed in B[3:6])))
+    a = arm(A[:6])
+    b = arm((*B[:3], *(0.5 * speed for speed in B[3:6])))
     early, late = (check_of(judged(a[:used], b[:used]), "tokens_per_s") for used in (3, 6))
     assert (early.outcome, early.note) == ("passed", None)
     assert late == early.replace(note="decided after 3 pairs")
 
 
 def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of() -> None:
-    a, b = arm(A[:7]), arm(B[:7], 0.7)
+    a = arm(A[:7])
+    b = arm(B[:7], 0.7)
     a[1] = a[1].replace(health=DISTURBED)
     b[2] = make_launches(5.0)[0].replace(health=DISTURBED)
     assert list(unhealthy_pairs(a, b)) == [2, 3]
@@ -204,8 +207,10 @@ def on_a_drifting_machine(machine: tuple[float, ...], speed: float = 1.0) -> lis
 
 
 def test_the_machines_own_speed_is_taken_out_where_the_probe_runs_through_the_same_software() -> None:
-    a, b = on_a_drifting_machine(MACHINE), on_a_drifting_machine(MACHINE[::-1], speed=0.8)
-    verdict, raw = judged(a, b, corrects=True), judged(a, b)
+    a = on_a_drifting_machine(MACHINE)
+    b = on_a_drifting_machine(MACHINE[::-1], speed=0.8)
+    verdict = judged(a, b, corrects=True)
+    raw = judged(a, b)
     exponents = {check.metric: check.probe_exponent for check in verdict.checks}
     assert exponents.pop("peak_memory_bytes") is None
     follow = ("tokens_per_s", "tokens_per_s_mean", "cpu_s_per_step")
@@ -220,7 +225,8 @@ def test_the_machines_own_speed_is_taken_out_where_the_probe_runs_through_the_sa
 
 
 def test_a_slowdown_that_slows_the_probe_too_does_not_disappear() -> None:
-    a, b = on_a_drifting_machine(MACHINE), on_a_drifting_machine(tuple(1.9 * slow for slow in MACHINE[::-1]))
+    a = on_a_drifting_machine(MACHINE)
+    b = on_a_drifting_machine(tuple(1.9 * slow for slow in MACHINE[::-1]))
     check = check_of(judged(a, b, corrects=True, max_pairs=len(a)), "tokens_per_s")
     assert check.outcome == "inconclusive"
     assert check.note == (
@@ -352,7 +358,8 @@ def test_an_arm_that_waits_for_data_regresses(now: float, outcome: str) -> None:
 
 def test_a_certain_wait_below_the_floor_passes_and_says_so() -> None:
     """0.9 ms are 9% of a step of 10 ms."""
-    before, now = waits(0.0005, step_s=0.01), waits(0.0014, B, step_s=0.01)
+    before = waits(0.0005, step_s=0.01)
+    now = waits(0.0014, B, step_s=0.01)
     check = check_of(compared(before, now), "data_wait_s")
     assert (check.outcome, check.note) == ("passed", NEGLIGIBLE)
 

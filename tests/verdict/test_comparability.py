@@ -204,7 +204,8 @@ def test_a_gpu_far_behind_the_fastest_is_unhealthy_without_a_baseline_too(baseli
         "before the workload, copy was 2690 of rank 5, GPU 1 (00000000:1B:00.0) of n2, 11% less than the "
         "3010 of rank 3, GPU 3 (00000000:3B:00.0) of n1 (10% less is healthy)"
     ]
-    unlike, on_cpu = H100.replace(device_name=f"NVIDIA A10{AND}NVIDIA T4"), make_machine()
+    unlike = H100.replace(device_name=f"NVIDIA A10{AND}NVIDIA T4")
+    on_cpu = make_machine()
     assert [launch_problems(run.replace(machine=each), None) for each in (unlike, on_cpu)] == [[], []]
 
 
@@ -312,7 +313,8 @@ def test_what_may_explain_a_verdict_is_told(before: list[Run], now: Run, told: l
 # What a library chooses
 
 
-OLD, NEW = {"torch": "2.13.0"}, {"torch": "2.14.0"}
+OLD = {"torch": "2.13.0"}
+NEW = {"torch": "2.14.0"}
 
 
 def upgraded(then: dict[str, str], now: dict[str, str], *, speed: float = 1.0) -> Verdict:
@@ -348,8 +350,10 @@ def test_what_a_case_asks_for_otherwise_is_unlike_after_an_upgrade_too(setting: 
 @pytest.mark.parametrize("setting", ["compute_dtype", "attention", "wrapper"])
 @pytest.mark.parametrize("unseen", ["not observed (no linear layer)", "?", None])
 def test_what_was_not_observed_is_no_difference_and_is_told(setting: str, unseen: str | None) -> None:
-    known, unknown = {setting: "one"}, {} if unseen is None else {setting: unseen}
-    lost, found = upgraded(known, unknown), upgraded(unknown, known)
+    known = {setting: "one"}
+    unknown = {} if unseen is None else {setting: unseen}
+    lost = upgraded(known, unknown)
+    found = upgraded(unknown, known)
     assert lost.outcome == found.outcome == "passed"
     assert f"{setting}: one -> {unseen or 'not observed'}" == lost.changed[0]
     newly = f"{setting}: {unseen or 'not looked at'} -> one"

@@ -76,7 +76,8 @@ def test_every_float_of_torch_has_a_precision() -> None:
 
 
 def test_a_dtype_of_unknown_precision_is_reported() -> None:
-    exact, packed = launch(dtypes=FP32), launch(dtypes={**FP32, "parameters": {"float32": 1, "int32": 1234}})
+    exact = launch(dtypes=FP32)
+    packed = launch(dtypes={**FP32, "parameters": {"float32": 1, "int32": 1234}})
     said = "not compared, as the precision is not known: parameters: 0 -> 1,234 elements of int32"
     for mode, verdict in each_mode(exact, packed).items():
         assert said in verdict.changed or mode == "counts against a baseline", mode
@@ -106,7 +107,8 @@ def each_mode(before: Run, now: Run) -> dict[str, Verdict]:
 
 @pytest.mark.parametrize("what", ["parameters", "optimizer state"])
 def test_less_precision_fails_in_each_mode_and_more_is_listed(what: str) -> None:
-    exact, low = launch(dtypes=FP32), launch(dtypes=lowered(what))
+    exact = launch(dtypes=FP32)
+    low = launch(dtypes=lowered(what))
     for mode, verdict in each_mode(exact, low).items():
         assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
         assert any(f"{what}: float32 -> bfloat16" in reason for reason in verdict.reasons), mode
@@ -161,7 +163,8 @@ def test_tokens_that_vary_or_are_unknown_say_nothing(
 
 
 def test_less_work_without_any_value_is_not_improved() -> None:
-    more, less = launch(MORE, loss=()), launch(loss=())
+    more = launch(MORE, loss=())
+    less = launch(loss=())
     assert judge_counts(more, less).outcome == "inconclusive"
     old = count_baseline.from_runs([more]).replace(computed=())
     timed = Verdict(outcome="recorded", launches=1)
@@ -231,7 +234,8 @@ def test_another_sharding_is_not_called_a_smaller_model() -> None:
 def test_less_precise_products_fail_in_each_mode(setting: str) -> None:
     ieee: dict[str, Any] = {setting: "ieee"}
     tf32: dict[str, Any] = {setting: "tf32"}
-    exact, low = observed(**ieee), observed(MORE, **tf32)
+    exact = observed(**ieee)
+    low = observed(MORE, **tf32)
     for mode, verdict in each_mode(exact, low).items():
         assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
     more_exact = Computed.of([low]), Computed.of([exact])

@@ -59,7 +59,8 @@ def told(before: Counts, now: Counts) -> list[str]:
     ],
 )
 def test_collectives(before: list[Collective], now: list[Collective], said: str) -> None:
-    kind, ranks = now[0].kind, now[0].ranks
+    kind = now[0].kind
+    ranks = now[0].ranks
     assert told(counts(collectives=before), counts(collectives=now)) == [f"{kind} of {ranks} ranks: {said}"]
 
 

@@ -128,7 +128,8 @@ def imported(**modules: int) -> Counts:
 
 
 def test_modules_that_a_start_up_imports_anew_are_named_by_package() -> None:
-    before, now = imported(torch=1000, numpy=204), imported(torch=1008, numpy=204, torchvision=198)
+    before = imported(torch=1000, numpy=204)
+    now = imported(torch=1008, numpy=204, torchvision=198)
 
     (found,) = count_differences(baseline_of(before), baseline_of(now))
 
@@ -137,7 +138,8 @@ def test_modules_that_a_start_up_imports_anew_are_named_by_package() -> None:
 
 
 def test_few_more_modules_are_no_regression() -> None:
-    before, now = imported(torch=1000), imported(torch=1000 + MODULES_FLOOR)
+    before = imported(torch=1000)
+    now = imported(torch=1000 + MODULES_FLOOR)
 
     assert not count_differences(baseline_of(before), baseline_of(now))
 
@@ -169,7 +171,8 @@ def test_calls_of_a_part_of_the_start_up_are_judged_under_its_name() -> None:
 
 
 def test_a_part_of_the_start_up_that_one_side_lacks_is_a_note() -> None:
-    before, now = building(20_000), building(20_000)
+    before = building(20_000)
+    now = building(20_000)
     parts = {
         "start-up": now.spans["start-up"],
         "start-up: build and first step": now.spans["start-up: build"],
@@ -182,7 +185,8 @@ def test_a_part_of_the_start_up_that_one_side_lacks_is_a_note() -> None:
 @pytest.mark.parametrize("is_counted_before", [True, False])
 def test_calls_that_one_side_did_not_count_are_no_note(is_counted_before: bool) -> None:
     """A launch that is timed does not count them."""
-    counted, timed = building(20_000), imported(torch=1)
+    counted = building(20_000)
+    timed = imported(torch=1)
     before, now = (counted, timed) if is_counted_before else (timed, counted)
 
     assert not [*missing_spans(before, [now])]
@@ -224,13 +228,15 @@ def test_more_of_what_an_event_does_regresses(before: dict[str, int], now: dict[
 
 
 def test_a_few_more_bytes_in_a_checkpoint_say_nothing() -> None:
-    before, now = saved(bytes_written=2**30), saved(bytes_written=2**30 + WRITTEN_LOOSE)
+    before = saved(bytes_written=2**30)
+    now = saved(bytes_written=2**30 + WRITTEN_LOOSE)
 
     assert not count_differences(baseline_of(before), baseline_of(now))
 
 
 def test_some_more_bytes_in_a_checkpoint_do_not_regress() -> None:
-    before, now = saved(bytes_written=2**30), saved(bytes_written=2**30 + FLOOR)
+    before = saved(bytes_written=2**30)
+    now = saved(bytes_written=2**30 + FLOOR)
 
     assert known(check([launch(now)], baseline_of(before))).outcome == "passed"
 

@@ -119,7 +119,8 @@ def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
 )
 def test_the_same_sum_otherwise_split_and_a_change_too_small_to_matter_are_listed(now: Counts) -> None:
     """64 KiB, and 0.1 % of the FLOPs; in a dry run, where nothing is noise."""
-    dry, check = judged(launch(now, dry=True), before=launch(dry=True)), judged(now)
+    dry = judged(launch(now, dry=True), before=launch(dry=True))
+    check = judged(now)
     assert (dry.outcome, {outcome for outcome, _ in findings(dry)}) == ("passed", {"passed"})
     assert (check.outcome, findings(check)) == ("passed", findings(dry))
     assert len(check.findings) == (1 if now.memory == counts().memory else 2)
@@ -197,7 +198,8 @@ def test_a_change_of_several_ranks_is_as_large_as_on_the_rank_where_it_is_larges
 
 
 def test_ranks_that_both_sides_have_are_judged_and_the_others_are_named() -> None:
-    lost, new = "not judged: not counted in these launches", "not judged: not in the baseline"
+    lost = "not judged: not counted in these launches"
+    new = "not judged: not in the baseline"
     for now, before, notes in (
         ((1,), (0, 1), [f"rank 0 is {lost}"]),
         ((0, 1), (1,), [f"rank 0 is {new}"]),
@@ -363,7 +365,8 @@ def test_compiled_models() -> None:
 
 
 MAY_DO_THE_REST = "may do the rest, without a formula"
-FEW_FLOPS, FEWER = counts(flops={"forward": 1_700_000_000}), "FLOPs 1.76 -> 1.70 GFLOP"
+FEW_FLOPS = counts(flops={"forward": 1_700_000_000})
+FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
 
 
 @pytest.mark.parametrize(
@@ -475,7 +478,8 @@ def test_python_s_calls_are_listed_up_to_a_fifth_and_unknown_ones_are_no_differe
         assert check.outcome == ("regressed" if forward == 9_000 else "passed")
         assert [each for _, each in findings(check)] == listed
         assert judged(now, python(), before=python()).unsteady == unsteady
-    newer, lost = python(version="3.12", forward=99_999), "not judged, not counted in these launches"
+    newer = python(version="3.12", forward=99_999)
+    lost = "not judged, not counted in these launches"
     for now, before, notes in (
         (python(), counts(), (f"Python 3.11 calls: {NEW}",)),
         (counts(), python(), (f"Python 3.11 calls: {lost}",)),
@@ -523,7 +527,8 @@ def test_a_worker_s_calls_are_named_per_batch() -> None:
 
 def test_counts_without_a_worker_are_unknown_in_one_note() -> None:
     name = "Python 3.11 calls of a loader's worker per batch"
-    old, new = judged(worker(5_000), before=counts()), judged(counts(), before=worker(5_000))
+    old = judged(worker(5_000), before=counts())
+    new = judged(counts(), before=worker(5_000))
     assert (old.outcome, old.findings) == (new.outcome, new.findings) == ("passed", ())
     assert old.notes == (f"{name}: not judged, not in the baseline",)
     assert new.notes == (f"{name}: not judged, not counted in these launches",)

@@ -63,7 +63,8 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
 
 def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
     """Sessions of unchanged code differ by 2 %. Who knows one of them calls the next one regressed."""
-    one, three = of_sessions(1.0), of_sessions(1.0, 0.98, 1.01)
+    one = of_sessions(1.0)
+    three = of_sessions(1.0, 0.98, 1.01)
     for speed, known, outcome, blind in (
         *((0.975, one, "regressed", False), (0.975, three, "inconclusive", True)),
         (0.8, three, "regressed", True),
@@ -240,7 +241,8 @@ def test_of_one_metric_in_doubt_and_others_that_are_sure_the_worst_is_told() -> 
 
 def test_more_memory_of_a_gpu_hides_no_slowdown_that_takes_more_launches_to_see() -> None:
     runs = gpu(0.92, peak_memory_bytes=66 * MIB)
-    first, last = judged(runs[:1], BASELINE_H100, ORDINARY), session(runs, BASELINE_H100, noise_of(0.01))
+    first = judged(runs[:1], BASELINE_H100, ORDINARY)
+    last = session(runs, BASELINE_H100, noise_of(0.01))
     for verdict, outcome in ((first, "undecided"), (last, "regressed")):
         assert verdict.outcome == outcomes(verdict)["tokens_per_s"] == outcome
         assert outcomes(verdict)["peak_memory_bytes"] == "regressed"
@@ -308,7 +310,8 @@ def test_steps_that_stall_are_no_regression_and_more_of_them_are_found(now: floa
 )
 def test_on_a_gpu_memory_is_exact_to_one_percent_and_one_launch_suffices(memory: float, outcome: str) -> None:
     runs = gpu(peak_memory_bytes=memory * MIB)
-    verdict, blind = session(runs, BASELINE_H100), judged(runs[:1], BASELINE_H100, ClassNoise())
+    verdict = session(runs, BASELINE_H100)
+    blind = judged(runs[:1], BASELINE_H100, ClassNoise())
     assert (verdict.outcome, verdict.launches) == (outcome, 1)
     check = check_of(verdict, "peak_memory_bytes")
     assert (check.outcome, check.interval, check.blind) == (outcome, None, False)
@@ -484,7 +487,8 @@ def test_launches_that_are_set_aside_are_among_the_most_that_are_made(most: int)
 
 UNKNOWN = "how speed follows the probe is unknown: accept more launches"
 OTHER = "the software that the probe runs through changed, too: accept a new baseline if all is well"
-FOLLOWS, IGNORES = noise_of(0.005, exponent=1), replace(QUIET, knows_exponent=True)
+FOLLOWS = noise_of(0.005, exponent=1)
+IGNORES = replace(QUIET, knows_exponent=True)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +549,8 @@ def test_whether_the_probe_runs_through_other_software_is_seen_in_the_last_launc
         assert check_of(judged(runs, before, FOLLOWS), "tokens_per_s").outcome == outcome
 
 
-BARE, SLOW = make_launches(0.85)[0], on_machine(0.85, tokens=0.85)
+BARE = make_launches(0.85)[0]
+SLOW = on_machine(0.85, tokens=0.85)
 FOUR = make_launches(1.0, 1.003, 0.998, 1.001, probe_s_p50=0.01)
 NO_SPEED = run_with(tokens_per_s=None, probe_s_p50=0.012)
 
@@ -744,16 +749,19 @@ def test_a_span_that_scatters_too_much_decides_no_case() -> None:
 
 def test_a_cold_launch_is_not_mixed_with_warm_ones() -> None:
     """The first launch compiles for a minute what later ones find in a cache."""
-    cold, warm = lasting(f"cold {IMPORTS}", 60), lasting(IMPORTS, 6)
+    cold = lasting(f"cold {IMPORTS}", 60)
+    warm = lasting(IMPORTS, 6)
     baseline = from_runs([cold[0], *warm[:5]])
-    first, last = judged(cold[:1], baseline, OF_SPANS), session([cold[0], *warm], baseline, OF_SPANS)
+    first = judged(cold[:1], baseline, OF_SPANS)
+    last = session([cold[0], *warm], baseline, OF_SPANS)
     assert outcomes(first)[OF_IMPORTS] == "undecided", "there is no warm launch yet"
     assert outcomes(last)[OF_IMPORTS] == "passed"
     assert f"seconds of cold {IMPORTS}" not in outcomes(last)
 
 
 def test_a_start_up_that_stays_cold_is_inconclusive_after_two_launches() -> None:
-    cold, warm = lasting(f"cold {IMPORTS}", 60), lasting(IMPORTS, 6)
+    cold = lasting(f"cold {IMPORTS}", 60)
+    warm = lasting(IMPORTS, 6)
     verdict = session(cold, from_runs([cold[0], *warm[:5]]), OF_SPANS)
     assert (verdict.outcome, verdict.launches) == ("inconclusive", 2)
 
@@ -769,6 +777,7 @@ def test_a_span_costs_launches_only_if_it_looks_changed(now: float, outcome: str
 @pytest.mark.parametrize("most", [1, 3, 6])
 def test_a_cold_launch_costs_none_beyond_those_allowed(most: int) -> None:
     noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.15, degrees_of_freedom=30)})
-    cold, warm = lasting(f"cold {IMPORTS}", 60), lasting(IMPORTS, 6.5, 7.5, 6.8, 6.0, 7.9, 6.1)
+    cold = lasting(f"cold {IMPORTS}", 60)
+    warm = lasting(IMPORTS, 6.5, 7.5, 6.8, 6.0, 7.9, 6.1)
     verdict = judged([cold[0], *warm][:most], from_runs(lasting(IMPORTS, 6)[:5]), noise, max_launches=most)
     assert outcomes(verdict)[OF_IMPORTS] in ("inconclusive", "passed")

@@ -160,7 +160,9 @@ def test_two_launches_of_each_side_tell_other_gradients() -> None:
     told = "the norm of the gradients in step 4, after clipping: 50 -> 51.1 (at most 2.0% is allowed)"
     norms = [once(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
     assert norms == [None, None, told, None]
-    one, other, unknown = with_norm(50.0), with_norm(51.1), with_norm(None)
+    one = with_norm(50.0)
+    other = with_norm(51.1)
+    unknown = with_norm(None)
     near = with_norm(50.01)
     assert few([one, one], [other, other]) == few([one, near], [other, other]) == told
     assert (
@@ -170,7 +172,8 @@ def test_two_launches_of_each_side_tell_other_gradients() -> None:
     assert few([one, one], [other, unknown]) is None
     assert few([one, other], [other, one]) is None, "each side has both"
     assert few([one, with_norm(50.5)], [other, other]) is None, "without a seed"
-    hidden, shown = with_norm(1.0, unclipped=7.0), with_norm(1.0, unclipped=28.0)
+    hidden = with_norm(1.0, unclipped=7.0)
+    shown = with_norm(1.0, unclipped=28.0)
     assert few([hidden, hidden], [shown, shown]) == (
         "the norm of the gradients in step 4, before clipping: 7 -> 28 (at most 2.0% is allowed)"
     )
@@ -178,7 +181,8 @@ def test_two_launches_of_each_side_tell_other_gradients() -> None:
 
 def test_two_launches_of_each_side_tell_another_loss() -> None:
     told = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
-    one, late = with_loss(1), with_loss(1.1, first=12)
+    one = with_loss(1)
+    late = with_loss(1.1, first=12)
     assert once(one, with_loss(1.019)) is None
     assert once(one, late) == few([one, one], [late, late]) == told
     assert few([one], [late]) is None, "one launch of each tells no scatter"
@@ -187,7 +191,8 @@ def test_two_launches_of_each_side_tell_another_loss() -> None:
 
 
 def test_one_launch_of_each_side_tells_a_common_factor() -> None:
-    before, now = with_norm(1.0, unclipped=7.0), with_norm(1.0, 4, unclipped=28.0)
+    before = with_norm(1.0, unclipped=7.0)
+    now = with_norm(1.0, 4, unclipped=28.0)
     assert "loss and gradients x 4.000 in every step, compared with arm A" in str(few([before], [now]))
     assert few([before], [with_norm(1.0, 4, unclipped=7.0)]) is None, "the loss alone"
     assert few([before], [with_norm(1.0, -1, unclipped=7.0)]) is None, "that is another loss, told by two"
@@ -285,7 +290,8 @@ def test_a_loss_of_unseeded_data_is_not_another(first: float, last: float, sigma
 )
 @pytest.mark.parametrize("lower", [False, True])
 def test_another_loss_that_scatters_is_found(sigma: float, launches: int, factor: float, lower: bool) -> None:
-    rng, by = random.Random(4), 1 / factor if lower else factor
+    rng = random.Random(4)
+    by = 1 / factor if lower else factor
     nights = ([unseeded(rng, sigma) for _ in range(launches)] for _ in range(50))
     assert sum(told(baseline, unseeded(rng, sigma, by)) is not None for baseline in nights) >= 45
 

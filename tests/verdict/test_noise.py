@@ -34,7 +34,8 @@ def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any
     rng = random.Random(seed)
     runs = []
     for _ in range(launches):
-        machine, case = rng.lognormvariate(0, 0.05), rng.lognormvariate(0, own)
+        machine = rng.lognormvariate(0, 0.05)
+        case = rng.lognormvariate(0, own)
         probe = 0.01 * machine * rng.lognormvariate(0, 0.003)
         runs += make_launches(1 / (machine * case), **{"probe_s_p50": probe, **figures})
     return runs
@@ -74,7 +75,8 @@ GROUPS = [drifting(seed) for seed in range(4)]
 
 def chi_squared_cdf(value: float, degrees: int) -> float:
     """By the power series of the incomplete gamma function (Abramowitz and Stegun 6.5.29)."""
-    a, x = degrees / 2, value / 2
+    a = degrees / 2
+    x = value / 2
     term = total = 1 / math.gamma(a + 1)
     for k in range(1, 60):
         term *= x / (a + k)
@@ -135,7 +137,8 @@ def test_an_exponent_of_0_is_believed_from_20_degrees_of_freedom_on() -> None:
 
 
 def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:
-    raw, noise = noise_of(*map(without_probes, GROUPS)), noise_of(*GROUPS)
+    raw = noise_of(*map(without_probes, GROUPS))
+    noise = noise_of(*GROUPS)
     assert PROBE_CORRECTED == (TOKENS_PER_S, TOKENS_PER_S_MEAN)
     assert (noise.probe_exponent > 0.95, noise.knows_exponent, raw.probe_exponent) == (True, True, 0)
     assert known(raw).sigma > 0.03
@@ -170,7 +173,8 @@ def test_a_figure_that_is_no_size_is_left_out_and_of_a_probe_what_that_corrects(
     # Where one launch lacks the speed and another the probe, the lists are equally long: none is paired.
     first, second, *rest = GROUPS[0]
     lacking = [with_figures(first, tokens_per_s=value), with_figures(second, probe_s_p50=value)]
-    noise, less = noise_of([*lacking, *rest], *GROUPS[1:]), noise_of(rest, *GROUPS[1:])
+    noise = noise_of([*lacking, *rest], *GROUPS[1:])
+    less = noise_of(rest, *GROUPS[1:])
     assert (noise.probe_exponent, known(noise)) == (less.probe_exponent, known(less))
 
 
@@ -197,7 +201,8 @@ def test_what_sessions_share_is_no_noise_within_them_and_tells_them_apart_where_
     noise = known(pooled)
     assert noise.sigma == pytest.approx(of_speed(ALIKE).sigma, rel=0.01)
     assert degrees_of(pooled) == 12
-    between, explained = -math.log(0.95) / math.sqrt(3), noise.sigma**2 / 5
+    between = -math.log(0.95) / math.sqrt(3)
+    explained = noise.sigma**2 / 5
     assert noise.session_sigma == pytest.approx(math.sqrt(7.49 * between**2 - explained), rel=1e-3)
     assert noise.session_sigma > 0.05
     assert known(pooled, PEAK_MEMORY).session_sigma == pytest.approx(SIGMA_FLOOR * math.sqrt(6.49 / 5))
@@ -236,7 +241,8 @@ def test_cases_of_other_sessions_are_further_witnesses() -> None:
 
 
 def test_sessions_of_one_launch_each_count_as_both_noises() -> None:
-    noise, alone = of_speed(of_sessions(*[(speed,) for speed in LAUNCHES])), of_speed(ALIKE)
+    noise = of_speed(of_sessions(*[(speed,) for speed in LAUNCHES]))
+    alone = of_speed(ALIKE)
     assert (noise.sigma, noise.degrees_of_freedom) == (alone.sigma, alone.degrees_of_freedom)
     spread = stdev(math.log(speed) for speed in LAUNCHES)
     assert noise.session_sigma == pytest.approx(math.sqrt(3.28) * spread, rel=1e-3)
@@ -253,7 +259,8 @@ def test_a_session_that_the_probe_explains_is_none() -> None:
     """The machine runs 30 % slower on one day of three, and the probe sees it."""
 
     def slowed(run: Run) -> Run:
-        speed, probe = run.figures.tokens_per_s or 0, run.figures.probe_s_p50 or 0
+        speed = run.figures.tokens_per_s or 0
+        probe = run.figures.probe_s_p50 or 0
         return with_figures(run, tokens_per_s=speed / 1.3, probe_s_p50=probe * 1.3)
 
     days = ([drifting(seed + day) for day in (0, 10, 20)] for seed in range(4))
@@ -293,7 +300,8 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
 
 
 def test_noise_within_sessions_is_told_apart_where_half_of_what_is_known_is_of_repeated_launches() -> None:
-    first, second = [1.0, 1.001], [1.1, 1.101]
+    first = [1.0, 1.001]
+    second = [1.1, 1.101]
     for sessions, is_told_apart in (
         *(((first, second), True), ((first, [1.1]), False)),  # of two repeated launches on
         *(((first, second, [1.05]), True), ((first, second, [1.05], [1.2]), False)),

@@ -152,7 +152,8 @@ def test_figures_of_a_decision_are_what_they_were() -> None:
 
 def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
     """Nor one of three pairs, which are too few for an exponent."""
-    a, b = A[:8], [1.06 * cost for cost in B[:8]]
+    a = A[:8]
+    b = [1.06 * cost for cost in B[:8]]
     assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == decided(a, b, tolerance=0.03)
     against = [[1 / probe for probe in probes] for probes in PROBES]
     a, b = followed()
@@ -204,9 +205,11 @@ def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
 @deterministic
 def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]]) -> None:
     """Where the neighbours tell the same: every launch of a pair is followed by one of the same arm."""
-    a, b = [1.0] * len(pairs), [second / first for first, second in pairs]
+    a = [1.0] * len(pairs)
+    b = [second / first for first, second in pairs]
     reverse = [1 / cost for cost in b]
-    first, second = look(a, b), look(a, reverse)
+    first = look(a, b)
+    second = look(a, reverse)
     assert second.outcome == OPPOSITE.get(first.outcome, first.outcome)
     assert 1 + second.change == pytest.approx(1 / (1 + first.change))
 
@@ -215,7 +218,8 @@ def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]
 @deterministic
 def test_decisions_are_consistent_whatever_the_unit(pairs: list[tuple[float, float]], unit: float) -> None:
     a, b = ([pair[arm] for pair in pairs] for arm in (0, 1))
-    decision, scaled = look(a, b), look([unit * cost for cost in a], [unit * cost for cost in b])
+    decision = look(a, b)
+    scaled = look([unit * cost for cost in a], [unit * cost for cost in b])
     assert scaled.outcome == decision.outcome
     assert scaled.change == pytest.approx(decision.change, abs=1e-9)
     low, high = decision.interval

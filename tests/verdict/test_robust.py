@@ -18,7 +18,8 @@ from perfsuite.verdict.robust import (
 
 def test_the_clipped_square_is_that_of_a_standard_normal() -> None:
     """By parts: the integral of z^2 over [-c, c] is P(|z| < c) - 2 c pdf(c); outside it is c^2."""
-    normal, clip = NormalDist(), SCALE_CLIP
+    normal = NormalDist()
+    clip = SCALE_CLIP
     outside = 2 * (1 - normal.cdf(clip))
     expected = 1 - outside - 2 * clip * normal.pdf(clip) + clip**2 * outside
     assert pytest.approx(expected, abs=1e-6) == robust._SCALE_CLIPPED_SQUARE

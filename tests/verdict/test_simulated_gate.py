@@ -46,7 +46,8 @@ def draw(
     *, sigma: float = 0.01, session_sigma: float = 0.0, trials: int = 400, is_contaminated: bool = False
 ) -> tuple[list[float], list[float]]:
     """Logarithms: of the baselines, of today's means."""
-    before, today = [], []
+    before = []
+    today = []
     for baselines, launches in _draws(
         sigma, (2, 5), 50, session_sigma, trials, 0, is_contaminated=is_contaminated
     ):

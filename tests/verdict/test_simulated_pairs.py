@@ -75,7 +75,8 @@ def test_false_alarms_are_as_few_without_drift_and_with_much(drift: float) -> No
 def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_speeds: float) -> None:
     """Before most pairs had to show a change, 3 to 4.5 % of such comparisons called one."""
     table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=2_000, seed=5)
-    none, large = table.row(0.0), table.row(0.3)
+    none = table.row(0.0)
+    large = table.row(0.3)
     assert none.regressed + none.improved <= 0.008
     assert large.regressed > 0.95
 
@@ -108,7 +109,8 @@ def test_a_probe_that_launches_do_not_follow_changes_little() -> None:
     settings = {**FOLLOWING, "sigma": 0.02, "exponent": 0.0, "trials": 1_000}
     raw, corrected = (simulate(**settings, corrects=corrects) for corrects in (False, True))
     for change in (0.0, 0.1):
-        before, now = raw.row(change), corrected.row(change)
+        before = raw.row(change)
+        now = corrected.row(change)
         assert now.regressed == pytest.approx(before.regressed, abs=0.02)
         assert now.mean_pairs == pytest.approx(before.mean_pairs, abs=0.2)
 

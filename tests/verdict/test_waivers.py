@@ -14,7 +14,8 @@ from perfsuite.verdict.waivers import remarks, waive
 from tests.counted import make_counts, make_finding
 from tests.samples import BEFORE, make_image_result, make_result, never_run, now
 
-TODAY, YESTERDAY = date(2026, 11, 24), date(2026, 11, 23)
+TODAY = date(2026, 11, 24)
+YESTERDAY = date(2026, 11, 23)
 ISSUE = "https://example.org/1"
 CASE = BEFORE.case.id
 SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0 %
