@@ -35,7 +35,8 @@ ALONE = make_case(
 )
 Start = Callable[..., Attached]
 # What is installed stays so during the tests, and takes half a second to read.
-providers, version = cache(importlib.metadata.packages_distributions), cache(importlib.metadata.version)
+providers = cache(importlib.metadata.packages_distributions)
+version = cache(importlib.metadata.version)
 
 
 @contextmanager

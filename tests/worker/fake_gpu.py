@@ -49,7 +49,8 @@ class FakeGPU:
 
     @contextmanager
     def made_current(self, device: torch.device) -> Iterator[None]:
-        before, self.current = self.current, device.index
+        before = self.current
+        self.current = device.index
         yield
         self.current = before
 

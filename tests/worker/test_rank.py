@@ -57,7 +57,8 @@ def test_memory_is_read_when_the_clock_has_stopped_and_before_the_observer_takes
 ) -> None:
     """A run that is not the one asked for keeps its figures."""
     rank = simulated(tmp_path, rank=1)
-    observed, evidence = Observed(settings={"wrapper": "none"}, environment={}), Evidence(data_parallel=2)
+    observed = Observed(settings={"wrapper": "none"}, environment={})
+    evidence = Evidence(data_parallel=2)
     order = Mock()
     order.clock.side_effect = rank.recorder.finish
     order.memory.return_value = Memory(peak=1, method="said")
@@ -92,7 +93,8 @@ def test_an_injected_fault_lengthens_steps_and_changes_the_report_of_the_last_ra
         rank.recorder.finish()
         return rank.recorder.step_s
 
-    before, now = steps(None), steps("slowdown=50%")
+    before = steps(None)
+    now = steps("slowdown=50%")
     assert now[:3] == before[:3]
     assert now[3:] == pytest.approx([1.5 * step for step in before[3:]], rel=0.05)
     ranks = [made(tmp_path, inject="missing-rank", rank=number) for number in (0, 1)]
@@ -201,7 +203,8 @@ def test_an_error_is_written_without_figures_even_if_it_cannot_be_written_as_it_
 
 
 def test_a_slow_file_system_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, quick = threading.Semaphore(0), threading.Event()
+    begun = threading.Semaphore(0)
+    quick = threading.Event()
     written: list[str] = []
     writers: list[threading.Thread] = []
 

@@ -121,7 +121,8 @@ def test_the_workers_of_the_counted_step_are_known(wait: DataWait) -> None:
         loader = SimpleNamespace(_workers=[SimpleNamespace(pid=pid)], _dataset=data)
         return lambda: loaders.timed(lambda loader: None)(loader)
 
-    train, valid = object(), object()
+    train = object()
+    valid = object()
     for _ in range(COUNTED_STEP - 1):
         step(wait, give(1, train))
     step(wait, give(2, train), give(3, valid))
@@ -182,7 +183,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __next__(self) -> int:
             return passes(1)
 
-    module.Loader, module.Batches, module.NUMBER = Loader, Batches, 7
+    module.Loader = Loader
+    module.Batches = Batches
+    module.NUMBER = 7
     monkeypatch.setitem(sys.modules, MODULE, module)
     return module
 

@@ -33,7 +33,8 @@ class Attention(nn.Module):
 
     def __init__(self, attend: Callable[[Tensor], Tensor] = fused) -> None:
         super().__init__()
-        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.before = nn.Linear(8, 8)
+        self.after = nn.Linear(8, 8)
         self.attend = attend
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +44,8 @@ class Attention(nn.Module):
 
 def taken(directory: Path, model: nn.Module | None = None, *, warmup: int = WARMUP) -> Profiling:
     """What is left of 20 steps with the profiler between them, as in a rank, unless it ends them."""
-    profiling, model = Profiling(warmup=warmup, device="cpu"), model or Attention()
+    profiling = Profiling(warmup=warmup, device="cpu")
+    model = model or Attention()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with pytest.raises(ProfileTaken) if warmup == WARMUP else nullcontext():
         for number in range(1, 21):

@@ -62,7 +62,8 @@ def test_threads_count_and_sleep_does_not() -> None:
 
 
 def test_counting_ends_before_and_begins_after_what_is_done_between_steps() -> None:
-    timer, told = SimulatedTimer(), list[tuple[str, float]]()
+    timer = SimulatedTimer()
+    told = list[tuple[str, float]]()
     recorder = Recorder(timer, probe=lambda: timer.sleep(7), before_end=lambda step, recorder: timer.sleep(2))
     counting = recorder.counting = Mock()
     counting.end_step.side_effect = lambda: told.append(("end", timer.host()))
@@ -73,7 +74,8 @@ def test_counting_ends_before_and_begins_after_what_is_done_between_steps() -> N
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
-    recorder = Recorder(SimulatedTimer(), memory=(memory := Mock()))
+    memory = Mock()
+    recorder = Recorder(SimulatedTimer(), memory=memory)
     recorder.counting = Mock(steps=ONE_STEP) if counts else None
     recorder.start()
     assert memory.method_calls == [call.release()]
@@ -88,7 +90,8 @@ def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
 
 
 def test_the_peak_is_read_before_a_late_step_is_counted() -> None:
-    recorder = Recorder(SimulatedTimer(), memory=(memory := Mock()))
+    memory = Mock()
+    recorder = Recorder(SimulatedTimer(), memory=memory)
     recorder.counting = Mock(steps=StepsToCount(until=4, late=6))
     before, after = (Memory(peak=peak, method="") for peak in (1, 2))
     memory.read.side_effect = [before, after]
@@ -142,7 +145,8 @@ class FakeCollector(CollectorClock):
 
 
 def test_counting_objects_is_in_no_step_and_in_no_peak() -> None:
-    timer, told = SimulatedTimer(), Mock()
+    timer = SimulatedTimer()
+    told = Mock()
     recorder = Recorder(timer, memory=told.memory)
     growth = recorder.growth = Mock(wraps=Growth(2, 4))
     told.attach_mock(growth.count, "count")
@@ -170,7 +174,9 @@ def test_perfsuite_itself_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
 
 def test_the_first_optimizer_is_the_clock() -> None:
     """torchtitan, for one, has optimizers within optimizers: a step must count once."""
-    recorder, first, second = Recorder(HostTimer()), object(), object()
+    recorder = Recorder(HostTimer())
+    first = object()
+    second = object()
     recorder.start()
     for optimizer in (first, second) * 3:
         recorder.after_optimizer_step(optimizer, (), {})
@@ -181,7 +187,8 @@ def test_the_first_optimizer_is_the_clock() -> None:
 
 
 def test_progress_is_told_seldom_and_at_the_end() -> None:
-    recorder, told = Recorder(SimulatedTimer()), list[int]()
+    recorder = Recorder(SimulatedTimer())
+    told = list[int]()
     recorder.on_progress = told.append
     after_steps(recorder, *[0.2] * 20)
     assert told == [3, 6, 9, 12, 15, 18, 20]
@@ -196,7 +203,8 @@ def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: 
 
 
 def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, told = Recorder(CudaTimer(GPU)), list[int]()
+    recorder = Recorder(CudaTimer(GPU))
+    told = list[int]()
     recorder.on_progress = told.append
     monkeypatch.setattr(recording, "PROGRESS_EVERY_S", -1)
     after_steps(recorder, *[10] * 6, work=partial(gpu.work, ahead_ms=25))

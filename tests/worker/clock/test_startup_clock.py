@@ -186,7 +186,8 @@ def test_a_watched_function_is_timed_wherever_it_was_imported(
         clock.time += seconds
         return seconds
 
-    owner, other = SimpleNamespace(connects=connects), SimpleNamespace(connects=connects)
+    owner = SimpleNamespace(connects=connects)
+    other = SimpleNamespace(connects=connects)
     monkeypatch.setitem(sys.modules, "other", other)
     startup_clock.watch(owner, "connects", PROCESS_GROUP)
     assert owner.connects(2) + other.connects(3) == 5

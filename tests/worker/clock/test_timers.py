@@ -36,7 +36,8 @@ def test_a_clock_that_a_script_replaces_is_not_ours(monkeypatch: pytest.MonkeyPa
     for name in ("perf_counter", "process_time", "monotonic", "clock_gettime", "time"):
         monkeypatch.setattr(time, name, lambda *args: 0.0)
     timer = HostTimer()
-    start, cpu = timer.stamp(), timer.cpu()
+    start = timer.stamp()
+    cpu = timer.cpu()
     timer.sleep(1e-3)
     assert timer.seconds(start, timer.stamp()) >= 1e-3
     assert timer.host() > 0

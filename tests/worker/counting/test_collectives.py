@@ -11,7 +11,8 @@ from tests.worker.loops import counted
 
 WORLD = 4
 ALL = list(range(WORLD))
-FULL, SHARD = torch.zeros(8), torch.zeros(2)
+FULL = torch.zeros(8)
+SHARD = torch.zeros(2)
 
 
 def world() -> str:

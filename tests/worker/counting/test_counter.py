@@ -20,7 +20,8 @@ from tests.fake_group import alone
 from tests.worker.loops import counted, in_a_thread, memory
 
 aten = torch.ops.aten
-WIDTH, BATCH = 8, 4
+WIDTH = 8
+BATCH = 4
 PRODUCT = 2 * BATCH * WIDTH * WIDTH  # FLOPs of one linear layer's forward
 WEIGHTS = 2 * WIDTH * WIDTH * 4  # bytes of the model
 
@@ -69,7 +70,8 @@ def test_flops_by_phase_are_those_of_the_products_each_time_and_checkpointing_is
     assert flops["forward"] == 2 * PRODUCT
 
 
-MASK, TIMES = torch.tensor([True, False, True, False]), torch.tensor([1, 2, 1, 1])
+MASK = torch.tensor([True, False, True, False])
+TIMES = torch.tensor([1, 2, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,8 @@ def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
         counter.before_optimizer(runs_closure=True)
         training.optimizer.step(closure)
 
-    counts, plain = training.counted(step), training.counted()
+    counts = training.counted(step)
+    plain = training.counted()
     assert (counts.flops, counts.kernels) == (plain.flops, plain.kernels)
 
 
@@ -175,7 +178,8 @@ def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tu
     """So many before the counted steps, in the first and in the second. Each takes one."""
 
     def counts_of(first: int, *later: int) -> Counts:
-        training, arrivals = Training(), iter(later)
+        training = Training()
+        arrivals = iter(later)
         queue = [received() for _ in range(first)]
 
         def step(counter: StepCounter) -> None:
@@ -233,14 +237,17 @@ def test_views_and_allocations_are_no_kernels() -> None:
 def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> None:
     query = torch.empty(2, 8, 16, 32, device="meta")
     shared = torch.empty(2, 2, 24, 32, device="meta")  # one head of keys for four of queries
-    name, product = f"_scaled_dot_product_{kernel}_attention", 2 * (2 * 8) * 16 * 24 * 32
-    forward, backward = FLOPS[getattr(aten, name)], FLOPS[getattr(aten, f"{name}_backward")]
+    name = f"_scaled_dot_product_{kernel}_attention"
+    product = 2 * (2 * 8) * 16 * 24 * 32
+    forward = FLOPS[getattr(aten, name)]
+    backward = FLOPS[getattr(aten, f"{name}_backward")]
     assert forward(query, shared, shared, out_val=None) == 2 * product
     assert backward(query, query, shared, shared, out_val=None) == 5 * product  # one repeats the scores
 
 
 def test_attention_on_a_cpu_has_flops() -> None:
-    query, attend = torch.randn(1, 2, 16, 8, requires_grad=True), nn.functional.scaled_dot_product_attention
+    query = torch.randn(1, 2, 16, 8, requires_grad=True)
+    attend = nn.functional.scaled_dot_product_attention
     flops = counted(lambda: attend(query, query, query, is_causal=True).sum().backward()).flops
     product = 2 * 2 * 16 * 16 * 8  # of two heads
     assert flops == {"forward": 2 * product, "backward": 5 * product}
@@ -264,7 +271,8 @@ def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
     """gloo's reduce-scatter sums in a copy of its input, which its thread lets go some time later."""
     with alone():
         training = Training()
-        gradient, shard = torch.ones(1024), torch.zeros(1024)
+        gradient = torch.ones(1024)
+        shard = torch.zeros(1024)
         training.after_backward = lambda: dist.reduce_scatter_tensor(shard, gradient)
         wait = dist.Work.wait
         counts = training.counted()
@@ -303,7 +311,9 @@ def test_grouped_products_have_the_flops_of_rows(a: tuple[int, ...], b: tuple[in
 def test_the_dtype_of_a_result_changes_no_flops() -> None:
     """`torch.mm(a, b, out_dtype)` gives it in third place, and no CPU has the kernel."""
     with FakeTensorMode():
-        a, b, total = torch.empty(4, 8).bfloat16(), torch.empty(8, 2).bfloat16(), torch.empty(4, 2)
+        a = torch.empty(4, 8).bfloat16()
+        b = torch.empty(8, 2).bfloat16()
+        total = torch.empty(4, 2)
         assert counted(lambda: torch.mm(a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
         assert counted(lambda: torch.addmm(total, a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
 

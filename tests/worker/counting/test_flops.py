@@ -152,7 +152,8 @@ def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
 
 def test_full_training_counts_as_before_and_what_a_script_freezes_has_no_gradient_of_its_own() -> None:
     """Stored baselines refuse another formula."""
-    full, half = count(MODELS["llama-tiny"], 32), count(MODELS["llama-tiny"], 32, frozen_share=0.5)
+    full = count(MODELS["llama-tiny"], 32)
+    half = count(MODELS["llama-tiny"], 32, frozen_share=0.5)
     assert (full.formula, full.per_token, full.trained_parameters) == ("palm-1", 5_308_416, None)
     assert half.per_token == full.per_token - 2 * full.matmul_parameters / 2
     assert half.trained_parameters == full.matmul_parameters / 2

@@ -69,7 +69,8 @@ class Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight = ctx.saved_tensors
-        of_weight, of_bias = torch.empty_like(weight), torch.empty(weight.shape[0])
+        of_weight = torch.empty_like(weight)
+        of_bias = torch.empty(weight.shape[0])
 
         def captured() -> None:
             torch.mm(gradients[0].t(), inputs, out=of_weight)
@@ -117,7 +118,8 @@ def by_numpy(training: Loop) -> None:
 
 def in_another_process(training: Loop) -> None:
     gradients = [gradient.share_memory_() for gradient in gradients_of(training)]
-    if (child := os.fork()) == 0:
+    child = os.fork()
+    if child == 0:
         try:
             fill(gradients)
         finally:
@@ -290,10 +292,13 @@ def test_honest_training_hides_nothing(train: Train) -> None:
 def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
     torch.manual_seed(0)
     tokens = torch.arange(12).view(3, 4)
-    embedding, head = nn.Embedding(32, 8), nn.Linear(8, 32, bias=False)
-    lstm, attention = nn.LSTM(8, 8, batch_first=True), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    embedding = nn.Embedding(32, 8)
+    head = nn.Linear(8, 32, bias=False)
+    lstm = nn.LSTM(8, 8, batch_first=True)
+    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     convolutions = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 3, 3))
-    experts, scale = nn.ModuleList(nn.Linear(8, 8) for _ in range(8)), nn.Parameter(torch.ones(()))
+    experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+    scale = nn.Parameter(torch.ones(()))
     if kind == "tied":
         head.weight = embedding.weight
     forwards: dict[str, tuple[list[Any], Callable[[], Tensor]]] = {
@@ -320,7 +325,8 @@ def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
 
 def test_optimizers_that_step_seldom_may_keep_old_gradients() -> None:
     """As the other network's of a GAN."""
-    training, other = Loop(), nn.Linear(4, 4)
+    training = Loop()
+    other = nn.Linear(4, 4)
     seldom = torch.optim.SGD(other.parameters())
     other(torch.ones(2, 4)).sum().backward()
     training.counting.before_optimizer_step(training.optimizer)
@@ -373,7 +379,9 @@ def as_rank(rank: int, file: str) -> None:
     """Every collective that gloo has, then those that nobody sees, each in a counted stretch of its own."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     group: Any = dist.group.WORLD
-    one, four, sixteen = torch.ones(8), torch.ones(4), torch.ones(16)
+    one = torch.ones(8)
+    four = torch.ones(4)
+    sixteen = torch.ones(16)
 
     def pair() -> list[Tensor]:
         return [torch.ones(8), torch.ones(8)]
@@ -407,7 +415,8 @@ def as_rank(rank: int, file: str) -> None:
         lambda: backend.allreduce([one]).wait(),
     ]
     for number, call in enumerate([*shown, *hiding]):
-        counter, watch = StepCounter([]), hidden.Watch()
+        counter = StepCounter([])
+        watch = hidden.Watch()
         with counter:
             call()
         found = watch.found(counter, counter.end_step(), nn.Linear(1, 1))

@@ -20,7 +20,8 @@ def memory() -> LiveMemory:
 def test_the_peak_is_told_with_its_parts() -> None:
     phases: list[Phase] = ["forward"]
     memory = LiveMemory(lambda: phases[-1])
-    weight, batch = floats(10), floats(2)
+    weight = floats(10)
+    batch = floats(2)
     memory.assign(weight, "parameter")
     memory.see(batch, "kept")
     activation = floats(5)
@@ -39,7 +40,8 @@ def test_the_peak_is_told_with_its_parts() -> None:
 
 
 def test_tensors_of_one_storage_count_once_and_a_sparse_one_has_none(memory: LiveMemory) -> None:
-    one, sparse = floats(10), torch.eye(3).to_sparse()
+    one = floats(10)
+    sparse = torch.eye(3).to_sparse()
     for tensor in (one, one[2:4], one.view(2, 5), sparse):
         memory.see(tensor, "forward", born=True)
     memory.assign(sparse, "gradient")
@@ -49,7 +51,9 @@ def test_tensors_of_one_storage_count_once_and_a_sparse_one_has_none(memory: Liv
 
 def test_beside_a_model_on_a_gpu_host_memory_is_not_counted(memory: LiveMemory) -> None:
     memory.counts_host = False
-    batch, step_counter, on_device = floats(100), floats(1), torch.zeros(10, device="meta")
+    batch = floats(100)
+    step_counter = floats(1)
+    on_device = torch.zeros(10, device="meta")
     memory.assign(step_counter, "optimizer state")
     for tensor in (batch, step_counter, on_device):
         memory.see(tensor, "forward", born=True)
@@ -57,7 +61,8 @@ def test_beside_a_model_on_a_gpu_host_memory_is_not_counted(memory: LiveMemory) 
 
 
 def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory: LiveMemory) -> None:
-    early, hidden = floats(1), floats(100)
+    early = floats(1)
+    hidden = floats(100)
     memory.see(early, "kept")
     assert memory.end_step().growth == 0
     memory.see(hidden, "kept")
@@ -65,7 +70,8 @@ def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory:
 
 
 def test_what_was_sent_is_communication_and_a_permanent_part_stays(memory: LiveMemory) -> None:
-    weight, bucket = floats(1), floats(2)
+    weight = floats(1)
+    bucket = floats(2)
     memory.assign(weight, "parameter")
     memory.see(bucket, "backward", born=True)
     memory.communicated(weight)
@@ -92,7 +98,8 @@ def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
 
 
 def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: LiveMemory) -> None:
-    held, later = [floats(100)], floats(10)
+    held = [floats(100)]
+    later = floats(10)
     memory.see(held[0], "forward", born=True)
     memory.see(held[0], "kept")
     memory.see(later, "forward", born=True)
@@ -103,7 +110,8 @@ def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: 
 
 
 def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveMemory) -> None:
-    buffer, activation = floats(100), floats(10)
+    buffer = floats(100)
+    activation = floats(10)
 
     def wait() -> None:
         with memory.waiting():
@@ -111,7 +119,8 @@ def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveM
             begun.set()
             seen.wait(10)
 
-    begun, seen = Event(), Event()
+    begun = Event()
+    seen = Event()
     thread = Thread(target=wait)
     thread.start()
     assert begun.wait(10)
@@ -122,7 +131,8 @@ def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveM
 
 
 def test_the_log_tells_births_and_deaths_by_number_until_all_is_forgotten(memory: LiveMemory) -> None:
-    old, new = floats(1), floats(2)
+    old = floats(1)
+    new = floats(2)
     memory.see(old, "kept")
     memory.see(new, "forward", born=True)
     memory.end_step()

@@ -168,7 +168,8 @@ def test_loaders_are_added_up_and_one_unknown_makes_all_unknown(tmp_path: Path) 
     for _ in range(3):
         counting.make(lambda: torch.ones(2).mul(tokenize(2)))
     mine = os.getpid()
-    one, two = known(batch_of(run_dir, [mine])), known(batch_of(run_dir, [mine, mine]))
+    one = known(batch_of(run_dir, [mine]))
+    two = known(batch_of(run_dir, [mine, mine]))
     assert (one.ops["aten.mul"], two.ops["aten.mul"]) == (1, 2)
     assert sum(two.python.calls.values()) == 2 * sum(one.python.calls.values()) > 0
     assert batch_of(run_dir, [mine, 0]) is None

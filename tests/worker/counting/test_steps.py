@@ -252,7 +252,8 @@ def test_the_gradients_of_the_counted_step_are_squared_out_of_sight(monkeypatch:
     def squared(optimizer: Any, *_: Any) -> None:
         seen.append(sum(float(each.grad.square().sum()) for each in loop.model.parameters()))
 
-    loop, seen = Loop(), list[float]()
+    loop = Loop()
+    seen = list[float]()
     loop.optimizer.register_step_pre_hook(squared)
     counting = loop.run()
     assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
@@ -271,7 +272,8 @@ def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:
         if loop.number > 1:
             loop.counting.before_optimizer_step(other)
 
-    counts, without = known(loop.run(step_other).result()), known(Loop().run().result())
+    counts = known(loop.run(step_other).result())
+    without = known(Loop().run().result())
     assert counts.kernels == without.kernels  # it began no phase
 
 
@@ -291,7 +293,8 @@ def test_a_mode_around_the_training_s_step_is_told_and_nothing_is_counted() -> N
 def test_what_cannot_be_counted_is_a_note_and_of_a_compiled_model_the_memory_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, counting = Loop(), Loop().run()
+    loop = Loop()
+    counting = Loop().run()
     loop.counting = Counting(lambda: None)
     assert told(loop.run()).startswith("AttributeError")
     compiled = Compiled(graphs=1, recompilations=0, kernels=3, extern_calls=2)
@@ -318,7 +321,8 @@ def test_an_optimizer_that_steps_in_backward_is_not_counted(outside: int) -> Non
         counting.begin_step()
 
     weight = nn.Parameter(torch.ones(4))
-    optimizer, counting = torch.optim.SGD([weight], lr=0.1), Counting(lambda: nn.ParameterList([weight]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    counting = Counting(lambda: nn.ParameterList([weight]))
     weight.register_post_accumulate_grad_hook(step)
     weight.grad = torch.ones(4)
     for _ in range(outside):

@@ -118,7 +118,8 @@ def test_a_leak_is_a_share_of_the_peak_that_is_gated() -> None:
 
 
 def test_a_leak_is_held_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, ones = Mock(device="cuda:3"), Mock()
+    memory = Mock(device="cuda:3")
+    ones = Mock()
     memory.read.return_value = Memory(peak=1000, method="said")
     monkeypatch.setattr(torch, "ones", ones)
     recorder = Recorder(SimulatedTimer(), memory=memory)

@@ -27,14 +27,16 @@ REPLICATED = TINY.replace(
     model=TWO_LAYERS, sequence_length=32, micro_batch=2, activation_checkpointing="full"
 )
 SHARDED = REPLICATED.replace(framework=FSDP2(), precision="bf16", activation_checkpointing="none")
-PARAMETERS, TENSORS = 524_928, 21  # of the model
+PARAMETERS = 524_928  # of the model
+TENSORS = 21  # of the model
 
 
 def counted(case: Case, kind: Structural | None = None, *, fused: bool = False) -> Counts:
     """Counts the steps of a case as a rank does, and begins a fault where it does."""
     model: Any = None
     counting = Counting(lambda: model)
-    ended, framework = 0, framework_of(case)
+    ended = 0
+    framework = framework_of(case)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if fused and (kind is None or ended <= STRUCTURAL_AFTER):
@@ -89,7 +91,8 @@ def test_blocks_that_were_freed_are_kept_and_the_other_way_round(sharded: Counts
 )
 def test_gradients_are_reduced_in_float32(framework: Framework, kind: str) -> None:
     case = SHARDED.replace(framework=framework)
-    before, now = collectives(counted(case)), collectives(counted(case, "fp32-communication"))
+    before = collectives(counted(case))
+    now = collectives(counted(case, "fp32-communication"))
     calls, size = before[kind, "bfloat16", "backward"]
     assert size == 2 * PARAMETERS
     assert now[kind, "float32", "backward"] == (calls, 2 * size)
@@ -116,12 +119,14 @@ def test_more_buckets_hold_the_same(replicated: Counts) -> None:
 
 
 def test_a_fused_optimizer_becomes_a_list_of_operators(replicated: Counts) -> None:
-    fused, lists = counted(REPLICATED, fused=True), counted(REPLICATED, "optimizer-foreach", fused=True)
+    fused = counted(REPLICATED, fused=True)
+    lists = counted(REPLICATED, "optimizer-foreach", fused=True)
     assert fused.kernels["optimizer"] < lists.kernels["optimizer"] < replicated.kernels["optimizer"]
 
 
 def test_no_form_of_an_optimizer_waits_for_its_step_counters(replicated: Counts) -> None:
-    fused, lists = counted(REPLICATED, fused=True), counted(REPLICATED, "optimizer-foreach", fused=True)
+    fused = counted(REPLICATED, fused=True)
+    lists = counted(REPLICATED, "optimizer-foreach", fused=True)
     assert [each.host_reads.get("optimizer", 0) for each in (fused, replicated, lists)] == [0, 0, 0]
 
 

@@ -39,7 +39,8 @@ def test_of_a_package_only_methods_that_send_are_replaced(monkeypatch: pytest.Mo
         def size(self) -> int:
             return 1
 
-    size, package = Buffer.size, ModuleType("deep_ep")
+    size = Buffer.size
+    package = ModuleType("deep_ep")
     monkeypatch.setitem(sys.modules, "deep_ep", package)
     monkeypatch.setattr(package, "Buffer", Buffer, raising=False)
     before = calls.seen.copy()

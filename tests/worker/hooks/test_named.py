@@ -107,7 +107,8 @@ def test_a_function_defined_after_the_first_step_is_found_late(module: Any) -> N
 def test_a_class_is_no_function_unless_methods_are_given(module: Any) -> None:
     module.Kind = type("Kind", (), {"__call__": lambda self: 1})
     name = f"{MODULE}:Kind"
-    alone, with_methods = NamedFunction(name, doubled), NamedFunction(name, doubled, ("__call__",))
+    alone = NamedFunction(name, doubled)
+    with_methods = NamedFunction(name, doubled, ("__call__",))
     assert (alone.look(), with_methods.look()) == (False, True)
     assert alone.why_not_found() == f"'Kind' is no function or method of '{MODULE}'"
     assert module.Kind()() == 2

@@ -176,7 +176,8 @@ def sgd(*parameters: Any) -> torch.optim.Optimizer:
 
 
 def test_several_modules_of_one_optimizer_are_observed_together() -> None:
-    embeddings, model = nn.Embedding(8, 4), nn.Sequential(nn.Linear(4, 4))
+    embeddings = nn.Embedding(8, 4)
+    model = nn.Sequential(nn.Linear(4, 4))
     optimizer = sgd(*model.parameters(), *embeddings.parameters())
     found = owner(optimizer)
     assert isinstance(found, Owners)
@@ -194,7 +195,8 @@ def test_several_modules_of_one_optimizer_are_observed_together() -> None:
 
 
 def test_what_trains_is_the_outermost_module_and_tensors_that_no_module_owns_are_counted() -> None:
-    inner, alone = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    inner = nn.Linear(2, 2)
+    alone = torch.ones(2, requires_grad=True)
     outer = nn.Sequential(inner)
     with pytest.raises(MismatchError, match=r"^no module owns 1 of the 3 tensors that SGD steps: put them"):
         owner(sgd(*inner.parameters(), alone))

@@ -16,7 +16,8 @@ class RMSprop(Adam):
 
 def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[object] = ()) -> list[object]:
     """Steps of these; which of them were the clock's. `there`: those that were built before the first."""
-    clocks, begun = [], False
+    clocks = []
+    begun = False
     for optimizer in order:
         is_tick = optimizers.takes_turn(optimizer)
         if is_tick:
@@ -39,13 +40,16 @@ def test_the_clock_is_the_first_or_the_one_that_is_named(wanted: str | None, clo
 
 
 def test_another_rate_is_a_note_but_not_what_stepped_before() -> None:
-    critic, generator, also = RMSprop(), Adam(), Adam()
+    critic = RMSprop()
+    generator = Adam()
+    also = Adam()
     optimizers = Optimizers("Adam")
     stepping(optimizers, [*[critic] * 3, *[generator, also, *[critic] * 5] * 4, generator])
     assert optimizers.notes() == (
         "RMSprop made 20 steps in 5 of the clock, Adam: name another optimizer with Script(clock=...)",
     )
-    slow, same = Optimizers(), Optimizers("Adam")
+    slow = Optimizers()
+    same = Optimizers("Adam")
     stepping(slow, [*[*[generator] * 4, critic] * 5, generator])
     assert "RMSprop made 5 steps in 21 of the clock, Adam" in slow.notes()[0]
     stepping(same, [*[RMSprop()] * 7, *[generator, critic] * 4, generator])
@@ -70,12 +74,14 @@ class Over(Adam):
         self.param_groups = [{"params": list(parameters)}]
 
 
-ONE, TWO = object(), object()
+ONE = object()
+TWO = object()
 
 
 def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
     """As by progressive unfreezing, or warm restarts."""
-    optimizers, made = Optimizers(), [Over(ONE), Over(TWO, ONE), Over(TWO)]
+    optimizers = Optimizers()
+    made = [Over(ONE), Over(TWO, ONE), Over(TWO)]
     order = [made[0]] * 3 + [made[1]] * 3 + [made[2]]
     assert stepping(optimizers, order) == order
     assert optimizers.notes() == ()
@@ -85,8 +91,12 @@ def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
     assert stepping(Optimizers(), each_step) == each_step
 
 
-A, B, OTHER, KIND = Over(ONE), Over(ONE, TWO), Over(TWO), RMSprop()
-HEAD, NECK = Over(ONE, TWO), Over(ONE, object())
+A = Over(ONE)
+B = Over(ONE, TWO)
+OTHER = Over(TWO)
+KIND = RMSprop()
+HEAD = Over(ONE, TWO)
+NECK = Over(ONE, object())
 STAGES = [*[A] * 3, *[B] * 3, *[A] * 3, *[B] * 2]
 
 

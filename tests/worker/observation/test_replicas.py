@@ -48,7 +48,8 @@ def test_of_fsdp_only_no_shard_leaves_them_whole(strategy: str, whole: int) -> N
 
 def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
     with fake_group(0, 4):
-        mesh, model = init_device_mesh("cpu", (2, 2)), nn.Module()
+        mesh = init_device_mesh("cpu", (2, 2))
+        model = nn.Module()
         for name, last in (("a", Replicate()), ("b", Shard(0))):
             local = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate(), last], run_check=False)
             model.register_parameter(name, nn.Parameter(local))
@@ -69,7 +70,8 @@ def test_where_nobody_counts_collectives_their_number_is_unknown(monkeypatch: py
 def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> None:
     table = torch.nn.Embedding(8, 2, sparse=True)
     table(torch.tensor([1, 1, 3])).sum().backward()
-    dense, empty = torch.full((3,), 2.0), torch.zeros(0)
+    dense = torch.full((3,), 2.0)
+    empty = torch.zeros(0)
     assert replicas.squares([None, dense, table.weight.grad, empty]) == pytest.approx(12 + 2 * 4 + 2 * 1)
     assert replicas.squares([None]) is None
     assert replicas.squares([torch.zeros(2, dtype=torch.complex64)]) is None

@@ -146,7 +146,8 @@ def test_weights_that_layers_release_still_count_by_dtype() -> None:
 
 
 def test_micro_batches_are_summed_and_are_no_recomputation() -> None:
-    seen = step(model := Model(sdpa), {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]})
+    model = Model(sdpa)
+    seen = step(model, {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]})
     assert (seen.forwards, seen.recomputing()) == ([2, 2], "0 of 2")
     assert (seen.tokens.tokens, seen.tokens.padding(), seen.tokens.forwards) == (12, 0, 2)
     assert not has_hooks(model)
@@ -177,7 +178,8 @@ def test_calls_without_gradients_are_no_training_and_a_failed_one_does_not_hide_
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
     """Of a module that reads its tokens within what is recomputed."""
-    model, scale = Model(sdpa), torch.ones((), requires_grad=True)
+    model = Model(sdpa)
+    scale = torch.ones((), requires_grad=True)
     outer = nn.Sequential(model)
     outer.forward = lambda input_ids: checkpoint(  # type: ignore[method-assign]
         lambda scale: model(input_ids) * scale, scale, use_reentrant=reentrant

@@ -13,7 +13,8 @@ from perfsuite.worker.probes import doctor_probe
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 from perfsuite.worker.probes.doctor_probe import BLOCK_BYTES, peak_memory, reached_gpus
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 CLOCK = ClockFacts(overhead=(1.0,), wall=(1.0,), step_s=0.1)
 
 
@@ -42,7 +43,8 @@ def test_what_is_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, quick: bool, devices: int, on: Any
 ) -> None:
     """Without GPUs torch is not asked for any."""
-    found, memory = DoctorFile(devices=devices), Memory(peak=1, method="said")
+    found = DoctorFile(devices=devices)
+    memory = Memory(peak=1, method="said")
     asked = {"reached_gpus": found, "peak_memory": (memory, 1), "clock_facts": CLOCK}
     probes = {name: Mock(return_value=value) for name, value in asked.items()}
     for name, probe in probes.items():

@@ -50,7 +50,8 @@ def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pyte
 def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
     assert not dist.is_initialized()  # which it does not need
     device_probe(CPU)  # the libraries' own buffers are there from now on
-    state, before = torch.get_rng_state(), psutil.Process().memory_info().rss
+    state = torch.get_rng_state()
+    before = psutil.Process().memory_info().rss
     device_probe(CPU)
     assert torch.equal(torch.get_rng_state(), state)
     assert psutil.Process().memory_info().rss - before < 8 * 2**20

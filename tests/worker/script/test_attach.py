@@ -156,7 +156,9 @@ def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Sta
         if next(calls) > 0:  # the first optimizer that steps is the clock
             other.step()
 
-    attached, beside, calls = start(COUNTED), nn.Linear(8, 8), itertools.count()
+    attached = start(COUNTED)
+    beside = nn.Linear(8, 8)
+    calls = itertools.count()
     other = sgd(beside)
     other.register_step_pre_hook(work)
     hook = register_optimizer_step_post_hook(work)
@@ -267,7 +269,8 @@ def test_a_loss_is_one_however_backward_is_called(start: Start, backward: Callab
             backward(checkpoint(lambda x: (model(x) - 1).square().mean(), x, use_reentrant=True))
             optimizer.step()
 
-    attached, model = start(), nn.Linear(4, 4)
+    attached = start()
+    model = nn.Linear(4, 4)
     optimizer = sgd(model)
     assert len(measured(attached, trained).loss) == ALONE.total_steps
 
@@ -300,9 +303,11 @@ def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: St
 
     torch.manual_seed(0)  # some weights diverge
     attached = start(ALONE.replace(framework=Script(path="train.py", loss=None)))
-    model, more = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Linear(4, 4)
+    more = nn.Linear(4, 4)
     both = [*model.parameters(), *more.parameters()]
-    first, second = torch.optim.SGD(model.parameters(), lr=0.01), torch.optim.SGD(both, lr=0.01)
+    first = torch.optim.SGD(model.parameters(), lr=0.01)
+    second = torch.optim.SGD(both, lr=0.01)
     turns: list[Any] = []
     assert len(measured(attached, trained).step_s) == ALONE.total_steps
     assert turns.count(first) == ALONE.total_steps, "each step of the clock is its own"
@@ -387,7 +392,8 @@ def test_tokens_are_told_when_all_ranks_know_theirs(
 @pytest.mark.parametrize("tell", [Attached.crashed, lambda attached, _: attached.exits()])
 def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.MonkeyPatch, tell: Any) -> None:
     """Also if another hook of uncaught errors took it."""
-    attached, error = start(), torch.OutOfMemoryError("CUDA out of memory")
+    attached = start()
+    error = torch.OutOfMemoryError("CUDA out of memory")
     train(steps=8)
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     tell(attached, error)
@@ -458,7 +464,8 @@ def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: S
     failure = ended(second)
     assert failure.kind == "mismatch"
     assert "two processes of this command trained as rank 0: one process of each rank" in failure.message
-    second.state, first.state = "aside", "measuring"
+    second.state = "aside"
+    first.state = "measuring"
     rank = known(first.rank)
     first._write(rank, rank.report)
     assert failure_of(first).message == failure.message
@@ -521,7 +528,8 @@ def test_another_allocator_leaves_peak_memory_unknown(start: Start, monkeypatch:
 
 
 def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    third, kept = torch.device("cuda", 3), Mock()
+    third = torch.device("cuda", 3)
+    kept = Mock()
     monkeypatch.setattr(script_rank, "device_of", lambda optimizer: third)
     monkeypatch.setattr(memory, "CudaMemory", lambda device: SimpleNamespace(device=device))
     monkeypatch.setattr(memory, "keep_peaks", kept)

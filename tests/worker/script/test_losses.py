@@ -68,7 +68,8 @@ def test_losses_that_are_not_as_the_case_says_are_a_mismatch(
 
 def test_what_came_before_the_first_step_is_no_training(losses: Losses) -> None:
     """As a library that calls backward on a copy of the model, to count its operations."""
-    model, copy = nn.Linear(2, 1), nn.Linear(2, 1)
+    model = nn.Linear(2, 1)
+    copy = nn.Linear(2, 1)
     for _ in range(3):
         (copy(torch.ones(2)) * 1000).sum().backward()
     for _ in range(4):
@@ -80,7 +81,8 @@ def test_what_came_before_the_first_step_is_no_training(losses: Losses) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_another_models_loss_is_left_out_of_every_step(losses: Losses, *, first: bool) -> None:
     """As of a discriminator, whose optimizer is not the clock."""
-    model, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    model = torch.ones(3, requires_grad=True)
+    other = torch.ones(3, requires_grad=True)
     for _ in range(4):
         for trained in (other, model) if first else (model, other):
             (torch.tanh(trained * (2.0 if trained is model else 1000.0)) * 1.0).sum().backward()
@@ -90,7 +92,8 @@ def test_another_models_loss_is_left_out_of_every_step(losses: Losses, *, first:
 
 def test_where_no_loss_leads_to_what_is_stepped_all_count(losses: Losses) -> None:
     """As under FSDP, which steps shards and computes with what it gathers."""
-    gathered, shard = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+    gathered = torch.ones(2, requires_grad=True)
+    shard = torch.ones(1, requires_grad=True)
     (gathered * 50).sum().backward()  # before the first step: one more than in the second
     for _ in range(3):
         gathered.sum().backward()

@@ -35,7 +35,8 @@ def run_dir(tmp_path: Path) -> RunDir:
 def rank(run_dir: RunDir) -> ScriptRank:
     """The first of two."""
     request = CaseFile(case=make_case(framework=Fake()), device="cpu")
-    report, search = empty_report(0, 2), Search([])
+    report = empty_report(0, 2)
+    search = Search([])
     return ScriptRank(run_dir, request, report, losses=None, optimizers=Optimizers(), search=search)
 
 

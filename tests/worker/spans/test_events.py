@@ -160,7 +160,8 @@ def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:
 def test_the_outermost_saver_of_a_library_names_the_event(spans: Spans, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
-    model, optimizer = torch.nn.Linear(8, 8), None
+    model = torch.nn.Linear(8, 8)
+    optimizer = None
     model = accelerator.prepare(model)
     assert optimizer is None
     accelerator.save_state(str(tmp_path / "state"))

@@ -50,7 +50,9 @@ async def stream() -> AsyncIterator[int]:
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = ModuleType(MODULE)
-    module.generate, module.NUMBER, module.wait = (lambda: work(3)), 7, wait
+    module.generate = lambda: work(3)
+    module.NUMBER = 7
+    module.wait = wait
     monkeypatch.setitem(sys.modules, MODULE, module)
     return module
 
