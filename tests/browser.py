@@ -68,7 +68,8 @@ class Browser:
     def console(self) -> list[str]:
         """Warnings and errors, scripts' uncaught ones and blocked requests included."""
         self._complaints += self._log("browser")
-        entries, self._complaints = self._complaints, []
+        entries = self._complaints
+        self._complaints = []
         return [entry["message"] for entry in entries if entry["level"] != "INFO"]
 
     def requests(self) -> list[str]:
@@ -161,7 +162,8 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A browser for all tests of a file. Without one they are skipped, or fail where CI is set."""
-    if (reason := missing()) is not None:
+    reason = missing()
+    if reason is not None:
         skip_or_fail(reason)
     with chromium() as opened:
         yield opened

@@ -161,7 +161,8 @@ def cluster() -> Iterator[Any]:
     skipped, or fails where CI is set."""
     from tests.slurm_cluster import missing, slurm_cluster  # not at the top, either
 
-    if (reason := missing()) is not None:
+    reason = missing()
+    if reason is not None:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
@@ -180,5 +181,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip the tests of GPUs where there is none, but for dry runs of their cases."""
     is_dry = item.config.getoption("--perf-dry")
-    if item.path.is_relative_to(GPU_TESTS) and not is_dry and (machine := detect()).device == "cpu":
-        pytest.skip(f"it needs a GPU: {machine.note}")
+    if item.path.is_relative_to(GPU_TESTS) and not is_dry:
+        machine = detect()
+        if machine.device == "cpu":
+            pytest.skip(f"it needs a GPU: {machine.note}")

@@ -12,7 +12,8 @@ from perfsuite.results.run import Figures
 from perfsuite.results.session_file import Measurement
 from tests.samples import judged, make_gpu_machine, make_result, make_run
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 
 
 def make_collective(**changes: Any) -> Collective:

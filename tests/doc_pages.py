@@ -69,7 +69,8 @@ class Page:
     @cached_property
     def blocks(self) -> list[Block]:
         """Every fenced block, in the order of the page."""
-        found, marks = [], dict[str, str]()
+        found = []
+        marks = dict[str, str]()
         for token in self._tokens:
             if token.type == "fence":
                 assert token.map is not None

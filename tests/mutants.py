@@ -70,8 +70,8 @@ LEFT_OUT = {
     },
     "analysis/collect.py": {
         r".*strict=False\).*": "checked just before: as many values of each rank",
-        r"if nodes >= 1 and .*": "the ranks of one node have one host",
-        r"world, .* = .*reports\[ -1\]": "where ranks disagree, that is told first",
+        r"if nodes >= 1:": "the ranks of one node have one host",
+        r"first = reports\[ -1\]": "where ranks disagree, that is told first",
     },
     "analysis/figures.py": {
         r".*in zip\(steps, (lag|behind), strict=False\).*": "both have one entry a rank",
@@ -161,7 +161,8 @@ LEFT_OUT = {
     "node/health_sampler.py": {
         r"energy_j=.*(after or ?-?1\b|before or ?-?1\b).*": "only for mypy: both are known",
         r"devices: int = -?1,": "without NVML nobody reads it",
-        r"self\._step, .* = -?\d, -EVERY_S, [-+]WHOLE_EVERY_S": "the first sample is due anyway",
+        r"self\._step = -?\d": "the first sample is due anyway",
+        r"self\._whole_at = [-+]WHOLE_EVERY_S": "the first sample is due anyway",
         r"while any\(\(size or -?1\) > HELD_BYTES .*": "so little is no more than `HELD_BYTES`",
         r".*zip\(.*, strict=False\).*": "every look and the cards are of the same GPUs",
     },

@@ -196,8 +196,10 @@ def write_live(site: Path) -> None:
     tiny = make_case(hardware="h100")
     cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS[:2]]
     with tempfile.TemporaryDirectory() as directory:
-        repository, history = Path(directory, "repository"), Path(directory, "history")
-        commits, pages = make_repository(repository, 60), Path(directory, "pages")
+        repository = Path(directory, "repository")
+        history = Path(directory, "history")
+        commits = make_repository(repository, 60)
+        pages = Path(directory, "pages")
         write_history(
             history, commits, cases, lambda case, night: Level(step_s=1.03 if case and night > 40 else 1.0)
         )

@@ -61,7 +61,8 @@ def make_gpu_run(
     steps[random.randrange(25, count)] *= 2.2
     window = (9, count)
     measured = steps[9:]
-    p50, p95 = median(measured), quantiles(measured, n=20)[-1]
+    p50 = median(measured)
+    p95 = quantiles(measured, n=20)[-1]
     tokens = case.sample_length * case.micro_batch * 8
     peak = (28 + 3 * case.micro_batch) * GIB * larger
     devices = tuple(
@@ -132,7 +133,8 @@ def make_explained(result: Measurement) -> Measurement:
 
 def make_gpu_result(number: int, kind: str = "passed", launches: int = 3) -> Measurement:
     """A case that passed, or `regressed`, `larger`, `improved`, `throttled`, `crash`, `recorded`."""
-    case, random = make_gpu_case(number), Random(number)
+    case = make_gpu_case(number)
+    random = Random(number)
     before = make_baseline(*(make_gpu_run(case, random, torch="2.12.1") for _ in range(10)))
     runs = [
         make_gpu_run(

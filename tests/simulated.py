@@ -30,9 +30,11 @@ def launch(self: LocalLauncher, job: Job, on_progress: OnProgress = no_progress)
     if framework_of(job.case).plan(job.case).needs_torch:
         return REAL(self, job, on_progress)
     prepare(job.run_dir)
-    request, ended = documents.read(job.run_dir.case, CaseFile), []
+    request = documents.read(job.run_dir.case, CaseFile)
+    ended = []
     for number in range(job.case.topology.world_size):
-        report, before = empty_report(number, job.case.topology.world_size), {*threading.enumerate()}
+        report = empty_report(number, job.case.topology.world_size)
+        before = {*threading.enumerate()}
         try:
             rank = Rank(job.run_dir, request, report)
             rank.write(_simulate(rank))

@@ -93,9 +93,11 @@ class Cluster:
     """Slurm with the nodes n1 and n2, and the partitions bench, short and closed."""
 
     def __init__(self, slot: int) -> None:
-        self.slot, self.nodes = slot, ("n1", "n2")
+        self.slot = slot
+        self.nodes = ("n1", "n2")
         self.directory = Path(f"/tmp/perfsuite-slurm-{slot}")
-        self._bridge, self._subnet = f"pfslurm{slot}", f"10.77.{slot}"
+        self._bridge = f"pfslurm{slot}"
+        self._subnet = f"10.77.{slot}"
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._inits: dict[str, int] = {}
 
@@ -200,7 +202,8 @@ class Cluster:
 
     def _write_files(self) -> None:
         (self.directory / "state").mkdir(mode=0o700, parents=True)
-        host, subnet = socket.gethostname().partition(".")[0], self._subnet
+        host = socket.gethostname().partition(".")[0]
+        subnet = self._subnet
         conf = CONF.format(slot=self.slot, host=host, subnet=subnet, directory=self.directory, gpus=GPUS)
         gpus = [self.directory / f"gpu{number}" for number in range(GPUS)]
         for gpu in gpus:

@@ -53,7 +53,9 @@ class Stand:
     def __init__(self, count: int, first_bad: int, broken: Collection[int] = (), **instead: Verdict) -> None:
         """`instead` are the verdicts on some candidates, `_4` that on 4."""
         names = tuple(str(number) for number in range(1, count + 1))
-        self.first_bad, self.broken, self.instead = first_bad, broken, instead
+        self.first_bad = first_bad
+        self.broken = broken
+        self.instead = instead
         self.compared: list[BisectFile] = []
         self.names: list[str] = []  # what was compared with the good arm
         self.history = History(good="0", candidates=names, arm=self.arm)
@@ -289,7 +291,8 @@ def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
 
 def test_a_search_has_a_file_of_its_own_and_tries_again_what_was_skipped(tmp_path: Path) -> None:
     broken = {2}
-    stand, case = Stand(4, 3, broken), make_case()
+    stand = Stand(4, 3, broken)
+    case = make_case()
 
     def file_of(good: Arm, *others: object) -> Path:
         return begun(tmp_path, case, replace(stand.history, arm=lambda name: good), None, *others)[0]
@@ -317,7 +320,8 @@ def test_a_search_has_a_file_of_its_own_and_tries_again_what_was_skipped(tmp_pat
 
 def held(tmp_path: Path, **changes: Any) -> BisectFile:
     """What `begun` says of a file with these changes: five candidates, of which the bad one is tested."""
-    stand, case = Stand(5, 3), make_case()
+    stand = Stand(5, 3)
+    case = make_case()
     file, new = begun(tmp_path, case, stand.history)
     tested = new.replace(
         metric="tokens_per_s", tolerance=0.1, steps=(Step(name=new.candidates[-1], outcome="bad"),)

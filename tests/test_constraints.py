@@ -39,7 +39,8 @@ def resolved(*indexes: Path) -> dict[str, str]:
 
 @pytest.mark.launch
 def test_with_an_index_of_builds_for_cpus_torch_is_one(tmp_path: Path) -> None:
-    public, cpu = tmp_path / "public", tmp_path / "cpu"
+    public = tmp_path / "public"
+    cpu = tmp_path / "cpu"
     public.mkdir()
     cpu.mkdir()
     for pin in PINS:

@@ -98,7 +98,8 @@ def test_each_judged_figure_has_to_be_in_a_sentence(told: str, reason: str | Non
     ],
 )
 def test_a_trace_has_to_show_its_tolerance(row: str, reason: str | None) -> None:
-    before, now = json.dumps(TRACE), json.dumps({**TRACE, "tolerance": 0.99})
+    before = json.dumps(TRACE)
+    now = json.dumps({**TRACE, "tolerance": 0.99})
     usual = "     1  regressed  +90.00%  tolerance 3.00%\n"
     assert excused("traces", before, now, row, usual=usual) == reason
 

@@ -216,7 +216,8 @@ def test_read_names_the_file_and_the_field(tmp_path: Path, changes: dict[str, An
 
 
 def test_what_cannot_be_read_is_none_where_that_is_asked_for(tmp_path: Path) -> None:
-    documents.write(file := tmp_path / "note.json", Note(text="read"))
+    file = tmp_path / "note.json"
+    documents.write(file, Note(text="read"))
     assert documents.read_or_none(file, Note) == Note(text="read")
     file.write_text("{")
     assert documents.read_or_none(file, Note) is None

@@ -21,7 +21,8 @@ def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) 
         "test_compressed.py",
         "bench_cases/test_compression.py",
     }
-    project, installed = tmp_path / "project", tmp_path / "installed"
+    project = tmp_path / "project"
+    installed = tmp_path / "installed"
     for name, content in PAGE.files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(content)

@@ -83,7 +83,8 @@ def test_a_metric_is_judged_and_shown_like_any_other(uninstall: Callable[[], Non
 
 
 def test_a_metric_has_to_be_in_the_baseline_and_in_the_launch(uninstall: Callable[[], None]) -> None:
-    with_it, without = [with_weights(BEFORE, 103)] * 5, [BEFORE] * 5
+    with_it = [with_weights(BEFORE, 103)] * 5
+    without = [BEFORE] * 5
     check = judge(with_it[:3], from_runs(without), NOISE, Policy()).checks[-1]
     assert (check.metric, check.outcome) == ("weight_bytes", "inconclusive")
     assert check.note == "not in the baseline: accept or record it anew"

@@ -15,7 +15,8 @@ COLUMNS = ["fault", "how it is seen", "what is reported", "what survives"]
 
 def rows() -> list[list[str]]:
     """The cells of every row of the page's tables of faults."""
-    found, is_matrix = [], False
+    found = []
+    is_matrix = False
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|"):

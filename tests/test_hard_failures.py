@@ -63,9 +63,11 @@ def kill_once(find: Callable[[], psutil.Process | None], *, from_step: int = 0) 
     killed: list[int] = []
 
     def listen(step: int, tokens: int) -> None:
-        if not killed and step >= from_step and (process := find()) is not None:
-            process.kill()
-            killed.append(process.pid)
+        if not killed and step >= from_step:
+            process = find()
+            if process is not None:
+                process.kill()
+                killed.append(process.pid)
 
     return listen
 

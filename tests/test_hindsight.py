@@ -63,7 +63,8 @@ def test_every_pair_has_a_name_of_its_own_a_script_and_what_must_be_named() -> N
 
 
 def test_a_regression_is_found_if_the_first_line_names_it() -> None:
-    cause, other = finding("reduce_scatter 1 -> 4"), finding("kernels 3 -> 4")
+    cause = finding("reduce_scatter 1 -> 4")
+    other = finding("kernels 3 -> 4")
     assert grade(BAD, "regressed", cause, other).outcome == "found"
     assert grade(BAD, "regressed", other, cause).outcome == "found, cause later"
     assert grade(BAD, "regressed", other).outcome == "missed"

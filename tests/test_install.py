@@ -89,7 +89,8 @@ def has(python: str, *packages: str) -> list[str]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the files that git knows, in a directory of its own, as `make dist` builds it."""
-    source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+    source = tmp_path_factory.mktemp("source")
+    wheels = tmp_path_factory.mktemp("wheels")
     for name in tracked("perfsuite", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)

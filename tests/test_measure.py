@@ -31,9 +31,11 @@ from tests.packages import Packages
 from tests.samples import DISTURBED, make_case, make_launches, make_machine, make_run
 from tests.twin_counts import baseline_of, counts, launch
 
-RECORDS, NOTHING = Policy(record_launches=1), Reference()
+RECORDS = Policy(record_launches=1)
+NOTHING = Reference()
 COMMAND = Command(words=("train",), directory=".", starts_ranks=False)
-CASE, MACHINE = make_case(), make_machine()
+CASE = make_case()
+MACHINE = make_machine()
 BESIDE_OTHERS = make_run(health=DISTURBED)
 Measured = Callable[..., tuple[list[Run], Verdict]]
 
@@ -150,7 +152,8 @@ def test_what_is_done_after_a_launch_beside_others(
 
 
 def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> None:
-    others, crash = others_who(), BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
+    others = others_who()
+    crash = BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
     _, verdict = measured(crash, neighbours=others, when_shared="wait")
     assert (verdict.outcome, verdict.failure) == ("failed", "crash")
     assert not others.wait.called

@@ -92,7 +92,8 @@ def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pyte
             "*1 regressed*",
         ]
     )
-    case, told = read_junit(recorded), read_json(recorded)
+    case = read_junit(recorded)
+    told = read_json(recorded)
     properties = {str(p.get("name")): str(p.get("value")) for p in case.iter("property")}
     assert properties["perf_outcome"] == "regressed"
     assert properties["perf_framework"] == "fake"

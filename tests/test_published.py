@@ -41,7 +41,8 @@ def test_every_row_is_measured_by_a_case_as_large_as_published(comparison: Compa
 def test_every_comparison_has_twins_for_a_cpu(comparison: Comparison) -> None:
     assert any(row.twin for row in comparison.rows) == any(row.case for row in comparison.rows)
     for row, name in ((each, twin) for each in comparison.rows for twin in sorted(each.twins)):
-        case, twin = CASES[row.case], CASES[name]
+        case = CASES[row.case]
+        twin = CASES[name]
         assert twin.hardware == ("cpu",)
         if name == row.two_node_twin:
             assert case.topology.nodes > 1

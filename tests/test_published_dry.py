@@ -20,7 +20,8 @@ FIRST, COMPILED = (row for _, row in ROWS[:2])
 
 
 def test_a_compiled_case_is_run_as_the_same_case_without_a_word_of_compilation() -> None:
-    eager, compiled = CASES[FIRST.case], CASES[COMPILED.case]
+    eager = CASES[FIRST.case]
+    compiled = CASES[COMPILED.case]
     assert published_dry.uncompiled(compiled) == eager
     assert published_dry.uncompiled(eager) == eager
     cases = [published_dry.uncompiled(CASES[row.case]) for _, row in ROWS if row.case]

@@ -79,7 +79,8 @@ def test_a_row_has_a_case_or_the_reason_why_none(changes: dict[str, Any]) -> Non
 
 
 def test_twins_are_shown_apart_and_never_compared() -> None:
-    one, other = measured(tokens_per_s=5000), measured(tokens_per_s=3000)
+    one = measured(tokens_per_s=5000)
+    other = measured(tokens_per_s=3000)
     of_nodes = row(twin="twin", two_node_twin="nodes")
     for held, results, shown in (
         (row(twin="twin"), {"twin": one}, "5,000 tokens/s, recorded"),

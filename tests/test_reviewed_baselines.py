@@ -37,7 +37,8 @@ def test_each_case_of_a_cpu_has_counts(case: Case) -> None:
 @pytest.mark.parametrize("case", FULL_SIZE, ids=lambda case: case.id)
 def test_each_case_that_can_be_run_dry_has_counts(case: Case) -> None:
     machine, instead = pretended(case, None)
-    if (missing := missing_package(*case.framework.packages) or instead) is not None:
+    missing = missing_package(*case.framework.packages) or instead
+    if missing is not None:
         pytest.skip(missing)
     if why_not_dry(case, machine) is None:
         assert COUNTS.reviewed_file(target_of(machine, dry=True), case.id).exists()

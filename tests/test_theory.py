@@ -108,8 +108,10 @@ class Step:
         """FlashAttention-2 (Dao 2023, section 3): two products forward, five backward, of which three are as
         long as a query (scores anew, dQ, dK) and two as a value (dP, dV). `again`: layers recomputed.
         """
-        once, (query, value) = 2 * heads * queries * keys, sizes
-        forward, backward = once * (query + value), once * (3 * query + 2 * value)
+        once = 2 * heads * queries * keys
+        query, value = sizes
+        forward = once * (query + value)
+        backward = once * (3 * query + 2 * value)
         self.flops += Counter(forward=forward * layers, backward=backward * layers, recompute=forward * again)
 
 
@@ -129,7 +131,9 @@ class Llama:
         """Weights that multiply, of one tensor parallel rank (Shoeybi et al. 2019, section 3): what is first
         is split by rows, `wo` and `w2` by columns. torchtitan has q, k and v in one.
         """
-        query, kv, hidden = self.heads * self.head // tp, self.kv * self.head // tp, self.hidden // tp
+        query = self.heads * self.head // tp
+        kv = self.kv * self.head // tp
+        hidden = self.hidden // tp
         qkv = [(query + 2 * kv, self.dim)] if fused else [(query, self.dim), (kv, self.dim), (kv, self.dim)]
         return [*qkv, (self.dim, query), (hidden, self.dim), (hidden, self.dim), (self.dim, hidden)]
 
@@ -158,7 +162,8 @@ def titan(config: str, full: bool, *overrides: str, **changes: Any) -> Case:
     """A case of a registered configuration, or of the same with few layers."""
     family = {"llama3_8b": "llama3", "qwen3_30b_a3b": "qwen3", "deepseek_v3_16b": "deepseek_v3"}
     name = f"{config}_whole_loss" if full and config not in family else config
-    whole, cut = family.get(config, "bench_cases.torchtitan_configs"), "tests.frameworks.torchtitan.configs"
+    whole = family.get(config, "bench_cases.torchtitan_configs")
+    cut = "tests.frameworks.torchtitan.configs"
     framework = TorchTitan(module=whole if full else cut, config=name, overrides=overrides)
     return BASE.replace(model=Model.named(config), framework=framework, **changes)
 
@@ -168,9 +173,14 @@ def ddp(full: bool) -> Theory:
     closes it (torch/csrc/distributed/c10d/reducer.cpp, `compute_bucket_assignment_by_size`). Embedding and
     head are one. The two buffers of the rotary embedding are broadcast before each forward, as one.
     """
-    llama, tokens, group = Llama(2048, 8192, 16, 32, head=64), 2 * 4096, (8, 1)
+    llama = Llama(2048, 8192, 16, 32, head=64)
+    tokens = 2 * 4096
+    group = (8, 1)
     layers = llama.layers if full else LAYERS
-    step, weights, limits, bucket = Step(), llama.layer(fused=False), [MIB], 0
+    step = Step()
+    weights = llama.layer(fused=False)
+    limits = [MIB]
+    bucket = 0
     for shape in reversed([llama.end, *layers * [*weights, *llama.norms], (llama.dim,)]):
         step.hold(math.prod(shape) * BYTES["bfloat16"], group)
         bucket += step.held[-1]
@@ -181,7 +191,8 @@ def ddp(full: bool) -> Theory:
     step.send("broadcast", group, "float32", 2 * llama.head // 2)
     step.multiply(tokens, [*layers * weights, llama.end])
     step.attend(llama.heads, tokens, 4096, (64, 64), layers)
-    model, topology = llama.config(layers, tie_word_embeddings=True), Topology(processes_per_node=8)
+    model = llama.config(layers, tie_word_embeddings=True)
+    topology = Topology(processes_per_node=8)
     changes = {"micro_batch": 2, "precision": "bf16", "activation_checkpointing": "none"}
     return BASE.replace(model=model, topology=topology, **changes), step
 
@@ -192,11 +203,16 @@ def fsdp2(full: bool, nodes: int, framework: FSDP2, **changes: Any) -> Theory:
     done again (`set_checkpoint_early_stop`), unless it is of an autograd function as in float8, which saves
     after it has multiplied. Gradients of all micro-batches are reduced at the last.
     """
-    llama, group, step = LLAMA_8B, (8 * nodes, 1), Step()
-    layers, topology = llama.layers if full else LAYERS, Topology(nodes=nodes, processes_per_node=8)
+    llama = LLAMA_8B
+    group = (8 * nodes, 1)
+    step = Step()
+    layers = llama.layers if full else LAYERS
+    topology = Topology(nodes=nodes, processes_per_node=8)
     case = BASE.replace(model=llama.config(layers), framework=framework, topology=topology, **changes)
-    micro, length = case.gradient_accumulation, changes.get("sequence_length", 4096)
-    weights, tokens = llama.layer(fused=False), length * micro
+    micro = case.gradient_accumulation
+    length = changes.get("sequence_length", 4096)
+    weights = llama.layer(fused=False)
+    tokens = length * micro
     for _ in range(layers):
         step.unit([*weights, *llama.norms], group, 2 * micro, framework.reduce_dtype)
     step.unit([llama.end, llama.end, (llama.dim,)], group, micro, framework.reduce_dtype)
@@ -225,7 +241,10 @@ def hsdp(full: bool) -> Theory:
     """4 x 16 ranks. Every second product is recomputed, `wo` and `w3` of (wqkv, wo, w1, w3, w2), and
     attention kept (torchtitan/distributed/activation_checkpoint.py).
     """
-    llama, length, shard, step = LLAMA_8B, 8192, (16, 1), Step(replicas=(4, 16))
+    llama = LLAMA_8B
+    length = 8192
+    shard = (16, 1)
+    step = Step(replicas=(4, 16))
     layers = llama.layers if full else LAYERS
     weights = llama.layer(fused=True)
     head(step, llama.end, shard, (64, 1))
@@ -246,9 +265,15 @@ def tensor_parallel(full: bool) -> Theory:
     recomputed. Each norm's gradient is summed over the 8; the loss needs maximum, sum and target of each
     position.
     """
-    llama, length, tp, dp, step = Llama(8192, 28672, 80, 64), 8192, (8, 1), (32, 8), Step()
-    layers, tokens = llama.layers if full else LAYERS, 2 * length
-    weights, end = llama.layer(fused=True, tp=8), (llama.vocabulary // 8, llama.dim)
+    llama = Llama(8192, 28672, 80, 64)
+    length = 8192
+    tp = (8, 1)
+    dp = (32, 8)
+    step = Step()
+    layers = llama.layers if full else LAYERS
+    tokens = 2 * length
+    weights = llama.layer(fused=True, tp=8)
+    end = (llama.vocabulary // 8, llama.dim)
     step.unit([end, (llama.dim,)], dp, 1)  # the loss of all positions at once
     for _ in range(layers):
         step.unit([*weights, *llama.norms], dp, 2)
@@ -272,8 +297,13 @@ def context_parallel(full: bool) -> Theory:
     2024, section 3.3.2), their gradients reduced and scattered (`flex_cp_allgather`). Selective recomputation
     keeps attention but gathers once more. Parameters are sharded over all 64.
     """
-    llama, length, cp, every, step = LLAMA_8B, 8192, (8, 1), (64, 1), Step()
-    layers, tokens = llama.layers if full else LAYERS, length // 8
+    llama = LLAMA_8B
+    length = 8192
+    cp = (8, 1)
+    every = (64, 1)
+    step = Step()
+    layers = llama.layers if full else LAYERS
+    tokens = length // 8
     weights = llama.layer(fused=True)
     head(step, llama.end, every, (8, 8))
     for unit in (*layers * [[*weights, *llama.norms]], [llama.end]):
@@ -295,7 +325,10 @@ def experts(
     ranks tell each other how many come to each expert. Routing is balanced: a rank's experts get as many
     tokens as it sends. The loads of all are summed for the experts' bias (Wang et al. 2024).
     """
-    every, ep, same, dim = (64, 1), (8, 1), (8, 8), dense[0][1]
+    every = (64, 1)
+    ep = (8, 1)
+    same = (8, 8)
+    dim = dense[0][1]
     for _ in range(layers):
         step.unit([(number // 8, hidden, dim)] * 3, same, 2)
         step.unit([*dense, (number, dim)], every, 2)
@@ -316,8 +349,14 @@ def expert_norms(step: Step) -> None:
 
 def qwen_moe(full: bool) -> Theory:
     """Qwen3-30B-A3B (Yang et al. 2025, table 2): 8 of 128 experts, and norms of queries and keys."""
-    dim, heads, kv, length, end, step = 2048, 32, 4, 4096, (151936, 2048), Step()
-    layers, tokens = 48 if full else LAYERS, 2 * length
+    dim = 2048
+    heads = 32
+    kv = 4
+    length = 4096
+    end = (151936, 2048)
+    step = Step()
+    layers = 48 if full else LAYERS
+    tokens = 2 * length
     weights: list[Shape] = [((heads + 2 * kv) * 128, dim), (dim, heads * 128)]
     head(step, end, (64, 1), (64, 1))
     experts(step, layers, [*weights, (128,), (128,), (dim,), (dim,)], tokens, 128, 8, 768)
@@ -333,9 +372,19 @@ def deepseek(full: bool) -> Theory:
     """DeepSeek's 16B (Dai et al. 2024): 6 of 64 experts and 2 shared, the first layer dense. Latent attention
     (DeepSeek-AI 2024, section 2.1) without compressed queries: queries and keys are longer than values.
     """
-    dim, heads, nope, rope, value, rank, end = 2048, 16, 128, 64, 128, 512, (102400, 2048)
-    layers, length, every, step = 27 if full else LAYERS, 4096, (64, 1), Step()
-    tokens, sparse = 4 * length, layers - 1
+    dim = 2048
+    heads = 16
+    nope = 128
+    rope = 64
+    value = 128
+    rank = 512
+    end = (102400, 2048)
+    layers = 27 if full else LAYERS
+    length = 4096
+    every = (64, 1)
+    step = Step()
+    tokens = 4 * length
+    sparse = layers - 1
     attention: list[Shape] = [(heads * (nope + rope), dim), (rank + rope, dim)]
     attention += [(heads * (nope + value), rank), (dim, heads * value)]
     dense, shared = ([(size, dim), (size, dim), (dim, size)] for size in (10944, 2 * 1408))
@@ -357,7 +406,10 @@ def mixtral(full: bool) -> Theory:
     ranks share these 8 rows: 8 ranks hold an expert each, and twice the weights are gathered and reduced. Two
     of 8 experts multiply for a token. Recomputation ends behind the last product, whose result is weighted.
     """
-    llama, length, group, step = Llama(4096, 14336, 32, 32, vocabulary=32000), 4096, (16, 1), Step()
+    llama = Llama(4096, 14336, 32, 32, vocabulary=32000)
+    length = 4096
+    group = (16, 1)
+    step = Step()
     layers = llama.layers if full else LAYERS
     weights = [*llama.layer(fused=False)[:4], (8, llama.dim)]
     stacked: list[Shape] = [(8, 2 * llama.hidden, llama.dim), (8, llama.dim, llama.hidden)]
@@ -397,7 +449,8 @@ THEORIES: dict[str, Callable[[bool], Theory]] = {
 
 def counted(case: Case, directory: Path) -> tuple[Sent, Counts]:
     """What a dry run counts on rank 0; first the collectives, of all phases."""
-    counts, sent = passed(case, directory).counts[0].counts, Step().sent
+    counts = passed(case, directory).counts[0].counts
+    sent = Step().sent
     for each in counts.collectives:
         entry = sent[each.kind, (each.ranks, each.apart), each.dtype]
         entry[:] = entry[0] + each.count, entry[1] + each.bytes

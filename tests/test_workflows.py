@@ -114,7 +114,8 @@ def use_this_interpreter(where: Path) -> None:
 @pytest.fixture
 def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A directory on PYTHONPATH by which the doctor and the self-test, which take long, end at once."""
-    (directory := tmp_path / "trusted").mkdir()
+    directory = tmp_path / "trusted"
+    directory.mkdir()
     (directory / "sitecustomize.py").write_text(CONTENT)
     monkeypatch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
     return str(directory)
@@ -161,7 +162,9 @@ def run_steps(
     def filled(given: Mapping[str, object]) -> dict[str, str]:
         return {key: re.sub(r"\$\{\{(.*?)\}\}", value, str(text)) for key, text in given.items()}
 
-    work, ended, printed = read["jobs"][job], 0, ""
+    work = read["jobs"][job]
+    ended = 0
+    printed = ""
     for step in work["steps"]:
         if "run" in step:
             environment = {**variables, **filled(work.get("env", {})), **filled(step.get("env", {}))}
@@ -174,7 +177,8 @@ def run_steps(
                 text=True,
                 check=False,
             )
-            printed, ended = printed + done.stdout, done.returncode or ended
+            printed += done.stdout
+            ended = done.returncode or ended
     assert ended == status, printed[-3000:]
     return printed
 
@@ -256,9 +260,11 @@ def installed() -> list[tuple[str, str]]:
 def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
     repository: Path, tmp_path: Path, trusted: str, shape: str
 ) -> None:
-    (tools := tmp_path / "tools").mkdir()
+    tools = tmp_path / "tools"
+    tools.mkdir()
     for tool in ("g++", "nproc", "lscpu", *(["git"] if "git" not in shape else [])):
-        if found := shutil.which(tool):
+        found = shutil.which(tool)
+        if found:
             (tools / tool).symlink_to(found)
     if "git" in shape:
         shutil.rmtree(repository / ".git")
@@ -379,7 +385,8 @@ def test_what_machines_measured_is_kept_searched_told_and_published(repository: 
 def a_night(where: Path, name: str, outcome: str, inject: str | None = None, **session: Any) -> None:
     """The results of a night at the last commit, as the job of one machine has uploaded them."""
     result = judged(make_result(BEFORE.replace(inject=inject)), outcome=outcome)
-    (directory := where / "nights" / name).mkdir(parents=True)
+    directory = where / "nights" / name
+    directory.mkdir(parents=True)
     write_session(directory, result, commit=git(where, "rev-parse", "HEAD"), **session)
 
 

@@ -7,7 +7,8 @@ from perfsuite.results.profile import LaunchProfile, Profile, StepSplit, TakenPr
 Event = dict[str, Any]
 STEP_US = 1000
 """Of each step on the host."""
-MAIN, GLOO = 1, 2
+MAIN = 1
+GLOO = 2
 
 
 def event(name: str, begin: float, length: float, cat: str = "cpu_op", tid: int = MAIN, **args: Any) -> Event:
@@ -58,7 +59,8 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 def gpu_step(number: int, *, sync: bool = False) -> list[Event]:
     """A step on a GPU, which lags 500 us behind the host: kernels of 400 us, an all-gather of 300 of which
     100 are hidden, 100 of the optimizer, 200 of nothing of which the host waits 50 for data."""
-    at, ids = number * STEP_US, number * 10
+    at = number * STEP_US
+    ids = number * 10
     on_gpu = at + 500
     made = [
         event("aten::mm", at + 5, 20),

@@ -35,7 +35,8 @@ from perfsuite.node.processes import JOB_MARK
 from perfsuite.worker.leash import ENDING, PR_SET_CHILD_SUBREAPER
 
 ROOT = Path(__file__).parent.parent
-AGENT, DRY = "perfsuite.node.agent", "perfsuite.dry"
+AGENT = "perfsuite.node.agent"
+DRY = "perfsuite.dry"
 Kind = Literal["cpu", "gpu", "script", "deepspeed"]
 OF_FRAMEWORKS = (
     "torch",
@@ -84,7 +85,8 @@ class _Forked:
     """What perfsuite uses of a `Popen`."""
 
     def __init__(self, pid: int, stdin: Any) -> None:
-        self.pid, self.stdin = pid, stdin
+        self.pid = pid
+        self.stdin = stdin
         self.returncode: int | None = None
 
     def kill(self) -> None:
@@ -188,7 +190,8 @@ def _serve(connection: socket.socket, kind: Kind) -> None:
         message, files, _, _ = socket.recv_fds(connection, 2**20, 2)
         if not message:
             return
-        if (between := os.fork()) == 0:
+        between = os.fork()
+        if between == 0:
             parent = os.getpid()
             if os.fork() == 0:
                 _run(json.loads(message), connection, parent, *files)
@@ -342,7 +345,8 @@ def _spawn(spawn: Callable[..., int], path: Any, arguments: Sequence[str], files
     """As `spawnv_passfds`, but fork the server of an agent's ranks, which need not import torch again."""
     if "multiprocessing.forkserver" not in arguments[-1]:
         return spawn(path, arguments, files)
-    if (pid := os.fork()) == 0:
+    pid = os.fork()
+    if pid == 0:
         for number in set(range(3, 1024)) - set(files):
             with contextlib.suppress(OSError):
                 os.close(number)
