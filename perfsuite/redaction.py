@@ -187,9 +187,9 @@ def secret_word(words: Sequence[str]) -> str | None:
     It is returned as it may be shown: what stands in front of the secret, `***` if nothing does.
     """
     for number, word in enumerate(words):
-        found = _spans(word)
-        if found:
-            return word[: found[0][0]].rstrip("=:/\"' ") or MASK
+        secrets = _spans(word)
+        if secrets:
+            return word[: secrets[0][0]].rstrip("=:/\"' ") or MASK
         name, equals, value = word.partition("=")
         if equals and is_secret(name, value, is_declared=True):
             return name

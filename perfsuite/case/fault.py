@@ -53,8 +53,8 @@ class Fault(Data):
         if text in plain:
             return cls.model_validate({"kind": text})
         name = text.partition("=")[0]
-        known = ("slowdown", "leak", "stall", *plain)
-        near = "" if name in known else did_you_mean(name, known, ". Did you mean {!r}?")
+        kinds = ("slowdown", "leak", "stall", *plain)
+        near = "" if name in kinds else did_you_mean(name, kinds, ". Did you mean {!r}?")
         raise CaseError(
             f"{option} {text!r}: give slowdown=P%, leak=P%, stall=N, or one of {', '.join(plain)}{near}"
         )

@@ -88,10 +88,10 @@ def comment(
 
 def _number() -> int:
     ref = os.environ.get("GITHUB_REF", "")
-    found = re.fullmatch(r"refs/pull/(\d+)/.*", ref)
-    if found is None:
+    match = re.fullmatch(r"refs/pull/(\d+)/.*", ref)
+    if match is None:
         raise CaseError(f"GITHUB_REF is {ref!r}, which is no pull request: give --pull-request NUMBER")
-    return int(found[1])
+    return int(match[1])
 
 
 class PullRequest(NamedTuple):

@@ -130,19 +130,19 @@ class _Runs:
 
         Raises `CaseError` if none can: before anything is installed.
         """
-        found = []
+        usable = []
         refused = []
         for case in cases:
             reasons = [self._why_not(case, way) for way in self.ways]
             if None in reasons:
-                found.append(case)
+                usable.append(case)
             else:
                 refused.append(f"{case.id}: {'; '.join(dict.fromkeys(filter(None, reasons)))}")
-        if not found:
+        if not usable:
             raise CaseError("\n".join(refused))
         for line in refused:
             self.setup.progress.say(f"{line}: it is left out")
-        return found
+        return usable
 
     def _why_not(self, case: Case, way: str) -> str | None:
         """Return why a case cannot be run here in this way, or None."""

@@ -53,9 +53,9 @@ def report(
 
 def stored(store: Path) -> list[Path]:
     """The `results.json` of all sessions in a store, the newest last. Raises `FileError` if there is none."""
-    found = Store(store).results()
-    if found:
-        return found
+    files = Store(store).results()
+    if files:
+        return files
     where = Store(store).sessions
     raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")
 

@@ -334,7 +334,7 @@ def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
     asked = [name for name in names if "\n" not in name]  # git takes one a line
     lines = "".join(f"{commit}:{name}\n" for name in asked)
     answer = output("cat-file", "--batch", cwd=cwd, text=os.fsencode(lines))
-    found = dict[str, bytes]()
+    contents = dict[str, bytes]()
     begin = 0
     for name in asked:
         end = answer.index(b"\n", begin)
@@ -344,9 +344,9 @@ def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
             continue
         size = int(header[-1])
         if header[-2] == b"blob":
-            found[name] = answer[begin : begin + size]
+            contents[name] = answer[begin : begin + size]
         begin += size + 1
-    return found
+    return contents
 
 
 def current_branch(repo: Path) -> str:

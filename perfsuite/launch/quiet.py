@@ -173,17 +173,17 @@ class Neighbours:
         while quiet_since + QUIET_S <= began + most_s:
             self.sleep(LOOK_EVERY_S)
             now = self.clock()
-            found = look()
-            if found:
+            users = look()
+            if users:
                 quiet_since = now
             elif now - quiet_since >= QUIET_S:
                 self.say(f"quiet after {now - began:.0f} s")
                 self._in_vain = False
                 return True
-            why = f": {'; '.join(found)}" if found else ""
+            why = f": {'; '.join(users)}" if users else ""
             self.show(f"waiting for quiet, {began + most_s - now:.0f} s at the most{why}")
         gone = "still not quiet" if self._in_vain else f"not quiet within {most_s:.0f} s"
-        self.say(f"{gone}: {'; '.join(found)}")
+        self.say(f"{gone}: {'; '.join(users)}")
         self._in_vain = True
         return False
 

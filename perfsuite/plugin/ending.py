@@ -195,10 +195,10 @@ def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> 
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
         for told in session.deselected:
             terminal.write_line(f"  {shown(config, told)}")
-    found = summary.unclaimed(session.unclaimed)
-    if found is None:
+    unclaimed = summary.unclaimed(session.unclaimed)
+    if unclaimed is None:
         return
-    heading, baselines = found
+    heading, baselines = unclaimed
     color = {"red": True} if session.misses_baselines else {"yellow": True}
     terminal.section(f"perfsuite: {heading}", bold=True, **color)
     for told in baselines:
@@ -252,10 +252,10 @@ class CollectsFromWorkers:
         how = getattr(report, "perf_swallowed", "failed" if report.failed else None)
         if how is not None or report.nodeid not in ended:
             ended[report.nodeid] = how or report.outcome
-        found = getattr(report, "perf_found", None)
-        if found is None:
+        sent = getattr(report, "perf_found", None)
+        if sent is None:
             return
-        results, skipped = found
+        results, skipped = sent
         self.config.stash[SELECTED] = self.config.stash.get(SELECTED, 0) + 1
         self.session.skipped += [Skipped.model_validate(each) for each in skipped]
         for each in results:

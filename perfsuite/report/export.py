@@ -31,8 +31,8 @@ def figures(result: Measurement) -> dict[str, list[float]]:
     """Return what each launch that counts measured, by name (which has the unit); empty if none counts."""
     if result.no_evidence is not None:
         return {}
-    found = {in_unit(metric.name, result.unit): _finite(metric, result.healthy_runs) for metric in EXPORTED}
-    return {name: values for name, values in found.items() if values}
+    by_name = {in_unit(metric.name, result.unit): _finite(metric, result.healthy_runs) for metric in EXPORTED}
+    return {name: values for name, values in by_name.items() if values}
 
 
 def _finite(metric: Metric, runs: Sequence[Run]) -> list[float]:
@@ -77,17 +77,17 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
     machine = result.runs[-1].machine
     kind = "cpu"
     memory = "avail_mem_in_gb"
-    each = 1
+    devices = 1
     if machine.device != "cpu":
         kind = "gpu"
         memory = "avail_gpu_mem_in_gb"
-        each = machine.devices
+        devices = machine.devices
     runner = {
         "name": machine.device_name,
         "type": machine.hardware_class,
         f"{kind}_info": machine.device_name,
         f"{kind}_count": machine.devices,
-        memory: round(machine.memory_bytes * each / 2**30),
+        memory: round(machine.memory_bytes * devices / 2**30),
     }
     extra_info |= run.case.parameters
     benchmark |= {"dtype": run.case.precision}

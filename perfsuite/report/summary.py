@@ -372,13 +372,13 @@ def quiet_notes(result: Measurement) -> list[str]:
 def excuses(result: Measurement) -> list[str]:
     """Return why a failure may be no surprise: injected faults, waivers, a known issue, or its end."""
     faults = dict.fromkeys(f"a fault was injected: {run.inject}" for run in result.runs if run.inject)
-    told = [*faults, *result.waivers]
+    reasons = [*faults, *result.waivers]
     issue = next((run.case.known_issue for run in result.runs), None)
     if issue is None or result.dry or (result.excused is None and result.outcome == "failed"):
-        return told
+        return reasons
     if result.outcome == "failed":
         return [*faults, f"known issue still there: {issue.url}"]
-    return [*told, f"known issue gone: {issue.url}: take known_issue from the case"]
+    return [*reasons, f"known issue gone: {issue.url}: take known_issue from the case"]
 
 
 def notes(result: Measurement) -> list[str]:

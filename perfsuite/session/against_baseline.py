@@ -94,10 +94,10 @@ class AgainstBaseline(Way):
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)
         before: TakenProfile | None = None
-        known = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
-        if known is not None:
+        case_baseline = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
+        if case_baseline is not None:
             try:
-                profile = self.setup.baselines.profile_of(known)
+                profile = self.setup.baselines.profile_of(case_baseline)
                 before = None if profile is None else TakenProfile(profile=profile)
             except FileError as error:
                 before = TakenProfile(why_none=str(error))

@@ -165,9 +165,9 @@ def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: b
         now = by_id.get(test.case.id)
         other = instead.get(test.case.id)
         if now is not None:
-            found = _same_id(test, now)
-            if found is not None:
-                yield CaseChange(kind=found[0], told=found[1], **names)
+            change = _same_id(test, now)
+            if change is not None:
+                yield CaseChange(kind=change[0], told=change[1], **names)
         elif other is not None:
             told = f"{other.case.id}: {differences(test.case, other.case)}"
             yield CaseChange(kind="changed", told=told, **names)

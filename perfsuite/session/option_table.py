@@ -51,9 +51,9 @@ def fraction(value: str) -> float:
 
 def share(value: str) -> float:
     """A share of a whole, as 90% or 0.9."""
-    found = fraction(value)
-    if 0 <= found <= 1:
-        return found
+    number = fraction(value)
+    if 0 <= number <= 1:
+        return number
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 

@@ -187,9 +187,9 @@ class Session:
         `CaseError`, and leaves none either: who measures it until it passes gains nothing.
         """
         _ = self.noted, self.judge_changes  # as they are now, and not after hours
-        known = self.earlier_result(case, nodeid)
-        if known is not None:
-            return known
+        earlier = self.earlier_result(case, nodeid)
+        if earlier is not None:
+            return earlier
         if case.id in self._begun:
             raise errors.CaseError(
                 f"{case.id} was measured in this session already, and its first verdict stays. "

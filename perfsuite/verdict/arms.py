@@ -168,13 +168,13 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
     if others:
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
     once = may_differ(Computed.of(a).launches, Computed.of(b).launches)
-    told = few_differ(b, a, ARM_A)
-    if told is None:
+    difference = few_differ(b, a, ARM_A)
+    if difference is None:
         is_new = once is not None and not any(reason.startswith(once) for reason in verdict.reasons)
         scatter = (f"{once}, which more launches did not confirm",)
         return verdict.replace(reasons=(*verdict.reasons, *scatter)) if len(a) > 1 and is_new else verdict
     others = [reason for reason in verdict.reasons if once is None or not reason.startswith(once)]
-    return verdict.replace(outcome="failed", failure="loss", reasons=(told, *others))
+    return verdict.replace(outcome="failed", failure="loss", reasons=(difference, *others))
 
 
 def needs_more(a: Run, b: Run) -> bool:

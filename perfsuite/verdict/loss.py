@@ -222,9 +222,9 @@ def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | 
     factor = common_factor(then, now, whose)
     if factor is not None:
         return factor
-    told = steadily_differ(then, now)
-    if told is not None:
-        return f"{told}, in {len(now)} launches of each arm"
+    difference = steadily_differ(then, now)
+    if difference is not None:
+        return f"{difference}, in {len(now)} launches of each arm"
     return None
 
 

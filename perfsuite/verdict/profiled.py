@@ -57,18 +57,18 @@ def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfi
 
 
 def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, ...]:
-    found = _changed_calls(before, entry.profile)
+    changed = _changed_calls(before, entry.profile)
     waits = _waits(before, entry.profile)
     why = ": the host waits for the device" if before.device == "cuda" else ": the host reads a value"
-    told = [
+    lines = [
         f"{name} {then:g} -> {today:g} calls a step{why if name in waits else ''}"
-        for name, (then, today) in found[:MOST_CALLS]
+        for name, (then, today) in changed[:MOST_CALLS]
     ]
-    if told and by_rank:
-        told[0] += f" (rank{'' if len(entry.ranks) == 1 else 's'} {entry.name})"
-    if len(found) > MOST_CALLS:
-        told.append(f"and {len(found) - MOST_CALLS} more names are called more or less often")
-    return tuple(told)
+    if lines and by_rank:
+        lines[0] += f" (rank{'' if len(entry.ranks) == 1 else 's'} {entry.name})"
+    if len(changed) > MOST_CALLS:
+        lines.append(f"and {len(changed) - MOST_CALLS} more names are called more or less often")
+    return tuple(lines)
 
 
 def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:

@@ -29,19 +29,19 @@ class Regression(NamedTuple):
 def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[bool, tuple[str, ...]]:
     """Whether all that regressed in a case is waived, and what waivers say of each regression."""
     regressions = _regressions(result) if result.outcome == "regressed" else []
-    told = list[str]()
+    sentences = list[str]()
     uncovered = list[str]()
     is_waived = bool(regressions)
     own = [each for each in waivers if fnmatchcase(result.case_id, each.case)]
     for found in regressions:
         why_not = {each: _why_not(each, found, today) for each in own if _matches(each, found.names)}
         holds = [f"waived: {found.told}: {each.told}" for each, why in why_not.items() if why is None]
-        told += holds[:1] or [f"not waived: {found.told}: {why}" for why in why_not.values()]
+        sentences += holds[:1] or [f"not waived: {found.told}: {why}" for why in why_not.values()]
         is_waived = is_waived and bool(holds)
         if not why_not:
             uncovered.append(f"not waived: {found.told}: no waiver of this case names it")
     # Where waivers cover some of the regressions, the others are why the case stays red.
-    return is_waived, (*told, *(uncovered if told else ()))
+    return is_waived, (*sentences, *(uncovered if sentences else ()))
 
 
 def remarks(

@@ -33,13 +33,13 @@ def is_alive(pid: int) -> bool:
 
 def ancestors() -> list[int]:
     """Return the process ids of this process's parent, its parent's parent, and so on."""
-    found = []
+    pids = []
     pid = os.getppid()
-    while pid > 0 and pid not in found:
-        found.append(pid)
+    while pid > 0 and pid not in pids:
+        pids.append(pid)
         stat = _stat(pid)
         pid = int(stat[1]) if stat else 0
-    return found
+    return pids
 
 
 def _stat(pid: int) -> list[str]:

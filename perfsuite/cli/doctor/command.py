@@ -35,10 +35,10 @@ def doctor(
     every device for their noise. Exit status 1 if a check fails; 3 if one cannot tell, as while others use
     the machine.
     """
-    found = _expected(expect)
+    expected = _expected(expect)
     err = console(stderr=True)
     with contextlib.nullcontext() if quick else machine_lock(err.print):
-        rows = examine(found, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
+        rows = examine(expected, quick=quick, say=lambda text: err.print(f"perfsuite doctor: {text} ..."))
     if as_json:
         print_json([documents.plain(row) for row in rows])
     else:

@@ -73,8 +73,8 @@ def add_adapters(
     unused = adapters.unused(lora, layers)
     if unused:
         missing = ", ".join(unused)
-        known = ", ".join(adapters.short_names(layers))
-        raise MismatchError(f"lora: no linear layer is called {missing}; there are {known}")
+        names = ", ".join(adapters.short_names(layers))
+        raise MismatchError(f"lora: no linear layer is called {missing}; there are {names}")
     chosen = adapters.chosen(lora, layers, blocks)
     config = LoraConfig(
         r=lora.rank,
