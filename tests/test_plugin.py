@@ -229,6 +229,15 @@ def test_a_test_that_lost_its_cases_fails_whatever_hardware_is_selected(
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
 
 
+def test_a_lost_case_that_pytest_marks_in_other_words_is_an_error(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cases(suite, "[]")
+    monkeypatch.setattr("perfsuite.plugin.collection.LOST", "as an older pytest said")
+    result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["*has no case, and pytest * would skip it in a way*"])
+
+
 @pytest.mark.parametrize("arguments", [("-m", "not slow"), ("-m", "h100", "-k", "other")])
 def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
     suite: pytest.Pytester, arguments: tuple[str, ...]

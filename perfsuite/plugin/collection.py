@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.compat import NOTSET
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList, CollectedTest, check_same
@@ -25,6 +26,7 @@ from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
+LOST = "got empty parameter set"  # how the reason of pytest's mark begins (seen in pytest 8 and 9)
 EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it
 ENDED = pytest.StashKey[bool]()  # of a test: whether it came to its end: not where an interrupt cut it short
 
@@ -390,11 +392,21 @@ def _check_root(config: pytest.Config) -> None:
 
 
 def _note_lost_cases(item: pytest.Item) -> None:
-    """Take off the marks by which pytest keeps a test from running whose parametrization is empty."""
+    """Take off the marks by which pytest keeps a test from running whose parametrization is empty.
+
+    Raises `pytest.UsageError` if such a test has no mark that is known: it would be skipped without a word.
+    """
     for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
-        if str(mark.kwargs.get("reason", "")).startswith("got empty parameter set"):
+        if str(mark.kwargs.get("reason", "")).startswith(LOST):
             item.own_markers.remove(mark)
             item.stash[EMPTY] = True
+    callspec = getattr(item, "callspec", None)
+    has_none = callspec is not None and any(value is NOTSET for value in callspec.params.values())
+    if has_none and EMPTY not in item.stash:
+        raise pytest.UsageError(
+            f"{item.nodeid} has no case, and pytest {pytest.__version__} would skip it in a way that this "
+            "perfsuite does not know: give it a case, or upgrade perfsuite"
+        )
 
 
 def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None:

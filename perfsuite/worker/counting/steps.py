@@ -33,7 +33,7 @@ from perfsuite.worker.counting.live_memory import Batches
 from perfsuite.worker.observation import deepspeed, software
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares
-from perfsuite.worker.observation.second_step import in_backward
+from perfsuite.worker.observation.second_step import BACKWARD, in_backward, knows_backward
 
 ONE_STEP = StepsToCount(until=COUNTED_STEP, late=None)
 IN_BACKWARD = "the optimizer steps in backward"
@@ -57,10 +57,16 @@ class Counting:
 
     The rank calls `before_optimizer_step` before the step of each optimizer, `end_step` first of all when a
     step has ended, and `begin_step` last of all before the next one. `model` returns what trains; it is
-    called between steps. An error never reaches the training: it becomes a note.
+    called between steps. An error never reaches the training: it becomes a note. Only to make one raises
+    `RuntimeError`, where torch does not tell a forward from the backward pass.
     """
 
     def __init__(self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP) -> None:
+        if not knows_backward():
+            raise RuntimeError(
+                f"torch {torch.__version__} has no torch._C.{BACKWARD}, so nothing tells what it does in "
+                "forward from what it recomputes in backward"
+            )
         self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted, with later ones
         self.log: MemoryLog | None = None  # births and deaths up to that step; there when `counts` is
         self.notes: list[str] = []  # why a step was not counted, or a norm not read

@@ -28,7 +28,7 @@ from perfsuite.results.rank_report import Dtypes, Evidence, Observed
 from perfsuite.worker.observation import deepspeed, replicas, software
 from perfsuite.worker.observation.dtypes import dtypes_of
 from perfsuite.worker.observation.optimizers import living, parameters_of
-from perfsuite.worker.observation.second_step import NO_LINEAR, SecondStep, layers
+from perfsuite.worker.observation.second_step import NO_LINEAR, NOT_OBSERVED, SecondStep, layers
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -186,7 +186,9 @@ class Observer:
         return expected
 
     def _recomputing(self, observed: str) -> str | None:
-        """Return what the case says of the blocks that are recomputed; None where no block is known."""
+        """Return what the case says of the blocks that are recomputed; None where that is not known."""
+        if observed == NOT_OBSERVED:
+            return None
         mode = self.case.activation_checkpointing
         count = len(self._second_step.forwards)
         if not self.case.model.config and not self.case.framework.promises.builds_model:

@@ -123,7 +123,7 @@ class SecondStep:
 
     def recomputing(self) -> str:
         """Return how many blocks ran their forward again in backward."""
-        if not self.inside:
+        if not self.inside or not knows_backward():
             return NOT_OBSERVED
         return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
 
@@ -210,10 +210,18 @@ def nodes_of(value: Tensor) -> Iterator[Any]:
             ahead.extend(following for following, _ in node.next_functions)
 
 
+BACKWARD = "_current_graph_task_id"
+"""What tells whether a backward pass is running: a private name of `torch._C` (seen in 2.11 to 2.15)."""
+
+
+def knows_backward() -> bool:
+    """Return whether this version of torch tells if a backward pass is running."""
+    return hasattr(torch._C, BACKWARD)
+
+
 def in_backward() -> bool:
-    """Whether a backward pass is running: a forward inside one recomputes activations."""
-    current = getattr(torch._C, "_current_graph_task_id", None)  # private: another version may lack it
-    return current is not None and bool(current() != -1)
+    """Whether a backward pass is running: a forward inside one recomputes activations. False if unknown."""
+    return knows_backward() and bool(getattr(torch._C, BACKWARD)() != -1)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

@@ -19,6 +19,7 @@ from perfsuite.worker.counting.hidden import Watch
 from perfsuite.worker.counting.steps import Counting, _memory_unless_alike, warm_up
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.observation import deepspeed, software
+from perfsuite.worker.observation.second_step import BACKWARD
 from tests.counted import make_memory
 from tests.samples import known
 from tests.worker.loops import Loop, in_a_thread, memory
@@ -345,3 +346,9 @@ def test_a_mode_that_was_taken_away_is_told() -> None:
 
     reason = told(Loop().run(take))
     assert reason == "RuntimeError: its TorchDispatchMode was taken away during the step"
+
+
+def test_without_a_sign_of_the_backward_pass_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, BACKWARD)
+    with pytest.raises(RuntimeError, match=r"has no torch\._C\._current_graph_task_id"):
+        Counting(lambda: None)

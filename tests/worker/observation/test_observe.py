@@ -11,7 +11,9 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
 from perfsuite.results.rank_report import Observed
+from perfsuite.worker.observation import second_step
 from perfsuite.worker.observation.observe import Observer, Owners, _attention, owner
+from perfsuite.worker.observation.second_step import NOT_OBSERVED
 from tests.samples import make_case
 
 CPU = torch.device("cpu")
@@ -201,3 +203,12 @@ def test_what_trains_is_the_outermost_module_and_tensors_that_no_module_owns_are
     with pytest.raises(MismatchError, match=r"^no module owns 1 of the 3 tensors that SGD steps: put them"):
         owner(sgd(*inner.parameters(), alone))
     assert owner(sgd(*inner.parameters())) is outer
+
+
+def test_a_case_is_not_refused_for_recomputation_that_torch_does_not_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(second_step, "BACKWARD", "gone")  # torch's own checkpoints need the real one
+    observer, result = in_a_script(activation_checkpointing="full")
+    assert result.settings["recomputing_blocks"] == NOT_OBSERVED
+    observer.check(result)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfsuite.worker.observation import second_step
 from perfsuite.worker.observation.second_step import (
+    BACKWARD,
     NO_KERNEL,
     NO_LINEAR,
     NOT_OBSERVED,
@@ -243,3 +244,10 @@ def test_a_linear_layer_that_returns_no_tensor_is_no_error(output: Any, dtype: s
 def test_a_torch_that_tells_of_no_backward_is_taken_to_be_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_current_graph_task_id")
     assert second_step.in_backward() is False
+
+
+def test_a_torch_that_hides_its_backward_pass_leaves_recomputation_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch._C, BACKWARD)
+    assert step(Model(sdpa)).recomputing() == NOT_OBSERVED
