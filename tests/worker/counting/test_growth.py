@@ -65,6 +65,8 @@ def test_a_leak_is_found_where_many_old_objects_die() -> None:
     HELD[:] = [Spec() for _ in range(1000)]
 
     def leak_and_forget(number: int) -> None:
+        if number == 4:
+            HELD[:] = [(Spec(), []) for _ in range(100)]
         leak(number)
         if number == 3:
             HELD.clear()
