@@ -31,6 +31,8 @@ WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
+ERROR_LINE = re.compile(r"[\w.]+(: |$)")
+"""The line of a traceback that names the error: frames and the rest of its message are indented or prose."""
 LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
 LOG_TAIL_LINES = 60  # lines of each log that a failure shows
 LOG_TAIL_BYTES = 2**18  # bytes from the end of a log in which these lines are looked for
@@ -111,12 +113,24 @@ def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: Run
         message = f"no report from {ranks}: {full}"
     elif dead:
         who = "the agent" if case.topology.nodes == 1 else f"the agent of node {', '.join(map(str, dead))}"
-        message = f"{who} died before {ranks} had reported: was it killed? See {run_dir.path}"
+        said = _last_error(run_dir.agent_log(dead[0]))
+        why = f"was it killed? See {run_dir.path}"
+        if said:
+            why = f"{said} See {run_dir.agent_log(dead[0])}"
+        message = f"{who} died before {ranks} had reported: {why}"
     elif by_ranks:
         said = f"rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
         kind = "crash"
         message = f"{ranks} died without a report; {said}"
     return Failure(kind=kind, rank=missing[0], message=message)
+
+
+def _last_error(log: Path) -> str:
+    """Return the last line of the traceback with which a log ends, as a sentence; empty without one."""
+    text = _end(log).rstrip()
+    _, traceback, rest = text.rpartition("Traceback (most recent call last):")
+    lines = [line for line in rest.splitlines() if ERROR_LINE.match(line)]
+    return f"{lines[-1].rstrip('.')}." if traceback and lines else ""
 
 
 def is_peer(failure: Failure) -> bool:

@@ -284,6 +284,8 @@ class Rank:
             parts = {name: Counts(python=outside_of_steps(each)) for name, each in sorted(calls.items())}
             of_start_up = {START_UP: Counts(modules=start_up.modules), **parts}
             counts = counts.replace(spans={**counts.spans, **of_start_up})
+            if start_up.note:
+                self.notes.append(start_up.note)
         if phases.spans is not None:
             counts = counts.replace(spans={**counts.spans, **phases.spans.counts()})
         return counts

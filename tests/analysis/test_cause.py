@@ -95,6 +95,16 @@ def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
         assert failure.message == died
 
 
+def test_an_agent_that_died_by_an_error_is_told_with_it(tmp_path: Path) -> None:
+    """As one whose arm has an older pydantic than perfsuite needs."""
+    traceback = 'Traceback (most recent call last):\n  File "x.py", line 1\nImportError: no name X\n'
+    run_dir = RunDir(tmp_path)
+    cause(tmp_path, logs={"agent-0.log": traceback})
+    run_dir.launch(0).unlink()
+    said = f"ImportError: no name X. See {run_dir.agent_log(0)}"
+    assert failure_of(collected(run_dir)).message.endswith(f"of 2 had reported: {said}")
+
+
 def test_a_report_that_found_no_room_is_no_fault_of_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,8 @@ PERFSUITE = "perfsuite"  # what perfsuite itself does, with all that this calls 
 PERFSUITE_BUILDS = "perfsuite builds"  # the same, but the training needs what it imports
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are left out
 PYTHON = "Python"  # stands for all modules of the standard library
+NOT_COUNTED = "calls of the start-up are not counted: "
+OTHER_PROFILER = "the training has a profile function of its own, or its first step is in another thread"
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"  # environment variable that asks to count calls, which takes time
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # how the paths of our files begin
@@ -45,6 +47,7 @@ class StartUp(NamedTuple):
     modules: dict[str, int]  # modules that were imported, by package
     # Calls by module and function, by the name of the span; None where they were not counted.
     calls: dict[str, dict[tuple[str, str], int]] | None = None
+    note: str = ""  # why they are not known, where they were to be counted
 
 
 class StartUpClock:
@@ -121,7 +124,8 @@ class StartUpClock:
                 self._calls.rename(BUILD, BUILD_AND_FIRST_STEP)
         named = {_span(part): each for part, each in seconds.items()}
         by_span = None if calls is None else {_span(part): each for part, each in calls.items()}
-        return StartUp({START_UP: sum(seconds.values()), **named}, self._by_package(), by_span)
+        note = "" if self._calls is None or calls is not None else NOT_COUNTED + self._calls.why_unknown
+        return StartUp({START_UP: sum(seconds.values()), **named}, self._by_package(), by_span, note)
 
     def _begin_first_step(self) -> None:
         self._add(self._parts[-1])
@@ -158,8 +162,9 @@ class _Calls:
         self._clock = clock
         self._by_part = dict[str, dict[tuple[str, str], int]]()
         self._is_over = False
+        self._error = ""  # that ended the counting
         self._server = os.getpid() if in_forks else None
-        self._hook = _counting(clock, self._by_part)
+        self._hook = _counting(clock, self._by_part, self._give_up)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.end)  # if no step is made: names are gone when Python ends
         sys.setprofile(self._hook)
@@ -171,12 +176,24 @@ class _Calls:
             to[function] = to.get(function, 0) + number
 
     def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
-        """Return the calls by part; None if a profiler of the training is there, or in another thread."""
+        """Return the calls by part; None if some may be missing (`why_unknown`)."""
         self._is_over = True
         if sys.getprofile() is not self._hook:
             return None
         sys.setprofile(None)
-        return self._by_part
+        return None if self._error else self._by_part
+
+    @property
+    def why_unknown(self) -> str:
+        """Return why `end` returns None."""
+        return self._error or OTHER_PROFILER
+
+    def _give_up(self, error: Exception) -> None:
+        """Count no more calls. The search for named functions, which calls the hook, goes on."""
+        self._error = f"{type(error).__name__}: {error}"
+        self._by_part.clear()
+        if sys.getprofile() is self._hook:
+            sys.setprofile(None)
 
     def _forked(self) -> None:
         profiler = sys.getprofile()  # or the search for named functions, which calls ours
@@ -194,10 +211,13 @@ class _Code(NamedTuple):
 
 
 def _counting(
-    clock: StartUpClock, by_part: dict[str, dict[tuple[str, str], int]]
+    clock: StartUpClock,
+    by_part: dict[str, dict[tuple[str, str], int]],
+    give_up: Callable[[Exception], None],
 ) -> Callable[[FrameType, str, Any], None]:
     """Return a function for `sys.setprofile` that counts in `by_part`. It is called some million times."""
     codes = dict[int, _Code]()
+    has_failed = False
 
     def known(frame: FrameType) -> _Code:
         code = frame.f_code
@@ -211,11 +231,13 @@ def _counting(
         return found
 
     def count(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
+        nonlocal has_failed
+        if event == "call" and not has_failed:
             try:
                 add(frame)
-            except Exception:  # it would end the training: the calls are not known then
-                sys.setprofile(None)
+            except Exception as error:  # it would end the training: the calls are not known then
+                has_failed = True
+                give_up(error)
 
     def add(frame: FrameType) -> None:
         function = (codes.get(id(frame.f_code)) or known(frame)).function

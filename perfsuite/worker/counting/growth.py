@@ -20,6 +20,7 @@ MISSING = 0.25
 """Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
 once, such as a thread, must not take an object from a leak."""
 SEARCHED = 20  # objects of each type whose holders are searched
+MOST_NEW = 100_000  # objects of each type among which these are looked for
 
 UNKNOWN = "how many objects each step keeps is not known: "
 FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which objects were counted"
@@ -42,7 +43,7 @@ class Growth:
         self.boundaries = (first, (first + last) // 2, last)
         self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
         self._frozen = 0
-        self._old = 0  # objects in the oldest generation at the boundary before
+        self._mark: list[None] = []  # it follows the objects that were there at the boundary before
         self._full_collections = 0  # until then
         self._new: Mapping[str, Sequence[int]] = {}  # identities of objects that are new at the end, by type
         self._kept: KeptObjects | None = None
@@ -70,10 +71,12 @@ class Growth:
         _collect()
         self._counts.append(_census())
         self._frozen = gc.get_freeze_count()
-        self._old = len(gc.get_objects(2))
+        if not is_last:
+            self._mark = []
+            gc.collect(1)  # moves it to the end of the oldest generation
         self._full_collections = _full_collections()
         if is_last:
-            self._new = _alive(new)
+            self._new = self._oldest_alive(new)
             self._end()
 
     def _end(self) -> None:
@@ -94,11 +97,11 @@ class Growth:
             self.notes.append(DISABLED)
 
     def _find_new(self) -> dict[str, tuple[int, ...]]:
-        """Return identities of some objects, by the types that have grown so far.
+        """Return identities of objects that were made since the boundary before, by types that have grown.
 
-        They are the first that were made since the boundary before: what is younger may be of the last step
-        alone. Then all objects were in the oldest generation, to whose end younger ones have moved since. No
-        objects are known to be new if a full collection has changed its order.
+        The oldest come first. At the boundary before, all objects were in the oldest generation, to whose end
+        younger ones have moved since. The number of all then does not tell where these begin, as older ones
+        may have died. No objects are known to be new if a full collection has changed the order.
         """
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
@@ -107,13 +110,26 @@ class Growth:
         if _full_collections() != self._full_collections:
             return {}
         new = defaultdict[str, list[int]](list)
-        for generation in (gc.get_objects(2)[self._old :], gc.get_objects(1), gc.get_objects(0)):
+        oldest = gc.get_objects(2)
+        begin = next((at for at, each in enumerate(oldest, 1) if each is self._mark), len(oldest))
+        for generation in (oldest[begin:], gc.get_objects(1), gc.get_objects(0)):
             for each in generation:
                 name = type(each).__name__
-                if len(new[name]) < min(SEARCHED, grown.get(name, 0)):
+                if grown.get(name, 0) > 0 and len(new[name]) < MOST_NEW:
                     new[name].append(id(each))
         # Tuples of numbers are not tracked, unlike lists, which the census would count.
         return {name: tuple(identities) for name, identities in new.items()}
+
+    def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Return the first of the new objects that are still there, right after a collection.
+
+        No more than so many have grown: what is younger may be of the last step alone. Later, other objects
+        may take the identities.
+        """
+        before, between = self._counts[:2]
+        alive = {id(each) for each in _objects(new)}
+        most = {name: min(SEARCHED, between.get(name, 0) - before.get(name, 0)) for name in new}
+        return {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
 
     def result(self) -> KeptObjects | None:
         """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
@@ -176,12 +192,5 @@ def _count_types(objects: Iterable[Any]) -> dict[str, int]:
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:
     """Return the objects of these types that have these identities."""
-    return [each for each in gc.get_objects() if id(each) in identities.get(type(each).__name__, ())]
-
-
-def _alive(identities: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the identities that are still taken, right after a collection: later others may take them."""
-    alive = defaultdict[str, list[int]](list)
-    for each in _objects(identities):
-        alive[type(each).__name__].append(id(each))
-    return dict(alive)
+    wanted = {name: frozenset(each) for name, each in identities.items()}
+    return [each for each in gc.get_objects() if id(each) in wanted.get(type(each).__name__, ())]

@@ -37,7 +37,9 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
     `growing` are the types of the objects. An attribute of one of them is no holder: something holds both.
     A weak reference holds nothing, and what holds it says nothing about the object. Nothing is named that
-    holds fewer objects than those without a named holder: it would hide what holds these.
+    holds fewer objects than those without a named holder: it would hide what holds these. A list or another
+    thing of no growing type that has the name of a global or an attribute ends the search: what holds that
+    besides, such as the newest object, would only be another way to it.
     Holders are also searched among frozen objects. These are frozen again, with all others.
     """
     with unfrozen(collects=False):
@@ -46,33 +48,83 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
 
 def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
     held = [thing for thing in objects if not _is_weak(thing)]
-    level = [_Link(thing, None, 1 << at) for at, thing in enumerate(held[:MOST_FOLLOWED])]
-    reached = {_place(link): link.ends for link in level}
-    found: dict[str, int] = {}
-    variables = _local_variables()
-    for _ in range(DEPTH):
-        following: dict[tuple[int, int], _Link] = {}
-        for link in _holders(level, ignored=(objects, held)):
-            name = _name(link, growing)
-            if name is None and type(link.thing).__name__ not in growing:
-                name = variables.get(id(link.thing))
-            if name is not None:
-                found[name] = found.get(name, 0) | link.ends
-                continue
-            place = _place(link)
-            new = link.ends & ~reached.get(place, 0)
-            if new and not isinstance(link.thing, type):  # reached again, it passes on what is new alone
-                reached[place] = reached.get(place, 0) | new
-                other = following.get(place)
-                following[place] = link._replace(ends=new | (0 if other is None else other.ends))
-        level = sorted(following.values(), key=lambda link: -link.ends.bit_count())[:MOST_FOLLOWED]
-        if not level:
-            break
-    votes = Counter({name: ends.bit_count() for name, ends in found.items()})
-    without = len(held[:MOST_FOLLOWED]) - _union(found.values()).bit_count()
+    first = _Search((objects, held), growing, {})
+    first.run(held[:MOST_FOLLOWED])
+    search = _Search((objects, held), growing, first.with_name)
+    search.run(held[:MOST_FOLLOWED])
+    votes = Counter({name: ends.bit_count() for name, ends in search.found.items()})
+    without = len(held[:MOST_FOLLOWED]) - _union(search.found.values()).bit_count()
     least = max(max(votes.values(), default=0) / 2, without)
     named = tuple(f"`{name}`" for name, number in votes.most_common(MOST_NAMED) if number > least)
-    return (OUTSIDE,) if held and not named and not level else named
+    return (OUTSIDE,) if held and not named and search.is_complete else named
+
+
+class _Search:
+    """Follows what holds objects, level by level, until it has a name.
+
+    `ends` are things that are known to have a name: what holds them is not followed.
+    """
+
+    def __init__(
+        self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
+    ) -> None:
+        self.found: dict[str, int] = {}  # the objects that each name holds, one bit each
+        self.with_name: dict[int, tuple[Any, str]] = {}  # things of no growing type, by identity
+        self.is_complete = False  # whether nothing is left to follow
+        self._ignored = (*ignored, self.with_name, ends)
+        self._growing = growing
+        self._ends = ends
+        self._reached: dict[tuple[int, int], int] = {}
+
+    def run(self, objects: Sequence[Any]) -> None:
+        """Search from these objects."""
+        level = [_Link(thing, None, 1 << at) for at, thing in enumerate(objects)]
+        self._reached = {_place(link): link.ends for link in level}
+        variables = _local_variables()
+        for _ in range(DEPTH):
+            level = self._next(level, variables)
+            if not level:
+                break
+        self.is_complete = not level
+
+    def _next(self, level: list[_Link], variables: Mapping[int, str]) -> list[_Link]:
+        """Note names of what holds a level, and return what is to be followed, the most frequent first."""
+        following: dict[tuple[int, int], _Link] = {}
+        for link in _holders(level, self._ignored):
+            name = self._name(link, variables)
+            if name is not None:
+                self.found[name] = self.found.get(name, 0) | link.ends
+                continue
+            place = _place(link)
+            new = link.ends & ~self._reached.get(place, 0)
+            if new and not isinstance(link.thing, type):  # reached again, it passes on what is new alone
+                self._reached[place] = self._reached.get(place, 0) | new
+                other = following.get(place)
+                following[place] = link._replace(ends=new | (0 if other is None else other.ends))
+        return sorted(following.values(), key=lambda link: -link.ends.bit_count())[:MOST_FOLLOWED]
+
+    def _name(self, link: _Link, variables: Mapping[int, str]) -> str | None:
+        end = self._ends.get(id(link.thing))
+        if end is not None:
+            return end[1]
+        name = _name(link, self._growing)
+        if name is not None:
+            self._note(link, name)
+        elif type(link.thing).__name__ not in self._growing:
+            name = variables.get(id(link.thing))
+        return name
+
+    def _note(self, link: _Link, name: str) -> None:
+        """Note what has this name: the value of a global or of an attribute."""
+        below = link.below
+        assert below is not None
+        if isinstance(link.thing, FunctionType):
+            return
+        is_attribute = not isinstance(link.thing, dict) and isinstance(below.thing, dict)
+        if is_attribute and below.below is not None and _key(_attributes(link.thing), below.below.thing):
+            below = below.below
+        if below.below is not None and type(below.thing).__name__ not in self._growing:
+            self.with_name[id(below.thing)] = below.thing, name
 
 
 def _is_weak(thing: Any) -> bool:
@@ -112,7 +164,9 @@ def _name(link: _Link, growing: Collection[str]) -> str | None:
         is_module = isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is thing
         return f"{module}.{_key(thing, below.thing)}" if is_module else None
     if isinstance(thing, FunctionType):  # in a closure, or as a default; its globals are the module's
-        return None if below.thing is thing.__globals__ else f"{thing.__module__}.{thing.__qualname__}"
+        if below.thing is thing.__globals__ or type(thing).__name__ in growing:
+            return None
+        return f"{thing.__module__}.{thing.__qualname__}"
     owner = thing if isinstance(thing, type) else type(thing)
     if owner is not thing and owner.__name__ in growing:
         return None

@@ -16,6 +16,8 @@ from perfsuite.worker.clock.startup_clock import (
     DATA,
     FIRST_STEP,
     IMPORTS,
+    NOT_COUNTED,
+    OTHER_PROFILER,
     PERFSUITE,
     PERFSUITE_BUILDS,
     PROCESS_GROUP,
@@ -312,6 +314,21 @@ def test_calls_are_unknown_beside_a_profiler_of_the_training(counting: Clock) ->
     sys.setprofile(lambda *_: None)
     assert known(counting.end()).calls is None
     assert sys.getprofile() is not None
+
+
+def test_calls_that_are_unknown_are_noted_with_the_reason(counting: Clock) -> None:
+    sys.setprofile(lambda *_: None)
+    assert known(counting.end()).note == NOT_COUNTED + OTHER_PROFILER
+
+
+def test_an_error_of_the_count_is_noted(counting: Clock) -> None:
+    counting._parts.clear()  # so that counting fails
+    work()
+    counting._parts.append(BUILD)
+    work()
+    found = known(counting.end())
+    assert found.calls is None
+    assert found.note == f"{NOT_COUNTED}IndexError: list index out of range"
 
 
 def test_a_first_step_in_another_thread_ends_the_count(counting: Clock) -> None:

@@ -61,6 +61,21 @@ def test_what_the_last_step_holds_is_not_taken_for_the_leak() -> None:
     assert kept(leak_and_hold).holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
+def test_a_leak_is_found_where_many_old_objects_die() -> None:
+    HELD[:] = [Spec() for _ in range(1000)]
+
+    def leak_and_forget(number: int) -> None:
+        if number == 4:
+            HELD[:] = [(Spec(), []) for _ in range(100)]
+        leak(number)
+        if number == 3:
+            HELD.clear()
+            gc.collect(1)  # moves the leak to the objects that are old
+
+    found = known(counted(leak_and_forget, first=1, last=4).result())
+    assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
+
+
 def test_a_full_collection_on_the_way_names_no_holder() -> None:
     """It changes the order of objects, by which old and new ones are told apart."""
 

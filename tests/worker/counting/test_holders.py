@@ -114,3 +114,25 @@ def test_a_holder_of_few_is_not_named() -> None:
     leaves = [Leaf() for _ in range(10)]
     HELD.append(leaves[0])
     assert holders(leaves) == (OUTSIDE,)
+
+
+def test_what_only_leads_to_the_holder_is_not_named() -> None:
+    """A global that holds the newest object, which reaches all others through the attributes they share."""
+    leaves = [Leaf() for _ in range(10)]
+    Shared.attributes["entries"] = [*leaves]
+    for leaf in leaves:
+        leaf.shared = Shared()  # type: ignore[attr-defined]
+    HELD.append(leaves[-1])
+    assert holders_of(leaves, {"Leaf", "Shared"}) == ("`Shared.attributes`",)
+
+
+def test_a_function_that_is_a_key_is_held_by_the_dictionary() -> None:
+    """As those of a closure that is made in each step."""
+
+    def made() -> Any:
+        leaf = Leaf()
+        return lambda: leaf
+
+    HELD.append({made(): None for _ in range(5)})
+    leaves = [function() for function in HELD[0]]  # type: ignore[attr-defined]
+    assert holders_of(leaves, {"Leaf", "function", "cell", "tuple"})[0] == f"`{__name__}.HELD`"

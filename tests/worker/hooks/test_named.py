@@ -86,6 +86,21 @@ def test_the_search_leaves_the_count_of_the_start_up_as_it_was(module: Any) -> N
 
 
 @pytest.mark.usefixtures("no_profiler")
+def test_a_count_that_fails_while_a_function_is_found_is_unknown(module: Any) -> None:
+    clock = StartUpClock(0.0, before="imports", now=lambda: 0.0)
+    clock.count_calls(in_forks=False)
+    Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
+    parts = clock._parts
+    module.get = ones
+    clock._parts = []  # so that counting the next call fails
+    ones()
+    clock._parts = parts
+    ones()
+    assert module.get() == 2
+    assert known(clock.end()).calls is None
+
+
+@pytest.mark.usefixtures("no_profiler")
 def test_the_search_ends_with_the_first_step() -> None:
     search = Search([NamedFunction(f"{MODULE}:get", doubled)])
     search.begin()
