@@ -72,7 +72,8 @@ def bisect(
     def compare(a: Arm, b: Arm, known: BisectFile) -> Measurement:
         progress = Progress(line=shared.say, cases=1)
         if launches is None or counts:
-            session = by_counts(options, progress, launches, (a, b), *good_run)
+            known_a = good_run[0] if good_run else None
+            session = by_counts(options, progress, launches, (a, b), known_a, known.metric)
         else:
             how = {"max_pairs": most, "tolerance": known.tolerance, "metric": known.metric}
             session = by_times(options, progress, launches, (a, b), **how, explains=False)

@@ -143,6 +143,7 @@ class ByCounts(TwoArms):
 
     of_equals: ClassVar[str] = "only find what differs from run to run"
     known_a: Run | None = None  # the run of arm A, if it was made already
+    metric: str | None = None  # the count that alone is of interest (`Finding.name`); None: all
 
     def judge(self, trial: Trial) -> Verdict:
         """Run a case in both arms and judge what a step of arm B does by that of arm A."""
@@ -153,7 +154,7 @@ class ByCounts(TwoArms):
         trial.runs.append(b)
         verdict = judge_counts(a, b).replace(launches=len(made))
         of_start_up = start_up_findings(verdict)
-        if of_start_up:
+        if any(self.metric in (None, finding.name) for finding in of_start_up):
             a, b = self._launch_both_again(trial)
             verdict = with_unconfirmed(judge_counts(a, b), of_start_up).replace(launches=len(made) + 2)
         if not self.dry and verdict.outcome not in ("regressed", "failed") and needs_more(a, b):
@@ -253,14 +254,16 @@ def by_counts(
     launcher: Launcher | None,
     arms: tuple[Arm, ...],
     known_a: Run | None = None,
+    metric: str | None = None,
 ) -> Session:
     """A session that compares two arms by counts: of launches, or of dry runs without a `launcher`.
 
+    `known_a` and `metric` are those of `ByCounts`.
     Dry runs pretend CUDA in both arms or in neither: says so if the torch of an arm lets none be pretended.
     """
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))
-        return Session(setup, ByCounts(setup, arms, known_a=known_a))
+        return Session(setup, ByCounts(setup, arms, known_a=known_a, metric=metric))
     reasons = {name: why_no_cuda(arm) for name, arm in zip("AB", arms, strict=True)}
     why_not = {name: why for name, why in reasons.items() if why}
     for name, why in why_not.items():

@@ -120,12 +120,19 @@ class Launches:
         return self.session(**options).measure(case, "test")
 
     def compare_counts(
-        self, case: Case = SIMULATED, *, dry: bool = False, known_a: Run | None = None, **options: Any
+        self,
+        case: Case = SIMULATED,
+        *,
+        dry: bool = False,
+        known_a: Run | None = None,
+        metric: str | None = None,
+        **options: Any,
     ) -> Measurement:
         """By counts, of which arm B has more unless the test says otherwise."""
         self.counts = self.counts or {"A": LESS, "B": MORE}
         setup = make_setup(self.root, self.said, **options)
-        ours = by_counts(setup.options, setup.progress, None if dry else LocalLauncher(), ARMS, known_a)
+        launcher = None if dry else LocalLauncher()
+        ours = by_counts(setup.options, setup.progress, launcher, ARMS, known_a, metric)
         ours.setup.lock = Mock()
         if not dry:
             ours.setup.host.machine = make_machine()
@@ -346,6 +353,14 @@ def test_start_ups_that_differ_are_launched_once_more(launches: Launches) -> Non
     result = launches.compare_counts()
     assert launches.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"]
     assert (result.outcome, result.verdict.launches) == ("regressed", 4)
+
+
+@pytest.mark.parametrize(("metric", "launched"), [("start-up: build: Python 3.11 calls", 4), ("kernels", 2)])
+def test_a_search_for_another_count_launches_no_start_up_again(
+    launches: Launches, metric: str, launched: int
+) -> None:
+    launches.counts = {"A": starting(10_000), "B": starting(20_000)}
+    assert launches.compare_counts(metric=metric).verdict.launches == launched
 
 
 @pytest.mark.parametrize("first", ["A", "B"])
