@@ -139,6 +139,8 @@ class DryScript(DryRank):
                 with _disable_current_modes():  # or it would be counted
                     self._passes.end_step(optimizer)
             self.recorder.boundary()
+            if self.recorder.steps == self.steps.until:  # the steps for growth have time of their own
+                signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
 
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         loss = loss_of(tensors)

@@ -313,6 +313,13 @@ def with_line(code: str) -> str:
     return TRAIN.replace("# here", code)
 
 
+def test_steps_that_show_growth_have_time_of_their_own(tmp_path: Path) -> None:
+    left = "left = globals().setdefault('times', []); left.append(__import__('signal').getitimer(0)[0])"
+    text = with_line(f"{left}; assert len(left) != 5 or left[4] > left[3], left")
+    run = passed(case_of(tmp_path, text), tmp_path / "dry")
+    assert run.counts[0].counts.kept is not None, run.notes
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
