@@ -26,7 +26,7 @@ from perfsuite.node.processes import JOB_MARK, ask_for_stacks, marked, sweep, wa
 from perfsuite.node.ranks import AgentJob
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
-from perfsuite.results.run_dir import ANCESTOR_PID, NODE, RunDir
+from perfsuite.results.run_dir import ANCESTOR_PID, COMPILE_CACHES, NODE, RunDir
 from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
@@ -44,12 +44,26 @@ def main(path: str) -> int:
     os.environ[ANCESTOR_PID] = str(os.getpid())
     os.environ[NODE] = os.environ.get(os.environ.get(NODE_VARIABLE, ""), "0")
     run_dir = RunDir(Path(path))
+    keep_compile_caches_apart(run_dir, int(os.environ[NODE]))
     try:
         request = documents.read(run_dir.case, CaseFile)
         failures = _watched(AgentJob(run_dir, request, int(os.environ[NODE])))
     finally:
         _sweep()
     return 1 if failures else 0
+
+
+def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
+    """Give each node but the first directories of its own for what compilers keep.
+
+    On NFS a file that one node replaces while another reads it ends the read with an error, and torch names
+    the file that it writes first by numbers of process and thread, which two nodes may both have.
+    """
+    caches = run_dir.compile_caches.resolve()
+    for name in COMPILE_CACHES:
+        directory = os.environ.get(name)
+        if node > 0 and directory is not None and Path(directory).is_relative_to(caches):
+            os.environ[name] = f"{directory}-of-node-{node}"
 
 
 def _watched(job: AgentJob) -> list[Failure]:

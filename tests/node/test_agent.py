@@ -202,3 +202,15 @@ def test_kills_for_want_of_memory_are_those_in_our_control_group(
     (tmp_path / file).write_text(f"low 0\noom 9\noom_kill {count}\noom_group_kill 0\n")
     assert oom_kills(tmp_path, tmp_path) == counted
     assert oom_kills(tmp_path / "nowhere", tmp_path) == 0
+
+
+@pytest.mark.parametrize(("node", "expected"), [(0, "{caches}/inductor"), (1, "{caches}/inductor-of-node-1")])
+def test_nodes_share_no_directory_of_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int, expected: str
+) -> None:
+    run_dir = RunDir.of_launch(tmp_path, 1)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{run_dir.compile_caches}/inductor")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    agent.keep_compile_caches_apart(run_dir, node)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected.format(caches=run_dir.compile_caches)
+    assert os.environ["TRITON_CACHE_DIR"] == "/mine", "a user's own directory wins"
