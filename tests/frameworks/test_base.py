@@ -108,20 +108,21 @@ def test_strategies_train_as_a_plain_loop(tmp_path: Path, framework: Framework) 
     check_learnt(measured(COUNTED.replace(framework=framework), tmp_path), COUNTED)
 
 
-TIED = COUNTED.replace(model=llama_tiny("llama-tied", tie_word_embeddings=True))
+SHALLOW = COUNTED.replace(model=llama_tiny("llama-shallow", num_hidden_layers=2))
+TIED = COUNTED.replace(model=llama_tiny("llama-tied", num_hidden_layers=2, tie_word_embeddings=True))
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "case",
     [
-        COUNTED.replace(framework=FSDP2(tensor_parallel=2)),
+        SHALLOW.replace(framework=FSDP2(tensor_parallel=2)),
         TIED.replace(
             framework=Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2),
             activation_checkpointing="full",
         ),
         pytest.param(
-            COUNTED.replace(framework=Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2)),
+            SHALLOW.replace(framework=Trainer(fsdp="full_shard auto_wrap", dp_shard_size=2, tp_size=2)),
             marks=pytest.mark.nightly,
         ),
     ],
