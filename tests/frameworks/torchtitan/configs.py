@@ -27,6 +27,16 @@ def moonlight_debugmodel() -> Trainer.Config:
     return _cut(own.moonlight_debugmodel(), 2)
 
 
+def llama3_debugmodel() -> Trainer.Config:
+    """A layer for each of two ranks of a pipeline."""
+    return _cut(llama3.llama3_debugmodel(), 2)
+
+
+def llama3_debugmodel_float8_emulated() -> Trainer.Config:
+    """With all kinds of layers that are converted."""
+    return _cut(own.llama3_debugmodel_float8_emulated(), 2)
+
+
 def qwen3_moe_debug() -> Trainer.Config:
     """A layer of 40 million parameters."""
     return _cut(qwen3.qwen3_moe_debug(), 1)

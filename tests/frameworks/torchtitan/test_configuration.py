@@ -48,7 +48,6 @@ def degree(name: str, ranks: int) -> str:
 
 LLAMA = registered("llama3", "llama3_debugmodel")
 CUT = "tests.frameworks.torchtitan.configs"
-OWN = "bench_cases.torchtitan_configs"
 # What torchtitan's switch for balanced routing assigns is not the router's, in a launch as in a dry run.
 DEEPSEEK = registered(
     CUT, "deepseek_v3_debugmodel", degree("expert", 2), "--debug.moe_force_load_balance", length=SHORT
@@ -60,9 +59,9 @@ GPT_OSS = registered(
 KIMI = registered(
     CUT, "moonlight_debugmodel", degree("expert", 2), length=SHORT, activation_checkpointing="full"
 )
-EMULATED = registered(OWN, "llama3_debugmodel_float8_emulated", length=SHORT)
+EMULATED = registered(CUT, "llama3_debugmodel_float8_emulated", length=SHORT)
 ONE_BY_ONE = "--parallelism.pipeline_parallel_schedule=1F1B"
-PIPED = registered("llama3", "llama3_debugmodel", degree("pipeline", 2), ONE_BY_ONE, length=SHORT)
+PIPED = registered(CUT, "llama3_debugmodel", degree("pipeline", 2), ONE_BY_ONE, length=SHORT)
 NONE = dict.fromkeys(("experts_per_rank", "low_precision_modules", "pipeline"), "none") | {
     "context_parallel": "1"
 }
