@@ -7,7 +7,7 @@ before its name is asked for; if that fails, the error names the package.
 import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from typing import Any, Literal
 
 from perfsuite.errors import ExtensionError
@@ -51,21 +51,19 @@ class Extension:
 
 @functools.cache
 def own(group: Group) -> Mapping[str, Extension]:
-    """perfsuite's own part of a group by name. The metadata of no other package is read.
+    """Return perfsuite's own part of a group by name. The metadata of no other package is read.
 
-    Raises `ExtensionError` if perfsuite's metadata is missing, or older than its code.
+    A source tree may hold older metadata besides those that are installed, so the first that name any
+    framework count. Raises `ExtensionError` if there are none.
     """
-    try:
-        perfsuite = distribution(PERFSUITE)
-    except PackageNotFoundError:
-        raise ExtensionError(f"the metadata of perfsuite is not there: {_INSTALL}") from None
-    if not perfsuite.entry_points.select(group=FRAMEWORKS):
-        raise ExtensionError(f"the metadata of perfsuite is older than its code: {_INSTALL}")
-    of_group = perfsuite.entry_points.select(group=group)
-    return {each.name: _extension(group, perfsuite, each) for each in of_group}
-
-
-_INSTALL = "install it again (pip install perfsuite, or pip install -e . in its repository)"
+    for perfsuite in distributions(name=PERFSUITE):
+        if perfsuite.entry_points.select(group=FRAMEWORKS):
+            of_group = perfsuite.entry_points.select(group=group)
+            return {each.name: _extension(group, perfsuite, each) for each in of_group}
+    raise ExtensionError(
+        "the metadata of perfsuite is not there, or older than its code: install it again "
+        "(pip install perfsuite, or pip install -e . in its repository)"
+    )
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import pytest
 
 from perfsuite import extensions
 from perfsuite.errors import ExtensionError
-from perfsuite.extensions import FRAMEWORKS, GROUPS, LAUNCHERS, Extension
+from perfsuite.extensions import COMMANDS, FRAMEWORKS, GROUPS, LAUNCHERS, Extension
 from tests.packages import Packages
 
 
@@ -67,3 +67,21 @@ def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
     slurm = extensions.find(LAUNCHERS, "slurm")
     assert slurm is not None
     assert slurm.package == "perfsuite"
+
+
+def test_older_metadata_in_a_source_tree_are_passed_over(packages: Packages) -> None:
+    packages.install("perfsuite", "", commands="old = perfsuite.old:app")
+    (packages.directory / "perfsuite.py").unlink()
+    extensions.own.cache_clear()
+    try:
+        assert "ddp" in extensions.own(FRAMEWORKS)
+        assert "old" not in extensions.own(COMMANDS)
+    finally:
+        extensions.own.cache_clear()
+
+
+def test_missing_metadata_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsuite.extensions.distributions", lambda name: [])
+    extensions.own.cache_clear()
+    with pytest.raises(ExtensionError, match=r"older than its code: install it again \(pip"):
+        extensions.own(FRAMEWORKS)
