@@ -19,6 +19,7 @@ METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (COMMANDS, FRAMEWORKS, METRICS, LAUNCHERS)
 PERFSUITE = "perfsuite"  # the distribution whose names no other package may take
+INSTALL = "install it again (pip install perfsuite, or pip install -e . in its repository)"
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,20 @@ class Extension:
         """Import the object. Raises `ExtensionError` naming the package if that fails."""
         try:
             return self.entry_point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ExtensionError(
-                f"{self} cannot be imported: {type(error).__name__}: {error}. "
-                f"Mend it (pip install --upgrade {self.package}) or remove it (pip uninstall {self.package})."
+                f"{self} cannot be imported: {type(error).__name__}: {error}. {self._way_out}."
             ) from error
 
     def error(self, problem: str) -> ExtensionError:
         """The error that says why the loaded object cannot be used."""
         return ExtensionError(f"{self}: {problem}, or remove it (pip uninstall {self.package}).")
+
+    @property
+    def _way_out(self) -> str:
+        if self.package == PERFSUITE:
+            return INSTALL[0].upper() + INSTALL[1:]
+        return f"Mend it (pip install --upgrade {self.package}) or remove it (pip uninstall {self.package})"
 
 
 @functools.cache
@@ -60,10 +66,7 @@ def own(group: Group) -> Mapping[str, Extension]:
         if perfsuite.entry_points.select(group=FRAMEWORKS):
             of_group = perfsuite.entry_points.select(group=group)
             return {each.name: _extension(group, perfsuite, each) for each in of_group}
-    raise ExtensionError(
-        "the metadata of perfsuite is not there, or older than its code: install it again "
-        "(pip install perfsuite, or pip install -e . in its repository)"
-    )
+    raise ExtensionError(f"the metadata of perfsuite is not there, or older than its code: {INSTALL}")
 
 
 @functools.cache

@@ -31,7 +31,7 @@ WATCHDOG_SAYS = "watchdog caught collective operation timeout"
 """What NCCL's process group writes when a collective hung for as long as the group allows."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
 """What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
-ERROR_LINE = re.compile(r"[\w.]+(: |$)")
+ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
 """The line of a traceback that names the error: frames and the rest of its message are indented or prose."""
 LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
 LOG_TAIL_LINES = 60  # lines of each log that a failure shows
@@ -129,8 +129,8 @@ def _last_error(log: Path) -> str:
     """Return the last line of the traceback with which a log ends, as a sentence; empty without one."""
     text = _end(log).rstrip()
     _, traceback, rest = text.rpartition("Traceback (most recent call last):")
-    lines = [line for line in rest.splitlines() if ERROR_LINE.match(line)]
-    return f"{lines[-1].rstrip('.')}." if traceback and lines else ""
+    lines = rest.splitlines()
+    return f"{lines[-1].rstrip('.')}." if traceback and lines and ERROR_LINE.match(lines[-1]) else ""
 
 
 def is_peer(failure: Failure) -> bool:

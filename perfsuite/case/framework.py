@@ -1,6 +1,7 @@
 """A framework as a case names it: its options, as plain data. `frameworks.base` has what it does."""
 
 import functools
+import importlib.util
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -10,7 +11,7 @@ from pydantic import ConfigDict, ValidationError, ValidationInfo
 from perfsuite import extensions
 from perfsuite.documents import FROM_FILE, Data, did_you_mean, explain
 from perfsuite.errors import CaseError, ExtensionError
-from perfsuite.extensions import FRAMEWORKS, PERFSUITE, Extension
+from perfsuite.extensions import FRAMEWORKS, INSTALL, PERFSUITE, Extension
 
 FOR_TESTS = frozenset({"fake"})
 RESERVED = frozenset({"name", "package", "slug"})  # keys that stand next to a framework's options in a file
@@ -134,6 +135,8 @@ def not_installed(name: str, package: str | None = None) -> str:
     if package is not None:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
+    if name.isidentifier() and importlib.util.find_spec(f"perfsuite.frameworks.{name}") is not None:
+        return f"the metadata of perfsuite do not name its framework {name!r}: {INSTALL}"
     known = [each for each in extensions.names(FRAMEWORKS) if each not in FOR_TESTS]
     return (
         f"unknown framework {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; "
@@ -174,6 +177,8 @@ def _check_findable(kind: type[FrameworkOptions]) -> None:
     extension = extensions.find(FRAMEWORKS, name)
     if extension is not None and extension.package == PERFSUITE and load(extension) is not kind:
         extension = extensions.of_others(FRAMEWORKS, name)  # raises an error if a package names it so
+    if extension is None and kind.__module__.startswith(f"perfsuite.frameworks.{name}"):
+        raise CaseError(not_installed(name))
     if extension is None or load(extension) is not kind:
         raise CaseError(
             f"{kind.__name__} stands in {kind.__module__}, where ranks, which look for {name!r}, do not find "

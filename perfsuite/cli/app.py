@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from perfsuite import extensions
@@ -17,6 +18,7 @@ from perfsuite.errors import ExtensionError, FileError, PerfsuiteError
 from perfsuite.extensions import COMMANDS, Extension
 from perfsuite.inputs.ini import read_ini
 from perfsuite.report.console import console
+from perfsuite.report.safe_text import printable
 
 PANELS = {  # how --help groups our commands
     "Begin": ("init", "doctor", "selftest"),
@@ -43,35 +45,40 @@ class _LazyCommands(Mapping[str, Any]):
         return len(list(iter(self)))
 
     def __getitem__(self, name: str) -> Any:
-        extension = extensions.find(COMMANDS, name)
-        if extension is None:
+        try:
+            extension = extensions.find(COMMANDS, name)
+            command = None if extension is None else command_of(extension)
+        except ExtensionError as error:
+            command = _unusable(error)
+        if command is None:
             raise KeyError(name)
-        command = _command(extension)
         command.name = name
         command.rich_help_panel = _PANEL_OF.get(name, OTHERS)
         return command
 
 
-def _command(extension: Extension) -> Any:
-    """Import a command. One that cannot be used says so when it is run, and in the list of commands."""
+def command_of(extension: Extension) -> Any:
+    """Import a command. Raises `ExtensionError` if it cannot be imported, or is none."""
+    loaded = extension.load()
+    if not callable(loaded):
+        raise extension.error(f"it is {loaded!r}: name a function, or a typer.Typer for several")
     try:
-        loaded = extension.load()
-        if not callable(loaded):
-            raise extension.error(f"it is {loaded!r}: name a function, or a typer.Typer for several")
-    except ExtensionError as error:
-        return _unusable(error)
-    if isinstance(loaded, typer.Typer):
-        return typer.main.get_group(loaded)
-    alone = typer.Typer()
-    alone.command()(loaded)
-    return typer.main.get_command(alone)
+        if isinstance(loaded, typer.Typer):
+            return typer.main.get_group(loaded)
+        alone = typer.Typer(add_completion=False)
+        alone.command()(loaded)
+        return typer.main.get_command(alone)
+    except Exception as error:
+        problem = f"typer makes no command of it ({type(error).__name__}: {error}): mend it"
+        raise extension.error(problem) from error
 
 
 def _unusable(error: ExtensionError) -> Any:
-    alone = typer.Typer()
+    """Return a command that says in the list of commands, and when it is run, why it cannot be used."""
+    alone = typer.Typer(add_completion=False)
     any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-    @alone.command(help=f"Cannot be used: {error}", context_settings=any_words)
+    @alone.command(help=f"Cannot be used: {escape(printable(str(error)))}", context_settings=any_words)
     def raise_error() -> None:
         raise error
 
@@ -99,6 +106,9 @@ class _Commands(TyperGroup):
         try:
             try:
                 return super().main(*words, **options)
+            except PerfsuiteError as error:  # in the list of commands, before any is invoked
+                console(stderr=True).print(f"perfsuite: {error}", style="red")
+                raise SystemExit(2) from None
             finally:
                 sys.stdout.flush()  # later, nobody would catch what it raises
         except OSError as error:
@@ -149,8 +159,12 @@ def _options(
         here = Path.cwd()
     except OSError as error:
         raise FileError(f"the current directory: {error.strerror}. Change to one that exists") from None
+    directories = read_ini(here).directories()
+
+    def below(command: Any) -> dict[str, Any]:
+        names = getattr(command, "commands", {})
+        return {**directories, **{name: below(each) for name, each in names.items()}}
+
     name = ctx.invoked_subcommand
     if name is not None:
-        directories = read_ini(here).directories()
-        subcommands = getattr(COMMANDS_BY_NAME.get(name), "commands", {})
-        ctx.default_map = {name: {**directories, **dict.fromkeys(subcommands, directories)}}
+        ctx.default_map = {name: below(COMMANDS_BY_NAME.get(name))}

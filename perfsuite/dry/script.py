@@ -110,7 +110,9 @@ class DryScript(DryRank):
         """End this process: an error that left C++ code here would end it without a report."""
         where = program.place(reversed([*traceback.walk_stack(frame)]))
         at = f" ({where})" if where else ""
-        why = f"the script was ended after {self.case.timeout_s} s (timeout_s) and {self._made()}{at}"
+        was_counted = self.recorder.steps >= self.steps.until
+        than = " more, after the counted steps," if was_counted else ""
+        why = f"the script was ended after {self.case.timeout_s} s{than} (timeout_s) and {self._made()}{at}"
         failure = failure_of(ScriptError(why), self.report.rank)
         write_failure(RunDir(self.ranks.directory), self.report, failure)
         os._exit(1)

@@ -283,9 +283,22 @@ def _place(worktree: Path, top: Path) -> Path:
     return worktree / below
 
 
+_ASK_VERSION = """
+import perfsuite
+try:
+    from perfsuite.extensions import own
+except ImportError:  # an older one
+    pass
+else:
+    own("perfsuite.frameworks")
+print(perfsuite.__version__)
+"""
+"""Code that fails where ranks would not find perfsuite's frameworks, as in a clone that is not installed."""
+
+
 def _version(arm: Arm) -> str:
     try:
-        return ask(arm, "import perfsuite; print(perfsuite.__version__)")
+        return ask(arm, _ASK_VERSION)
     except CaseError as error:
         is_image = image.PREFIX in arm.text
         if is_image and "No module named" not in str(error):

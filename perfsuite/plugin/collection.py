@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.compat import NOTSET
 
 from perfsuite import documents
 from perfsuite.case.case import Case, CaseList, CollectedTest, check_same
@@ -400,8 +399,12 @@ def _note_lost_cases(item: pytest.Item) -> None:
         if str(mark.kwargs.get("reason", "")).startswith(LOST):
             item.own_markers.remove(mark)
             item.stash[EMPTY] = True
+    from _pytest import compat  # private (seen in pytest 8 and 9): another version may lack it, or the name
+
     callspec = getattr(item, "callspec", None)
-    has_none = callspec is not None and any(value is NOTSET for value in callspec.params.values())
+    unset = getattr(compat, "NOTSET", None)
+    values = () if callspec is None or unset is None else callspec.params.values()
+    has_none = any(value is unset for value in values)
     if has_none and EMPTY not in item.stash:
         raise pytest.UsageError(
             f"{item.nodeid} has no case, and pytest {pytest.__version__} would skip it in a way that this "

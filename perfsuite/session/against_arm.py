@@ -22,6 +22,7 @@ from perfsuite.measure import Launching, is_free, launch_once, launch_watched, p
 from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import Verdict
+from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
@@ -39,6 +40,7 @@ from perfsuite.verdict.arms import (
     unless_other,
     with_unconfirmed,
 )
+from perfsuite.verdict.counted_spans import without_start_up_calls
 from perfsuite.verdict.overall import with_unseen
 from perfsuite.verdict.paired_test import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
@@ -152,11 +154,11 @@ class ByCounts(TwoArms):
         b = made["b"]
         trial.before.append(a)
         trial.runs.append(b)
-        verdict = judge_counts(a, b).replace(launches=len(made))
+        verdict = self._judged(a, b).replace(launches=len(made))
         of_start_up = start_up_findings(verdict)
         if any(self.metric in (None, finding.name) for finding in of_start_up):
             a, b = self._launch_both_again(trial)
-            verdict = with_unconfirmed(judge_counts(a, b), of_start_up).replace(launches=len(made) + 2)
+            verdict = with_unconfirmed(self._judged(a, b), of_start_up).replace(launches=len(made) + 2)
         if not self.dry and verdict.outcome not in ("regressed", "failed") and needs_more(a, b):
             made_before = verdict.launches
             self._launch_both_again(trial)
@@ -164,6 +166,13 @@ class ByCounts(TwoArms):
         if not self.dry:  # nothing that a dry run does shows a known issue
             self.excuse(trial, verdict)
         return verdict
+
+    def _judged(self, a: Run, b: Run) -> Verdict:
+        """Judge the counts of B by those of A, without the start-up's calls if another count is searched."""
+        if self.metric is not None and not is_of_start_up(self.metric):
+            a = without_start_up_calls(a)
+            b = without_start_up_calls(b)
+        return judge_counts(a, b)
 
     def _launch_both_again(self, trial: Trial) -> tuple[Run, Run]:
         """Launch both arms once more."""

@@ -105,6 +105,14 @@ def test_an_agent_that_died_by_an_error_is_told_with_it(tmp_path: Path) -> None:
     assert failure_of(collected(run_dir)).message.endswith(f"of 2 had reported: {said}")
 
 
+def test_an_error_that_was_survived_is_not_why_an_agent_died(tmp_path: Path) -> None:
+    log = "Traceback (most recent call last):\nImportError: no name X\nstep: 3\nwarning: leaked semaphore\n"
+    run_dir = RunDir(tmp_path)
+    cause(tmp_path, logs={"agent-0.log": log})
+    run_dir.launch(0).unlink()
+    assert "was it killed?" in failure_of(collected(run_dir)).message
+
+
 def test_a_report_that_found_no_room_is_no_fault_of_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

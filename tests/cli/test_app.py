@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from perfsuite import extensions
 from perfsuite.cli.app import app
 from perfsuite.results.store import BaselineStore
 from tests.cli.commands import flat, run
@@ -117,9 +118,38 @@ def test_a_broken_command_is_named_and_stops_no_other(packages: Packages) -> Non
     why = "cost = 'perf_broken:cost' of perf-broken 1.5 (perfsuite.commands) cannot be imported"
     assert f"Cannot be used: {why}" in flat(run("--help").stdout)
     assert why in flat(run("cost", "night", "--hours", "3", status=2).stderr)
-    packages.install("perf-three", "three = 3", commands="three = perf_three:three")
-    assert "it is 3: name a function, or a typer.Typer" in flat(run("three", status=2).stderr)
     assert "init" in run("init", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("go = 3", "it is 3: name a function, or a typer.Typer for several"),
+        ("def go(x: 'Foo') -> None: ...", "typer makes no command of it (NameError: name 'Foo' is not"),
+        ("raise OSError('no [/usr/lib/libx.so]')", "cannot be imported: OSError: no [/usr/lib/libx.so]"),
+        ("raise SystemExit(5)", "cannot be imported: SystemExit: 5"),
+    ],
+)
+def test_what_is_no_command_stops_no_other(packages: Packages, code: str, why: str) -> None:
+    packages.install("perf-cost", code, commands="cost = perf_cost:go")
+    shown = flat(run("--help").stdout)
+    assert "Cannot be used: cost = 'perf_cost:go' of perf-cost 1.5 (perfsuite.commands)" in shown
+    assert why in shown
+    assert "github" in shown
+    assert why in flat(run("cost", status=2).stderr)
+
+
+def test_two_commands_of_one_name_stop_no_other(packages: Packages) -> None:
+    for package in ("perf-one", "perf-two"):
+        packages.install(package, "", commands="cost = perf_one:go")
+    assert "the name 'cost' (perfsuite.commands) is taken twice" in flat(run("--help").stdout)
+
+
+def test_missing_metadata_are_one_line_and_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsuite.extensions.distributions", lambda name: [])
+    extensions.own.cache_clear()
+    [line] = run("--help", status=2).stderr.splitlines()
+    assert line.startswith("perfsuite: the metadata of perfsuite is not there, or older than its code")
 
 
 def test_a_deleted_directory_is_one_line_and_status_2(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from perfsuite import extensions
 from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import ACCELERATORS, Machine
+from perfsuite.cli.app import command_of
 from perfsuite.cli.checks import Row, checked, failed, passed, unknown
 from perfsuite.extensions import COMMANDS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS, Extension
 from perfsuite.launch.quiet import Neighbours
@@ -118,7 +119,7 @@ def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Ro
 def extensions_row() -> Row:
     """Import what other packages add to perfsuite: each must have a name of its own, and be of its kind."""
     problems = [
-        *extensions.problems(COMMANDS, Extension.load),
+        *extensions.problems(COMMANDS, command_of),
         *extensions.problems(FRAMEWORKS, load_framework),
         *extensions.problems(METRICS, lambda extension: metric.find(extension.name)),
         *extensions.problems(LAUNCHERS, Extension.load),
