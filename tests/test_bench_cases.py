@@ -40,7 +40,7 @@ def least_step_s(case: Case) -> float:
 
 
 @pytest.mark.parametrize("case", NIGHTLY, ids=lambda case: case.id)
-def test_clocks_settle_before_the_window_and_the_window_is_long(case: Case) -> None:
+def test_clocks_settle_before_a_long_window(case: Case) -> None:
     """About 10 s and 20 s. A pipeline fills and empties, which its FLOPs do not tell."""
     bubble = 1 + (case.framework.model_dump().get("pp", 1) - 1) / case.gradient_accumulation
     step_s = bubble * least_step_s(case)
@@ -57,7 +57,7 @@ def test_large_models_learn_without_spikes() -> None:
     assert rates["70b"] == {1e-4}
 
 
-def test_one_h200_measures_what_fits_and_something_compiled() -> None:
+def test_h200_measures_something_compiled() -> None:
     alone = [case for case in NIGHTLY if case.topology.world_size == 1 and "h200" in case.hardware]
     assert len(alone) >= 15
     assert {case.framework.name for case in alone if case.compile} == {"ddp", "fsdp2"}

@@ -83,7 +83,7 @@ class Stand:
 
 @settings(deadline=None)
 @given(st.data())
-def test_the_first_bad_one_is_a_suspect_and_the_only_one_that_can_be_tested(data: st.DataObject) -> None:
+def test_only_the_first_bad_one_stays_a_suspect(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40))
     first_bad = data.draw(st.integers(1, count))
     broken = data.draw(st.sets(st.integers(1, max(1, count - 1)))) - {count}
@@ -97,7 +97,7 @@ def test_the_first_bad_one_is_a_suspect_and_the_only_one_that_can_be_tested(data
 
 
 @pytest.mark.parametrize(("cost", "allowed"), [(SLOWER, 1.1**0.5 - 1), (9.0, 0.5)])
-def test_each_step_allows_for_half_of_what_is_lost_and_for_half_at_most(cost: float, allowed: float) -> None:
+def test_each_step_allows_half_of_the_slowdown(cost: float, allowed: float) -> None:
     stand = Stand(4, 2, _4=decided("regressed", check(cost, 0.03)))
     stand.search()
     first, *others = [known.tolerance for known in stand.compared]
@@ -118,7 +118,7 @@ VAGUE = check(0.09, 0.15, outcome="inconclusive")
     ],
     ids=["it fails", "it is not decided", "it was not counted", "it lacks the metric"],
 )
-def test_what_cannot_be_told_from_the_good_arm_is_skipped_with_its_reason(verdict: Verdict, why: str) -> None:
+def test_skips_undecided_candidates_with_reasons(verdict: Verdict, why: str) -> None:
     found = Stand(8, 5, {4}, _3=verdict).search()
     assert found.suspects == ("3", "4", "5")
     whys = {step.name: step.why for step in found.steps if step.outcome == "skipped"}
@@ -126,7 +126,7 @@ def test_what_cannot_be_told_from_the_good_arm_is_skipped_with_its_reason(verdic
     assert Stand(3, 3, _1=verdict).search().suspects == ("3",), "2 is good, so that 1 does not matter"
 
 
-def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
+def test_searches_for_the_bad_arms_worse_metric() -> None:
     larger = decided("regressed", check(0.0, 0.03), check(0.5, 0.05, "peak_memory_bytes"))
     slower = decided("regressed", check(0.2, 0.03), check(0.0, 0.05, "peak_memory_bytes"))
     stand = Stand(2, 2, _2=larger, _1=slower)
@@ -136,7 +136,7 @@ def test_the_metric_that_is_worse_in_the_bad_arm_is_what_is_looked_at() -> None:
     assert [known.metric for known in stand.compared] == [None, "peak_memory_bytes"]
 
 
-def test_a_search_for_a_short_span_allows_for_half_of_what_it_costs() -> None:
+def test_short_span_allows_for_half_of_its_cost() -> None:
     """Of a span a second more is judged than it takes: 0.05 -> 0.55 s are 1.05 -> 1.55."""
     name = "seconds of start-up: data"
     longer = check(0.0, 0.25, name, outcome="regressed", change=10.0, baseline=0.05)
@@ -152,7 +152,7 @@ def counted(kernels: int, flops: int = 1000) -> Verdict:
     return judge_counts(*map(launch, arms))
 
 
-def test_a_count_is_worse_that_grew_by_more_than_half_as_much_as_in_the_bad_arm() -> None:
+def test_count_is_bad_beyond_half_its_growth() -> None:
     found = Stand(4, 1, _4=counted(20), _2=counted(15, flops=9000), _3=counted(16)).search()
     assert (found.metric, found.tolerance, found.suspects) == ("kernels", 5, ("3",))
     assert [(step.name, step.outcome, step.why) for step in found.steps] == [
@@ -162,7 +162,7 @@ def test_a_count_is_worse_that_grew_by_more_than_half_as_much_as_in_the_bad_arm(
     ]
 
 
-def test_a_search_for_what_an_event_did_looks_at_that_event() -> None:
+def test_event_search_looks_at_that_event() -> None:
     """A candidate has as many kernels more in its steps as the bad one in its evaluation."""
     evaluates = counts(kernels={"forward": 10}, spans={"evaluate": counts(kernels={"forward": 10})})
     in_evaluation = evaluates.replace(spans={"evaluate": counts(kernels={"forward": 20})})
@@ -187,9 +187,7 @@ def test_a_search_for_what_an_event_did_looks_at_that_event() -> None:
     ],
     ids=["as fast", "not counted", "hidden by noise", "failed", "unhealthy"],
 )
-def test_a_bad_arm_that_is_not_known_to_be_worse_is_an_error(
-    verdict: Verdict, kind: type[CaseError], words: str
-) -> None:
+def test_bad_arm_must_be_known_to_be_worse(verdict: Verdict, kind: type[CaseError], words: str) -> None:
     stand = Stand(4, 2, _4=verdict)
     with pytest.raises(CaseError, match=f"^4 {words}") as raised:
         stand.search()
@@ -198,7 +196,7 @@ def test_a_bad_arm_that_is_not_known_to_be_worse_is_an_error(
 
 
 @pytest.mark.parametrize(("outcome", "why"), [("unhealthy", "others used it"), ("failed", "arm A failed")])
-def test_what_is_no_fault_of_a_candidate_ends_it_and_the_search_goes_on(outcome: Outcome, why: str) -> None:
+def test_innocent_candidate_does_not_end_the_search(outcome: Outcome, why: str) -> None:
     stand = Stand(8, 3, _4=decided(outcome, why=why))
     with pytest.raises(CaseError, match=f"^4 (could not|cannot) be compared.*{why}"):
         stand.search()
@@ -223,9 +221,7 @@ def of_commits(good: str, bad: str, tmp_path: Path) -> History:
     return bisection.of_commits(good, bad, root=Path.cwd(), store=tmp_path / "store")
 
 
-def test_commits_between_two_arms_are_the_candidates_with_variables_and_interpreter_of_both(
-    repository: list[str], tmp_path: Path
-) -> None:
+def test_commits_between_two_arms_are_candidates(repository: list[str], tmp_path: Path) -> None:
     python = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
     history = of_commits(f"{repository[0]} X='a b' {python}", f". X='a b' {python}", tmp_path)
     assert (history.good, list(history.candidates)) == (repository[0], repository[1:])
@@ -235,7 +231,7 @@ def test_commits_between_two_arms_are_the_candidates_with_variables_and_interpre
     assert git("rev-parse", "HEAD", cwd=arm.directory).strip() == repository[3]
 
 
-def test_arms_that_cannot_be_searched_between_are_refused(repository: list[str], tmp_path: Path) -> None:
+def test_refuses_arms_that_cannot_be_searched(repository: list[str], tmp_path: Path) -> None:
     for good, bad, words in (
         ("HEAD", repository[0], "does not come before"),
         ("HEAD", ".", "does not come before"),
@@ -260,9 +256,7 @@ def of_versions(good: str, bad: str, tmp_path: Path) -> History:
 
 
 @pytest.mark.launch
-def test_released_versions_are_the_candidates_each_in_its_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_releases_are_candidates_of_a_bisection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = only_index(tmp_path / "index", monkeypatch)
     for version in ("1.0", "1.1", "2.0rc1", "2.0"):
         write_wheel(index, "slow-thing", version, f"VERSION = {version!r}\n")
@@ -289,7 +283,7 @@ def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
 # Going on
 
 
-def test_a_search_has_a_file_of_its_own_and_tries_again_what_was_skipped(tmp_path: Path) -> None:
+def test_search_file_retries_what_was_skipped(tmp_path: Path) -> None:
     broken = {2}
     stand = Stand(4, 3, broken)
     case = make_case()
@@ -344,7 +338,7 @@ def held(tmp_path: Path, **changes: Any) -> BisectFile:
         ({"candidates": [], "steps": []}, "field candidates: "),
     ],
 )
-def test_a_search_file_that_contradicts_itself_is_refused(tmp_path: Path, changes: Any, said: str) -> None:
+def test_refuses_a_contradictory_search_file(tmp_path: Path, changes: Any, said: str) -> None:
     assert held(tmp_path).steps
     with pytest.raises(FileError, match=re.escape(said)):
         held(tmp_path, **changes)

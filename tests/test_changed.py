@@ -7,7 +7,7 @@ from tests.synthetic import commit, git
 
 
 @pytest.mark.launch
-def test_what_is_committed_changed_deleted_or_new_has_changed(tmp_path: Path) -> None:
+def test_lists_committed_changed_deleted_and_new(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     for name in ("same", "edited", "deleted", "moved"):
         (tmp_path / name).write_text(name)
@@ -21,7 +21,7 @@ def test_what_is_committed_changed_deleted_or_new_has_changed(tmp_path: Path) ->
     assert changed_files("main", tmp_path) == {"edited", "deleted", "moved", "here", "new"}
 
 
-def test_the_rooms_that_changed_are_tested_and_those_that_import_them() -> None:
+def test_tests_changed_rooms_and_their_importers() -> None:
     tests = affected_tests(["perfsuite/report/text.py"])
     assert {"tests/report", "tests/cli", "tests/plugin", "tests/session"} <= set(tests)
     assert not {"tests/verdict", "tests/launch", "tests/case", "tests/inputs/test_git.py"} & set(tests)

@@ -46,7 +46,7 @@ def test_gpus_are_hidden_and_their_tests_left_out(project: pytest.Pytester, aske
 
 @pytest.mark.launch
 @pytest.mark.parametrize("asked", ["tests/gpu", "tests/gpu/test_gpu.py::test_it"])
-def test_tests_of_gpus_run_alone_and_are_skipped_where_there_is_none(
+def test_gpu_tests_run_alone_or_are_skipped(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     project.makepyfile(pynvml=NO_DRIVER)
@@ -57,7 +57,7 @@ def test_tests_of_gpus_run_alone_and_are_skipped_where_there_is_none(
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
-def test_without_slurm_a_test_is_skipped_or_fails_in_ci(
+def test_without_slurm_skips_or_fails_in_ci(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: dict[str, int]
 ) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
@@ -129,7 +129,7 @@ def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None
     }
 
 
-def test_each_framework_has_a_smoke_test_that_names_it() -> None:
+def test_each_framework_has_a_named_smoke_test() -> None:
     texts = [file.read_text() for file in Path(__file__).parent.rglob("test_*.py")]
     assert {name for text in texts for name in re.findall(r'mark\.smoke\("(\w+)"\)', text)} == {
         *extensions.own(FRAMEWORKS)
@@ -146,7 +146,7 @@ def test_each_framework_has_a_smoke_test_that_names_it() -> None:
         ({"launch", "smoke"}, "dry/test_rank.py", True, False),
     ],
 )
-def test_launches_are_forked_but_for_smoke_tests_as_users_do(
+def test_forks_launches_except_in_smoke_tests(
     marks: set[str], file: str, as_users_do: bool, expected: bool
 ) -> None:
     assert is_forked(marks, Path(__file__).parent / file, as_users_do=as_users_do) == expected

@@ -38,7 +38,7 @@ def resolved(*indexes: Path) -> dict[str, str]:
 
 
 @pytest.mark.launch
-def test_with_an_index_of_builds_for_cpus_torch_is_one(tmp_path: Path) -> None:
+def test_torch_is_a_cpu_build_from_a_cpu_index(tmp_path: Path) -> None:
     public = tmp_path / "public"
     cpu = tmp_path / "cpu"
     public.mkdir()
@@ -51,7 +51,7 @@ def test_with_an_index_of_builds_for_cpus_torch_is_one(tmp_path: Path) -> None:
     assert chosen["torch"] == "2.13.0+cpu"
 
 
-def test_everything_that_pyproject_names_is_pinned_within_its_bounds_as_a_public_index_can_hold_it() -> None:
+def test_pins_public_versions_within_bounds() -> None:
     assert [pin for pin in PINS if version_of(pin).local] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [project["dependencies"], *project["optional-dependencies"].values()]

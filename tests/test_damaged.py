@@ -31,14 +31,14 @@ def excused(kind: Kind, before: str, now: str, output: str = "", *, usual: str =
         ("sealed", "results.json", '{"a": 1}', '{ "a":1 }'),
     ],
 )
-def test_a_document_that_means_the_same_is_excused(kind: Kind, name: str, before: str, now: str) -> None:
+def test_equivalent_document_is_excused(kind: Kind, name: str, before: str, now: str) -> None:
     assert excused(kind, before, now, name=name) == "equal"
 
 
 @pytest.mark.parametrize(
     "now", ['{"a": 2}', '{"a": true}', '{"a": 1.0}', "{}", '{"a": 1', '{"a": 1, "a": 1}']
 )
-def test_another_document_of_perfsuite_itself_is_not(now: str) -> None:
+def test_other_perfsuite_document_is_not_excused(now: str) -> None:
     assert excused("sealed", '{"a": 1}', now, f"{HEADING}  everything changed\n") is None
 
 
@@ -71,7 +71,7 @@ def test_a_setting_has_to_be_in_a_sentence(told: str, reason: str | None) -> Non
         ("waiver of fake-* on tokens/s: tolerated 9% -> 99%", None),
     ],
 )
-def test_a_field_of_a_waiver_has_to_be_in_a_sentence(told: str, reason: str | None) -> None:
+def test_waiver_field_must_be_in_a_sentence(told: str, reason: str | None) -> None:
     now = LATE.replace("2020-", "2120-")
     assert excused("waivers", LATE, now, f"{HEADING}  {told}\n", name="perf-waivers.toml") == reason
 
@@ -84,7 +84,7 @@ def test_a_field_of_a_waiver_has_to_be_in_a_sentence(told: str, reason: str | No
         ("  changed in nothing that is judged\n", None),
     ],
 )
-def test_each_judged_figure_has_to_be_in_a_sentence(told: str, reason: str | None) -> None:
+def test_judged_figure_must_be_in_a_sentence(told: str, reason: str | None) -> None:
     assert excused("baseline", BASELINE.as_json(), SLOWER.as_json(), HEADING + told) == reason
 
 

@@ -91,7 +91,7 @@ def has_ini_key(config: pytest.Config, key: str) -> bool:
 # Blocks
 
 
-def test_every_block_is_run_or_checked_or_says_why_not() -> None:
+def test_every_block_is_checked_or_explained() -> None:
     for page in PAGES:
         for block in page.blocks:
             known = {"shell", "python", "text", *CHECKED_BY_PARSING}
@@ -185,7 +185,7 @@ def test_commands_on_pages_run(page: Page, template: Path, tmp_path: Path) -> No
         assert block.marks.get("shows", "") in done.stdout, said
 
 
-def test_the_case_of_the_tutorial_is_the_first_that_make_bench_trains() -> None:
+def test_tutorial_case_is_first_in_make_bench() -> None:
     first, *_ = runpy.run_path(str(ROOT / "bench_cases" / "test_cpu.py"))["CASES"]
     names: dict[str, Any] = {}
     exec(page_of("tutorial").files["bench_cases/test_tiny.py"], names)
@@ -196,7 +196,7 @@ def test_the_case_of_the_tutorial_is_the_first_that_make_bench_trains() -> None:
 
 
 @every_page
-def test_links_lead_to_files_and_headings_and_files_that_pages_name_exist(page: Page) -> None:
+def test_links_and_files_on_pages_exist(page: Page) -> None:
     for link in page.links:
         path, _, anchor = link.partition("#")
         target = (page.path.parent / path).resolve() if path else page.path
@@ -230,7 +230,7 @@ def words_after(program: str, line: str) -> list[str]:
 
 
 @every_page
-def test_commands_and_make_targets_that_pages_name_exist(page: Page) -> None:
+def test_commands_and_make_targets_on_pages_exist(page: Page) -> None:
     rules = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     targets = {name for names in rules for name in names.split()}
     groups = {name.split()[0] for name in COMMANDS if " " in name}
@@ -278,7 +278,7 @@ def test_every_option_of_a_framework_is_explained(framework: type[Framework]) ->
     assert set(framework.model_fields) - words_in_code(page) == set()
 
 
-def test_every_model_and_verdict_and_the_lock_are_explained() -> None:
+def test_explains_every_model_verdict_and_the_lock() -> None:
     assert f"`{USUAL}`" in page_of("not-judged").text
     assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
     outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session
@@ -301,7 +301,7 @@ def test_every_option_and_ini_key_is_explained(pytestconfig: pytest.Config) -> N
     assert {key for key in keys if has_ini_key(pytestconfig, key)} - words == set()
 
 
-def test_the_page_of_commands_is_as_the_commands_are_and_none_is_hidden() -> None:
+def test_command_page_matches_the_commands() -> None:
     assert [name for name, command in COMMANDS.items() if command.hidden] == []
     assert page_of("commands").text == COMMAND_PAGE["written"](), "run `make samples`"
 
@@ -311,7 +311,7 @@ def test_samples_are_what_todays_code_shows(page: Page) -> None:
     assert page.text == with_samples(page.text), "run `make samples`"
 
 
-def test_the_picture_of_the_terminal_is_what_todays_code_shows_and_samples_are_narrow() -> None:
+def test_terminal_picture_matches_todays_code() -> None:
     assert [line for text in texts().values() for line in text.splitlines() if len(line) > WIDTH] == []
     drawn = (ROOT / "docs" / "images" / "terminal.svg").read_text()
     assert drawn == picture(), "run `make samples`"
@@ -321,7 +321,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_the_home_page_has_the_status_of_the_readme() -> None:
+def test_home_page_has_the_readmes_status() -> None:
     pages = [(ROOT / name).read_text() for name in ("README.md", "docs/index.md")]
     said = [" ".join(re.findall(r"^> (.*)$", page, re.MULTILINE)) for page in pages]
     for words in (
@@ -332,7 +332,7 @@ def test_the_home_page_has_the_status_of_the_readme() -> None:
 
 
 @pytest.mark.launch
-def test_the_home_page_links_to_a_chart_of_the_live_history(tmp_path: Path) -> None:
+def test_home_page_links_to_a_live_chart(tmp_path: Path) -> None:
     """With the axis of the chart around the values: a change of 3% is flat on one that starts at 0."""
     write_live(tmp_path)
     home = (ROOT / "docs" / "index.md").read_text()

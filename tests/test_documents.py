@@ -76,9 +76,7 @@ def test_any_text_is_written_and_read_back(
 
 @deterministic
 @given(any_text)
-def test_any_text_of_a_session_is_written_and_read_back(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-) -> None:
+def test_reads_back_any_session_text(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "session.json"
     word = text.replace("\0", "")  # a process cannot be given NUL, so that a case with it is refused
     framework = Script(command=("a", word), env={"A": word}, cwd=word)
@@ -113,7 +111,7 @@ def test_what_json_does_not_allow_is_refused(tmp_path: Path, content: str, said:
         documents.read(tmp_path / "note.json", Note)
 
 
-def test_text_is_sorted_indented_and_the_same_every_time(tmp_path: Path) -> None:
+def test_text_is_sorted_indented_and_stable(tmp_path: Path) -> None:
     path = tmp_path / "note.json"
     documents.write(path, Note())
     first = path.read_text()
@@ -125,7 +123,7 @@ def test_text_is_sorted_indented_and_the_same_every_time(tmp_path: Path) -> None
     assert path.read_text() == first
 
 
-def test_write_makes_directories_and_replaces_a_file_that_others_may_read(tmp_path: Path) -> None:
+def test_write_makes_directories_and_replaces(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deep" / ("n" * 250 + ".json")  # the longest name
     documents.write(path, Note(text="old", step_s=(1.0,) * 1000))
     assert path.stat().st_mode & 0o777 == 0o644
@@ -145,9 +143,7 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_or_an_interrupt_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -182,9 +178,7 @@ def test_a_full_disk_or_an_interrupt_leaves_the_old_file_and_no_other(
         ),
     ],
 )
-def test_read_of_what_is_no_document_names_the_file_and_what_to_do(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_unreadable_file_is_named_with_advice(tmp_path: Path, content: bytes | None, said: str) -> None:
     if content is not None:
         (tmp_path / "note.json").write_bytes(content)
     with pytest.raises(FileError, match=said):
@@ -215,7 +209,7 @@ def test_read_names_the_file_and_the_field(tmp_path: Path, changes: dict[str, An
     assert len(str(caught.value)) < 300 + len(str(path))
 
 
-def test_what_cannot_be_read_is_none_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_read_or_none_gives_none_if_unreadable(tmp_path: Path) -> None:
     file = tmp_path / "note.json"
     documents.write(file, Note(text="read"))
     assert documents.read_or_none(file, Note) == Note(text="read")
@@ -242,7 +236,7 @@ def test_replace_gives_a_changed_copy() -> None:
     ],
     ids=["replace", "replace of an unknown field", "nested"],
 )
-def test_what_is_wrong_is_named_with_class_and_field(make: Callable[[], Data], said: str) -> None:
+def test_errors_name_class_and_field(make: Callable[[], Data], said: str) -> None:
     with pytest.raises(CaseError, match=said):
         make()
 
@@ -266,7 +260,7 @@ def test_write_text_follows_links_and_keeps_them(tmp_path: Path) -> None:
         assert (tmp_path / "kept" / name).read_text() == "new"
 
 
-def test_write_text_into_a_fifo_reaches_its_reader(tmp_path: Path) -> None:
+def test_writes_text_into_a_fifo(tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
     text = "x" * 200_000  # more than a pipe holds: the writer waits for the reader
@@ -276,7 +270,7 @@ def test_write_text_into_a_fifo_reaches_its_reader(tmp_path: Path) -> None:
     assert path.is_fifo()
 
 
-def test_what_is_written_to_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+def test_reads_a_pipe_to_its_end(tmp_path: Path) -> None:
     """As of `perfsuite report <(command)`."""
     note = Note(text="x" * 200_000)  # more than a pipe holds
     documents.write(tmp_path / "note.json", note)
@@ -293,9 +287,7 @@ def test_no_descriptor_of_a_directory_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1"])
-def test_write_text_to_standard_output_that_is_a_file_keeps_what_stands_there(
-    tmp_path: Path, name: str
-) -> None:
+def test_writing_to_redirected_stdout_appends(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out.txt"
     code = (
         "import sys; from pathlib import Path; from perfsuite import documents; print('before', flush=True); "
@@ -326,7 +318,7 @@ def test_write_text_names_the_file_and_what_to_do(tmp_path: Path, below: str, sa
     assert (tmp_path / "loop").is_symlink()
 
 
-def test_in_lines_what_holds_no_other_list_or_object_takes_one() -> None:
+def test_innermost_lists_take_one_line() -> None:
     value: Any = {"b": [{"y": 1, "x": [1, 2]}, {"z": "]"}], "a": {}, "c": None}
     assert documents.lines(value).splitlines() == [
         "{",

@@ -17,11 +17,11 @@ class Unspeakable(Exception):
         (Unspeakable(), "Unspeakable: (its message cannot be shown: RuntimeError in __str__)"),
     ],
 )
-def test_any_error_is_told_in_words_that_can_be_written(error: Exception, expected: str) -> None:
+def test_tells_any_error_in_writable_words(error: Exception, expected: str) -> None:
     assert told(error) == expected
 
 
-def test_the_middle_of_a_very_long_message_is_left_out() -> None:
+def test_cuts_the_middle_of_a_long_message() -> None:
     text = told(RuntimeError("A" * 10**6 + "Z"))
     assert len(text) <= MAX_TOLD
     assert text.startswith("RuntimeError: AAA")

@@ -14,7 +14,7 @@ PAGE = Page(ROOT / "docs" / "develop" / "extending.md")
 
 
 @pytest.mark.nightly
-def test_the_package_of_the_page_is_installed_and_measured_with(tmp_path: Path) -> None:
+def test_installs_and_measures_the_pages_package(tmp_path: Path) -> None:
     assert set(PAGE.files) == {
         "pyproject.toml",
         "perfsuite_compressed.py",

@@ -39,7 +39,7 @@ def uninstall(packages: Packages) -> Callable[[], None]:
 
 @pytest.mark.launch
 @pytest.mark.usefixtures("uninstall")
-def test_every_launch_measures_the_metrics_of_the_page(tmp_path: Path) -> None:
+def test_every_launch_measures_the_pages_metrics(tmp_path: Path) -> None:
     case = make_case(framework=DDP(), max_warmup_steps=2, steps=10)
     run = measured(case, tmp_path / "launch-1")
     extra = run.figures.extra
@@ -57,7 +57,7 @@ def with_weights(run: Run, mib: float) -> Run:
     return run.replace(figures=run.figures.replace(extra=extra))
 
 
-def test_a_metric_is_judged_and_shown_like_any_other(uninstall: Callable[[], None], tmp_path: Path) -> None:
+def test_judges_and_shows_a_metric_like_any_other(uninstall: Callable[[], None], tmp_path: Path) -> None:
     baseline = from_runs([with_weights(BEFORE, 100)] * 5)
     documents.write(tmp_path / "b.json", baseline)
     assert documents.read(tmp_path / "b.json", Baseline) == baseline
@@ -82,7 +82,7 @@ def test_a_metric_is_judged_and_shown_like_any_other(uninstall: Callable[[], Non
     assert told["weight_bytes_change"] == pytest.approx(0.03, rel=1e-3)
 
 
-def test_a_metric_has_to_be_in_the_baseline_and_in_the_launch(uninstall: Callable[[], None]) -> None:
+def test_metric_must_be_in_baseline_and_launch(uninstall: Callable[[], None]) -> None:
     with_it = [with_weights(BEFORE, 103)] * 5
     without = [BEFORE] * 5
     check = judge(with_it[:3], from_runs(without), NOISE, Policy()).checks[-1]
@@ -93,9 +93,7 @@ def test_a_metric_has_to_be_in_the_baseline_and_in_the_launch(uninstall: Callabl
     assert verdict.checks[-1].note == "the baseline has it, this run does not"
 
 
-def test_after_the_package_is_uninstalled_its_metrics_are_read_and_named(
-    uninstall: Callable[[], None], tmp_path: Path
-) -> None:
+def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], tmp_path: Path) -> None:
     before = [with_weights(BEFORE, 100)] * 5
     documents.write(tmp_path / "b.json", from_runs(before))
     old = make_result(before[0], verdict=judge(before[:1], from_runs(before), NOISE, Policy()))

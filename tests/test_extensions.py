@@ -9,7 +9,7 @@ from perfsuite.extensions import COMMANDS, FRAMEWORKS, GROUPS, LAUNCHERS, Extens
 from tests.packages import Packages
 
 
-def test_nothing_is_imported_before_its_name_is_asked_for(packages: Packages) -> None:
+def test_imports_nothing_before_it_is_needed(packages: Packages) -> None:
     packages.install("perf-broken", "raise RuntimeError('imported')", launchers="k8s = perf_broken:K8s")
     (extension,) = extensions.installed(LAUNCHERS)
     assert (extension.name, extension.package, extension.version) == ("k8s", "perf-broken", "1.5")
@@ -69,7 +69,7 @@ def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
     assert slurm.package == "perfsuite"
 
 
-def test_older_metadata_in_a_source_tree_are_passed_over(packages: Packages) -> None:
+def test_ignores_older_metadata_of_a_source_tree(packages: Packages) -> None:
     packages.install("perfsuite", "", commands="old = perfsuite.old:app")
     (packages.directory / "perfsuite.py").unlink()
     extensions.own.cache_clear()
@@ -80,7 +80,7 @@ def test_older_metadata_in_a_source_tree_are_passed_over(packages: Packages) -> 
         extensions.own.cache_clear()
 
 
-def test_missing_metadata_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_metadata_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfsuite.extensions.distributions", lambda name: [])
     extensions.own.cache_clear()
     with pytest.raises(ExtensionError, match=r"older than its code: install it again \(pip"):

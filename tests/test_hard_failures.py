@@ -48,9 +48,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         ),
     ],
 )
-def test_a_rank_that_breaks_down_is_named_with_its_kind(
-    tmp_path: Path, inject: str, kind: str, words: str
-) -> None:
+def test_names_a_broken_rank_with_its_kind(tmp_path: Path, inject: str, kind: str, words: str) -> None:
     failure = failed(FAKE, tmp_path, inject)
     assert failure.kind == kind
     assert words in failure.message
@@ -73,7 +71,7 @@ def kill_once(find: Callable[[], psutil.Process | None], *, from_step: int = 0) 
 
 
 @pytest.mark.fault("rank is killed")
-def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer_that_lost_the_connection(tmp_path: Path) -> None:
+def test_killed_rank_not_its_peer_is_the_cause(tmp_path: Path) -> None:
     """Rank 1 sleeps at step 5, and rank 0 waits for it in a collective."""
     listen = kill_once(lambda: psutil.Process(pid_of(1, RunDir(tmp_path))), from_step=1)
     failure = failed(FAKE.replace(framework=DDP()), tmp_path, "hang", listen)
@@ -120,7 +118,7 @@ while True:
 
 @pytest.mark.fault("hang in forward")
 @pytest.mark.parametrize("is_command", [False, True], ids=["ranks of a script", "a command"])
-def test_a_hang_in_forward_shows_where_every_rank_stood(
+def test_hang_in_forward_shows_every_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_command: bool
 ) -> None:
     """A command is one process here, of which perfsuite starts no ranks."""
@@ -185,7 +183,7 @@ def on_disk(suite: pytest.Pytester) -> list[str]:
 
 
 @pytest.mark.fault("disk is full")
-def test_a_disk_that_is_full_costs_nothing_that_was_measured_before(suite: pytest.Pytester) -> None:
+def test_full_disk_keeps_earlier_measurements(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_cases=measuring(*CASES), conftest=FULL_DISK)
     result = suite.runpytest_subprocess("--perf-record-launches=1")
     assert result.ret == 1
@@ -209,9 +207,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_measured_before(suite: pytes
         pytest.param("while pytest takes note of the first, and before the results are written", True),
     ],
 )
-def test_a_second_ctrl_c_costs_nothing_and_the_session_is_not_called_complete(
-    suite: pytest.Pytester, when: str, ends_as_after_one: bool
-) -> None:
+def test_second_ctrl_c_costs_nothing(suite: pytest.Pytester, when: str, ends_as_after_one: bool) -> None:
     hooks = (
         "pytest_keyboard_interrupt = pytest_sessionfinish = again"
         if ends_as_after_one

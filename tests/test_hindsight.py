@@ -53,7 +53,7 @@ def grade(pair: Pair, outcome: Any, *findings: Finding, **more: Any) -> Result:
     return judged(pair, make_result(make_run(), before=None).replace(verdict=verdict), 3)
 
 
-def test_every_pair_has_a_name_of_its_own_a_script_and_what_must_be_named() -> None:
+def test_every_pair_has_its_name_script_and_target() -> None:
     assert [name for name, count in Counter(pair.name for pair in PAIRS).items() if count > 1] == []
     for pair in PAIRS:
         if not pair.cannot:
@@ -62,7 +62,7 @@ def test_every_pair_has_a_name_of_its_own_a_script_and_what_must_be_named() -> N
             assert pair.measured().id
 
 
-def test_a_regression_is_found_if_the_first_line_names_it() -> None:
+def test_regression_is_found_by_the_first_line() -> None:
     cause = finding("reduce_scatter 1 -> 4")
     other = finding("kernels 3 -> 4")
     assert grade(BAD, "regressed", cause, other).outcome == "found"
@@ -74,12 +74,12 @@ def test_a_regression_is_found_if_the_first_line_names_it() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["regressed", "improved"])
-def test_any_finding_on_an_unchanged_pair_is_a_false_one(outcome: Any) -> None:
+def test_finding_on_an_unchanged_pair_is_false(outcome: Any) -> None:
     assert grade(SAME, "passed").outcome == "silent"
     assert grade(SAME, outcome, finding("kernels 3 -> 4", outcome)).outcome == "false finding"
 
 
-def test_other_gradients_fail_before_what_a_step_does_and_an_arm_that_fails_is_told() -> None:
+def test_other_gradients_precede_other_findings() -> None:
     less = finding("kernels 4 -> 3", "improved")
     more: dict[str, Any] = {"failure": "loss", "reasons": ("the norm of the gradients: 1 -> 2",)}
     result = grade(BAD, "failed", less, **more)
@@ -90,7 +90,7 @@ def test_other_gradients_fail_before_what_a_step_does_and_an_arm_that_fails_is_t
     assert (result.outcome, result.first) == ("cannot run", "arm A failed: no module x")
 
 
-def test_an_arm_that_computes_something_else_is_graded_by_its_reason() -> None:
+def test_grades_an_unlike_arm_by_its_reason() -> None:
     pair = replace(BAD, names="bfloat16")
     why = "weights are bfloat16 in arm B"
     assert grade(pair, "failed", failure="unlike", reasons=(why,)).outcome == "found"
@@ -100,7 +100,7 @@ def test_an_arm_that_computes_something_else_is_graded_by_its_reason() -> None:
     assert grade(pair, "failed", failure="mismatch", reasons=(wrong,)).outcome == "cannot run"
 
 
-def test_a_release_that_cannot_be_had_is_told_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_release_does_not_end_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> Any:
         raise CaseError("--arm 'x==2': pip finds none\nmore")
 
@@ -108,7 +108,7 @@ def test_a_release_that_cannot_be_had_is_told_and_the_rest_goes_on(monkeypatch: 
     assert run(BAD) == Result(name="x", outcome="cannot run", first="--arm 'x==2': pip finds none", seconds=0)
 
 
-def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
+def test_unknown_pair_lists_the_known_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["hindsight", "trl-1"])
@@ -117,7 +117,7 @@ def test_a_pair_that_there_is_not_is_refused_with_those_that_are(
     assert f"there is no pair trl-1; known are {PAIRS[0].name}, " in capsys.readouterr().err
 
 
-def test_a_table_has_the_seconds_of_a_quiet_and_of_a_busy_machine_and_in_how_many_pairs_they_agree() -> None:
+def test_table_compares_quiet_and_busy_machines() -> None:
     one, other = [pair for pair in PAIRS if pair.is_regression and not pair.cannot][:2]
     quiet = Result(name=one.name, outcome="found", first="regressed: cause", seconds=11)
     busy = replace(quiet, seconds=97, busy=True)
@@ -130,7 +130,7 @@ def test_a_table_has_the_seconds_of_a_quiet_and_of_a_busy_machine_and_in_how_man
     assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
 
 
-def test_pages_say_how_many_of_those_run_were_found() -> None:
+def test_pages_say_how_many_were_found() -> None:
     made = tables(read())
     assert "**36 of 52 regressions were found**" in made
     assert "12 do not show in a step of our scripts, 4 were missed for another reason." in made
@@ -138,7 +138,7 @@ def test_pages_say_how_many_of_those_run_were_found() -> None:
     assert "36 of 52 regressions" in (PAGE.parents[1] / "index.md").read_text()
 
 
-def test_found_regressions_are_counted_by_where_they_show() -> None:
+def test_counts_found_regressions_by_place() -> None:
     one, other = [pair for pair in PAIRS if pair.kind == "event" and not pair.cannot][:2]
     found = Result(name=one.name, outcome="found", first="regressed: kept", seconds=1)
     missed = Result(name=other.name, outcome="missed", first="passed", seconds=1)
@@ -147,7 +147,7 @@ def test_found_regressions_are_counted_by_where_they_show() -> None:
     assert f"| event | {one.good.split()[0].replace('==', ' ')}, " in made
 
 
-def test_a_pair_without_a_result_counts_as_not_run() -> None:
+def test_pair_without_a_result_was_not_run() -> None:
     one = next(pair for pair in PAIRS if pair.kind == "growth" and not pair.cannot)
     cannot = sum(bool(pair.cannot) and not pair.cannot.startswith(ALIKE) for pair in PAIRS)
     tried = sum(pair.is_regression and not pair.cannot for pair in PAIRS)

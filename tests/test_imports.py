@@ -61,7 +61,7 @@ def test_the_first_glance_is_short() -> None:
     assert len(entries) <= 24, sorted(entries)
 
 
-def test_the_page_for_developers_shows_every_room_and_the_floors() -> None:
+def test_developer_page_shows_rooms_and_floors() -> None:
     page = (TESTS.parent / "CONTRIBUTING.md").read_text()
     rooms = [folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()]
     assert not [room for room in rooms if f"`perfsuite/{room}/`" not in page]
@@ -72,7 +72,7 @@ def test_the_page_for_developers_shows_every_room_and_the_floors() -> None:
     assert f"plugin > {shown}" == " > ".join(floors).replace(" | ", ", ")
 
 
-def test_the_page_for_developers_shows_the_rooms_of_a_rank() -> None:
+def test_developer_page_shows_a_ranks_rooms() -> None:
     page = (TESTS.parent / "CONTRIBUTING.md").read_text()
     rooms = [file.parent.name for file in (PACKAGE / "worker").glob("*/__init__.py")]
     assert not [room for room in rooms if f"`{room}/`" not in page]
@@ -86,7 +86,7 @@ def test_tests_mirror_the_folders(module: str) -> None:
     assert not (has_file and module in NO_TEST_FILE), "take it off NO_TEST_FILE"
 
 
-def test_no_reason_is_kept_for_a_module_that_is_gone() -> None:
+def test_keeps_no_reason_for_a_deleted_module() -> None:
     assert not NO_TEST_FILE.keys() - FILES.keys()
 
 
@@ -102,7 +102,7 @@ for module in sys.argv[1:]:
 
 
 @pytest.mark.launch
-def test_every_module_can_be_imported_without_a_warning() -> None:
+def test_imports_every_module_without_a_warning() -> None:
     """Alone, too: that no import is circular is a contract of import-linter."""
     modules = [module for module in FILES if not module.endswith("__main__")]
     if torch_build.release() < MIN_TORCH:
@@ -125,7 +125,7 @@ def test_the_driver_side_never_loads_torch() -> None:
 
 
 @pytest.mark.launch
-def test_the_worker_never_loads_pytest_nor_what_pretends_a_gpu() -> None:
+def test_worker_never_loads_pytest_or_pretence() -> None:
     loaded = modules_after(
         "import perfsuite.worker.main, perfsuite.node.agent, perfsuite.node.preload\n"
         "import perfsuite.worker.observation.observe, perfsuite.worker.counting.steps"

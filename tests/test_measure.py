@@ -87,7 +87,7 @@ CRASHED = launch(LONG, failure=Failure(kind="crash", message="x"))
         pytest.param(SCRIPTED, (CRASHED,), RECORDS, (1, None), id="it failed"),
     ],
 )
-def test_counts_of_a_script_that_differ_in_one_launch_alone_are_no_regression(
+def test_counts_of_one_odd_launch_are_no_regression(
     measured: Measured,
     monkeypatch: pytest.MonkeyPatch,
     case: Case,
@@ -104,7 +104,7 @@ def test_counts_of_a_script_that_differ_in_one_launch_alone_are_no_regression(
     assert (len(runs), None if found is None else found.outcome) == expected
 
 
-def test_a_case_is_launched_until_it_is_decided_as_its_reference_says(measured: Measured) -> None:
+def test_launches_until_the_reference_decides(measured: Measured) -> None:
     begins = Mock()
     runs, verdict = measured(*make_launches(1, 1.01, 0.99), on_launch=begins)
     assert (verdict.outcome, verdict.launches, len(runs)) == ("recorded", 3, 3)
@@ -128,7 +128,7 @@ def test_a_case_is_launched_until_it_is_decided_as_its_reference_says(measured: 
         pytest.param(0, "wait", True, "recorded", 3, 0, id="nobody disturbs it"),
     ],
 )
-def test_what_is_done_after_a_launch_beside_others(
+def test_neighbours_decide_what_follows_a_launch(
     measured: Measured,
     disturbed: int,
     when_shared: WhenShared,
@@ -151,7 +151,7 @@ def test_what_is_done_after_a_launch_beside_others(
     assert others.say.call_args_list[:1] == [first][:disturbed]
 
 
-def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> None:
+def test_failure_beside_others_is_final(measured: Measured) -> None:
     others = others_who()
     crash = BESIDE_OTHERS.replace(failure=Failure(kind="crash", message="x"))
     _, verdict = measured(crash, neighbours=others, when_shared="wait")
@@ -160,20 +160,20 @@ def test_a_failure_beside_others_is_a_verdict_at_once(measured: Measured) -> Non
     assert not others.say.called
 
 
-def test_who_asks_for_no_neighbours_launches_again(measured: Measured) -> None:
+def test_relaunches_if_asked_to_wait_for_quiet(measured: Measured) -> None:
     runs, verdict = measured(*[BESIDE_OTHERS] * 3, when_shared="wait")
     assert (verdict.outcome, len(runs), runs[0].notes) == ("unhealthy", 3, ())
 
 
 @pytest.mark.fault("report is of another launch")
-def test_a_directory_that_holds_a_launch_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_directory_with_a_launch(tmp_path: Path) -> None:
     RunDir(tmp_path).case.write_text("{}")
     with pytest.raises(FileError, match=rf"^{tmp_path} holds another launch: .*\. Give an empty one\.$"):
         launch_once(CASE, MACHINE, tmp_path)
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, FileError])
-def test_a_checkpoint_goes_with_the_launch_however_that_ends(
+def test_checkpoints_are_removed_however_it_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: type[BaseException]
 ) -> None:
     def launch(*args: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_checkpoint_goes_with_the_launch_however_that_ends(
     assert not RunDir(tmp_path).checkpoints.exists()
 
 
-def test_nothing_is_launched_with_a_broken_metric_of_a_package(tmp_path: Path, packages: Packages) -> None:
+def test_broken_package_metric_prevents_launches(tmp_path: Path, packages: Packages) -> None:
     packages.install("extra-broken", "raise RuntimeError('no such GPU')", metrics="x = extra_broken:X")
     with pytest.raises(ExtensionError, match=r"extra-broken 1\.5 .*RuntimeError: no such GPU.*pip uninstall"):
         launch_once(CASE, MACHINE, tmp_path / "launch-1")
@@ -223,7 +223,7 @@ for step in range(100):
 
 
 @pytest.mark.launch
-def test_the_profile_of_a_script_shows_for_what_it_waits(tmp_path: Path) -> None:
+def test_script_profile_shows_its_waits(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     script = Script(path=str(tmp_path / "train.py"))
     case = make_case(framework=script, hardware="cpu", max_warmup_steps=3, steps=10, timeout_s=300)
@@ -236,7 +236,7 @@ def test_the_profile_of_a_script_shows_for_what_it_waits(tmp_path: Path) -> None
 
 
 @pytest.mark.launch
-def test_a_profiled_launch_ends_after_its_steps_and_leaves_the_trace_of_each_rank(tmp_path: Path) -> None:
+def test_profiled_launch_ends_and_leaves_traces(tmp_path: Path) -> None:
     case = make_case(model="llama-tiny", framework=DDP(), steps=1000, max_warmup_steps=3, timeout_s=300)
     taken = profile_once(case, detect_cpu("cpu"), tmp_path, Launching(inject="host-read"))
     assert taken.why_none is None

@@ -58,7 +58,7 @@ def _in_this_process(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.smoke("fake")
-def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -> None:
+def test_first_run_records_second_compares(suite: pytest.Pytester) -> None:
     run_cpu(suite).stdout.fnmatch_lines(
         [
             "perfsuite: R regressed, U unhealthy, I inconclusive, i improved, r recorded",
@@ -80,7 +80,7 @@ def test_the_first_run_records_and_the_second_compares(suite: pytest.Pytester) -
     assert kept[1].read_text() == (suite.path / "out.json").read_text()
 
 
-def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pytest.Pytester) -> None:
+def test_explains_and_reports_a_slowdown(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nfilterwarnings = error")
     slow = run_cpu(recorded, "--perf-inject", "slowdown=30%", *FILES, status=1)
     local = local_baseline(recorded).relative_to(recorded.path)
@@ -108,7 +108,7 @@ def test_a_slowdown_regresses_fails_and_is_explained_and_reported(recorded: pyte
     assert summary.startswith("## perfsuite: 1 regressed")
 
 
-def test_an_arm_is_compared_with_this_environment_and_no_baseline_is_written(suite: pytest.Pytester) -> None:
+def test_compared_arm_writes_no_baseline(suite: pytest.Pytester) -> None:
     same = run_cpu(suite, "--perf-against=.", "--perf-json=out.json", "--perf-report=out")
     same.stdout.fnmatch_lines(
         [
@@ -146,7 +146,7 @@ def find(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *outcomes: Out
     write_cases(suite, batches(*range(1, len(outcomes) + 1)))
 
 
-def test_what_is_better_or_not_known_passes_with_a_word_of_its_own_or_fails_on_request(
+def test_other_outcomes_are_named_and_may_fail(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How many cases were judged is the last line, and too few fail on request."""
@@ -160,7 +160,7 @@ def test_what_is_better_or_not_known_passes_with_a_word_of_its_own_or_fails_on_r
     assert too_few.outlines[-2] == "2 of 4 cases judged, --perf-min-judged asks for 51%: not a pass"
 
 
-def test_a_first_look_is_one_launch_shows_no_regression_and_is_recorded_anew(suite: pytest.Pytester) -> None:
+def test_next_session_replaces_a_first_look(suite: pytest.Pytester) -> None:
     """One launch tells no noise: every later session would be inconclusive."""
 
     def launches() -> int:
@@ -183,7 +183,7 @@ def test_a_first_look_is_one_launch_shows_no_regression_and_is_recorded_anew(sui
         (("-m", "cpu", "--perf-dry"), "not by a dry run: fake does not say how it builds"),
     ],
 )
-def test_what_cannot_be_run_is_skipped_with_the_reason_and_is_not_a_pass(
+def test_skips_what_cannot_run_which_is_no_pass(
     suite: pytest.Pytester, options: tuple[str, ...], reason: str
 ) -> None:
     result = run(suite, *options, "-rs", "--perf-json=out.json", "--perf-report=out", status=1)
@@ -194,7 +194,7 @@ def test_what_cannot_be_run_is_skipped_with_the_reason_and_is_not_a_pass(
     assert "1 skipped" in read_report(suite)[0]
 
 
-def test_xdist_is_refused_before_anything_is_launched(suite: pytest.Pytester) -> None:
+def test_refuses_xdist_before_launching(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider", status=pytest.ExitCode.USAGE_ERROR)
     result.stdout.fnmatch_lines(["ERROR: perfsuite does not run under pytest-xdist*Run without -n*"])
     assert not (suite.path / ".perfsuite").exists()
@@ -209,7 +209,7 @@ def test_xdist_fails_cases_next_to_other_tests(suite: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("addopts", ["-n 2", "-n auto", "--dist=loadfile --tx=2*popen"])
-def test_xdist_of_the_settings_is_ignored_for_cases_alone(suite: pytest.Pytester, addopts: str) -> None:
+def test_ignores_xdist_settings_for_cases_alone(suite: pytest.Pytester, addopts: str) -> None:
     suite.makeini(f"[pytest]\naddopts = {addopts}\nfilterwarnings = error\n")
     suite.mkdir("bench_cases")
     (suite.path / "test_cases.py").rename(suite.path / "bench_cases" / "test_cases.py")
@@ -220,16 +220,14 @@ def test_xdist_of_the_settings_is_ignored_for_cases_alone(suite: pytest.Pytester
 @pytest.mark.parametrize(
     ("mark", "chosen"), [("skip", ""), ("skip", "h100"), ("xfail", "h100"), ("skip", "not cpu")]
 )
-def test_a_test_that_lost_its_cases_fails_whatever_hardware_is_selected(
-    suite: pytest.Pytester, mark: str, chosen: str
-) -> None:
+def test_test_without_cases_fails_on_any_hardware(suite: pytest.Pytester, mark: str, chosen: str) -> None:
     write_cases(suite, "[]")
     suite.makeini(f"[pytest]\nempty_parameter_set_mark = {mark}\n")
     result = run(suite, "-m", chosen, status=1)
     result.stdout.fnmatch_lines(["*no case: the parameters of this test are empty*"])
 
 
-def test_a_lost_case_that_pytest_marks_in_other_words_is_an_error(
+def test_unknown_mark_for_lost_cases_is_an_error(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cases(suite, "[]")
@@ -239,9 +237,7 @@ def test_a_lost_case_that_pytest_marks_in_other_words_is_an_error(
 
 
 @pytest.mark.parametrize("arguments", [("-m", "not slow"), ("-m", "h100", "-k", "other")])
-def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
-    suite: pytest.Pytester, arguments: tuple[str, ...]
-) -> None:
+def test_deselected_test_stays_deselected(suite: pytest.Pytester, arguments: tuple[str, ...]) -> None:
     empty = CASES.replace("[FAKE, A100]", "[]")
     marked = empty.replace("@pytest.mark.param", "@pytest.mark.slow\n    @pytest.mark.param")
     suite.makepyfile(test_cases=marked if "slow" in arguments[1] else empty)
@@ -249,7 +245,7 @@ def test_who_deselects_a_test_by_its_own_mark_or_name_does_not_get_it_back(
     run(suite, *arguments, status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pytester) -> None:
+def test_other_plugins_error_loses_no_result(suite: pytest.Pytester) -> None:
     """pytest-benchmark opens its file there, in a directory that may be missing."""
     suite.runpytest("-m", "cpu", "--benchmark-json=none/b.json", "--perf-json=out.json", "--perf-report=out")
     content = read_json(suite)
@@ -272,7 +268,7 @@ def test_an_error_of_another_plugin_at_the_end_loses_no_result(suite: pytest.Pyt
         ("1 / 0", "failed", "*nothing was measured*"),
     ],
 )
-def test_bench_is_called_exactly_once_by_a_test_that_comes_so_far(
+def test_test_must_call_bench_exactly_once(
     suite: pytest.Pytester, body: str, outcome: str, said: str
 ) -> None:
     write_cases(suite, body=body)
@@ -290,7 +286,7 @@ def test_bench_is_called_exactly_once_by_a_test_that_comes_so_far(
         ("timeout_s=7, steps=60", ID.replace("1x2", "steps60-1x2")),
     ],
 )
-def test_another_case_than_the_parameter_is_refused(suite: pytest.Pytester, change: str, name: str) -> None:
+def test_refuses_another_case_than_the_parameter(suite: pytest.Pytester, change: str, name: str) -> None:
     write_cases(suite, body=f"bench(case.replace({change}))")
     result = run_cpu(suite, "--perf-json=out.json", status=1)
     said = (
@@ -301,7 +297,7 @@ def test_another_case_than_the_parameter_is_refused(suite: pytest.Pytester, chan
     assert (kept["outcome"], kept["runs"]) == ("failed", [])
 
 
-def test_a_case_that_is_equal_to_the_parameter_is_measured(suite: pytest.Pytester) -> None:
+def test_measures_a_case_equal_to_the_parameter(suite: pytest.Pytester) -> None:
     write_cases(suite, body="bench(case.replace(micro_batch=4))")
     run_cpu(suite, "--perf-record-launches=1")
 
@@ -332,14 +328,14 @@ def test_bench_in_another_thread_is_refused(suite: pytest.Pytester, body: str) -
         ),
     ],
 )
-def test_what_cannot_be_written_is_said_and_costs_no_figures(
+def test_unwritable_output_costs_no_figures(
     suite: pytest.Pytester, option: str, status: int, said: list[str]
 ) -> None:
     (suite.path / "file").write_text("")
     run_cpu(suite, option, status=status).stdout.fnmatch_lines(said)
 
 
-def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launched(
+def test_torch_unable_to_use_gpus_is_one_error(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "detect", make_gpu_machine)
@@ -353,7 +349,7 @@ def test_a_torch_that_cannot_use_the_gpus_is_one_error_before_anything_is_launch
     run_cpu(suite)
 
 
-def test_a_gpu_that_cannot_be_read_is_one_error_without_a_traceback_and_of_no_concern_to_others(
+def test_unreadable_gpu_concerns_only_its_cases(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = MachineError("GPU 3 (00000000:5B:00.0) cannot be read: GPU is lost")
@@ -381,7 +377,7 @@ def let_others_use(monkeypatch: pytest.MonkeyPatch, *healths: Health) -> None:
 
 
 @pytest.mark.fault("others use the machine")
-def test_a_machine_that_others_use_measures_nothing_and_its_figures_are_shown_on_request(
+def test_shared_machine_shows_figures_on_request(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_others_use(monkeypatch, DISTURBED)
@@ -420,9 +416,7 @@ def test_a_failed_case_is_judged(
     result.stdout.fnmatch_lines(["1 of 2 cases judged"])
 
 
-def test_others_who_used_only_some_launches_are_named_too(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_others_who_used_some_launches(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     let_others_use(monkeypatch, DISTURBED, DISTURBED.replace(foreign_cpu=0))
     run_cpu(suite, "--perf-wait-quiet=0", "--perf-json=out.json", status=1).stdout.fnmatch_lines(
         ["*1 case selected, none could be judged: not a pass.", "Others used the machine.*"]
@@ -435,7 +429,7 @@ def measured_batches(suite: pytest.Pytester) -> list[int]:
     return [each["runs"][0]["case"]["micro_batch"] for each in read_json(suite)["results"]]
 
 
-def test_a_budget_takes_what_failed_and_what_was_not_measured_for_longest_and_tells_the_rest(
+def test_budget_takes_failed_and_oldest_first(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find(suite, monkeypatch, "passed", "passed", "regressed", "passed")
@@ -537,7 +531,7 @@ def test_a_failure_prints_its_text_once(
 
 
 @pytest.mark.fault("anything else fails in pytest's process")
-def test_an_error_that_nobody_expected_stands_in_every_report(
+def test_every_report_has_an_unexpected_error(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One before the launch, one in it; a third case is measured."""
@@ -567,7 +561,7 @@ def test_an_error_that_nobody_expected_stands_in_every_report(
 
 
 @pytest.mark.fault("Ctrl-C")
-def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pytester) -> None:
+def test_ctrl_c_keeps_results_and_leaves_nothing(suite: pytest.Pytester) -> None:
     """A second case hangs; the interrupt comes while it does."""
     write_cases(suite, batches(4, 8))
     suite.makeconftest("""
@@ -602,7 +596,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing(suite: pytest.Pyteste
 
 
 @pytest.mark.parametrize("launches", [0, 1])
-def test_launches_before_a_ctrl_c_in_the_first_case_are_kept(
+def test_ctrl_c_keeps_launches_of_the_first_case(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, launches: int
 ) -> None:
     real = measure.launch_once
@@ -632,7 +626,7 @@ def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     assert read_json(suite)["results"][0]["excused"] == "known issue"
 
 
-def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: pytest.Pytester) -> None:
+def test_shows_waived_regressions_everywhere(recorded: pytest.Pytester) -> None:
     waivers = recorded.path / "perf-waivers.toml"
     waivers.write_text(waiver(tolerated="40%", metric="tokens*"))
     slow = run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES)
@@ -662,7 +656,7 @@ def test_a_waived_regression_passes_and_is_shown_as_such_everywhere(recorded: py
     bad.stderr.fnmatch_lines(["ERROR: *perf-waivers.toml: waiver.0.case: Field required*"])
 
 
-def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded: pytest.Pytester) -> None:
+def test_shadow_mode_says_what_would_have_failed(recorded: pytest.Pytester) -> None:
     recorded.makeini("[pytest]\nperf_shadow = true")
     run_cpu(recorded, "-rx", "--perf-inject", "slowdown=30%", *FILES).stdout.fnmatch_lines(
         [
@@ -686,9 +680,7 @@ def test_in_shadow_mode_nothing_fails_and_the_end_says_what_would_have(recorded:
     assert "regressed (shadow)" in summary
 
 
-def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and_a_wrong_test_does(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shadow_mode_fails_only_wrong_tests(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     def shadow(said: str, *options: str, would: int = 1) -> None:
         result = run_cpu(suite, "-rx", "--perf-shadow", *options)
         result.stdout.fnmatch_lines([said])
@@ -705,7 +697,7 @@ def test_in_shadow_mode_no_failed_case_and_no_session_without_verdicts_fails_and
 
 
 @pytest.mark.smoke
-def test_another_repository_needs_only_the_package(tmp_path: Path) -> None:
+def test_other_repository_needs_only_the_package(tmp_path: Path) -> None:
     """A fresh interpreter, another directory, no conftest: the entry point alone brings the fixture."""
     (tmp_path / "test_theirs.py").write_text(
         "import perfsuite, pytest\n"
@@ -745,7 +737,7 @@ def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester, monkeypatch: pyte
     assert case["runs"][0]["counts"][0]["ranks"] == [0]
 
 
-def test_dry_runs_side_by_side_of_nothing_are_never_green(suite: pytest.Pytester) -> None:
+def test_empty_parallel_dry_runs_fail(suite: pytest.Pytester) -> None:
     result = suite.runpytest_subprocess(*SIDE_BY_SIDE)
     assert result.ret == 1, result.outlines
     assert len(read_json(suite)["skipped"]) == 1

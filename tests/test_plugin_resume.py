@@ -121,7 +121,7 @@ def launches(suite: pytest.Pytester) -> Sequence[Path]:
 
 @pytest.mark.fault("metric is missing")
 @pytest.mark.fault("pytest is killed")
-def test_a_night_with_faults_that_is_killed_and_resumed_ends_as_one_that_was_not(
+def test_resumed_night_ends_as_an_unbroken_one(
     night: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = night.runpytest_subprocess("-q", "--perf-json=whole.json")

@@ -23,7 +23,7 @@ def test_a_line_is_read_while_the_process_goes_on() -> None:
 
 
 @pytest.mark.launch
-def test_a_line_that_does_not_come_in_time_is_an_error() -> None:
+def test_late_line_is_an_error() -> None:
     with ended(start()) as process, pytest.raises(TimeoutError, match=r"'second' in 1 s, but \['first"):
         read_until("second", process.stdout, process, seconds=1)
 

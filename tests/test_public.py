@@ -17,7 +17,7 @@ PUBLIC = ["perfsuite", "perfsuite.frameworks", "perfsuite.results", "perfsuite.t
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_is_there_once_and_nothing_else_is_public(name: str) -> None:
+def test_every_public_name_exists_once(name: str) -> None:
     module = importlib.import_module(name)
     names = module.__all__
     assert len(set(names)) == len(names)
@@ -32,13 +32,13 @@ def test_every_public_name_is_there_once_and_nothing_else_is_public(name: str) -
         assert others <= {"annotations", "Any", "TYPE_CHECKING"}
 
 
-def test_every_package_that_lists_its_names_is_public() -> None:
+def test_packages_that_list_names_are_public() -> None:
     packages = [each.name for each in pkgutil.iter_modules(perfsuite.__path__, "perfsuite.") if each.ispkg]
     listed = [each for each in packages if hasattr(importlib.import_module(each), "__all__")]
     assert set(listed) == set(PUBLIC) - {"perfsuite", "perfsuite.testing"}
 
 
-def test_the_top_names_are_those_that_type_checkers_see() -> None:
+def test_top_names_match_the_type_stubs() -> None:
     assert sorted(perfsuite._MODULES) == sorted(set(perfsuite.__all__) - {"__version__"})
     assert dir(perfsuite) == sorted(perfsuite.__all__)
     for name, module in perfsuite._MODULES.items():

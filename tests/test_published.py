@@ -25,7 +25,7 @@ every_comparison = pytest.mark.parametrize("comparison", PUBLISHED, ids=lambda c
 
 
 @every_comparison
-def test_every_row_is_measured_by_a_case_as_large_as_published(comparison: Comparison) -> None:
+def test_every_row_has_a_case_of_published_size(comparison: Comparison) -> None:
     words = comparison.accelerator.lower().split()
     for row in comparison.rows:
         assert len(row.settings) == len(comparison.headings)
@@ -89,7 +89,7 @@ def test_reported_figures_and_their_values_agree(comparison: Comparison) -> None
                 assert figure.value == float(amount) * BYTES[unit]
 
 
-def test_names_are_unique_and_tables_render_without_any_result() -> None:
+def test_names_are_unique_and_tables_render_empty() -> None:
     assert len({comparison.name for comparison in PUBLISHED}) == len(PUBLISHED)
     for comparison in PUBLISHED:
         table = compare(comparison, {})

@@ -19,7 +19,7 @@ ROWS = [(each, row) for each in PUBLISHED if each.name in published_dry.NAMES fo
 FIRST, COMPILED = (row for _, row in ROWS[:2])
 
 
-def test_a_compiled_case_is_run_as_the_same_case_without_a_word_of_compilation() -> None:
+def test_compiled_case_runs_as_its_twin() -> None:
     eager = CASES[FIRST.case]
     compiled = CASES[COMPILED.case]
     assert published_dry.uncompiled(compiled) == eager

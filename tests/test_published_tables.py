@@ -63,7 +63,7 @@ CRASHED = make_result(
     ],
     ids=["not run", "no case", "measured", "failed"],
 )
-def test_a_row_has_its_figure_its_ratio_and_its_verdict_or_says_why_not(
+def test_row_has_figure_ratio_and_verdict(
     row: Row, results: dict[str, Measurement], shown: tuple[str, ...]
 ) -> None:
     table = compare(comparison(row), results)
@@ -96,7 +96,7 @@ def test_twins_are_shown_apart_and_never_compared() -> None:
         assert table.rows[0][3:] == ("not run: needs 16 x H100 80GB", "-", "-", shown)
 
 
-def test_relative_time_is_relative_to_the_named_case() -> None:
+def test_relative_time_refers_to_the_named_case() -> None:
     def relative(case: str, value: float, reported: str) -> Row:
         figure = PublishedFigure(quantity="relative_time", value=value, reported=reported)
         return row(case, figures=(figure,), relative_to="ddp")
@@ -111,7 +111,7 @@ def test_relative_time_is_relative_to_the_named_case() -> None:
     assert compare(both, results).rows[1][2:5] == ("4m27s", "not measured", "-")
 
 
-def test_an_unstated_unit_is_shown_without_a_ratio() -> None:
+def test_unstated_unit_is_shown_without_a_ratio() -> None:
     figures = (PublishedFigure(quantity="unstated", value=11000, reported="11,000"),)
     table = compare(comparison(row(figures=figures)), {"a": measured(tokens_per_s=40000)})
     assert table.rows[0][2:5] == ("11,000", "40,000 tokens/s", "-")
@@ -129,14 +129,14 @@ def test_further_figures_stand_beside_each_other() -> None:
     assert table.rows[0][2:] == ("748", "700 ms", "0.94", "14736 / 14.5 GiB", "86.2 +/- 9.7 / -", "recorded")
 
 
-def test_the_best_batch_before_allocator_retries_is_starred_in_each_sweep() -> None:
+def test_stars_the_best_batch_before_retries() -> None:
     results = {r.case_id: r for r in (swept(4, 1000), swept(7, 2000), swept(8, 3000, retries=3))}
     rows = [row(case_id, sweep="baseline") for case_id in results] + [row("other", sweep="other")]
     shown = [cells[3] for cells in compare(comparison(*rows), results).rows]
     assert shown == ["1,000", "2,000 ★", "3,000", "not run: needs 16 x H100 80GB"]
 
 
-def test_notes_are_those_of_the_table_and_of_its_rows_once() -> None:
+def test_shows_notes_of_table_and_rows_once() -> None:
     table = compare(comparison(row(note="a"), row(note="a"), row(note="b"), notes=("first",)), {})
     assert table.notes == ("first", "a", "b")
 
@@ -175,9 +175,7 @@ def dry(limit: Roofline | None = LIMIT) -> Measurement:
         ({"quantity": "tokens_per_s"}, "- / -"),
     ],
 )
-def test_a_published_speed_is_a_share_of_the_roofline_and_stands_next_to_the_measured_one(
-    figures: dict[str, Any], shown: str
-) -> None:
+def test_published_speed_has_a_share_of_roofline(figures: dict[str, Any], shown: str) -> None:
     table = compare(comparison(row(figures=(PublishedFigure(reported="x", **figures),))), {}, {"a": LIMIT})
     assert table.headers[-2:] == ("share of the roofline, published / here", "verdict")
     assert table.rows[0][-2:] == (shown, "-")
@@ -186,7 +184,7 @@ def test_a_published_speed_is_a_share_of_the_roofline_and_stands_next_to_the_mea
     assert table.rows[0][-2] == "50.0% / 60.0%"
 
 
-def test_the_newest_result_of_a_case_counts_and_never_one_with_a_fault_or_a_dry_run() -> None:
+def test_newest_faultless_launch_counts() -> None:
     case_id = make_case().id
     results = [measured(tokens_per_s=1), measured(tokens_per_s=2), dry()]
     results.append(make_result(make_run(inject="slowdown=30%"), before=None))
@@ -211,9 +209,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def test_a_comparison_is_shown_with_what_the_store_holds_or_as_a_table_in_markdown(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shows_a_comparison_from_the_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published.main(["x", "--store", str(store)])
     shown = capsys.readouterr().out
     assert "FSDP | 3D\na blog. Llama-3.1-8B.\n" in shown
@@ -291,9 +287,7 @@ RETRIED_LAST = make_result(run(8, 2000), run(8, 2000), run(8, 2000, retries=2), 
         *("empty", "never run", "out of memory", "retries", "retries unknown", "as its authors starred"),
     ],
 )
-def test_the_best_is_the_fastest_that_no_allocator_retried(
-    results: list[Measurement], best: int | None
-) -> None:
+def test_best_is_the_fastest_without_retries(results: list[Measurement], best: int | None) -> None:
     assert best_batch(results) is (None if best is None else results[best])
 
 

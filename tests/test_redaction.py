@@ -134,7 +134,7 @@ def test_an_ordinary_variable_is_no_secret(name: str, value: str) -> None:
         *((("--anything", value), "***") for value in VALUES),
     ],
 )
-def test_an_argument_with_a_secret_is_found_and_not_shown(words: tuple[str, ...], shown: str | None) -> None:
+def test_finds_and_hides_a_secret_argument(words: tuple[str, ...], shown: str | None) -> None:
     found = secret_word(["train.py", *words, "--lr", "1"])
     if shown == "***":
         assert found is not None
@@ -296,11 +296,11 @@ def test_an_option_of_a_library_is_no_secret(row: str) -> None:
         ("NUM_PASS", "1000"),
     ],
 )
-def test_a_variable_with_a_plain_value_is_no_secret(name: str, value: str) -> None:
+def test_plain_variable_is_not_a_secret(name: str, value: str) -> None:
     assert secret_variable({name: value}) is None
 
 
-def test_a_sentence_that_begins_with_basic_is_no_secret() -> None:
+def test_sentence_starting_with_basic_is_no_secret() -> None:
     assert secret_word(["--description", "basic transformer2d"]) is None
     assert secret_word(["--description", "Basic ConvTransformer"]) is None
     assert secret_word(["--header", "Basic bWU6aHVudGVyMg=="]) is not None
@@ -347,7 +347,7 @@ def test_a_value_that_was_drawn_is_a_secret(name: str, value: str) -> None:
         *("neptune_api_token", "comet_api_key", "http_auth", "private_key", "jwt", "sentry_dsn", "pat"),
     ],
 )
-def test_a_name_that_holds_nothing_but_secrets_is_enough(name: str) -> None:
+def test_name_known_to_hold_secrets_is_enough(name: str) -> None:
     assert secret_word([f"--{name}", "toy"]) == f"--{name}"
     variable = name.replace(".", "_").upper()
     assert secret_variable({variable: "toy"}) == variable

@@ -13,7 +13,7 @@ PAGES = Path(__file__).parents[1] / "docs" / "releases"
 PACKAGES = sorted(NOTES["packages"])
 
 
-def test_notes_come_before_what_the_releases_changed() -> None:
+def test_notes_precede_changes_of_releases() -> None:
     made = noted("# Releases of trl\n\nfirst\n\n- case\n\n## 1 → 2\n\nmore\n", "trl")
     head, change = made.split("\n## ")
     assert change == "1 → 2\n\nmore\n"
@@ -27,7 +27,7 @@ def test_every_page_has_notes() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_page_has_the_words_that_a_new_one_would_have(package: str) -> None:
+def test_edited_page_has_the_words_of_a_new_one(package: str) -> None:
     page = (PAGES / f"{package}.md").read_text()
     assert page.startswith(f"# Releases of {package}\n\n{SENSE}\n\n{ON_CPUS}\n\n")
     for note in (NOTES["all"], NOTES["packages"][package]):

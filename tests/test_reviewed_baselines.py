@@ -19,7 +19,7 @@ FULL_SIZE = [case for case in CASES.values() if "cpu" not in case.hardware]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_a_baseline_is_accepted_and_is_that_of_its_case(file: Path) -> None:
+def test_baseline_is_accepted_for_its_case(file: Path) -> None:
     baseline = documents.read(file, CountBaseline)
     assert baseline.accepted is not None
     assert baseline.case == CASES[file.stem], "the case has changed: count it and accept it again"

@@ -33,9 +33,7 @@ def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
 
 
 @pytest.mark.launch
-def test_nothing_stays_of_a_cluster_and_its_jobs_though_its_owner_was_killed(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel ends its processes; what else is left is removed when the next one takes its slot."""
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None

@@ -1,7 +1,7 @@
-"""One plain statement a line: rates that linters do not know, over all Python files of the repository."""
+"""One plain statement a line, and short names of tests: what linters do not know, over all Python files."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,8 @@ MOST_TUPLES = 1.5
 """Assignments such as `a, b = x, y` per 1,000 lines. Swaps need them; other values get a line each."""
 MOST_WALRUSES = 1.0
 """Walruses per 1,000 lines, for loops and chains of `elif` that would have to call twice without."""
+LONGEST_NAME = 70
+"""Letters in the name of a test, `test_` included."""
 
 AREAS = pytest.mark.parametrize("area", ["", "perfsuite/", "tests/"], ids=lambda area: area or "all files")
 
@@ -23,14 +25,17 @@ class Counted(NamedTuple):
     tuples: int
     walruses: int
     lines: int  # that are not blank
+    tests: tuple[str, ...]  # names of functions that begin as a test does
 
 
 def count(source: str) -> Counted:
     nodes = [*ast.walk(ast.parse(source))]
+    functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return Counted(
         tuples=sum(map(is_tuple_assignment, nodes)),
         walruses=sum(isinstance(node, ast.NamedExpr) for node in nodes),
         lines=sum(bool(line.strip()) for line in source.splitlines()),
+        tests=tuple(name for name in functions if name.startswith("test_")),
     )
 
 
@@ -64,6 +69,16 @@ def too_many(by_file: Mapping[str, int], lines: int, most: float) -> str | None:
     return f"{rate:.1f} per 1,000 lines, at most {most} are allowed; give each a line of its own:\n{listed}"
 
 
+def too_long(names: Mapping[str, Iterable[str]]) -> str | None:
+    """What is wrong with these names of tests by file, the longest first; None where all are short enough."""
+    long = [(file, name) for file, tests in names.items() for name in tests if len(name) > LONGEST_NAME]
+    if not long:
+        return None
+    first = sorted(long, key=lambda entry: -len(entry[1]))[:10]
+    listed = "\n".join(f"  {len(name)} letters: {name} in {file}" for file, name in first)
+    return f"{len(long)} have more than {LONGEST_NAME} letters; say in fewer words what is claimed:\n{listed}"
+
+
 @AREAS
 def test_few_statements_assign_several_values(area: str) -> None:
     files = files_of(area)
@@ -78,6 +93,11 @@ def test_few_conditions_assign_a_name(area: str) -> None:
     walruses = {file: counted.walruses for file, counted in files.items()}
     wrong = too_many(walruses, sum(counted.lines for counted in files.values()), MOST_WALRUSES)
     assert wrong is None, f"walruses (`:=`): {wrong}"
+
+
+def test_no_name_of_a_test_is_too_long() -> None:
+    wrong = too_long({file: counted.tests for file, counted in files_of("tests/").items()})
+    assert wrong is None, f"names of tests: {wrong}"
 
 
 @pytest.mark.parametrize(
@@ -113,3 +133,20 @@ def test_the_worst_files_are_named_first() -> None:
 
 def test_as_many_as_are_allowed_are_not_too_many() -> None:
     assert too_many({"a.py": 1}, lines=1000, most=1.0) is None
+
+
+def test_tests_in_classes_have_names_too() -> None:
+    source = "def test_a(): ...\nclass TestB:\n    async def test_c(self): ...\ndef helper(): ..."
+    assert set(count(source).tests) == {"test_a", "test_c"}
+
+
+def test_the_longest_names_are_listed_first() -> None:
+    wrong = too_long({"a.py": ["x" * 70, "y" * 71], "b.py": [*["z" * 72] * 9, "v" * 73]})
+    assert wrong is not None
+    assert wrong.startswith("11 have more than 70 letters")
+    first, *_, last = wrong.splitlines()[1:]
+    assert (first, last) == (f"  73 letters: {'v' * 73} in b.py", f"  72 letters: {'z' * 72} in b.py")
+
+
+def test_names_of_70_letters_are_short_enough() -> None:
+    assert too_long({"a.py": ["x" * 70]}) is None

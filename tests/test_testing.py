@@ -63,7 +63,7 @@ SHARED_ID = """
         (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) tell"),
     ],
 )
-def test_options_that_json_changes_or_that_share_an_id(mine: Any, body: str, said: str) -> None:
+def test_refuses_options_lost_in_json_or_in_ids(mine: Any, body: str, said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         check_framework(mine(body))
 
@@ -80,7 +80,7 @@ def test_torch_imported_too_early(mine: Any) -> None:
 
 
 @pytest.mark.launch
-def test_an_error_in_a_process_of_its_own_is_shown(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shows_errors_of_a_subprocess(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     framework = mine("")
     monkeypatch.setenv("PYTHONPATH", "")
     with pytest.raises(

@@ -21,22 +21,22 @@ DRY_RUN = [sys.executable, "-m", DRY, "directory"]
 ENVIRONMENT = {**FIRST, **VARIABLES}
 
 
-def test_forks_a_launch_whose_environment_is_that_of_the_tests() -> None:
+def test_forks_a_launch_in_the_tests_environment() -> None:
     assert kind_of(DRY_RUN, ENVIRONMENT)
 
 
-def test_forks_a_rank_of_a_dry_run_with_the_variables_of_torchrun() -> None:
+def test_forks_a_dry_rank_with_torchrun_variables() -> None:
     environment = _environment(make_case(), 1)
     assert environment["TORCHELASTIC_RUN_ID"]
     assert kind_of(DRY_RUN, environment)
 
 
-def test_forks_a_launch_after_torch_has_set_its_cache() -> None:
+def test_forks_a_launch_after_torch_set_its_cache() -> None:
     """Which it does in a test process that imports as much of torch as most tests do."""
     assert kind_of(DRY_RUN, {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": "of the test process"})
 
 
-def test_starts_a_launch_anew_whose_torch_reads_another_variable() -> None:
+def test_starts_afresh_for_other_torch_variables() -> None:
     assert not kind_of(DRY_RUN, {**ENVIRONMENT, "TORCH_LOGS": "dynamo"})
 
 
@@ -56,7 +56,7 @@ def test_starts_the_script_of_a_command_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("deepspeed")
-def test_forks_a_launch_with_deepspeed_from_a_server_of_its_own(tmp_path: Path) -> None:
+def test_deepspeed_forks_from_its_own_server(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "PYTHONPATH": os.environ["PYTHONPATH"]}
     assert kind_of(asked_for(tmp_path, DeepSpeed(config={})), environment) == "deepspeed"
 
@@ -78,7 +78,7 @@ raise SystemExit(7)
 
 
 @pytest.mark.launch
-def test_a_forked_script_sees_what_one_that_is_started_sees(tmp_path: Path) -> None:
+def test_forked_script_sees_what_a_started_one_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOKS)
     facts = []
     for name, env in (("forked", {}), ("started", {"TORCH_SHOW_CPP_STACKTRACES": "0"})):

@@ -203,7 +203,7 @@ def machines_of(hardware: str, tmp_path: Path, status: int = 0) -> str:
         ),
     ],
 )
-def test_the_machines_of_a_night_are_read_from_a_map(tmp_path: Path, hardware: str, told: Any) -> None:
+def test_reads_a_nights_machines_from_a_map(tmp_path: Path, hardware: str, told: Any) -> None:
     machines_of(hardware, tmp_path)
     made = json.loads((tmp_path / "out").read_text().removeprefix("matrix="))
     keys = ("name", "hardware", "shard", "runs-on", "container")
@@ -224,7 +224,7 @@ def test_a_bad_map_of_machines_is_refused(tmp_path: Path) -> None:
         assert told in machines_of(hardware, tmp_path, status=5)
 
 
-def test_one_machine_is_found_by_its_marker_or_by_a_label(tmp_path: Path) -> None:
+def test_finds_a_machine_by_marker_or_label(tmp_path: Path) -> None:
     variables = {"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "out")}
     machines = '{"h100": {"runs-on": "a"}, "l4": {}}'
     known = {"inputs.machines": machines, "inputs.hardware": "h100"}
@@ -257,7 +257,7 @@ def installed() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_night_runs_in_the_image_of_a_project_and_installs_nothing(
+def test_night_in_an_image_installs_nothing(
     repository: Path, tmp_path: Path, trusted: str, shape: str
 ) -> None:
     tools = tmp_path / "tools"
@@ -322,7 +322,7 @@ def result_of_night(where: Path) -> Any:
     return result
 
 
-def test_the_workflow_of_init_installs_what_it_names_and_measures(
+def test_init_workflow_installs_and_measures(
     mine: Path, tmp_path: Path, trusted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, *commands = init("--github")
@@ -335,7 +335,7 @@ def test_the_workflow_of_init_installs_what_it_names_and_measures(
     result_of_night(mine)
 
 
-def test_a_night_from_a_login_node_follows_what_init_wrote_and_installs_nothing(
+def test_login_node_night_follows_what_init_wrote(
     mine: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a real Slurm: the first baseline, its acceptance, and the script of each night."""
@@ -352,7 +352,7 @@ def test_a_night_from_a_login_node_follows_what_init_wrote_and_installs_nothing(
     cluster.run("scancel", "--full", "--user=root")
 
 
-def test_what_machines_measured_is_kept_searched_told_and_published(repository: Path, tmp_path: Path) -> None:
+def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> None:
     make(repository, "site")
     site = repository / "build" / "site"
     assert "A page" in (site / "index.html").read_text()
@@ -400,7 +400,7 @@ def called() -> list[tuple[str, str, dict[str, Any], dict[Any, Any]]]:
     ]
 
 
-def test_a_caller_grants_what_is_asked_and_gives_inputs_that_there_are() -> None:
+def test_caller_grants_needed_rights_and_inputs() -> None:
     assert {caller for caller, *_ in called()} == {"nightly", "pages", "dry", "compare", "baselines"}
     for caller, name, job, asked in called():
         wanted: dict[str, str] = {}
@@ -413,7 +413,7 @@ def test_a_caller_grants_what_is_asked_and_gives_inputs_that_there_are() -> None
         assert {key for key, each in inputs.items() if each.get("required")} <= set(job.get("with", {}))
 
 
-def test_ci_tests_the_lowest_torch_and_python_that_pyproject_names() -> None:
+def test_ci_tests_the_lowest_torch_and_python() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (bound,) = map(Requirement, project["optional-dependencies"]["torch"])
     installed = make(ROOT, "--dry-run", "--always-make", ".venv-lowest/installed", ".venv-newest/installed")
@@ -435,7 +435,7 @@ def test_a_release_needs_approval_and_no_password() -> None:
     assert "secrets" not in (WORKFLOWS / "release.yml").read_text()
 
 
-def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
+def test_builds_no_tag_unlike_the_version(tmp_path: Path) -> None:
     tools = tmp_path / ".venv-dist" / "bin"
     tools.mkdir(parents=True)
     for name in ("python", "twine", "check-wheel-contents"):
@@ -449,7 +449,7 @@ def test_a_tag_that_is_not_the_version_is_not_built(tmp_path: Path) -> None:
     assert "the tag is v1.3.0, __version__ in perfsuite/__init__.py makes perfsuite-1.2.0: change one" in said
 
 
-def test_runners_with_gpus_install_no_torch_for_cpus() -> None:
+def test_gpu_runners_install_no_cpu_torch() -> None:
     """They measure the environment that is there: no index for CPUs is in the way."""
     jobs = [job for file in WORKFLOWS.glob("*.yml") for job in workflow(file.stem)["jobs"].values()]
     with_gpus = [job for job in jobs if "container" in job]
@@ -469,7 +469,7 @@ def test_a_pull_request_is_compared_with_its_base(repository: Path, tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repository: Path) -> None:
+def test_compares_a_pull_request_without_hardware(repository: Path) -> None:
     """A model of one layer more, by the workflow of hosted runners."""
     (repository / "bench_cases" / "test_cases.py").write_text(TRAINED)
     (repository / "train.py").write_text(SCRIPT)
@@ -484,9 +484,7 @@ def test_a_pull_request_is_compared_with_its_base_without_its_hardware(repositor
     make(repository, "compare-dry", BASE="HEAD", DRY_CI="script", OUT="out")
 
 
-def test_baselines_are_measured_and_become_a_pull_request(
-    repository: Path, tmp_path: Path, trusted: str
-) -> None:
+def test_measured_baselines_become_a_pull_request(repository: Path, tmp_path: Path, trusted: str) -> None:
     told = {"inputs.hardware": "cpu", "inputs.cases": "fake and not other", "inputs.reason": "a new torch"}
     run_steps(repository, "new-baselines", "measure", {**told, "inputs.python": sys.executable})
     (file,) = (repository / "baselines").glob("*/fake-*.json")
@@ -501,7 +499,7 @@ def test_baselines_are_measured_and_become_a_pull_request(
     assert "tokens/s: new" in calls
 
 
-def test_what_was_measured_is_shown_and_uploaded_however_it_ends_but_no_checkpoints() -> None:
+def test_always_uploads_results_not_checkpoints() -> None:
     for name, job in (("night", "measure"), ("pull-request", "launched")):
         steps = workflow(name)["jobs"][job]["steps"]
         shown, report, launches = [step for step in steps if "cache" not in step.get("uses", "")][-3:]
@@ -513,7 +511,7 @@ def test_what_was_measured_is_shown_and_uploaded_however_it_ends_but_no_checkpoi
         assert left_out == f"!{kept}/**/checkpoints"
 
 
-def test_a_night_knows_what_cases_took_before_however_that_night_ended() -> None:
+def test_night_knows_earlier_costs_however_it_ended() -> None:
     """Which is what the order of a budget goes by: a checkout deletes the store."""
     steps = workflow("night")["jobs"]["measure"]["steps"]
     checkout, restore, *_, save = steps

@@ -28,7 +28,7 @@ def run_of(case: Case, directory: Path, ranks: list[RankReport]) -> Run:
     return collected(write_launch(directory, *ranks, case=case))
 
 
-def test_a_clock_that_is_not_the_kernel_s_measures_nothing(tmp_path: Path) -> None:
+def test_distrusts_a_clock_that_disagrees(tmp_path: Path) -> None:
     for elapsed_s, uptime_s, is_told in (
         *((2.5, uptime_s, False) for uptime_s in (2.5, None, 2.9)),
         *((100.0, 104.9, False), (100.0, 106.0, True), (0.25, 2.5, True), (2.5, 0.25, True)),
@@ -44,7 +44,7 @@ def test_a_clock_that_is_not_the_kernel_s_measures_nothing(tmp_path: Path) -> No
 WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
 
 
-def test_ranks_that_exchange_nothing_or_whose_replicas_moved_apart_are_told() -> None:
+def test_reports_replicas_that_trained_apart() -> None:
     apart = reports(*[told(11, collectives=0)] * 2)
     for replicas in ("agree", "differ"):
         said = f"the 2 ranks trained apart: no collective ran after the first step. {WRAP}"
@@ -61,7 +61,7 @@ def test_ranks_that_exchange_nothing_or_whose_replicas_moved_apart_are_told() ->
     ("device", "imported", "is_told"),
     [("cpu", "accelerate", True), ("cuda", "accelerate", False), ("cpu", "lightning", False)],
 )
-def test_accelerate_that_was_not_told_of_a_cpu_is_named(device: str, imported: str, is_told: bool) -> None:
+def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_told: bool) -> None:
     observed = Observed(settings={"device": device}, environment={imported: "1.15.0"})
     first, second = reports(*[told(11, collectives=0)] * 2)
     why = agreement.trained_apart([first.replace(observed=observed), second], case_of())
@@ -83,7 +83,7 @@ def test_accelerate_that_was_not_told_of_a_cpu_is_named(device: str, imported: s
         [told(11, collectives=0), None],
     ],
 )
-def test_ranks_that_train_one_model_or_do_not_tell(ranks: list[Evidence | None]) -> None:
+def test_accepts_ranks_that_agree_or_are_silent(ranks: list[Evidence | None]) -> None:
     assert agreement.trained_apart(reports(*ranks), case_of()) is None
 
 
@@ -100,7 +100,7 @@ def test_how_much_replicas_may_differ() -> None:
         assert (agreement.trained_apart(reports(*both), case_of()) is not None) is is_apart
 
 
-def test_ranks_that_trained_apart_are_no_measurement(tmp_path: Path) -> None:
+def test_refuses_ranks_that_trained_apart(tmp_path: Path) -> None:
     for norm, collectives, replicas, is_apart in (
         *((13, 25, "agree", True), (13, 25, "differ", False)),
         *((11, 0, "agree", True), (11, 25, "agree", False)),
@@ -130,7 +130,7 @@ def case_of(**options: Any) -> Case:
         ((90, 110), {"padding": 20}),
     ],
 )
-def test_tokens_that_the_model_was_not_given_are_a_mismatch(
+def test_tokens_not_given_to_the_model_mismatch(
     tmp_path: Path, tokens: tuple[int, ...], changes: Any
 ) -> None:
     ranks = [report.replace(tokens_per_step=256) for report in saw(*tokens, **changes)]
@@ -180,7 +180,7 @@ def test_other_tokens_are_a_note(tmp_path: Path) -> None:
         assert (run.failure, run.notes) == (None, (said,) if note else ())
 
 
-def test_ranks_that_tell_nothing_and_a_case_that_counts_samples_claim_no_tokens() -> None:
+def test_no_tokens_are_claimed_without_reports() -> None:
     """What a model of tables is given in integers is not its samples."""
     ranks = reports(*[told(11, tokens=9, padding=3, forwards=1)] * 2)
     assert agreement.tokens_differ(ranks, make_case()) is not None
@@ -188,7 +188,7 @@ def test_ranks_that_tell_nothing_and_a_case_that_counts_samples_claim_no_tokens(
         assert (agreement.tokens_differ(silent, case), agreement.token_notes(silent, case)) == (None, ())
 
 
-def test_samples_that_the_case_does_not_claim_are_a_note(tmp_path: Path) -> None:
+def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
     """No more: the first dimension of what a model is called with need not be its samples."""
     said = (
         "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks); "
@@ -200,7 +200,7 @@ def test_samples_that_the_case_does_not_claim_are_a_note(tmp_path: Path) -> None
         assert (run.failure, run.notes) == (None, notes)
 
 
-def test_tokens_may_differ_by_a_fiftieth_of_what_the_case_claims() -> None:
+def test_token_counts_may_differ_by_two_percent() -> None:
     for tokens, is_other in ((244, True), (245, False), (250, False), (255, False), (256, True)):
         alone = reports(Evidence(data_parallel=1, tokens=tokens), tokens_per_step=250, world_size=1)
         assert (agreement.tokens_differ(alone, case_of()) is not None) is is_other
@@ -238,7 +238,7 @@ def why(reports: list[RankReport], case: Case | None = None) -> tuple[str, ...]:
     return agreement.hidden(reports, case or make_case())
 
 
-def test_a_step_that_shows_nearly_all_its_work_hides_nothing_but_what_a_rank_found() -> None:
+def test_nearly_complete_step_hides_nothing() -> None:
     nearly = Counts(collectives=(sent(400),), flops={"forward": int(0.91 * FORWARD)})
     assert why(launch()) == why(launch(nearly)) == ()
     just = FULL.replace(flops={"forward": 675})  # of 1500 both
@@ -248,7 +248,7 @@ def test_a_step_that_shows_nearly_all_its_work_hides_nothing_but_what_a_rank_fou
     assert why([first, second.replace(hidden=("b",))]) == ("a CUDA graph was replayed", "b")
 
 
-def test_fewer_flops_than_the_formula_of_the_model() -> None:
+def test_finds_fewer_flops_than_the_formula() -> None:
     assert why(launch(FULL.replace(flops={"backward": 2 * FORWARD}))) == (
         "all ranks together were seen to compute 0 FLOP in forward, which takes "
         f"{2 * FORWARD:.4g} by the formula palm-1",
@@ -274,7 +274,7 @@ def test_ring_attention_leaves_out_what_is_masked() -> None:
     assert why(launch(enough, observed=in_parts("1")))
 
 
-def test_ranks_that_train_one_model_and_send_next_to_nothing() -> None:
+def test_finds_one_model_with_too_few_bytes_sent() -> None:
     norm_only = FULL.replace(collectives=(sent(4), sent(4_000_000, ranks=1)))
     assert why(launch(norm_only)) == (
         "the ranks train one model, whose gradients have 4,000,000 bytes, and were seen to send 4: "
@@ -295,7 +295,7 @@ def test_ranks_that_train_one_model_and_send_next_to_nothing() -> None:
         {"collectives": 23},  # averaged now and then
     ],
 )
-def test_ranks_that_need_not_exchange_gradients_in_each_step(changes: dict[str, Any]) -> None:
+def test_gradients_need_not_be_exchanged_each_step(changes: dict[str, Any]) -> None:
     between = len(make_report(0).step_s) - 1
     assert why(launch(ALONE, evidence=EVIDENCE.replace(collectives=between)))
     assert why(launch(ALONE, evidence=EVIDENCE.replace(**changes))) == ()
@@ -329,7 +329,7 @@ def test_a_launch_with_hidden_work_has_no_counts(tmp_path: Path) -> None:
         ("not observed (compiled)", "full", {}, "activation_checkpointing='full' (nothing is seen"),
     ],
 )
-def test_recomputation_that_is_only_claimed_is_a_note(
+def test_notes_recomputation_that_is_only_claimed(
     blocks: str, claim: str, flops: dict[str, float], said: str | None
 ) -> None:
     case = case_of().replace(activation_checkpointing=claim)
@@ -341,7 +341,7 @@ def test_recomputation_that_is_only_claimed_is_a_note(
     assert agreement.claim_notes(ranks, make_case()) == (), "its framework builds the model"
 
 
-def test_a_length_of_inputs_that_are_no_integers_is_only_claimed() -> None:
+def test_length_of_non_integer_inputs_is_a_claim() -> None:
     observed = Observed(settings={"recomputing_blocks": "0 of 4"}, environment={})
     first, last = (each.replace(observed=observed) for each in reports(*[told(11, tokens=None)] * 2))
     (note,) = agreement.claim_notes([first, last], case_of())

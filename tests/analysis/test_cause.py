@@ -75,7 +75,7 @@ def cause(
         *((failed(crash(0, 1.0, said), crash(1, 2.0, OTHER)), [], 1, OTHER) for said in PEERS_SAY),
     ],
 )
-def test_the_cause_is_the_first_failure_that_is_not_a_peers_death_by_a_rank_or_the_launcher(
+def test_cause_is_not_the_failure_of_a_peer(
     tmp_path: Path, reports: list[RankReport], ended: list[Failure], rank: int | None, message: str
 ) -> None:
     failure = cause(tmp_path, *reports, ended=ended)
@@ -95,7 +95,7 @@ def test_ranks_that_left_no_report_are_named(tmp_path: Path) -> None:
         assert failure.message == died
 
 
-def test_an_agent_that_died_by_an_error_is_told_with_it(tmp_path: Path) -> None:
+def test_reports_the_error_of_a_dead_agent(tmp_path: Path) -> None:
     """As one whose arm has an older pydantic than perfsuite needs."""
     traceback = 'Traceback (most recent call last):\n  File "x.py", line 1\nImportError: no name X\n'
     run_dir = RunDir(tmp_path)
@@ -113,9 +113,7 @@ def test_an_error_that_was_survived_is_not_why_an_agent_died(tmp_path: Path) -> 
     assert "was it killed?" in failure_of(collected(run_dir)).message
 
 
-def test_a_report_that_found_no_room_is_no_fault_of_the_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_not_the_codes_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, kind in ((0, "error"), (2**16 - 1, "error"), (2**16, "missing_report")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         failure = cause(tmp_path)
@@ -139,7 +137,7 @@ def test_a_report_that_found_no_room_is_no_fault_of_the_code(
     ],
     ids=["rank", "command", "the earlier", "the ranks themselves"],
 )
-def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(
+def test_hang_ended_by_nccls_watchdog_is_a_timeout(
     tmp_path: Path, reports: list[Failure], ended: list[Failure], logs: dict[str, str], message: str
 ) -> None:
     failure = cause(tmp_path, *failed(*reports), ended=ended, logs=logs)
@@ -147,7 +145,7 @@ def test_a_hang_that_only_nccls_watchdog_ended_is_a_timeout(
     assert failure.at == min(each.at for each in [*reports, *ended])
 
 
-def test_what_a_rank_said_or_a_death_is_the_cause_though_a_log_has_the_watchdog(tmp_path: Path) -> None:
+def test_rank_or_death_outranks_the_watchdog(tmp_path: Path) -> None:
     logs = {"rank-0.log": WATCHDOG}
     for at in (4.0, 603.0):
         said = cause(tmp_path / f"{at}", *failed(RAN_OUT), ended=[crash(0, at, ABORTED)], logs=logs)
@@ -156,7 +154,7 @@ def test_what_a_rank_said_or_a_death_is_the_cause_though_a_log_has_the_watchdog(
     assert (died.kind, died.message) == ("crash", SIGKILL)
 
 
-def test_without_a_traceback_the_end_of_that_ranks_log_is_shown(tmp_path: Path) -> None:
+def test_shows_the_log_without_a_traceback(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0), ended=(crash(1, 1.0, "exit code 13"),))
     run_dir.rank_log(0).write_text("of another rank\n")
     run_dir.rank_log(1).write_bytes(b"\xff" + b"".join(b"line %d\n" % line for line in range(100)))
@@ -185,7 +183,7 @@ def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
         assert cause(tmp_path / str(number), *reports, ended=ended, logs=logs).traceback == told
 
 
-def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named(tmp_path: Path) -> None:
+def test_names_the_first_death_and_first_witness(tmp_path: Path) -> None:
     reports = failed(*(crash(rank, 1.0, f"{PEER}{rank}") for rank in (0, 1)))
     failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
     assert (failure.kind, failure.rank) == ("crash", 2)
@@ -196,14 +194,14 @@ def test_of_ranks_that_are_gone_and_ranks_that_saw_it_the_first_of_each_is_named
     )
 
 
-def test_a_traceback_is_kept_but_one_of_one_line_says_less_than_the_log(tmp_path: Path) -> None:
+def test_one_line_traceback_gives_way_to_the_log(tmp_path: Path) -> None:
     logs = {"rank-1.log": "bad option\n"}
     for own, told in (("exit code 1", "last lines of rank-1.log:\nbad option"), ("Trace\n  x", "Trace\n  x")):
         reports = failed(crash(0, 1.0, PEER, "Trace\n  peer"), crash(1, 2.0, traceback=own))
         assert cause(tmp_path, *reports, logs=logs).traceback == told
 
 
-def test_where_the_processes_stood_comes_before_the_logs(tmp_path: Path) -> None:
+def test_stacks_come_before_logs(tmp_path: Path) -> None:
     logs = {"stacks-0-0-7.txt": "Thread\n  waits", "rank-0.log": "step 7\n", "agent-0.log": "waiting\n"}
     assert cause(tmp_path, logs=logs, failure=TIMEOUT).traceback == (
         "rank 0 stood here:\nThread\n  waits\nlast lines of rank-0.log:\nstep 7\n"
@@ -232,7 +230,7 @@ def test_a_log_that_is_a_fifo_hangs_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("rank makes fewer steps")
-def test_a_rank_whose_clock_stopped_is_named_and_not_the_peer_that_left_it(tmp_path: Path) -> None:
+def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
     total = make_case().total_steps
     late = make_report(1, failure=crash(1, 5.0, PEER, "Traceback\n  its own"), step_s=())
     failure = cause(tmp_path, make_report(0), late.replace(steps=10))
@@ -266,7 +264,7 @@ OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
         ),
     ],
 )
-def test_a_rank_that_the_kernel_killed_for_want_of_memory_ran_out_of_memory(
+def test_oom_killed_rank_ran_out_of_memory(
     tmp_path: Path, failed: Failure, kills: int, log: str, kind: str, said: str
 ) -> None:
     run_dir = write_launch(tmp_path, *[make_report(0)] * (not log))
@@ -278,7 +276,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_ran_out_of_memory(
     assert failure.message.endswith(said)
 
 
-def test_a_kill_on_another_node_is_not_why_a_rank_was_killed(tmp_path: Path) -> None:
+def test_oom_kill_on_another_node_explains_nothing(tmp_path: Path) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
     run_dir = write_launch(tmp_path, make_report(0), case=case)
     documents.write(run_dir.launch(0), LaunchFile(node=0, oom_kills=1))
@@ -332,7 +330,7 @@ def shown(directory: Path, *places: tuple[int | None, str]) -> str:
         ),
     ],
 )
-def test_the_rank_that_stands_elsewhere_and_does_not_wait_in_torch_comes_first(
+def test_the_odd_rank_not_waiting_comes_first(
     tmp_path: Path, places: list[tuple[int | None, str]], heads: list[str]
 ) -> None:
     lines = [line for line in shown(tmp_path, *places).splitlines() if line.endswith("stood here:")]
@@ -348,9 +346,7 @@ def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 8, 9])
-def test_eight_places_are_shown_of_forty_lines_each_and_nothing_where_nobody_was_asked(
-    tmp_path: Path, count: int
-) -> None:
+def test_shows_at_most_eight_stacks_of_forty_lines(tmp_path: Path, count: int) -> None:
     places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]
     lines = shown(tmp_path / "places", *places, (99, "")).splitlines()
     assert sum(line.endswith("stood here:") for line in lines) == min(count, 8)

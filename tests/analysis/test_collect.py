@@ -37,7 +37,7 @@ def test_a_good_launch(tmp_path: Path) -> None:
     assert run.figures.peak_memory_bytes == 10**6
 
 
-def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(tmp_path: Path) -> None:
+def test_records_an_injected_fault_in_every_run(tmp_path: Path) -> None:
     for ranks in (1, 2):
         run_dir = write_launch(tmp_path / str(ranks), *map(make_report, range(ranks)))
         assert collected(run_dir).inject is None
@@ -46,7 +46,7 @@ def test_an_injected_fault_stands_in_the_run_whether_it_failed_or_not(tmp_path: 
         assert (run.inject, run.failure is not None) == ("slowdown=30%", ranks == 1)
 
 
-def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_step_of_warm_up(
+def test_gpu_window_starts_after_ten_seconds(
     tmp_path: Path,
 ) -> None:
     """Its steps are flat at once: its clocks and temperature are not."""
@@ -59,7 +59,7 @@ def test_a_gpu_is_measured_ten_seconds_after_its_first_steps_or_from_the_last_st
         assert collected(run_dir).window == (COUNTED_STEP, 25)
 
 
-def test_counted_steps_are_not_measured_and_equal_ranks_share_their_counts(tmp_path: Path) -> None:
+def test_excludes_counted_steps_and_groups_ranks(tmp_path: Path) -> None:
     counts = Counts(flops={"forward": 7})
     counted = collected(both(tmp_path / "a", counts=counts))
     uncounted = collected(both(tmp_path / "b"))
@@ -75,7 +75,7 @@ def started_with(calls: int) -> Counts:
 
 
 @pytest.mark.parametrize(("second", "entries"), [(1_000_300, 1), (1_100_000, 2)])
-def test_ranks_share_counts_if_start_ups_differ_by_chance(tmp_path: Path, second: int, entries: int) -> None:
+def test_ranks_share_counts_not_start_ups(tmp_path: Path, second: int, entries: int) -> None:
     first = started_with(1_000_000)
     ranks = of_two(tmp_path, {"counts": first}, {"counts": started_with(second)})
     counts = collected(ranks).counts
@@ -108,14 +108,14 @@ def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **lau
         ),
     ],
 )
-def test_ranks_that_disagree_or_did_what_was_not_asked_for_are_told_with_their_values(
+def test_disagreeing_ranks_fail_with_their_values(
     tmp_path: Path, changes: dict[str, Any], of_both: bool, said: str
 ) -> None:
     failure = failure_of(collected(of_two(tmp_path, changes if of_both else {}, changes)))
     assert (failure.kind, failure.message) == ("ranks_disagree", said)
 
 
-def test_ranks_of_several_nodes_are_on_as_many_machines(tmp_path: Path) -> None:
+def test_counts_machines_of_several_nodes(tmp_path: Path) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
     for host, said in (("n1", "2 nodes were asked for, the ranks ran on n1"), ("n2", None)):
         reports = make_report(0, host="n1"), make_report(1, host=host)
@@ -140,7 +140,7 @@ def test_a_damaged_report_hides_no_failure(tmp_path: Path, changes: dict[str, An
     assert "it was edited or damaged" in failure.message
 
 
-def test_a_damaged_report_of_an_agent_fails_the_launch(tmp_path: Path) -> None:
+def test_damaged_agent_report_fails_a_launch(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0), make_report(1))
     file = run_dir.launch(0)
     file.write_text(file.read_text().replace('"oom_kills": 0', '"oom_kills": 1'))
@@ -148,7 +148,7 @@ def test_a_damaged_report_of_an_agent_fails_the_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("report is cut short")
-def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path) -> None:
+def test_bad_report_names_the_file_and_field(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0))
     for content, said in (
         ('{"schema_version": 1, "ra', "not JSON"),
@@ -168,7 +168,7 @@ def test_a_bad_report_file_is_named_with_the_field(tmp_path: Path) -> None:
     assert failure.message.startswith(f"{run_dir.launch(0)}: expected a JSON object")
 
 
-def test_what_fails_after_every_report_was_written_is_a_note(tmp_path: Path) -> None:
+def test_failure_after_all_reports_is_a_note(tmp_path: Path) -> None:
     """As a command that lingers on a logger: nothing is missing, though its agent wrote nothing."""
     for ended, killed, note in (
         (crash(1, 1.0, "exit code -11"), None, "died after its report was written: rank 1: exit code -11"),
@@ -216,7 +216,7 @@ HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 
         ((), {}, "no loss was recorded"),
     ],
 )
-def test_a_loss_falls_but_that_of_a_script_need_only_be_finite(
+def test_scripts_loss_need_not_fall_but_be_finite(
     tmp_path: Path, loss: tuple[float, ...], script: dict[str, Any] | None, said: str | None
 ) -> None:
     framework = {} if script is None else {"framework": Script(path="train.py", **script)}
@@ -227,7 +227,7 @@ def test_a_loss_falls_but_that_of_a_script_need_only_be_finite(
     assert failure is None or (failure.kind == "loss" and str(said) in failure.message)
 
 
-def test_one_rank_whose_loss_is_no_number_is_enough_and_one_not_to_be_observed_is_a_note(
+def test_one_bad_loss_fails_an_unseen_one_is_noted(
     tmp_path: Path,
 ) -> None:
     run_dir = of_two(tmp_path / "a", {}, {"loss": (*FALLS[:7], math.nan, *FALLS[8:])})
@@ -270,14 +270,14 @@ TOO_SMALL = (
         ),
     ],
 )
-def test_what_a_reader_of_the_figures_should_know_is_noted_once(
+def test_notes_what_qualifies_figures_once(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], notes: tuple[str, ...]
 ) -> None:
     run = collected(of_two(tmp_path, first, second))
     assert (run.failure, run.notes) == (None, notes)
 
 
-def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> None:
+def test_environment_records_the_gpu_set_up(tmp_path: Path) -> None:
     kept = {"torch": "2.13", "TORCH_FR_DUMP_TEMP_FILE": "/runs/launch-1/x"}
     seen = Observed(settings={}, environment=kept)
     run_dir = both(tmp_path, observed=seen, clock="cuda events")
@@ -294,7 +294,7 @@ def test_how_the_gpus_are_set_up_stands_in_the_environment(tmp_path: Path) -> No
     assert known(unread.observed).environment == {"torch": "2.13"}
 
 
-def test_a_launch_without_a_sample_is_no_evidence_unless_it_was_simulated(tmp_path: Path) -> None:
+def test_launch_without_a_sample_is_no_evidence(tmp_path: Path) -> None:
     for clock, why in (("perf_counter", [NOT_SAMPLED]), ("simulated", [])):
         run = collected(both(tmp_path, clock=clock))
         assert launch_problems(run, None) == why
@@ -310,7 +310,7 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
         assert (run.figures.mfu is not None) == (NO_TF32_PEAK not in run.notes) == given
 
 
-def test_the_mfu_of_a_run_partly_in_float8_is_by_the_peak_between_both(tmp_path: Path) -> None:
+def test_mfu_of_partial_float8_uses_a_mixed_peak(tmp_path: Path) -> None:
     """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
     told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
@@ -327,7 +327,7 @@ def test_as_many_ranks_as_the_case_has(tmp_path: Path) -> None:
         assert run.figures.tokens_per_s_per_device == pytest.approx(2560 / world)
 
 
-def test_steps_and_probes_are_those_of_the_slowest_rank_and_what_ran_is_what_rank_0_says(
+def test_steps_and_probes_are_the_slowest_ranks(
     tmp_path: Path,
 ) -> None:
     ranks: tuple[dict[str, Any], ...] = (
@@ -345,7 +345,7 @@ def test_steps_and_probes_are_those_of_the_slowest_rank_and_what_ran_is_what_ran
     assert (run.device_probe, run.rank_probes) == ({"x": 5}, ({"x": 7}, {"x": 5}))
 
 
-def test_why_a_launch_was_killed_is_told_unless_a_rank_knows_better(tmp_path: Path) -> None:
+def test_reports_why_a_launch_was_killed(tmp_path: Path) -> None:
     peer, own = (make_report(1, failure=crash(1, 1.0, said)) for said in ("Connection closed by peer", "x"))
     for reports, kind in (
         *(([], "timeout"), ([make_report(0)], "timeout")),
@@ -373,9 +373,7 @@ EXTRA = """
 """A metric that ranks record, and one that is read out of the launch."""
 
 
-def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(
-    tmp_path: Path, packages: Packages
-) -> None:
+def test_run_has_the_metrics_its_case_names(tmp_path: Path, packages: Packages) -> None:
     metrics = "largest = extra_metrics:LARGEST\nsteps = extra_metrics:STEPS"
     packages.install("extra-metrics", EXTRA, metrics=metrics)
     run_dir = of_two(tmp_path / "a", {"extra": {"largest": 2.0}}, {"extra": {"largest": 3.0}})
@@ -396,7 +394,7 @@ def test_a_run_has_the_metrics_of_other_packages_that_its_case_file_names(
         ([make_report(rank) for rank in range(2)], None, "no rank wrote a profile"),
     ],
 )
-def test_the_profiles_of_all_ranks_are_one_and_it_is_said_why_there_are_none(
+def test_joins_profiles_or_says_why_none(
     tmp_path: Path, reports: list[RankReport], failure: Failure | None, said: str
 ) -> None:
     run_dir = write_launch(tmp_path, *reports)
@@ -409,7 +407,7 @@ def test_the_profiles_of_all_ranks_are_one_and_it_is_said_why_there_are_none(
     assert newest_profile([write_launch(tmp_path / "empty")]) is None
 
 
-def test_the_report_of_another_rank_is_not_this_ranks(tmp_path: Path) -> None:
+def test_refuses_the_report_of_another_rank(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0), make_report(1))
     run_dir.rank(1).write_text(run_dir.rank(0).read_text())
     failure = failure_of(collected(run_dir))
@@ -417,7 +415,7 @@ def test_the_report_of_another_rank_is_not_this_ranks(tmp_path: Path) -> None:
     assert failure.message == f"{run_dir.rank(1)}: it is the report of rank 0, expected 1"
 
 
-def test_what_another_node_wrote_is_not_this_nodes(tmp_path: Path) -> None:
+def test_refuses_what_another_node_wrote(tmp_path: Path) -> None:
     run_dir = write_launch(tmp_path, make_report(0), make_report(1))
     documents.write(run_dir.launch(0), LaunchFile(node=1))
     failure = failure_of(collected(run_dir))
@@ -425,14 +423,14 @@ def test_what_another_node_wrote_is_not_this_nodes(tmp_path: Path) -> None:
     assert failure.message == f"{run_dir.launch(0)}: it was written on node 1, expected 0"
 
 
-def test_the_job_waits_as_the_rank_that_waits_longest_in_a_step(tmp_path: Path) -> None:
+def test_data_wait_is_the_longest_ranks(tmp_path: Path) -> None:
     waits = [(0.01, 0.05) * 12 + (0.01,), (0.03,) * 25]
     reports = [make_report(rank, data_wait_s=each) for rank, each in enumerate(waits)]
     run = collected(write_launch(tmp_path, *reports))
     assert run.data_wait_s == (0.03, 0.05) * 12 + (0.03,)
 
 
-def test_a_rank_without_a_loader_leaves_the_wait_of_the_others(tmp_path: Path) -> None:
+def test_rank_without_loader_keeps_the_wait(tmp_path: Path) -> None:
     """As of the later stages of a pipeline."""
     waits = [(), (0.03,) * 25]
     run = collected(
@@ -441,7 +439,7 @@ def test_a_rank_without_a_loader_leaves_the_wait_of_the_others(tmp_path: Path) -
     assert run.data_wait_s == waits[1]
 
 
-def test_a_start_up_in_which_a_rank_compiled_is_cold(tmp_path: Path) -> None:
+def test_one_compiling_rank_makes_a_cold_start(tmp_path: Path) -> None:
     """Its peers wait for it, so theirs is not that of a later launch either."""
     spans = {name: SpanTimes(seconds=(1.0,)) for name in ("start-up", "start-up: imports", "save")}
     counts = make_counts(spans={"start-up": Counts(modules={"torch": 9})})
@@ -456,14 +454,14 @@ def spans_of_ranks(directory: Path, *spans: SpanTimes) -> SpanTimes:
     return collected(of_two(directory, first, second)).spans["save"]
 
 
-def test_a_span_takes_as_long_as_on_the_slowest_rank(tmp_path: Path) -> None:
+def test_span_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
     first = SpanTimes(seconds=(1.0, 5.0), steps=(10, 20))
     second = SpanTimes(seconds=(3.0, 2.0), steps=(10, 20))
 
     assert spans_of_ranks(tmp_path, first, second) == SpanTimes(seconds=(3.0, 5.0), steps=(10, 20))
 
 
-def test_a_span_of_one_rank_more_often_is_that_ranks(tmp_path: Path) -> None:
+def test_extra_span_belongs_to_its_rank(tmp_path: Path) -> None:
     first = SpanTimes(seconds=(1.0, 5.0), steps=(10, 20))
     second = SpanTimes(seconds=(3.0,), steps=(10,))
 

@@ -53,7 +53,7 @@ def make_metric(**changes: Any) -> Metric:
     return Metric(**{**values, **changes})
 
 
-def test_the_value_of_a_launch_is_made_of_those_of_its_ranks() -> None:
+def test_combines_rank_values_into_a_launch_value() -> None:
     for across_ranks, values, expected in (
         *(("max", (2.0, 4.0, 1.0), 4.0), ("min", (2.0, 4.0, 1.0), 1.0)),
         *(("sum", (2.0, 4.0, 1.0), 7.0), ("mean", (2.0, 4.0, 1.0), 7 / 3)),
@@ -65,7 +65,7 @@ def test_the_value_of_a_launch_is_made_of_those_of_its_ranks() -> None:
         assert found == ({} if expected is None else {"x": pytest.approx(expected)})
 
 
-def test_a_metric_is_read_out_of_the_whole_run_and_an_error_names_it_and_says_what_to_do() -> None:
+def test_metric_reads_the_run_or_names_its_error() -> None:
     metric = make_metric(recorder=None, read=lambda run: run.step_s.index(0.5) or None)
     for steps, expected in (((0.1, 0.5), {"x": 1.0}), ((0.5,), {})):
         assert extra_figures(make_run(step_s=steps, window=(0, 1)), [make_report()], [metric]) == expected
@@ -74,7 +74,7 @@ def test_a_metric_is_read_out_of_the_whole_run_and_an_error_names_it_and_says_wh
         extra_figures(make_run(), [], [metric])
 
 
-def test_medians_are_over_the_launches_that_have_a_figure() -> None:
+def test_medians_skip_launches_without_a_figure() -> None:
     launches = [
         Figures(tokens_per_s=1, mfu=0.4, extra={"x": 5}),
         Figures(tokens_per_s=3, extra={"x": 7}),
@@ -84,7 +84,7 @@ def test_medians_are_over_the_launches_that_have_a_figure() -> None:
     assert Figures.median_of([]) == Figures()
 
 
-def test_utilisation_and_energy_are_those_of_the_gpus_that_tell() -> None:
+def test_utilisation_skips_gpus_that_report_none() -> None:
     for health, tokens, utilisation, energy in (
         (make_health(devices=GPUS), 100, 91, 9003 / 1900),
         (make_health(devices=(*GPUS, DeviceHealth(index=3))), 100, 91, None),  # one is silent
@@ -109,7 +109,7 @@ def synchronous(work_s: list[list[float]], late_s: list[list[float]]) -> list[li
     return taken
 
 
-def test_the_steps_of_equal_ranks_are_those_of_one_but_for_the_first_of_one_that_starts_late() -> None:
+def test_job_steps_allow_for_a_late_start() -> None:
     steps = [0.1 + 1e-7 * step**2 for step in range(50)]
     assert job_steps([steps]) == job_steps([steps] * 8) == steps
     early, late = synchronous([[0.1] * 20] * 2, [[0.0] * 20] * 2)
@@ -118,7 +118,7 @@ def test_the_steps_of_equal_ranks_are_those_of_one_but_for_the_first_of_one_that
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_stall_counts_once_though_the_other_ranks_see_it_a_step_later(tmp_path: Path, ranks: int) -> None:
+def test_counts_a_stall_once_across_ranks(tmp_path: Path, ranks: int) -> None:
     work, late = ([[seconds] * 25 for _ in range(ranks)] for seconds in (0.09, 0.01))
     for rank in range(ranks):
         late[rank][6 + 2 * rank] += 1.0  # each has a hiccup of its own, after its last collective
@@ -150,7 +150,7 @@ def test_figures_are_those_of_the_window(tmp_path: Path) -> None:
     assert figures.probe_s_p50 == 0.02
 
 
-def test_a_stall_shows_in_the_mean_alone_and_uneven_steps_in_the_jitter(tmp_path: Path) -> None:
+def test_stall_shows_in_mean_unevenness_in_jitter(tmp_path: Path) -> None:
     for steps, p50, mean, jitter in (
         ((0.1,) * 15 + (10.0,) + (0.1,) * 9, 0.1, 12.2 / 23, 1),  # a stall beyond the 95th percentile
         ((0.1,) * 20 + (0.3,) * 5, 0.1, 3.3 / 23, 3),
@@ -160,7 +160,7 @@ def test_a_stall_shows_in_the_mean_alone_and_uneven_steps_in_the_jitter(tmp_path
         assert (*speeds, figures.step_jitter) == pytest.approx((256 / p50, 256 / mean, jitter))
 
 
-def test_loss_is_the_mean_over_ranks_and_memory_that_of_the_rank_that_used_most(tmp_path: Path) -> None:
+def test_averages_loss_and_takes_peak_memory(tmp_path: Path) -> None:
     one = Memory(peak=10, reserved=40, alloc_retries=0, method="x")
     other = Memory(peak=20, reserved=30, alloc_retries=2, method="x")
     reports = [
@@ -188,7 +188,7 @@ def test_mfu_only_where_the_peak_is_known(tmp_path: Path) -> None:
         assert figures.mfu == pytest.approx(mfu)
 
 
-def test_the_share_of_the_roofline_only_where_the_peak_is_known() -> None:
+def test_roofline_share_needs_a_known_peak() -> None:
     counts = RankCounts(ranks=(0, 1), counts=Counts(flops={"forward": round(0.1 * 67e12)}))
     run = make_run(machine=make_gpu_machine(), step_s=(0.2,) * 3, window=(0, 3), counts=(counts,))
     report = make_report(tokens_per_step=256)
@@ -196,7 +196,7 @@ def test_the_share_of_the_roofline_only_where_the_peak_is_known() -> None:
     assert shares == [pytest.approx(0.5), None]
 
 
-def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp_path: Path) -> None:
+def test_reports_gpu_clock_and_nvml_memory(tmp_path: Path) -> None:
     run_dir = both(tmp_path, clock="cuda events")
     devices = tuple(DeviceHealth(index=index, job_memory_bytes=7 + 2 * index) for index in range(2))
     clocks = ((2, 1980), (5, 1980), (6, 1700), (9, 1750), (25, 1720))
@@ -207,7 +207,7 @@ def test_of_a_gpu_the_clock_in_the_window_and_the_memory_by_nvml_are_figures(tmp
     assert (run.figures.sm_clock_mhz, run.figures.device_memory_bytes) == (None, None)
 
 
-def test_of_the_device_probe_each_figure_is_that_of_the_slowest_rank_that_has_it() -> None:
+def test_device_probe_takes_each_slowest_rank() -> None:
     probes: list[dict[str, float]] = [{"matmul": 7.0, "copy": 2.0}, {"matmul": 5.0}, {"copy": 3.0}]
     reports = [make_report(rank, device_probe=probe) for rank, probe in enumerate(probes)]
     assert lowest_device_probe(reports) == {"copy": 2.0, "matmul": 5.0}
@@ -224,7 +224,7 @@ def test_only_fp32_on_a_gpu_runs_in_tf32(precision: Any, machine: Machine, matmu
     assert peak_for_mfu(run.replace(observed=None), 1e12) == (1e12, None)
 
 
-def test_the_peak_of_a_run_partly_in_float8_lies_between_both_where_the_part_is_known() -> None:
+def test_partial_float8_peak_lies_in_between() -> None:
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
     run = make_run(machine=make_gpu_machine(), observed=seen)
     float8 = run.machine.peak_flops("float8")
@@ -239,7 +239,7 @@ def test_the_peak_of_a_run_partly_in_float8_lies_between_both_where_the_part_is_
     assert peak_for_mfu(run.replace(flops=flops), None) == (None, NO_FLOAT8_PEAK)
 
 
-def test_the_norm_of_gradients_is_of_all_shards_and_of_replicas_once() -> None:
+def test_gradient_norm_sums_shards_not_replicas() -> None:
     for squares, norm in (
         *(((4.0, 4.0, 4.0), 2), ((4.0, 4.0 + 3e-6), 2), ((9.0, 16.0), 5), ((9.0,), 3), ((0.0, 0.0), 0)),
         *(((9.0, None), None), ((9.0, math.inf), None)),
@@ -248,14 +248,14 @@ def test_the_norm_of_gradients_is_of_all_shards_and_of_replicas_once() -> None:
         assert figures_of(make_run(), reports, None).gradient_norm == norm
 
 
-def test_the_last_loss_is_the_mean_of_a_tenth_of_the_steps_and_of_one_at_least() -> None:
+def test_last_loss_averages_a_tenth_of_the_steps() -> None:
     for losses, last in ((3, 1), (9, 1), (10, 1), (19, 1), (20, 1.5), (29, 1.5), (30, 2)):
         run = make_run(loss=tuple(float(step) for step in range(losses, 0, -1)))
         figures = figures_of(run, [make_report()], None)
         assert (figures.loss_first, figures.loss_last) == (losses, last)
 
 
-def test_probes_and_cpu_time_are_those_of_the_median_step_of_the_window() -> None:
+def test_probe_and_cpu_time_are_window_medians() -> None:
     probe_s = (1.0, 2.0, 4.0, 5.0, 7.0, 20.0)
     cpu_s = (9.0, 9.0, 0.4, 0.6, 0.5, 9.0)
     for series, expected in (((probe_s, cpu_s), (5, 0.5)), (((), ()), (None, None))):
@@ -264,14 +264,14 @@ def test_probes_and_cpu_time_are_those_of_the_median_step_of_the_window() -> Non
         assert (figures.probe_s_p50, figures.cpu_s_per_step) == expected
 
 
-def test_what_the_framework_reports_is_the_median_over_the_ranks_that_report() -> None:
+def test_framework_rate_is_the_ranks_median() -> None:
     speeds = (100.0, None, 400.0)
     reports = [make_report(rank, own_tokens_per_s=speed) for rank, speed in enumerate(speeds)]
     own = [figures_of(make_run(), ranks, None).own_tokens_per_s for ranks in (reports, reports[1:2])]
     assert own == [250, None]
 
 
-def test_ten_seconds_of_warm_up_and_twenty_measured_settle_a_gpu() -> None:
+def test_notes_a_gpu_that_had_no_time_to_settle() -> None:
     """Warm-up begins with the first step that may be measured: the third, or the fifth where steps count."""
     for step_s, start, measured, counted, is_settled in (
         *((2.0, 7, 10, False, True), (2.0, 6, 10, False, False)),
@@ -312,19 +312,19 @@ SERIES = st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=2 * ROLL, m
         *(([1.0] * 40, most, 2) for most in (2, 3, 20)),
     ],
 )
-def test_warm_up_ends_where_the_series_becomes_flat(series: list[float], max_warmup: int, start: int) -> None:
+def test_warm_up_ends_where_steps_become_flat(series: list[float], max_warmup: int, start: int) -> None:
     assert find_window(series, max_warmup) == Window(start, True)
     assert UNMEASURED_STEPS == 2
 
 
-def test_decaying_warm_up_ends_where_it_comes_within_the_bound() -> None:
+def test_decaying_warm_up_ends_within_the_bound() -> None:
     series = [1 + 0.5 * 0.8**step for step in range(60)]
     window = find_window(series, 30)
     assert window.steady
     assert series[window.start] <= 1 + FLAT < series[window.start - 3]
 
 
-def test_a_series_that_never_becomes_flat_is_not_steady() -> None:
+def test_series_that_never_flattens_is_unsteady() -> None:
     for series in (
         *([growth**step for step in range(60)] for growth in (1.05, 0.95)),  # ever slower, or faster
         [1 + 0.02 * step + 0.01 * (-1) ** step for step in range(60)],
@@ -343,16 +343,14 @@ def test_noise_is_no_drift(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "max_warmup"), [(0, 0), (9, 0), (29, 20), (20, -1)])
-def test_too_few_steps_are_an_error_that_says_how_many_must_remain(count: int, max_warmup: int) -> None:
+def test_too_few_steps_is_an_error_with_the_need(count: int, max_warmup: int) -> None:
     with pytest.raises(ValueError, match=rf"^{count} steps are too few for .*{max_warmup}: 10 must remain"):
         find_window([1.0] * count, max_warmup)
 
 
 @deterministic
 @given(SERIES, st.integers(-10, 10), st.data())
-def test_warm_up_has_bounds_and_depends_on_no_unit_of_time(
-    series: list[float], exponent: int, draw: st.DataObject
-) -> None:
+def test_warm_up_is_bounded_and_unit_free(series: list[float], exponent: int, draw: st.DataObject) -> None:
     max_warmup = draw.draw(st.integers(0, len(series) - 2 * ROLL))
     window = find_window(series, max_warmup)
     assert min(UNMEASURED_STEPS, max_warmup) <= window.start <= max_warmup
@@ -361,14 +359,14 @@ def test_warm_up_has_bounds_and_depends_on_no_unit_of_time(
 
 @deterministic
 @given(st.lists(st.floats(min_value=3, max_value=9), max_size=10), st.integers(20, 40))
-def test_the_median_of_the_window_is_that_of_the_flat_part(slow: list[float], flat: int) -> None:
+def test_window_median_is_that_of_the_flat_part(slow: list[float], flat: int) -> None:
     series = [*slow, *[1.0] * flat]
     window = find_window(series, len(slow))
     assert median(series[window.start :]) == 1.0
     assert window.steady
 
 
-def test_a_gpu_settles_in_ten_seconds_after_its_first_steps() -> None:
+def test_gpu_settles_ten_seconds_after_its_start() -> None:
     for step_s, first, start in ((0.5, 4, 24), (0.3, 4, 38), (20.0, 4, 5), (10.0, 2, 3), (0.01, 4, 80)):
         assert settled([60.0] * first + [step_s] * (80 - first), first) == start
 
@@ -381,7 +379,7 @@ def test_data_wait_is_a_share_of_the_window() -> None:
 
 
 @pytest.mark.parametrize("waits", [(), (9.0, 9.0, 0.0, 0.0, 0.0, 9.0)], ids=["no loader", "none in window"])
-def test_data_wait_is_unknown_where_no_loader_gave_a_batch(waits: tuple[float, ...]) -> None:
+def test_no_loader_leaves_data_wait_unknown(waits: tuple[float, ...]) -> None:
     run = make_run(step_s=(1.0,) * 6, window=(2, 5), data_wait_s=waits)
     figures = figures_of(run, [make_report()], None)
     assert (figures.data_wait_s, figures.data_wait) == (None, None)

@@ -32,7 +32,7 @@ GIB = 2**30
         ("", None),
     ],
 )
-def test_the_first_line_that_speaks_of_broken_hardware_is_found(said: str, found: str | None) -> None:
+def test_finds_the_first_hardware_fault_line(said: str, found: str | None) -> None:
     assert hardware_fault(said) == found
 
 
@@ -80,7 +80,7 @@ def held(by: str, amount: str = "1.00") -> str:
         ({"held_before_bytes": GIB + 1}, held("no process that NVML lists")),
     ],
 )
-def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any], reason: str | None) -> None:
+def test_reports_gpu_problems_with_values(device: dict[str, Any], reason: str | None) -> None:
     told = [] if reason is None else [reason]
     assert machine_problems(make_health(device), make_gpu_machine()) == told
 
@@ -102,7 +102,7 @@ def test_what_is_wrong_with_a_gpu_is_told_with_its_values(device: dict[str, Any]
         (make_health({"throttled": {"HwSlowdown": 1.0}}), None, False),
     ],
 )
-def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
+def test_machine_is_shared_if_others_harm_it(
     health: Health | None, on_cpu: list[str] | None, on_gpu: bool
 ) -> None:
     """And cores are judged where they train; `on_cpu` is None for what only a GPU has."""
@@ -114,7 +114,7 @@ def test_a_machine_is_shared_where_others_are_unhealthy_for_it(
     assert is_shared(health, make_gpu_machine()) is on_gpu
 
 
-def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy() -> None:
+def test_gpu_ranks_need_a_core_each() -> None:
     """The host launches the kernels: a GPU waits for a host that has no core."""
     for cores, foreign_cpu, ranks, left in (
         (96, 0.95, 4, None),
@@ -133,14 +133,14 @@ def test_others_that_leave_ranks_of_gpus_less_than_a_core_each_are_unhealthy() -
         assert not is_shared(busy, make_gpu_machine()), "nobody waits for them: they hold no GPU"
 
 
-def test_a_gpu_with_fewer_links_than_another_of_its_node_is_named() -> None:
+def test_names_a_gpu_with_fewer_nvlinks() -> None:
     links = [("n1", 18), ("n1", 17), ("n2", 12), ("n2", None)]
     devices = [DeviceHealth(index=index, node=node, nvlinks=up) for index, (node, up) in enumerate(links)]
     (said,) = machine_problems(make_health(devices=tuple(devices)), make_gpu_machine())
     assert said == "GPU 1 of n1: 17 of its NVLinks are up, of another GPU's 18"
 
 
-def test_a_rank_is_told_with_its_card_if_that_was_seen() -> None:
+def test_names_a_rank_with_its_card_if_seen() -> None:
     cards = [
         DeviceHealth(index=i, node=node, pci_bus_id=f"{node}:{i}") for node in ("n1", "n2") for i in (0, 1)
     ]
@@ -151,7 +151,7 @@ def test_a_rank_is_told_with_its_card_if_that_was_seen() -> None:
     assert health.gpu_of(make_run(), 1) == "rank 1, GPU 1"
 
 
-def test_figures_prove_nothing_where_no_launch_was_healthy_and_others_used_the_machine_in_one() -> None:
+def test_figures_are_shared_without_a_healthy_launch() -> None:
     runs = [make_run(health=make_health(foreign_cpu=share)) for share in (0.3, 0.1)]
     for unhealthy, expected in (((1, 2), True), ((1,), False)):
         verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=unhealthy)
@@ -159,7 +159,7 @@ def test_figures_prove_nothing_where_no_launch_was_healthy_and_others_used_the_m
         assert not all_shared(verdict, runs[1:] * 2)
 
 
-def test_how_gpus_are_set_up_is_told_once_where_they_are_alike() -> None:
+def test_reports_equal_gpu_set_ups_once() -> None:
     assert gpu_setup(None) == gpu_setup(make_health()) == gpu_setup(make_health({})) == {}
     first = DeviceHealth(index=0, power_limit_w=700, sm_clock_limit_mhz=1980, ecc=True, persistence=False)
     second = first.replace(index=1, power_limit_w=650.5, sm_clock_set_mhz=1590, ecc=False, nvlinks=0)
@@ -183,7 +183,7 @@ def quiet(**changes: Any) -> Health:
     return make_health(**{"foreign_cpu": 0.02, "steal": 0.0, **changes})
 
 
-def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
+def test_node_of_a_silent_agent_keeps_its_place() -> None:
     agents = {1: LaunchFile(node=1, host="n2", health=quiet())}
     run = health.with_nodes(OF_TWO_NODES, agents, {0: "n1", 1: "n2"})
     assert [node.name for node in run.nodes] == ["n1", "n2"]
@@ -194,7 +194,7 @@ def test_a_node_whose_agent_wrote_nothing_keeps_its_place() -> None:
     assert health.with_nodes(make_run(), {}, {}).health is None
 
 
-def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
+def test_judges_and_names_the_worst_node() -> None:
     first = quiet(samples=10, steps=30, job_cpu=0.9, notes=("a note",))
     busy = {"seconds": 4.0, "foreign_cpu": 0.6, "steal": 0.2, "job_cpu": 0.3}
     agents = {
@@ -210,7 +210,7 @@ def test_the_worst_of_the_nodes_is_judged_and_named() -> None:
     ]
 
 
-def test_gpus_of_all_nodes_are_told_apart_the_slowest_clock_counts_and_unsampled_nodes_do_not() -> None:
+def test_worst_node_merges_gpus_and_slowest_clocks() -> None:
     clocks = {"n1": ((1, 1900.0), (2, 1800.0)), "n2": ((2, 1700.0), (3, 1600.0))}
     card = (DeviceHealth(index=0),)
     nodes = [Node(name=name, health=quiet(devices=card, sm_clocks_mhz=mhz)) for name, mhz in clocks.items()]

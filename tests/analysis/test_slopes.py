@@ -23,14 +23,14 @@ def test_a_line_is_its_own_slope() -> None:
     assert (memory.unit, memory.rank) == ("bytes", 0)
 
 
-def test_the_interval_holds_what_noise_leaves_open() -> None:
+def test_interval_covers_what_noise_allows() -> None:
     noisy = tuple(1 + 0.1 * (-1) ** step for step in range(25))
     low, high = slopes(step_s=noisy)["step time"].interval
     assert low < 0 < high
     assert high - low == pytest.approx(0.0160, rel=0.05)
 
 
-def test_memory_is_that_of_the_rank_that_grows_most() -> None:
+def test_memory_is_the_fastest_growing_ranks() -> None:
     levels = [{step: grows * step for step in range(1, 26)} for grows in (3, 8, 5)]
     memory = slopes(*levels, step_s=(1.0,) * 25)["resident memory"]
     assert memory.rank == 1

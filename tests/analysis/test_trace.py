@@ -11,7 +11,7 @@ def work(profile: Profile, name: str) -> Work:
     return found
 
 
-def test_the_parts_of_a_step_on_a_cpu_add_up_to_it() -> None:
+def test_parts_of_a_cpu_step_add_up_to_it() -> None:
     split = reduced(cpu_trace(), "cpu").split
     assert split == StepSplit(
         step_us=1000,
@@ -25,7 +25,7 @@ def test_the_parts_of_a_step_on_a_cpu_add_up_to_it() -> None:
     assert sum(split.parts().values()) == split.step_us
 
 
-def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> None:
+def test_operator_time_excludes_its_callees() -> None:
     profile = reduced(cpu_trace(), "cpu")
     assert (profile.steps, profile.kernels, profile.unsteady) == (3, (), ())
     assert work(profile, "aten::linear") == Work(name="aten::linear", calls=1, us=50)
@@ -37,7 +37,7 @@ def test_operators_have_their_own_time_and_calls_without_what_repeats_them() -> 
     assert reduced([*cpu_trace(), unended, {**unended, "ph": "b", "dur": 9}], "cpu") == profile
 
 
-def test_of_a_name_the_layer_the_graph_or_the_number_is_left_out() -> None:
+def test_omits_layer_graph_and_number_from_names() -> None:
     for of_one, of_all in (
         ("FSDP::all_gather (layers.{})", "FSDP::all_gather"),
         ("FSDP::backward_prefetch for layers.{}", "FSDP::backward_prefetch"),
@@ -49,7 +49,7 @@ def test_of_a_name_the_layer_the_graph_or_the_number_is_left_out() -> None:
         assert work(profile, of_all).calls == pytest.approx(4 / 3, abs=1e-3)
 
 
-def test_a_rank_that_waits_for_a_collective_computes_nothing_and_two_collectives_at_once_count_once() -> None:
+def test_waiting_is_not_computing() -> None:
     """As tensor parallelism does: the main thread waits while gloo's threads communicate."""
     waits = [event("_c10d_functional::wait_tensor", 1000 * number + 430, 250) for number in range(3)]
     split = reduced([*cpu_trace(), *waits], "cpu").split
@@ -64,7 +64,7 @@ def test_a_rank_that_waits_for_a_collective_computes_nothing_and_two_collectives
     assert (hidden["a"], "b" in hidden) == (0.1, False), "nothing below a tenth of a microsecond"
 
 
-def test_calls_that_are_not_the_same_in_each_step_are_unsteady_and_host_reads_are_waited_for() -> None:
+def test_inconstant_calls_are_unsteady() -> None:
     reads = [event("aten::_local_scalar_dense", 1000 * number + 950, 5) for number in range(3)]
     profile = reduced([*cpu_trace(), *reads, event("aten::once", 960, 5)], "cpu")
     assert profile.host_syncs == (Work(name="aten::_local_scalar_dense", calls=1, us=5),)
@@ -72,12 +72,12 @@ def test_calls_that_are_not_the_same_in_each_step_are_unsteady_and_host_reads_ar
     assert "aten::once" not in profile.calls()
 
 
-def test_without_a_step_after_them_the_last_one_ends_itself() -> None:
+def test_last_step_without_a_next_ends_itself() -> None:
     events = [*steps(3), *(each for number in range(3) for each in cpu_step(1000 * number))]
     assert reduced(events, "cpu").split.step_us == pytest.approx(2990 / 3, abs=0.1)
 
 
-def test_the_parts_of_a_step_on_a_gpu_are_those_of_its_own_time() -> None:
+def test_parts_of_a_gpu_step_are_its_own_time() -> None:
     split = reduced(gpu_trace(), "cuda").split
     assert split == StepSplit(
         step_us=1000,
@@ -91,7 +91,7 @@ def test_the_parts_of_a_step_on_a_gpu_are_those_of_its_own_time() -> None:
     assert sum(split.parts().values()) == split.step_us
 
 
-def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
+def test_kernel_belongs_to_its_launching_step() -> None:
     """The last step's kernels begin when the host is past it; those of the step after are not counted."""
     profile = reduced(gpu_trace(), "cuda")
     assert [(each.name, each.calls, each.us) for each in profile.kernels] == [
@@ -112,7 +112,7 @@ def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
         ("cudaLaunchKernel", "cuda_runtime", 10, MAIN + 10),  # in another thread, while an operator runs
     ],
 )
-def test_kernels_of_a_graph_and_of_no_operator_are_told(launch: str, cat: str, at: int, thread: int) -> None:
+def test_reports_kernels_without_an_operator(launch: str, cat: str, at: int, thread: int) -> None:
     """Two at once take their time once."""
     hidden = []
     for number in range(4):
@@ -129,7 +129,7 @@ def test_kernels_of_a_graph_and_of_no_operator_are_told(launch: str, cat: str, a
     assert split.unseen == pytest.approx(split.unseen_us / split.busy_us)
 
 
-def test_neither_what_was_launched_before_the_trace_nor_a_batch_copied_early_changes_the_steps() -> None:
+def test_early_work_changes_no_step() -> None:
     """The batch on a stream of its own, before the device is done with the steps."""
     late = event("void k<int>(int)", 510, 200, "kernel", 7, correlation=4711)
     profile = reduced([*gpu_trace(), late], "cuda")
@@ -148,7 +148,7 @@ def test_neither_what_was_launched_before_the_trace_nor_a_batch_copied_early_cha
     assert reduced([*gpu_trace(), *early], "cuda").split.step_us == 1000
 
 
-def test_synchronisations_on_a_gpu_are_reads_waits_and_copies_to_the_host() -> None:
+def test_gpu_syncs_are_reads_waits_and_copies() -> None:
     """Not a value on the host, as AdamW reads its `step`, nor a copy to pinned memory, as of activations."""
     free = []
     for number in range(3):
@@ -183,7 +183,7 @@ def test_a_kernel_of_nccl_is_communication() -> None:
         assert kind in reduced([*gpu_trace(), alone], "cuda").split.exposed_us
 
 
-def test_a_kernel_s_name_is_told_without_its_parameters_and_long_ones_are_cut_and_stay_apart() -> None:
+def test_shortened_kernel_names_stay_distinct() -> None:
     told = {
         "void k<float>(int)": "k<float>",
         "void k<f(at::Iter&)::{lambda()#3}>(int, g(x))": "k<f(at::Iter&)::{lambda()#3}>",
@@ -197,7 +197,7 @@ def test_a_kernel_s_name_is_told_without_its_parameters_and_long_ones_are_cut_an
     assert sorted(map(len, found))[-2:] == [LONGEST_NAME] * 2
 
 
-def test_a_trace_without_steps_or_kernels_is_refused() -> None:
+def test_refuses_traces_without_steps_or_kernels() -> None:
     with pytest.raises(ReportError, match="no step"):
         reduced(cpu_step(0), "cpu")
     with pytest.raises(ReportError, match="no kernel of a GPU"):

@@ -108,7 +108,7 @@ def test_bad_input_is_named_with_what_is_allowed(changes: dict[str, Any], said: 
         make_case().replace(**changes)
 
 
-def test_what_is_wrong_or_missing_is_named_where_it_is_made() -> None:
+def test_case_errors_name_what_is_wrong() -> None:
     with pytest.raises(CaseError, match=r"^Topology: processes_per_node: .*got 0$"):
         Topology(processes_per_node=0)
     values = dict(make_case())
@@ -224,7 +224,7 @@ def test_a_case_with_adapters_can_be_a_key() -> None:
     assert {case: 1}[case.replace(seed=case.seed)] == 1
 
 
-def test_a_long_id_is_cut_and_still_tells_cases_apart() -> None:
+def test_long_ids_are_cut_and_stay_distinct() -> None:
     """Such a combination of usual fields is longer than the name of a file may be."""
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     case = make_case(
@@ -267,7 +267,7 @@ def test_json_round_trip(changes: dict[str, Any]) -> None:
     assert CaseFile.model_validate_json(asked.model_dump_json()) == asked
 
 
-def test_model_framework_and_hardware_may_be_given_by_name() -> None:
+def test_accepts_names_for_model_and_hardware() -> None:
     case = make_case(model="llama-tiny", framework="ddp", hardware="cpu")
     assert (case.model, case.framework, case.hardware) == (MODELS["llama-tiny"], DDP(), ("cpu",))
     assert (case.total_steps, case.topology.world_size) == (25, 2)
@@ -303,7 +303,7 @@ def test_a_case_can_be_copied_and_put_in_a_set() -> None:
     assert {case, copy.deepcopy(case), case.replace(micro_batch=99)} == {case, case.replace(micro_batch=99)}
 
 
-def test_what_is_as_usual_is_not_written_for_a_launch() -> None:
+def test_omits_defaults_from_launch_files() -> None:
     """An older perfsuite, as an arm may have, refuses a field that it does not know."""
     usual = CaseFile(case=make_case(), device="cpu")
     assert set(json.loads(usual.as_json())) == {"schema_version", "case", "device"}

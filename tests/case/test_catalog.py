@@ -31,7 +31,7 @@ def test_parameters_are_as_published(name: str, parameters: int) -> None:
     ("name", "hidden", "millions"),
     [("gpt2-xxl", 1600, 2951), ("gpt2-xxxl", 1920, 4426), ("gpt2-4xl", 1920, 8409)],
 )
-def test_large_gpt2_have_the_blocks_that_mingpt_counts(name: str, hidden: int, millions: int) -> None:
+def test_large_gpt2_has_the_blocks_of_mingpt(name: str, hidden: int, millions: int) -> None:
     """minGPT counts the blocks and the final norm, without embeddings."""
     embeddings = (50257 + 1024) * hidden
     assert count(MODELS[name], 128).parameters - embeddings == pytest.approx(millions * 1e6, rel=2e-4)
@@ -41,13 +41,13 @@ def test_mamba_is_of_the_size_that_lighton_gives() -> None:
     assert count(MODELS["mamba-1.6b"], 128).parameters == pytest.approx(1.6e9, rel=0.01)
 
 
-def test_every_model_is_checked_against_something_published() -> None:
+def test_every_model_matches_a_published_source() -> None:
     tiny = {"gpt2-tiny", "llama-tiny", "mamba-tiny"}
     assert set(MODELS) - set(PUBLISHED) - tiny == {"gpt2-xxl", "gpt2-xxxl", "gpt2-4xl", "mamba-1.6b"}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_names_its_positions_and_blocks(name: str) -> None:
+def test_every_model_names_positions_and_blocks(name: str) -> None:
     model = MODELS[name]
     assert model.name == name
     (key,) = model.config.keys() & {"n_layer", "num_hidden_layers"}

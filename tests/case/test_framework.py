@@ -50,7 +50,7 @@ def read_case(directory: Path, **framework: Any) -> Case:
 # Built-in frameworks
 
 
-def test_every_framework_of_perfsuite_is_one_file_or_folder() -> None:
+def test_each_framework_is_a_file_or_folder() -> None:
     modules = {module.name for module in pkgutil.iter_modules(frameworks.__path__)}
     assert {*extensions.own(FRAMEWORKS)} == modules - {"base", "common"}
     for name in extensions.own(FRAMEWORKS):
@@ -62,7 +62,7 @@ def test_every_framework_of_perfsuite_is_one_file_or_folder() -> None:
 # Frameworks of other packages
 
 
-def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages) -> None:
+def test_finds_frameworks_of_other_packages(packages: Packages) -> None:
     install(packages)
     case = make_case(framework={"name": "mine", "stage": 2})
     assert case.id.startswith("mine-stage2-gpt2-tiny-")
@@ -80,7 +80,7 @@ def test_a_framework_of_another_package_is_found_by_its_name(packages: Packages)
     assert Case.model_validate_json(case.model_dump_json()) == case
 
 
-def test_a_typing_error_is_compared_with_names_of_other_packages_too(packages: Packages) -> None:
+def test_suggests_names_of_other_packages(packages: Packages) -> None:
     install(packages, name="megatron")
     with pytest.raises(
         CaseError, match=r"unknown framework 'megatorn'\. Did you mean 'megatron'\? Known: acc"
@@ -133,7 +133,7 @@ def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
 # A framework that is not installed
 
 
-def test_a_case_of_a_missing_framework_is_read_as_data(packages: Packages, tmp_path: Path) -> None:
+def test_reads_cases_of_a_missing_framework(packages: Packages, tmp_path: Path) -> None:
     install(packages)
     file = tmp_path / "case.json"
     documents.write(file, CaseFile(case=make_case(framework={"name": "mine", "stage": 2}), device="cpu"))
@@ -149,7 +149,7 @@ def test_a_case_of_a_missing_framework_is_read_as_data(packages: Packages, tmp_p
     assert file.read_text() == before
 
 
-def test_a_case_of_a_missing_framework_cannot_run_and_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_framework_says_what_to_install(tmp_path: Path) -> None:
     case = read_case(tmp_path, name="gone", package="perf-gone", stage=2)
     said = r"^(Case: framework: )?the framework 'gone' comes from the package perf-gone, .*: pip install perf"
     for use in (
@@ -182,9 +182,7 @@ def test_runs_of_a_missing_framework_are_read(tmp_path: Path) -> None:
     assert run.case.id.startswith("gone-7-gpt2-tiny-")
 
 
-def test_results_baselines_and_history_of_a_missing_framework_are_read(
-    packages: Packages, tmp_path: Path
-) -> None:
+def test_missing_framework_keeps_results(packages: Packages, tmp_path: Path) -> None:
     install(packages)
     run = make_run(
         case=make_case(framework={"name": "mine", "stage": 2}),
@@ -204,14 +202,14 @@ def test_results_baselines_and_history_of_a_missing_framework_are_read(
     assert case.name.startswith(f"{case_id}.")
 
 
-def test_two_missing_frameworks_are_equal_if_their_names_and_options_are(tmp_path: Path) -> None:
+def test_missing_frameworks_equal_by_options(tmp_path: Path) -> None:
     one = {"name": "gone", "stage": 1}
     framework = read_case(tmp_path, **one).framework
     for other in (one, {"name": "gone", "stage": 2}, {"name": "lost", "stage": 1}):
         assert (read_case(tmp_path, **other).framework == framework) == (other is one)
 
 
-def test_unknown_options_of_an_installed_framework_are_an_error_in_a_file_too(tmp_path: Path) -> None:
+def test_file_with_unknown_options_fails(tmp_path: Path) -> None:
     with pytest.raises(
         FileError, match=r"case\.json: .*no_such: unknown field.*Options of ddp: bucket_cap_mb"
     ):

@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(("name", "product"), PRODUCTS.items(), ids=list(PRODUCTS))
-def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, product: Accelerator) -> None:
+def test_every_product_has_a_source_and_numbers(name: str, product: Accelerator) -> None:
     assert product.family in ARCHITECTURES
     assert len(product.source) > 10
     assert product.form_factor in ("sxm", "pcie", "nvl", "superchip")
@@ -40,11 +40,11 @@ def test_every_product_has_a_marker_a_source_and_plausible_numbers(name: str, pr
         (make_gpu_machine("NVIDIA Z9000"), "z9000-80gb"),
     ],
 )
-def test_cards_of_one_architecture_run_the_same_kernels(machine: Machine, architecture: str) -> None:
+def test_one_architecture_runs_the_same_kernels(machine: Machine, architecture: str) -> None:
     assert machine.architecture == architecture
 
 
-def test_several_nodes_are_a_class_of_their_own_and_one_is_just_a_machine() -> None:
+def test_several_nodes_form_a_class_of_their_own() -> None:
     nodes = make_gpu_machine().replace(
         nodes=4, interconnect="8xib400", allocation=Allocation(job_id="7", nodes=())
     )
@@ -81,7 +81,7 @@ H200 = "h200 is known as h200-141gb-nvl, h200-141gb-sxm"
         ("quantum", ANY),
     ],
 )
-def test_hardware_that_no_machine_has_is_told_with_what_there_is(name: str, error: str | None) -> None:
+def test_unknown_hardware_lists_what_exists(name: str, error: str | None) -> None:
     assert hardware_error(name) == error
 
 
@@ -95,7 +95,7 @@ def test_hardware_that_no_machine_has_is_told_with_what_there_is(name: str, erro
         ("NVIDIA GH200 480GB", "gh200-96gb-superchip", 989.5e12, 67e12, None),
     ],
 )
-def test_a_known_gpu_has_a_class_a_peak_and_a_link(
+def test_known_gpu_has_a_class_peak_and_link(
     name: str, hardware_class: str, peak_16bit: float, peak_fp32: float, link: float | None
 ) -> None:
     machine = gpu_machine([name], count=8, memory_bytes=80 * GIB, driver="580.1")
@@ -136,9 +136,7 @@ def test_the_peak_of_float8_where_a_gpu_has_it(name: str, datasheet: float | Non
         (["NVIDIA A100-SXM4-80GB", "NVIDIA H200"], "a100-sxm4-80gb-h200-24gb"),
     ],
 )
-def test_an_unknown_gpu_has_a_class_but_no_peak_and_a_note_saying_what_to_do(
-    names: list[str], hardware_class: str
-) -> None:
+def test_unknown_gpu_has_a_class_and_a_note(names: list[str], hardware_class: str) -> None:
     machine = gpu_machine(names, count=2, memory_bytes=24 * GIB - 10**6, driver=None)
     assert machine.hardware_class == hardware_class
     assert (machine.product, machine.peak_flops("bf16"), machine.link_bytes_per_s) == (None, None, None)
@@ -177,7 +175,7 @@ def test_hardware_matches_by_whole_words(meant_for: str, name: str | None, here:
     assert reason == (None if here else expected)
 
 
-def test_a_known_chip_whose_peak_no_datasheet_tells_has_a_class_and_no_mfu() -> None:
+def test_chip_without_datasheet_peak_has_no_mfu() -> None:
     machine = make_gpu_machine("NVIDIA A100-SXM-64GB")
     assert machine.hardware_class == "a100-64gb-sxm"
     assert (machine.peak_flops("bf16"), machine.peak_flops("fp32")) == (None, None)
@@ -187,6 +185,6 @@ def test_a_known_chip_whose_peak_no_datasheet_tells_has_a_class_and_no_mfu() -> 
     )
 
 
-def test_a_cpu_has_neither_peak_nor_link_whatever_its_name() -> None:
+def test_a_cpu_has_neither_peak_nor_link() -> None:
     machine = make_machine(device_name="NVIDIA H200")
     assert (machine.product, machine.peak_flops("bf16"), machine.link_bytes_per_s) == (None, None, None)

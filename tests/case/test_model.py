@@ -34,7 +34,7 @@ LLAMA_31 = """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "
 """The `config.json` of Llama-3.1-8B, smaller: as transformers wrote it before version 5."""
 
 
-def test_building_leaves_the_configuration_as_it_was() -> None:
+def test_building_keeps_the_configuration() -> None:
     """transformers fills in what a nested rope_parameters leaves out."""
     shape: Any = {"layers": 1, "heads": 2, "kv_heads": 2, "hidden": 16, "mlp": 16, "vocab": 32}
     model = llama("rope", **shape, rope_parameters={"rope_theta": 500000.0})
@@ -122,7 +122,7 @@ def test_positions_are_those_of_the_configuration() -> None:
     assert (Model.named("x").config, Model.named("x").max_sequence_length) == ({}, None)
 
 
-def test_a_config_json_from_before_transformers_5_builds() -> None:
+def test_builds_configs_older_than_transformers_5() -> None:
     rope = transformers_config(Model.from_config(json.loads(LLAMA_31), name="mine")).rope_parameters
     assert (rope["rope_theta"], rope["rope_type"], rope["factor"]) == (500000.0, "llama3", 8.0)
 
@@ -135,13 +135,11 @@ def test_a_config_json_from_before_transformers_5_builds() -> None:
         ({"model_type": "lama"}, "transformers has no model_type 'lama'"),
     ],
 )
-def test_a_configuration_that_transformers_would_take_for_another_is_refused(
-    config: dict[str, object], said: str
-) -> None:
+def test_refuses_an_ambiguous_configuration(config: dict[str, object], said: str) -> None:
     with pytest.raises(MismatchError, match=said):
         transformers_config(Model.from_config(config, name="mine"))
 
 
-def test_a_model_without_a_name_is_told_where_it_goes() -> None:
+def test_nameless_model_says_where_the_name_goes() -> None:
     with pytest.raises(CaseError, match=r"Model.from_config needs a name .*: name='my-model'"):
         Model.from_config("small/config.json")

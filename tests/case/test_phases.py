@@ -28,7 +28,7 @@ def test_a_phase_of_a_case_is_module_and_name(function: str) -> None:
         Script(path="train.py", phases={"rollout": function})
 
 
-def test_a_case_refuses_a_phase_that_cannot_be_named_so() -> None:
+def test_case_refuses_a_taken_phase_name() -> None:
     with pytest.raises(CaseError, match=r"^Script: phases: 'step 1' is taken"):
         Script(path="train.py", phases={"step 1": "train:generate"})
 
@@ -40,6 +40,6 @@ def test_a_case_that_names_phases_keeps_its_id() -> None:
 
 
 @pytest.mark.parametrize("name", ["cold evaluation", "start-up", "start-up build"])
-def test_a_phase_cannot_be_called_as_a_part_of_the_start_up(name: str) -> None:
+def test_phase_refuses_the_name_of_a_start_up_part(name: str) -> None:
     with pytest.raises(CaseError, match="is taken in reports"):
         phase_name(name)

@@ -26,7 +26,7 @@ def test_an_error_is_one_line_and_status_2(framework: str) -> None:
     assert line.startswith("perfsuite selftest: Case: framework: ")
 
 
-def test_commands_look_where_pytests_ini_file_says() -> None:
+def test_commands_follow_pytests_ini_file() -> None:
     Path("pytest.ini").write_text("[pytest]\nperf_store = mine\nperf_baselines = perf/baselines\n")
     kept = BaselineStore(Path("perf/baselines"), Path("mine/baselines"))
     kept.write_reviewed(make_baseline(*[make_run()] * 3))
@@ -61,7 +61,7 @@ def test_help_shows_every_word_of_every_text(words: tuple[str, ...], monkeypatch
         assert re.sub(r"\s+", "", (command.help or "").replace("\\[", "[")) in shown
 
 
-def test_a_value_that_no_type_takes_is_told_in_plain_words() -> None:
+def test_explains_a_bad_value_in_plain_words() -> None:
     for words in (("export", "--format", "csv"), ("dry-run", "a", "--device", "tpu")):
         said = flat(run(*words, status=2).stderr)
         assert f": '{words[-1]}' is not one of '" in said
@@ -72,7 +72,7 @@ def test_help_names_the_exit_statuses() -> None:
     assert "Exit status: 0, or 1 for a finding" in flat(run("--help").stdout)
 
 
-def test_a_command_whose_package_is_missing_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for words, needs in (
         (["trend"], "to look for trends: it needs the package numpy"),
@@ -84,7 +84,7 @@ def test_a_command_whose_package_is_missing_names_its_extra(monkeypatch: pytest.
         assert result.stderr == f"perfsuite history: {needs}, {install}\n"
 
 
-def test_the_version_is_printed_without_any_command() -> None:
+def test_prints_the_version_without_command() -> None:
     modules = python(
         "import sys\n"
         "from perfsuite.cli.app import app\n"
@@ -96,7 +96,7 @@ def test_the_version_is_printed_without_any_command() -> None:
     assert len(loaded.split()) <= 17, "a tenth of what it was when all commands were imported"
 
 
-def test_a_command_of_another_package_is_one_of_perfsuite(packages: Packages) -> None:
+def test_runs_a_command_of_another_package(packages: Packages) -> None:
     code = """
         import typer
         cost = typer.Typer(help="What do cases cost?")
@@ -113,7 +113,7 @@ def test_a_command_of_another_package_is_one_of_perfsuite(packages: Packages) ->
     assert shown.index("Commands of other packages") < shown.index("What do cases cost?")
 
 
-def test_a_broken_command_is_named_and_stops_no_other(packages: Packages) -> None:
+def test_broken_command_stops_no_other(packages: Packages) -> None:
     packages.install("perf-broken", "1 / 0", commands="cost = perf_broken:cost")
     why = "cost = 'perf_broken:cost' of perf-broken 1.5 (perfsuite.commands) cannot be imported"
     assert f"Cannot be used: {why}" in flat(run("--help").stdout)
@@ -152,7 +152,7 @@ def test_missing_metadata_are_one_line_and_status_2(monkeypatch: pytest.MonkeyPa
     assert line.startswith("perfsuite: the metadata of perfsuite is not there, or older than its code")
 
 
-def test_a_deleted_directory_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_deleted_directory_is_one_line_status_2(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     done = subprocess.run(
         [

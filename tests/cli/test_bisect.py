@@ -81,7 +81,7 @@ by_counts = partial(commands.run, "bisect", CASE.id, "--wait-quiet=0")
 command = partial(by_counts, "--tolerance=3%")
 
 
-def test_the_first_bad_commit_is_named_with_its_change_and_known_afterwards(launches: Launches) -> None:
+def test_names_and_remembers_the_first_bad_commit(launches: Launches) -> None:
     every = launches.commits
     launches.is_disturbed = True
     assert "the machine was unhealthy" in command("--good", every[GOOD], status=3).stderr
@@ -127,7 +127,7 @@ def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
     assert "counts are compared exactly: leave it out" in told
 
 
-def test_commits_that_do_not_run_are_skipped_and_stay_suspects(launches: Launches) -> None:
+def test_commits_that_fail_stay_suspects(launches: Launches) -> None:
     broken = step_takes("broken")[:12]
     slow = step_takes("20")[:12]
     told = command("--good", launches.commits[BAD], status=3).stdout

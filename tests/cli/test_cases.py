@@ -22,7 +22,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)
 
 
-def test_a_plan_tells_what_each_case_costs_and_what_a_budget_reaches(tmp_path: Path) -> None:
+def test_plan_shows_costs_and_what_a_budget_reaches(tmp_path: Path) -> None:
     told = run("plan", "--hardware", "h100", "--budget", "1h").stdout
     head, first, second, third, total = [line.split() for line in told.splitlines() if line.strip()]
     assert head[:3] == ["case", "last", "measured"]
@@ -50,9 +50,7 @@ def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
     assert "0.0" not in told
 
 
-def test_a_case_of_unknown_cost_hides_when_later_ones_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_cost_hides_later_start_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has other GPUs than those that were measured: no case tells what it takes."""
     verdict = Verdict(outcome="passed", launches=1)
     passed = [make_result(make_run(case=case, duration_s=1800), verdict=verdict) for case in CASES[:2]]
@@ -76,7 +74,7 @@ def test_what_cannot_be_planned_is_refused() -> None:
     assert "--cases nosuch: no such directory" in nosuch
 
 
-def test_a_tolerance_is_read_in_percent_or_as_a_fraction() -> None:
+def test_reads_a_tolerance_as_percent_or_fraction() -> None:
     assert [tolerance(text) for text in ("1%", "0.01", " 50 % ", "0.5")] == [0.01, 0.01, 0.5, 0.5]
     allowed = "expected above 0% and up to 50%, in percent or as a fraction: 1% or 0.01"
     for text in ("0", "0%", "-1%", "51%", "1", "nan", "inf", "1 percent", "", "%"):

@@ -100,7 +100,7 @@ def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Ou
     assert [type(way) for way in verdicts.ways] == [AgainstArm, ByDryRuns]
 
 
-def test_a_worse_commit_names_the_command_that_searches_for_the_first(verdicts: Verdicts) -> None:
+def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts) -> None:
     verdicts.outcome = "regressed"
     found = "Which commit did it: perfsuite bisect"
     said = command("main~1", "--dry", CASE.id, status=1).stderr
@@ -124,9 +124,7 @@ def test_what_the_session_is_asked_for(verdicts: Verdicts, monkeypatch: pytest.M
     assert (b.directory, b.given) == (None, {"Y": "2"})
 
 
-def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
-    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skips_an_unrunnable_case_with_a_reason(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{GPU_CASE.id}: " in command(".", "-k", "any").stderr
     assert len(verdicts.ways) == 3
     assert [skip["case_id"] for skip in session()["skipped"]] == [GPU_CASE.id]
@@ -137,7 +135,7 @@ def test_a_case_that_cannot_run_here_is_skipped_with_its_reason(
 GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]", kind="deleted")
 
 
-def test_a_case_that_vanished_is_listed_and_is_no_pass(verdicts: Verdicts, changes: list[CaseChange]) -> None:
+def test_vanished_case_is_listed_and_fails(verdicts: Verdicts, changes: list[CaseChange]) -> None:
     changes.append(GONE)
     told = command("main~1", "-k", "any", "--report", "out", status=3).stdout
     listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
@@ -151,18 +149,14 @@ def test_a_case_that_vanished_is_listed_and_is_no_pass(verdicts: Verdicts, chang
     command("main~1", "-k", "any", status=1)
 
 
-def test_a_change_of_a_case_that_was_compared_is_only_listed(
-    verdicts: Verdicts, changes: list[CaseChange]
-) -> None:
+def test_change_of_a_compared_case_is_only_listed(verdicts: Verdicts, changes: list[CaseChange]) -> None:
     changes.append(GONE.replace(case_id=CASE.id, kind="changed", told="timeout_s 900.0 -> 60.0"))
     assert "Cases that the arms have otherwise:" in command("main~1", "-k", "any").stdout
     changes.append(GONE.replace(asked=False))
     assert "gone: deleted in arm B" in command("main~1", CASE.id).stdout, "no other case was asked for"
 
 
-def test_cases_of_an_arm_that_are_not_known_are_no_pass(
-    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "arm A's cases could not be collected: no pytest: what vanished is unknown"
     monkeypatch.setattr(cases, "case_changes", lambda *arguments: ((), why))
     assert why in command("main~1", CASE.id, "--report", "out", status=3).stdout
@@ -193,15 +187,13 @@ def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:
     assert len(verdicts.ways) == 3
 
 
-def test_what_was_compared_is_shown_though_the_allocation_is_over(verdicts: Verdicts) -> None:
+def test_shows_results_when_the_allocation_ends(verdicts: Verdicts) -> None:
     verdicts.errors = {OTHER.id: AllocationOverError("the Slurm job 7 is over")}
     assert CASE.id in command(".", CASE.id, OTHER.id, status=2).stdout
     assert session()["status"] == "interrupted"
 
 
-def test_sigterm_leaves_what_was_found_with_its_own_exit_status(
-    verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_keeps_results_with_its_status(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = verdicts.judge
 
     def ended(way: Way, trial: Trial) -> Verdict:
@@ -227,7 +219,7 @@ def test_sigterm_leaves_what_was_found_with_its_own_exit_status(
         (False, True, True, True),
     ],
 )
-def test_a_large_download_is_asked_for_on_a_terminal_alone(
+def test_asks_about_downloads_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, yes: bool, is_large: bool, has_terminal: bool, may: bool
 ) -> None:
     asked: list[str] = []
@@ -259,7 +251,7 @@ def test_what_json_prints_is_a_file_of_results(verdicts: Verdicts) -> None:
     assert kept.results == documents.read(Path("out/results.json"), SessionFile).results
 
 
-def test_changes_of_what_judges_stand_above_the_verdicts(verdicts: Verdicts) -> None:
+def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
     Path("pytest.ini").write_text("[pytest]\nperf_shadow = true\n")
     said = command("main~1", "--report", "out", "--dry", CASE.id).stdout
     line = "pytest.ini: shadow mode on: no case fails a test"
@@ -298,7 +290,7 @@ def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, 
 
 
 @pytest.mark.launch
-def test_simulated_training_in_a_worktree_is_compared() -> None:
+def test_compares_simulated_training_in_a_worktree() -> None:
     words = ("main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
     told = commands.flat(command(*words, status=1).stdout)
     assert "28.5% fewer" in told
@@ -306,7 +298,7 @@ def test_simulated_training_in_a_worktree_is_compared() -> None:
 
 
 @pytest.mark.launch
-def test_a_script_that_one_arm_lacks_is_told_with_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_missing_in_an_arm_names_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The case is of this environment; the commit that is compared with has no such file."""
     Path("train.py").write_text("raise SystemExit(3)\n")
     script = Script(path="train.py", loss="finite")

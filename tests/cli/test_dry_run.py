@@ -37,7 +37,7 @@ def dry_runs(monkeypatch: pytest.MonkeyPatch) -> DryRuns:
 command = partial(commands.run, "dry-run")
 
 
-def test_the_first_dry_run_records_and_the_next_compares_and_a_cpu_has_its_own(dry_runs: DryRuns) -> None:
+def test_first_dry_run_records_second_compares(dry_runs: DryRuns) -> None:
     told = commands.flat(command(CASE.id).stdout)
     assert f"{CASE.id}: recorded by a dry run as if on NVIDIA H100 80GB HBM3" in told
     assert Path(f".perfsuite/baselines/counts/dry-sm90/{CASE.id}.json").exists()
@@ -61,7 +61,7 @@ def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
     assert not Path(".perfsuite/baselines").exists()
 
 
-def test_a_dry_run_that_fails_is_status_1_with_the_traceback_and_never_a_known_issue_of_launches(
+def test_failed_dry_run_is_status_1_with_traceback(
     dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASE.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
@@ -74,7 +74,7 @@ def test_a_dry_run_that_fails_is_status_1_with_the_traceback_and_never_a_known_i
     assert "known issue" not in told
 
 
-def test_a_case_that_is_refused_costs_the_others_nothing(dry_runs: DryRuns) -> None:
+def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     dry_runs.refused = COMPILED
     result = command(COMPILED.id, CASE.id, status=2)
     assert "not by a dry run: torch.compile" in result.stderr

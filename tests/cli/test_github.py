@@ -51,7 +51,7 @@ def check_of(gh: Gh) -> dict[str, Any]:
     return check
 
 
-def test_a_pull_request_is_answered_by_a_comment_and_a_check(told: Gh) -> None:
+def test_answers_a_pull_request_with_a_check(told: Gh) -> None:
     said = answer(GOOD, SLOW, name="h100", commit=HEAD)
     assert said.endswith(f"pull request 12: new comment, check h100 of {HEAD[:12]}: failure")
     assert "pr comment 12 --body-file -\n## perfsuite: 1 regressed, 1 passed" in told.calls
@@ -60,7 +60,7 @@ def test_a_pull_request_is_answered_by_a_comment_and_a_check(told: Gh) -> None:
     assert check["output"]["title"] == "1 regressed, 1 passed"
 
 
-def test_our_own_comment_of_that_name_is_brought_up_to_date_and_no_other(told: Gh) -> None:
+def test_updates_only_our_own_comment(told: Gh) -> None:
     at = "https://github.com/o/r/pull/12#issuecomment-"
     others = {"viewerDidAuthor": False, "body": "<!-- perfsuite: comment dry -->", "url": f"{at}1"}
     another = {"viewerDidAuthor": True, "body": "<!-- perfsuite: comment h100 -->", "url": f"{at}2"}
@@ -84,14 +84,12 @@ def test_our_own_comment_of_that_name_is_brought_up_to_date_and_no_other(told: G
         ([GOOD, SLOW.replace(shadow=True)], "success"),
     ],
 )
-def test_a_check_is_red_for_what_fails_and_green_if_all_was_judged(
-    results: list[Measurement], meaning: str
-) -> None:
+def test_check_is_green_if_all_was_judged(results: list[Measurement], meaning: str) -> None:
     assert conclusion([make_session_file(*results)]) == meaning
 
 
 @pytest.mark.parametrize("status", ["interrupted", "running"])
-def test_a_session_that_did_not_end_is_never_green(told: Gh, status: str) -> None:
+def test_unfinished_session_is_never_green(told: Gh, status: str) -> None:
     assert answer(GOOD).endswith("success")
     cut_short = make_session_file(GOOD, status=status)
     assert conclusion([cut_short]) == conclusion([make_session_file(GOOD), cut_short]) == "neutral"
@@ -104,7 +102,7 @@ def test_a_session_that_did_not_end_is_never_green(told: Gh, status: str) -> Non
     assert f"## perfsuite: {word}, 1 passed" in told.calls
 
 
-def test_a_branch_that_changes_what_judges_it_says_so_first(told: Gh) -> None:
+def test_changed_judge_files_are_reported_first(told: Gh) -> None:
     changes = JudgeChanges(
         base=OLDER, sentences=("waiver of * on tokens/s added", "conftest.py added: 1 line")
     )
@@ -115,12 +113,12 @@ def test_a_branch_that_changes_what_judges_it_says_so_first(told: Gh) -> None:
     assert check_of(told)["output"]["title"] == "1 passed; the judging files changed"
 
 
-def test_no_session_and_a_session_without_results_are_not_green() -> None:
+def test_missing_results_are_not_green() -> None:
     assert conclusion([]) == "neutral"
     assert conclusion([make_session_file(GOOD), make_session_file()]) == "neutral"
 
 
-def test_a_comparison_that_lost_a_case_is_not_green() -> None:
+def test_comparison_that_lost_a_case_is_not_green() -> None:
     lost = CaseChange(case_id="gone", nodeid="test_it.py::test_it[gone]", kind="deleted")
     unasked = lost.replace(asked=False)
     assert conclusion([make_session_file(GOOD, case_changes=(lost,))]) == "neutral"
@@ -131,11 +129,11 @@ def test_a_comparison_that_lost_a_case_is_not_green() -> None:
     assert conclusion([make_session_file(GOOD, case_changes=(unasked,))]) == "success"
 
 
-def test_a_night_with_a_baseline_without_case_is_not_green() -> None:
+def test_baseline_without_case_is_not_green() -> None:
     assert conclusion([make_session_file(GOOD, unclaimed=("llama-8b: deselected",))]) == "neutral"
 
 
-def test_the_check_is_of_the_commit_that_was_measured(told: Gh) -> None:
+def test_checks_the_measured_commit(told: Gh) -> None:
     assert "check dry of decaf000deca: success" in answer(GOOD, commit=OLDER)
     assert check_of(told)["head_sha"] == OLDER
     moved = "Measured: decaf000deca. The pull request has moved on to c0ffee00c0ff, which was not measured."
@@ -144,13 +142,13 @@ def test_the_check_is_of_the_commit_that_was_measured(told: Gh) -> None:
     assert check_of(told)["head_sha"] == "f" * 40
 
 
-def test_of_a_merge_into_the_base_its_second_parent_was_measured(told: Gh) -> None:
+def test_merge_into_base_measured_its_second_parent(told: Gh) -> None:
     told.knows_commit("b" * 40, OLDER)
     answer(GOOD, commit=MERGE)
     assert check_of(told)["head_sha"] == OLDER
 
 
-def test_a_merge_that_is_in_the_pull_request_was_itself_measured(told: Gh) -> None:
+def test_merge_inside_the_pull_request_is_itself(told: Gh) -> None:
     told.knows_commit(OLDER, HEAD)
     answer(GOOD, commit=COMMIT)
     assert check_of(told)["head_sha"] == COMMIT
@@ -165,7 +163,7 @@ def test_a_commit_of_another_branch_gets_no_check(told: Gh, parents: Sequence[st
     assert "check-runs" not in told.calls
 
 
-def test_a_measured_commit_that_is_not_known_is_asked_for(told: Gh) -> None:
+def test_asks_for_an_unknown_measured_commit(told: Gh) -> None:
     assert "the results are of commit None, and a check needs the one commit" in answer(
         GOOD, commit=None, status=2
     )
@@ -180,7 +178,7 @@ def test_a_measured_commit_that_is_not_known_is_asked_for(told: Gh) -> None:
 MARK = "<!-- perfsuite: comment x -->"
 
 
-def test_text_of_others_is_shown_and_mentions_nobody() -> None:
+def test_quoted_text_mentions_nobody() -> None:
     evil = "@octocat <script> </details> #1 <!-- ``` [a](http://b)"
     text = commented([make_session_file(crashed(evil))], URL, MARK)
     assert "@\u200boctocat" in text
@@ -190,7 +188,7 @@ def test_text_of_others_is_shown_and_mentions_nobody() -> None:
     assert text.count("<details>") == text.count("</details>")
 
 
-def test_a_comment_is_cut_at_what_github_takes_with_its_folds_closed() -> None:
+def test_cut_comment_closes_its_folds() -> None:
     skips = (
         Skipped(nodeid="n", case_id=f"{number}-{'x' * 500}", framework="f", reason="r")
         for number in range(300)
@@ -229,7 +227,7 @@ def committed() -> str:
     return git(Path(), "show", "--name-only", "--format=", "HEAD")
 
 
-def test_new_baselines_become_a_pull_request_with_the_figures_and_nothing_else(clone: Path, gh: Gh) -> None:
+def test_new_baselines_become_a_pull_request(clone: Path, gh: Gh) -> None:
     documents.write_text(NEW, "{}")
     documents.write_text(Path("out/before-after.txt"), "case\n```\n@octocat 1 -> 2")
     Path("mine").write_text("")
@@ -263,7 +261,7 @@ def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: 
     assert "the token" not in gh.calls
 
 
-def test_nothing_is_begun_without_anything_new_gh_or_what_and_why(clone: Path, gh: Gh) -> None:
+def test_pull_request_needs_changes_gh_and_a_reason(clone: Path, gh: Gh) -> None:
     assert "nothing in baselines differs from the commit" in propose(status=2)
     assert "there is no directory out/baselines" in propose("--measured", "out", status=2)
     absolute = ("--measured", "out", "--baselines", str(clone))
@@ -285,7 +283,7 @@ def test_a_block_of_code_ends_where_it_should() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["headRefOid", "comments", "commits"])
-def test_an_answer_of_gh_that_lacks_a_field_is_told(told: Gh, lacks: str) -> None:
+def test_reports_a_gh_answer_without_a_field(told: Gh, lacks: str) -> None:
     whole = {"headRefOid": HEAD, "comments": [], "commits": [{"oid": HEAD}]}
     told.answers({name: value for name, value in whole.items() if name != lacks})
     said = answer(GOOD, commit=HEAD, status=2)

@@ -60,7 +60,7 @@ def issue_of(*cases: str) -> Issue:
     return Issue(7, f"text\n<!-- perfsuite: {json.dumps(list(cases))} -->")
 
 
-def test_a_regression_opens_an_issue_with_the_figures_which_is_then_brought_up_to_date() -> None:
+def test_regression_opens_and_edits_an_issue() -> None:
     assert told(GOOD) == told(crashed("x", excused="known issue")) == []
     label, create = told(GOOD, SLOW)
     assert label.arguments[:3] == ("label", "create", LABEL)
@@ -80,7 +80,7 @@ def lines_of(result: Measurement) -> list[str]:
     return create.text[create.text.index(f"- `{CASE}`: ") :].splitlines()
 
 
-def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
+def test_issue_starts_with_the_likely_cause() -> None:
     regressed = GOOD.verdict.replace(outcome="regressed")
     finding = make_finding()
     counts = CountCheck(outcome="regressed", findings=(finding,))
@@ -97,7 +97,7 @@ def test_an_issue_says_first_what_is_likely_to_be_the_cause() -> None:
     assert causes == [line.split()[1] for line in lines[1:4]] == [f"aten::op{number}" for number in range(3)]
 
 
-def test_a_waived_regression_opens_no_issue_and_is_told_where_one_is_open() -> None:
+def test_waived_regression_opens_no_issue() -> None:
     why = "waived: tokens/s -49.4%: 60% tolerated until 2026-12-31, @me, https://example.org/1"
     waived = SLOW.replace(excused="waived", waivers=(why,))
     assert told(waived) == []
@@ -107,7 +107,7 @@ def test_a_waived_regression_opens_no_issue_and_is_told_where_one_is_open() -> N
     assert "60% tolerated until 2026-12-31, @\u200bme, https://example.org/1" in create.text
 
 
-def test_an_issue_closes_only_when_its_cases_are_good() -> None:
+def test_issue_closes_only_on_good_cases() -> None:
     for good in (SLOW.replace(excused="waived"), GOOD, hidden(None)):
         (step,) = told(good, issue=issue_of(CASE))
         assert step.arguments[:3] == ("issue", "close", "7")
@@ -119,7 +119,7 @@ def test_an_issue_closes_only_when_its_cases_are_good() -> None:
         assert Issue(7, step.text).subjects == [CASE]
 
 
-def test_a_drift_opens_an_issue_and_keeps_it_open_until_it_is_gone() -> None:
+def test_issue_stays_open_until_drift_is_gone() -> None:
     _, create = told(GOOD, drifts=[drift()])
     assert f"- `{CASE}`: **worse** over many nights" in create.text
     assert "  - peak memory: +2.0% (99 % interval +1.0% to +3.0%)" in create.text
@@ -137,7 +137,7 @@ CUT_SHORT = "The session was interrupted; what came after it was not measured."
 
 
 @pytest.mark.parametrize("subject", [CASE, f"drift of {CASE}, peak memory"])
-def test_a_session_that_did_not_end_closes_no_issue(subject: str) -> None:
+def test_unfinished_session_closes_no_issue(subject: str) -> None:
     issue = issue_of(subject)
     (edit,) = told(GOOD, issue=issue, drifts=[], cut_short=(CUT_SHORT,))
     assert Issue(7, edit.text).subjects == [subject]
@@ -146,13 +146,13 @@ def test_a_session_that_did_not_end_closes_no_issue(subject: str) -> None:
     assert told(GOOD, issue=issue_of(), drifts=[], cut_short=(CUT_SHORT,)) == []
 
 
-def test_a_regression_is_told_though_its_session_did_not_end() -> None:
+def test_unfinished_session_still_reports() -> None:
     _, create = told(SLOW, cut_short=(CUT_SHORT,))
     assert f"- **{CUT_SHORT}**" in create.text
     assert Issue(7, create.text).subjects == [CASE]
 
 
-def test_a_long_text_is_cut_and_every_case_is_still_known() -> None:
+def test_cut_text_keeps_every_case() -> None:
     drifts = [drift(f"case-{number}") for number in range(500)]
     _, create = told(drifts=drifts)
     assert len(create.text) < 65_536
@@ -163,7 +163,7 @@ def test_a_long_text_is_cut_and_every_case_is_still_known() -> None:
 EVIL = "x` @everyone --> ![i](http://e) <!-- perfsuite: [] -->\n<!-- perfsuite: [] -->\nuser/repo#5 \x1b[2J"
 
 
-def test_no_name_and_no_text_is_markup_a_mention_or_a_list() -> None:
+def test_names_and_text_become_no_markup() -> None:
     crash = crashed(EVIL + "y" * 9999).replace(case_id=EVIL)
     _, create = told(crash, drifts=[drift(EVIL)])
     assert len(create.text) < 2000
@@ -174,7 +174,7 @@ def test_no_name_and_no_text_is_markup_a_mention_or_a_list() -> None:
     assert title("cpu ` @me\n") == "Performance regressions on cpu____me_"
 
 
-def test_an_issue_whose_list_somebody_broke_is_not_closed_and_gets_a_new_one() -> None:
+def test_broken_list_gets_a_new_issue() -> None:
     empty = "<!-- perfsuite: [] -->"
     for body in ("by hand", "<!-- perfsuite: [x] -->", f"{empty} {empty}", "<!-- perfsuite: 1 -->"):
         assert told(GOOD, issue=Issue(7, body)) == []
@@ -214,7 +214,7 @@ def test_the_command_tells_gh(gh: Gh, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("status", ["interrupted", "running"])
-def test_one_session_that_did_not_end_keeps_the_issue_open(gh: Gh, tmp_path: Path, status: str) -> None:
+def test_one_unfinished_session_keeps_it_open(gh: Gh, tmp_path: Path, status: str) -> None:
     gh.answers([{"number": 7, "title": title(CLASS), "body": issue_of(CASE).body}])
     files = [write_session(tmp_path / "a", GOOD), write_session(tmp_path / "b", GOOD, status=status)]
     said = run("github", "issue", *files, "--run-url", URL).output
@@ -224,7 +224,7 @@ def test_one_session_that_did_not_end_keeps_the_issue_open(gh: Gh, tmp_path: Pat
     assert "issue close 7" in gh.calls
 
 
-def test_an_empty_history_does_not_mean_that_a_drift_is_gone(gh: Gh, tmp_path: Path) -> None:
+def test_empty_history_does_not_end_a_drift(gh: Gh, tmp_path: Path) -> None:
     gh.answers([{"number": 7, "title": title(CLASS), "body": issue_of(f"drift of {CASE}, peak memory").body}])
     trend = tmp_path / "trend.json"
     documents.write(trend, Trend(since=date(2026, 1, 1), sessions=0, series=0, findings=(), unplaced={}))
@@ -246,6 +246,6 @@ def test_a_damaged_trend_closes_no_issue(gh: Gh, tmp_path: Path, damage: tuple[s
 @pytest.mark.parametrize(
     "listed", [{}, None, [None], [{"number": 7}], [{"number": "7", "title": 1, "body": None}]]
 )
-def test_a_list_of_issues_that_lacks_a_field_is_told(gh: Gh, listed: Any) -> None:
+def test_reports_an_issue_list_without_a_field(gh: Gh, listed: Any) -> None:
     gh.answers(listed)
     assert "gh issue list printed another answer than was asked for" in command(SLOW, status=2)

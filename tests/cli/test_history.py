@@ -20,7 +20,7 @@ def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = 
     return write_session(Path(".perfsuite/runs", session), result, commit=commit, started_at=started_at)
 
 
-def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
+def test_add_takes_only_new_sessions() -> None:
     assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in error_of("add")
     assert "no history in .perfsuite/history" in error_of("list")
     in_store("01")
@@ -33,7 +33,7 @@ def test_add_takes_what_the_local_store_has_and_is_not_there_yet() -> None:
     assert "2 series in 2 sessions" in invoke("trend").output
 
 
-def test_add_names_what_is_left_out_and_fails_if_nothing_of_what_was_named_can_be_kept() -> None:
+def test_add_fails_if_nothing_named_can_be_kept() -> None:
     bad = in_store("01", commit=None)
     in_store("02", inject="slowdown=10%")
     good = in_store("03")
@@ -45,7 +45,7 @@ def test_add_names_what_is_left_out_and_fails_if_nothing_of_what_was_named_can_b
     invoke("add", bad, good)
 
 
-def test_add_of_a_broken_file_names_it_and_takes_the_others() -> None:
+def test_add_names_broken_files_and_takes_others() -> None:
     Path("broken.json").write_text("{")
     in_store("01").rename("[bold]x.json")
     added = invoke("add", "broken.json", "[bold]x.json", "--history", "[h]", status=2).output
@@ -54,7 +54,7 @@ def test_add_of_a_broken_file_names_it_and_takes_the_others() -> None:
     assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
 
 
-def test_failures_shows_what_would_have_failed_and_what_a_later_night_took_back() -> None:
+def test_failures_shows_what_later_nights_retracted() -> None:
     good = make_result(RUN, before=None, judged_by="a")
     good = good.replace(verdict=good.verdict.replace(outcome="passed"))
     slow = good.replace(verdict=good.verdict.replace(outcome="regressed"))
@@ -73,7 +73,7 @@ def test_failures_shows_what_would_have_failed_and_what_a_later_night_took_back(
     assert none.startswith("0 would have failed and 0 failed in 1 session: 0 taken back")
 
 
-def test_list_shows_each_case_with_its_newest_figures() -> None:
+def test_list_shows_newest_figures() -> None:
     for day in ("01", "02"):
         in_store(day)
     invoke("add")
@@ -88,7 +88,7 @@ def test_list_shows_each_case_with_its_newest_figures() -> None:
         assert "nothing in .perfsuite/history matches" in invoke("list", option).output
 
 
-def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> None:
+def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
     first = in_store("01")
     none = in_store("02", commit=None)
     second = in_store("03")
@@ -107,7 +107,7 @@ def test_a_history_is_pushed_to_a_branch_of_its_own_and_pulled(clone: Path) -> N
     assert "2 recorded" in invoke("list", "--history", "history").output
 
 
-def test_nothing_that_lies_where_a_history_is_pulled_or_was_never_pushed_is_lost(clone: Path) -> None:
+def test_pull_never_loses_local_files(clone: Path) -> None:
     git(clone, "worktree", "add", "--quiet", "-b", "feature", "feature")
     Path("other").mkdir()
     mine = [Path(directory, "mine") for directory in ("feature", "other", "history")]
@@ -131,7 +131,7 @@ def test_nothing_that_lies_where_a_history_is_pulled_or_was_never_pushed_is_lost
     assert all(file.exists() for file in mine)
 
 
-def test_a_first_night_that_keeps_nothing_fails_nothing(clone: Path) -> None:
+def test_first_night_that_keeps_nothing_passes(clone: Path) -> None:
     said = invoke("push", in_store("01", commit=None)).output
     assert "nothing to keep in .perfsuite/runs/01/results.json" in said
     assert "nothing was pushed: perfsuite-history begins with the first result that can be kept" in said
@@ -145,7 +145,7 @@ def test_a_first_night_that_keeps_nothing_fails_nothing(clone: Path) -> None:
     assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1"
 
 
-def test_a_first_push_of_a_file_that_cannot_be_read_fails(clone: Path) -> None:
+def test_first_push_of_an_unreadable_file_fails(clone: Path) -> None:
     Path("broken.json").write_text("{")
     assert "nothing was pushed" in invoke("push", "broken.json", status=2).output
 

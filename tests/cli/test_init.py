@@ -38,7 +38,7 @@ def ids(file: str) -> list[str]:
     return [case.id for case in mark.args[1]]
 
 
-def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for_gpus() -> None:
+def test_first_case_file_covers_every_framework() -> None:
     told = init("--hardware", "h100").stdout
     assert told.splitlines()[0] == "written: bench_cases/test_llama.py"
     assert "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10\n" in told
@@ -48,7 +48,7 @@ def test_a_first_case_file_has_a_small_case_for_every_framework_here_and_one_for
     assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n/history/\n"
 
 
-def test_a_script_is_measured_as_it_is_where_commands_then_look_for_cases() -> None:
+def test_measures_a_script_where_commands_look() -> None:
     Path("train-it.py").write_text("")
     init("--script", "train-it.py", "--hardware", "h100", "--cases", "perf")
     small, large = ids("perf/test_train_it.py")
@@ -75,7 +75,7 @@ def test_what_is_there_stays() -> None:
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
-def test_a_workflow_runs_where_it_is_told_and_a_script_submits_to_slurm() -> None:
+def test_workflow_runs_where_told_or_on_slurm() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "ghcr.io/me/it@sha256:0")
     night = job("--hardware", "a100", *where, "--slurm")
     assert night["runs-on"] == {"group": "gpus"}
@@ -109,7 +109,7 @@ DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "c
         (DIRECT_URL.replace("https://example.org/p.git", "file:///src/p"), OURS.PLACEHOLDER),
     ],
 )
-def test_a_workflow_installs_perfsuite_from_where_it_was_installed_next_to_what_the_project_needs(
+def test_workflow_installs_perfsuite_from_its_source(
     monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
 ) -> None:
     known = SimpleNamespace(read_text=lambda name: installed)
@@ -127,7 +127,7 @@ def test_a_workflow_installs_perfsuite_from_where_it_was_installed_next_to_what_
     assert f".venv/bin/pip install -r requirements.txt '{line}'\n" in WORKFLOW.read_text()
 
 
-def test_a_workflow_calls_that_of_a_copy_of_perfsuite() -> None:
+def test_workflow_calls_that_of_a_copy() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "image")
     night = job("--hardware", "a100", *where, "--uses", OCTO)
     assert f"perfsuite[history] @ git+https://github.com/{OCTO}" in WORKFLOW.read_text()
@@ -158,7 +158,7 @@ def test_a_project_gets_at_most_36_lines(words: tuple[str, ...]) -> None:
     assert sum(len(each.read_text().splitlines()) for each in written) <= 36
 
 
-def test_a_workflow_fails_what_is_not_judged_after_the_first() -> None:
+def test_later_workflow_nights_must_be_judged() -> None:
     told = init("--github", "--hardware", "h100").stdout
     assert Path("pytest.ini").read_text() == (
         "[pytest]\nperf_missing_baseline = fail\nperf_strict = inconclusive\n"
@@ -168,7 +168,7 @@ def test_a_workflow_fails_what_is_not_judged_after_the_first() -> None:
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "pytest.ini", "tox.ini"])
-def test_settings_that_are_there_stay_and_what_to_add_is_said(name: str) -> None:
+def test_keeps_settings_and_says_what_to_add(name: str) -> None:
     text = "[pytest]\nperf_strict = improved\n"
     if name == "pyproject.toml":
         text = "[tool.pytest.ini_options]\nperf_strict = 'improved'\n"
@@ -179,7 +179,7 @@ def test_settings_that_are_there_stay_and_what_to_add_is_said(name: str) -> None
     assert "perf_strict = " not in told
 
 
-def test_the_lines_that_code_owners_should_have_are_said_once() -> None:
+def test_prints_the_code_owner_lines_once() -> None:
     told = init("--github", "--cases", "perf").stdout
     assert "write into .github/CODEOWNERS, with your reviewers in place of @OWNER:" in told
     lines = [line.strip() for line in told.splitlines() if line.endswith(" @OWNER")]

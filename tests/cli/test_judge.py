@@ -62,7 +62,7 @@ def test_each_answer_names_its_tolerance() -> None:
     assert " 30.00% " in run("judge", "-", text=json.dumps(line).encode()).stdout
 
 
-def test_it_answers_as_the_engine_does_at_the_same_launch() -> None:
+def test_agrees_with_the_engine_each_launch() -> None:
     for drop, outcome in ((0.0, "passed"), (0.05, "regressed"), (0.025, "regressed"), (-0.05, "improved")):
         launches = slower(UNCHANGED, drop)
         answer = judged(trace(launches=launches, noise=QUIET))[0]
@@ -100,11 +100,11 @@ NOISY = {"sigma": 0.05, "degrees_of_freedom": 30}
     ],
     ids=["clear", "unclear", "one slower", "two slower", "two faster", "two of ten", "one before", "drift"],
 )
-def test_what_few_launches_show_is_never_a_regression(changes: dict[str, Any], outcome: str) -> None:
+def test_few_launches_show_no_regression(changes: dict[str, Any], outcome: str) -> None:
     assert judged(trace(**changes))[0]["outcome"] == outcome
 
 
-def test_at_most_fifteen_launches_are_used_and_fewer_if_asked() -> None:
+def test_uses_at_most_fifteen_launches() -> None:
     doubtful = {
         "launches": [[1.02 + 0.001 * (number % 3)] for number in range(40)],
         "noise": {"sigma": 0.03, "degrees_of_freedom": 30},
@@ -158,7 +158,7 @@ SCATTER = 'does not tell how launches scatter: give 3 or more launches in "basel
     ],
     ids=itertools.count(),
 )
-def test_a_bad_line_names_its_field_and_the_rest_is_judged(line: Any, field: str, message: str) -> None:
+def test_bad_line_does_not_stop_the_others(line: Any, field: str, message: str) -> None:
     named, error = bad(line)
     assert named == field
     assert message in error
@@ -172,7 +172,7 @@ def test_the_whole_file_is_answered_line_by_line() -> None:
     assert len(run("judge", "-", "--json", text=text).stdout.splitlines()) == 1, "a last line without its end"
 
 
-def test_each_line_is_answered_before_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_each_line_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     def lines() -> Iterator[bytes]:
@@ -224,19 +224,19 @@ def real_steps(seed: int, *, level: float = 0.2, count: int = 70, warmup: int = 
 
 
 @pytest.mark.parametrize(("count", "warmup"), [(5, 1), (14, 4), (15, 4), (30, 8), (70, 20), (300, 20)])
-def test_slow_first_steps_and_stalls_do_not_move_a_launch(count: int, warmup: int) -> None:
+def test_slow_starts_and_stalls_move_nothing(count: int, warmup: int) -> None:
     for seed in range(20):
         steps = real_steps(seed, count=count, warmup=warmup)
         assert seconds_per_step(steps) == pytest.approx(0.2, rel=0.08)
 
 
-def test_a_short_series_is_its_plain_median_and_a_long_one_has_the_window_of_a_real_run() -> None:
+def test_short_series_use_a_median_long_a_window() -> None:
     assert [seconds_per_step(series) for series in ([9.0, 1.0, 2.0], [1.0, 2.0])] == [2.0, 1.5]
     assert seconds_per_step([2.0] * 20 + [1.0] * 24 + [1.01] * 26) == 1.01
     assert seconds_per_step([2.0] * 4 + [1.0] * 11) == 1.0
 
 
-def test_real_steps_find_a_drop_and_raise_no_alarm() -> None:
+def test_finds_a_real_drop_without_alarms() -> None:
     known = {"sigma": 0.01, "degrees_of_freedom": 30}
     baseline = [real_steps(seed) for seed in range(10)]
     for drop, outcome in ((0.0, "passed"), (0.08, "regressed")):
@@ -253,7 +253,7 @@ noises = st.none() | st.fixed_dictionaries({"sigma": shares, "degrees_of_freedom
 
 @deterministic
 @given(series, series, noises, shares)
-def test_whatever_the_seconds_the_answer_is_strict_json(
+def test_answers_in_strict_json_for_any_seconds(
     baseline: list[list[float]], launches: list[list[float]], noise: Any, tolerance: float
 ) -> None:
     line = {"tolerance": tolerance, "baseline": baseline, "launches": launches, "noise": noise}

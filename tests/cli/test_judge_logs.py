@@ -35,7 +35,7 @@ def steps_of(seed: int, *, level: float = 0.5, count: int = 40) -> list[float]:
     return [level * random.gauss(1, 0.004) * (3 if step < 2 else 1) for step in range(count)]
 
 
-def test_an_event_file_or_a_directory_of_one_launch_is_read(tmp_path: Path) -> None:
+def test_reads_an_event_file_or_a_directory(tmp_path: Path) -> None:
     directory = write_events(tmp_path / "a", {MEGATRON_TAG: [1.5, 0.25, 0.5]})
     (file,) = directory.iterdir()
     for path in (directory, file):
@@ -49,7 +49,7 @@ def test_an_event_file_or_a_directory_of_one_launch_is_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lost", [1, 5, 20, 60])
-def test_a_log_that_ends_within_a_record_is_unfinished(tmp_path: Path, lost: int) -> None:
+def test_log_cut_in_a_record_is_unfinished(tmp_path: Path, lost: int) -> None:
     (file,) = write_events(tmp_path, {MEGATRON_TAG: [1.5, 0.25, 0.5]}).iterdir()
     file.write_bytes(file.read_bytes()[:-lost])
     with pytest.raises(
@@ -69,7 +69,7 @@ def test_any_flipped_bit_of_a_log_is_an_error(tmp_path: Path) -> None:
             read_log(file, MEGATRON_TAG)
 
 
-def test_a_log_of_another_kind_of_record_is_damaged(tmp_path: Path) -> None:
+def test_log_of_other_records_is_damaged(tmp_path: Path) -> None:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     file = tmp_path / "events.tfevents.1"
@@ -126,7 +126,7 @@ def against(*logs: Path | str) -> list[Path | str]:
     return [part for log in logs for part in ("--baseline", log)]
 
 
-def test_a_megatron_job_is_judged_by_its_event_files(tmp_path: Path) -> None:
+def test_judges_a_megatron_job_by_its_event_files(tmp_path: Path) -> None:
     before = [write_events(tmp_path / f"b{seed}", {MEGATRON_TAG: steps_of(seed)}) for seed in range(6)]
     for level, outcome, status in ((0.5, "passed", 0), (0.55, "regressed", 1), (0.45, "improved", 0)):
         launches = [
@@ -143,7 +143,7 @@ def test_a_megatron_job_is_judged_by_its_event_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_inconclusive_launches_end_with_a_status_of_their_own(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Two launches that are 40 % slower are no regression yet, and no pass either."""
     before = [write_events(tmp_path / f"b{seed}", {MEGATRON_TAG: steps_of(seed)}) for seed in range(3)]
     now = [write_events(tmp_path / f"n{seed}", {MEGATRON_TAG: steps_of(seed, level=0.7)}) for seed in (7, 8)]
@@ -163,6 +163,6 @@ def test_inconclusive_launches_end_with_a_status_of_their_own(tmp_path: Path, wo
         (["a", *against("b"), "--tolerance", "much"], "for '--tolerance': 'much', expected above 0%"),
     ],
 )
-def test_bad_arguments_are_errors_that_say_what_to_do(arguments: list[str], message: str) -> None:
+def test_bad_arguments_say_what_to_do(arguments: list[str], message: str) -> None:
     write_events(Path("log"), {MEGATRON_TAG: [0.5]})
     assert message in run(*arguments, status=2).stderr

@@ -67,9 +67,7 @@ def accept(does: str) -> None:
 run = partial(commands.run, "night", "--hardware", "cpu")
 
 
-def test_a_night_looks_at_machine_and_gate_and_measures(
-    tonight: Night, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_night_checks_machine_and_gate_first(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
     options = ("--shard=2/8", "--", "-k", "fsdp2", "--perf-min-judged=50%")
     said = commands.run("night", "--hardware", "h100", *options)
@@ -95,7 +93,7 @@ def test_a_night_ends_as_pytest_does(tonight: Night, ended: int, status: int) ->
 @pytest.mark.parametrize(
     ("command", "ended", "status"), [("doctor", 1, 2), ("doctor", 2, 2), ("selftest", 1, 1)]
 )
-def test_a_bad_machine_or_a_blind_gate_ends_a_night(
+def test_bad_machine_or_blind_gate_ends_a_night(
     tonight: Night, command: str, ended: int, status: int
 ) -> None:
     tonight.statuses = {command: ended}
@@ -107,7 +105,7 @@ def test_a_bad_machine_or_a_blind_gate_ends_a_night(
     )
 
 
-def test_what_pytest_refuses_is_found_before_the_checks(tonight: Night) -> None:
+def test_finds_pytests_refusals_before_checks(tonight: Night) -> None:
     tonight.refusal = "pytest cannot collect the cases: ERROR: *x* [y]"
     assert "nothing was measured: pytest cannot collect the cases: ERROR: *x* [y]" in run(status=2).stderr
     assert tonight.commands == []
@@ -151,7 +149,7 @@ def test_a_file_that_cannot_be_imported_is_said(suite: pytest.Pytester) -> None:
     assert "No module named 'nosuch'" in str(night.refused("."))
 
 
-def test_github_shows_what_is_worse_next_to_its_file(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_github_shows_regressions_at_their_file(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert "::" not in run().stdout, "all is well"
     worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
@@ -164,7 +162,7 @@ def test_github_shows_what_is_worse_next_to_its_file(tonight: Night, monkeypatch
     assert "\n" not in line
 
 
-def test_a_night_that_was_cut_short_is_reported_once(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_an_interrupted_night_once(tonight: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     tonight.reports = False
     with monkeypatch.context() as killed:
         killed.setattr(night, "_summarise", lambda summary, sessions: None)
@@ -176,7 +174,7 @@ def test_a_night_that_was_cut_short_is_reported_once(tonight: Night, monkeypatch
     assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "its page has it"
 
 
-def test_the_report_of_an_earlier_night_is_not_tonight_s(tonight: Night) -> None:
+def test_ignores_the_report_of_an_earlier_night(tonight: Night) -> None:
     run("--only-summary")
     assert PAGE.read_text() == night.NOTHING.format("see the log.", 0)
     run()
@@ -199,7 +197,7 @@ def new_baselines(*words: str, status: int = 0) -> str:
     return commands.run(*given, *words, status=status).output
 
 
-def test_cases_are_measured_by_ten_launches_in_a_store_of_their_own_and_accepted(tonight: Night) -> None:
+def test_refresh_measures_in_its_own_store(tonight: Night) -> None:
     tonight.statuses = {"pytest": 1}  # a case is slower, which is why it gets a new baseline
     documents.write_text(Path(".perfsuite/refresh/runs/old"), "an earlier attempt")
     new_baselines("--out", "there", "--", "-k", "fsdp2 and not 8b")
@@ -215,13 +213,13 @@ def test_cases_are_measured_by_ten_launches_in_a_store_of_their_own_and_accepted
 
 
 @pytest.mark.parametrize("statuses", [{"doctor": 2}, {"pytest": 5}, {"pytest": -9}])
-def test_nothing_is_accepted_if_nothing_was_measured(tonight: Night, statuses: dict[str, int]) -> None:
+def test_accepts_nothing_unmeasured(tonight: Night, statuses: dict[str, int]) -> None:
     tonight.statuses = statuses
     new_baselines(status=2)
     assert not BASELINE.exists()
 
 
-def test_what_cannot_be_accepted_is_an_error_and_its_reason_is_kept(tonight: Night) -> None:
+def test_unacceptable_results_keep_their_reason(tonight: Night) -> None:
     accept("echo no measured run; exit 2")
     assert "no measured run" in new_baselines(status=2)
     assert Path("out/before-after.txt").read_text().startswith("no measured run")

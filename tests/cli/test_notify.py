@@ -71,7 +71,7 @@ def add(tmp_path: Path, file: Path) -> str:
 NOTHING = "--notify: no case changed its state, nothing was posted\n"
 
 
-def test_a_night_is_posted_when_a_case_changed_its_state_and_only_then(
+def test_posts_only_nights_with_changes(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUN_URL", "https://example.org/runs?a=1&b=2")
@@ -99,7 +99,7 @@ def failed(case: str) -> Night:
     return Night(place, case, StoredVerdict(word="failed"))
 
 
-def test_text_of_others_is_no_markup_and_mentions_nobody_and_a_long_night_is_cut() -> None:
+def test_posted_text_mentions_nobody_and_is_cut() -> None:
     bad = "`<!channel> @here <@U1> *b* & [x](https://evil)\n# all_gather 7 -> 14"
     *_, line = notify.message([failed("a`@all")], {("cpu-x", "a`@all"): bad}, "").splitlines()
     assert line == (
@@ -112,7 +112,7 @@ def test_text_of_others_is_no_markup_and_mentions_nobody_and_a_long_night_is_cut
     assert len(lines) == 43
 
 
-def test_a_bad_answer_is_said_and_no_redirect_is_followed(tmp_path: Path, service: Service) -> None:
+def test_reports_bad_answers_follows_no_redirect(tmp_path: Path, service: Service) -> None:
     for day, status in enumerate((302, 404, 500), 1):
         service.status = status
         said = add(tmp_path / str(status), night(tmp_path, day, 50_000))
@@ -147,13 +147,13 @@ def test_a_bad_address_is_said_without_it(monkeypatch: pytest.MonkeyPatch, addre
     assert notify.post(VARIABLE, "x") == f"{VARIABLE} is not set"
 
 
-def test_an_address_on_the_command_line_is_refused_and_not_shown() -> None:
+def test_refuses_an_address_without_showing_it() -> None:
     said = error_of("history", "add", "x.json", "--notify", "https://h/secret")
     assert "--notify: give the name of a variable that holds the address, not the address" in said
     assert "secret" not in said
 
 
-def test_a_history_that_cannot_be_read_is_said_and_fails_nothing(tmp_path: Path, service: Service) -> None:
+def test_unreadable_history_is_reported_only(tmp_path: Path, service: Service) -> None:
     add(tmp_path, night(tmp_path, 1))
     (kept,) = (tmp_path / "history").glob("cpu-*/*/*.json")
     kept.write_text("{")
@@ -163,7 +163,7 @@ def test_a_history_that_cannot_be_read_is_said_and_fails_nothing(tmp_path: Path,
     assert service.posted == []
 
 
-def test_a_night_that_did_not_end_is_posted_without_changes(tmp_path: Path, service: Service) -> None:
+def test_unfinished_night_posts_no_changes(tmp_path: Path, service: Service) -> None:
     file = write_session(tmp_path / "x", make_result(now(tokens_per_s=98_765)), status="interrupted")
     assert add(tmp_path, file) == "--notify: posted, 0 changed\n"
     ((_, _, body),) = service.posted

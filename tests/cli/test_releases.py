@@ -103,7 +103,7 @@ def command(*words: object, ids: Sequence[str] = (CASE.id,), status: int = 0) ->
     return commands.run("releases", "some_thing", *words, *ids, status=status)
 
 
-def test_a_page_tells_what_each_release_changed_and_the_rest_in_a_line(runs: Runs) -> None:
+def test_page_shows_changes_by_release(runs: Runs) -> None:
     runs.kernels = {"1.2": 90, "2.0": 95}
     told = command("--from", "1.0").stdout
     assert told.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
@@ -121,7 +121,7 @@ def test_a_page_tells_what_each_release_changed_and_the_rest_in_a_line(runs: Run
     assert "  - regressed: kernels in forward: 90 -> 95 a step" in "\n".join(last["lines"])
 
 
-def test_a_page_says_where_cases_ran_and_what_none_tries(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_shows_where_cases_ran(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     both = "Not tried in any of these cases: mixed precision (autocast), gradient accumulation.\n"
     assert both in command("--from", "1.2").stdout
     gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
@@ -131,7 +131,7 @@ def test_a_page_says_where_cases_ran_and_what_none_tries(runs: Runs, monkeypatch
     assert f"{SENSE}\n\n- {gpu.id}: dry run as if on NVIDIA H100 80GB HBM3\n" in told
 
 
-def test_each_release_runs_once_and_what_ran_is_kept_unless_it_was_cut_short(runs: Runs) -> None:
+def test_runs_each_release_once_unless_interrupted(runs: Runs) -> None:
     told = command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout
     assert runs.released == ["1.0", "1.0", "1.1", "1.1", "1.1.1", "1.1.1", "1.2", "1.2", "2.0", "2.0"]
     assert command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout == told
@@ -174,7 +174,7 @@ def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
         assert not runs.made
 
 
-def test_what_cannot_be_run_dry_is_launched_under_both_releases_and_with_counts_all_is(runs: Runs) -> None:
+def test_launches_both_releases_if_not_dry(runs: Runs) -> None:
     runs.refused = {("dry", "1.2")}
     runs.norms = {"2.0": 2.0}
     told = command("--from", "1.1.1").stdout
@@ -203,9 +203,7 @@ def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytes
     assert f"\n## 1.2 → 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
 
 
-def test_a_case_that_cannot_run_in_any_way_is_refused_before_pip(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ids the other cases go on, and it is left out."""
     gpu = make_case(hardware="h100", steps=22)
     commands.hold(monkeypatch, gpu, CASE)
@@ -224,7 +222,7 @@ def test_a_case_that_cannot_run_in_any_way_is_refused_before_pip(
     assert {case for _, _, case in runs.made} == {CASE.id}
 
 
-def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
+def test_compares_with_the_last_release_that_ran(runs: Runs) -> None:
     runs.failing = {"1.1"}
     runs.kernels = {"1.1.1": 90}
     runs.uses = {"2.0": "1.2"}
@@ -236,7 +234,7 @@ def test_a_release_is_compared_with_the_last_that_ran(runs: Runs) -> None:
     assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
 
 
-def test_a_case_that_does_not_use_the_package_is_left_out_and_one_must_use_it(runs: Runs) -> None:
+def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:
     runs.uses = {OTHER.id: None}
     result = command("--from", "1.2", ids=(CASE.id, OTHER.id))
     assert f"{OTHER.id} does not use some_thing, and is left out" in result.stderr
@@ -246,9 +244,7 @@ def test_a_case_that_does_not_use_the_package_is_left_out_and_one_must_use_it(ru
 
 
 @pytest.mark.launch
-def test_wheels_are_installed_yanked_ones_if_they_are_named_and_what_pip_cannot_install_is_told(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_what_pip_cannot_install(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_of, "versions", installed.versions)
     monkeypatch.setattr(command_of, "resolve", resolve)
     found = only_index(tmp_path / "found", monkeypatch)

@@ -23,7 +23,7 @@ def write(file: Path, session: SessionFile | None = None) -> Path:
     return file
 
 
-def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> None:
+def test_terminal_shows_table_reasons_and_counts(tmp_path: Path) -> None:
     lines = run(write(tmp_path / "results.json")).stdout.splitlines()
     assert lines[:3] == [
         "hardware    h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
@@ -38,7 +38,7 @@ def test_the_terminal_shows_table_explanations_and_counts(tmp_path: Path) -> Non
     assert lines[-1] == "1 failed, 1 regressed, 1 passed, 3 skipped"
 
 
-def test_what_was_found_out_about_nodes_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_shows_what_was_found_about_nodes(tmp_path: Path) -> None:
     nodes = (NodePreflight(name="n1"), NodePreflight(name="n[2]", problems=("no [bold]route[/bold]",)))
     session = make_session(0).replace(
         preflights=(FOUND.replace(nodes=nodes),), status="interrupted", interrupted_case="[red]x[/red]"
@@ -63,7 +63,7 @@ def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
     assert "noise hides" not in long
 
 
-def test_several_sessions_become_one_report_and_the_terminal_is_quiet(tmp_path: Path) -> None:
+def test_joins_sessions_into_one_report(tmp_path: Path) -> None:
     out = tmp_path / "sub"
     shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", out)
     assert shown.stdout == ""
@@ -75,7 +75,7 @@ def test_several_sessions_become_one_report_and_the_terminal_is_quiet(tmp_path: 
     assert told.startswith("## perfsuite: 2 failed, 2 regressed, 2 passed, 6 skipped")
 
 
-def test_the_newest_session_of_the_store_is_the_default(tmp_path: Path) -> None:
+def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "no session in" in commands.error_of("report", "--store", tmp_path / "loop"), "it is no store"
     told = commands.error_of("report", "--store", tmp_path)
@@ -101,14 +101,14 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_session_is_a_file_a_directory_or_the_newest(name: str, results: Path, tmp_path: Path) -> None:
+def test_takes_a_file_a_directory_or_the_newest(name: str, results: Path, tmp_path: Path) -> None:
     write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
     wanted = FORMATS[name](documents.read(results, SessionFile))
     for given in ((results,), (results.parent,), ("--store", tmp_path)):
         assert export("--format", name, *given).stdout == wanted
 
 
-def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path: Path) -> None:
+def test_writes_a_file_and_names_what_it_omits(results: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "hud.json"
     shown = export("--format", "hud", results, "--output", target)
     assert shown.stdout == ""
@@ -121,7 +121,7 @@ def test_a_file_is_written_and_what_is_left_out_is_named(results: Path, tmp_path
     )
 
 
-def test_a_dry_run_is_no_outcome_of_any_hardware_nor_is_one_that_was_refused(tmp_path: Path) -> None:
+def test_omits_dry_runs_from_outcomes(tmp_path: Path) -> None:
     launched = make_session(1)
     file = tmp_path / "results.json"
     dry = make_result(make_run(dry=True, case=make_case(sequence_length=32)), before=None)
@@ -148,7 +148,7 @@ def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> No
         assert said in commands.error_of("export", *words)
 
 
-def test_a_session_that_did_not_end_is_named_in_each_report(tmp_path: Path) -> None:
+def test_reports_name_an_unfinished_session(tmp_path: Path) -> None:
     session = make_session(1, lambda number: "passed").replace(status="running")
     file = write(tmp_path / "results.json", session)
     assert run(file).stdout.splitlines()[-1].startswith("running or killed, 1 passed")

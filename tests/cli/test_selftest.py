@@ -60,7 +60,7 @@ def test_the_self_test_ends_with_its_answer(
 
 
 @pytest.mark.launch
-def test_every_fault_is_caught_and_a_clean_run_is_not() -> None:
+def test_catches_every_fault_and_no_clean_run() -> None:
     rows = list(inject_all(small_case(detect()).replace(framework=Fake()), detect()))
     assert len(rows) == 1 + len(EXPECTED) + 1
     assert {row.status for row in rows} == {"pass"}
@@ -101,7 +101,7 @@ CRASH = Expectation("crash", failure="crash")
         (SLOW._replace(metric="peak_memory_bytes"), "regressed after", "expected regressed"),
     ],
 )
-def test_a_fault_that_is_not_caught_as_it_must_fails_the_self_test(
+def test_uncaught_fault_fails_the_self_test(
     monkeypatch: pytest.MonkeyPatch, blind: Expectation, found: str, advice: str
 ) -> None:
     recorded, caught, missed, clean = injected(monkeypatch, SLOW, blind)
@@ -113,7 +113,7 @@ def test_a_fault_that_is_not_caught_as_it_must_fails_the_self_test(
     assert (clean.check, {row.status for row in (recorded, caught, clean)}) == ("inject nothing", {"pass"})
 
 
-def test_a_machine_that_stays_unhealthy_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unhealthy_machine_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline is recorded in quiet; then others use the machine."""
     monkeypatch.setattr(selftest, "UNHEALTHY_LAUNCHES", 2)
     rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1)

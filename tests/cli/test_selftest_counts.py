@@ -58,7 +58,7 @@ MISFIT = make_run(failure=Failure(kind="mismatch", message="it fits others"))
     ],
     ids=["caught", "nothing found", "another field", "a failed launch", "found without a fault"],
 )
-def test_a_fault_is_caught_if_the_counts_name_it_and_nothing_without_it(
+def test_counts_catch_a_fault_and_no_clean_run(
     monkeypatch: pytest.MonkeyPatch, injected: Run, clean: Run, field: str, statuses: Any, found: Any
 ) -> None:
     rows = told(monkeypatch, (reading(1), injected, clean), field)
@@ -68,7 +68,7 @@ def test_a_fault_is_caught_if_the_counts_name_it_and_nothing_without_it(
         assert row.advice == (None if row.status == "pass" else advice)
 
 
-def test_nothing_is_caught_without_launch_or_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catches_nothing_without_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     [row] = told(monkeypatch, (MISFIT,), "kernels")
     assert (row.check, row.status, row.found) == ("ddp", "fail", "it fits others")
     [row] = told(monkeypatch, (), "kernels", CASE.replace(hardware="h100"))
@@ -82,7 +82,7 @@ def test_every_structural_fault_is_tried_once(machine: Machine) -> None:
 
 
 @pytest.mark.launch
-def test_every_fault_is_found_by_what_a_step_is_counted_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counted_steps_reveal_every_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted while it trains in this process, in place of launches."""
 
     def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:

@@ -77,7 +77,7 @@ def waiting_job(project: Path, *words: str) -> tuple[subprocess.Popen[str], str]
 
 
 @pytest.mark.launch
-def test_a_session_runs_in_the_job_and_its_failure_is_that_of_the_command(project: Path) -> None:
+def test_job_exits_with_the_sessions_failure(project: Path) -> None:
     result = submit("--nodes=2", *LIMITS, "--", "-k", "good or bad", status=1)
     assert "1 failed, 1 passed, 1 deselected" in result.stdout
     assert f"launched by slurm\non n1 of n[1-2] in {project}" in result.stdout
@@ -88,7 +88,7 @@ def test_a_session_runs_in_the_job_and_its_failure_is_that_of_the_command(projec
 
 
 @pytest.mark.launch
-def test_a_case_over_both_nodes_is_measured_in_the_job(project: Path) -> None:
+def test_measures_a_two_node_case_in_the_job(project: Path) -> None:
     for stand_in in ("conftest.py", "pytest.ini"):
         (project / stand_in).unlink()
     case = make_case(topology=Topology(nodes=2, processes_per_node=1))
@@ -167,7 +167,7 @@ def kill_session(cluster: Cluster, job: str) -> None:
     ],
     ids=["time limit", "killed session"],
 )
-def test_a_job_that_ends_otherwise_than_by_pytest_is_an_error(
+def test_job_that_ends_without_pytest_is_an_error(
     project: Path, cluster: Cluster, end: Callable[[Cluster, str], object], said: str
 ) -> None:
     process, job = waiting_job(project, "--nodes=2")

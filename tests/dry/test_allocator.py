@@ -25,7 +25,7 @@ def state(cache: CachingAllocator) -> tuple[int, int]:
     return cache.allocated, cache.reserved
 
 
-def test_the_sizes_are_those_of_the_installed_torch() -> None:
+def test_sizes_match_the_installed_torch() -> None:
     torch = pytest.importorskip("torch")
     header = Path(torch.__file__).parent / "include/c10/core/AllocatorConfig.h"
     text = header.read_text()
@@ -55,13 +55,13 @@ def test_the_sizes_are_those_of_the_installed_torch() -> None:
         (33 * MIB - 512, 33 * MIB - 512, 34 * MIB),  # leaves 1 MiB and 512 bytes
     ],
 )
-def test_what_a_request_takes_of_a_segment_of_what_size(request_bytes: int, taken: int, segment: int) -> None:
+def test_request_takes_a_segment_of_its_size(request_bytes: int, taken: int, segment: int) -> None:
     cache = CachingAllocator()
     assert cache.take(request_bytes).size == taken
     assert state(cache) == (taken, segment)
 
 
-def test_small_blocks_share_a_segment_and_never_use_a_large_one() -> None:
+def test_small_blocks_share_a_small_segment() -> None:
     cache = CachingAllocator()
     cache.give_back(cache.take(30 * MIB))
     first = cache.take(MIB)
@@ -72,7 +72,7 @@ def test_small_blocks_share_a_segment_and_never_use_a_large_one() -> None:
     assert cache.reserved == 34 * MIB
 
 
-def test_of_free_blocks_the_smallest_that_is_large_enough_is_taken_of_equals_the_lowest_address() -> None:
+def test_takes_the_smallest_fitting_free_block() -> None:
     cache = CachingAllocator()
     blocks = [cache.take(size * MIB) for size in (40, 12, 24, 12)]
     large, small, middle, equal = (block.address for block in blocks)
@@ -92,7 +92,7 @@ def test_a_small_block_is_split_down_to_512_bytes() -> None:
     assert cache.reserved == 2 * MIB
 
 
-def test_a_freed_block_joins_its_free_neighbours_of_the_same_segment() -> None:
+def test_freed_block_joins_its_neighbours() -> None:
     cache = CachingAllocator()
     blocks = [cache.take(5 * MIB) for _ in range(4)]  # one segment of 20 MiB
     others = cache.take(10 * MIB)
@@ -107,7 +107,7 @@ def test_a_freed_block_joins_its_free_neighbours_of_the_same_segment() -> None:
     assert cache.take(14 * MIB).address == 40 * MIB  # neighbours in different segments stay apart
 
 
-def test_expandable_segments_grow_by_pages_and_leave_no_holes_between_segments() -> None:
+def test_expandable_segments_grow_by_pages() -> None:
     cache = CachingAllocator(expandable_segments=True)
     first = cache.take(30 * MIB)
     assert state(cache) == (30 * MIB, 40 * MIB)
@@ -121,20 +121,20 @@ def test_expandable_segments_grow_by_pages_and_leave_no_holes_between_segments()
     assert cache.reserved == 62 * MIB  # small blocks have a segment of their own, in pages of 2 MiB
 
 
-def test_an_expandable_segment_grows_where_it_ends_whatever_the_other_has_taken_meanwhile() -> None:
+def test_expandable_segment_grows_at_its_end() -> None:
     cache = CachingAllocator(expandable_segments=True)
     first, small, second = (cache.take(size) for size in (10 * MIB, 1, 11 * MIB))
     assert (second.address, cache.reserved) == (first.address + 10 * MIB, 42 * MIB)
     assert small.address > second.address + second.size
 
 
-def test_expandable_segments_split_large_blocks_down_to_512_bytes() -> None:
+def test_expandable_segments_split_to_512_bytes() -> None:
     cache = CachingAllocator(expandable_segments=True)
     assert cache.take(40 * MIB - 512).size == 40 * MIB - 512
     assert state(cache) == (40 * MIB - 512, 40 * MIB)
 
 
-def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
+def test_uses_the_end_of_a_segment_last() -> None:
     cache = CachingAllocator(expandable_segments=True)
     hole = cache.take(25 * MIB)
     cache.take(12 * MIB)
@@ -173,9 +173,7 @@ sizes = st.integers(1, 64 * MIB) | st.integers(1, 2 * MIB) | st.sampled_from([51
 
 @deterministic
 @given(st.lists(st.tuples(sizes, st.booleans(), st.integers(0, 99)), max_size=60), st.booleans())
-def test_whatever_happens_blocks_hold_what_was_asked_and_never_overlap(
-    steps: list[tuple[int, bool, int]], expandable: bool
-) -> None:
+def test_blocks_never_overlap(steps: list[tuple[int, bool, int]], expandable: bool) -> None:
     cache = CachingAllocator(expandable_segments=expandable)
     held: list[tuple[int, Block]] = []
     for size, is_birth, which in steps:

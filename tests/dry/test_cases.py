@@ -41,14 +41,14 @@ def test_cases_are_found_by_id_and_by_expression(directory: Path) -> None:
     assert [case.id for case in cases.by_expression(directory, "fsdp2")] == ids[:1]
 
 
-def test_what_is_not_there_is_an_error_that_names_what_is_near(directory: Path) -> None:
+def test_missing_name_suggests_similar_ones(directory: Path) -> None:
     with pytest.raises(CaseError, match=r"called 'fsdp2-llama-tiny': did you mean fsdp2-llama-tiny-s64"):
         cases.by_id(directory, ["fsdp2-llama-tiny"])
     with pytest.raises(CaseError, match="-k nosuch selects no case in"):
         cases.by_expression(directory, "nosuch")
 
 
-def test_an_expression_or_a_file_that_pytest_cannot_read_is_its_error(directory: Path) -> None:
+def test_reports_what_pytest_cannot_read(directory: Path) -> None:
     with pytest.raises(CaseError, match=r"(?s)pytest cannot collect the cases in .*Wrong expression"):
         cases.by_expression(directory, "a or or")
     (directory / "test_it.py").write_text("import nosuch_module")

@@ -14,7 +14,7 @@ def test_torch_answers_as_on_the_machine() -> None:
     assert (answers["device_count"](), answers["get_device_name"](0)) == (8, "NVIDIA H100 80GB HBM3")
 
 
-def test_every_operator_that_is_one_kernel_on_a_gpu_alone_is_known() -> None:
+def test_knows_every_one_kernel_gpu_operator() -> None:
     """torch chooses by these words whether an operator is one kernel or a chain of others."""
     functions = {
         each["func"].partition("(")[0]: each for each in yaml.load(FUNCTIONS.read_text(), yaml.CSafeLoader)

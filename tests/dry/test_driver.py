@@ -18,7 +18,7 @@ from tests.samples import make_case
 CASE = make_case(framework=FSDP2(), hardware="cpu")
 
 
-def test_a_case_that_cannot_be_run_dry_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_refuses_an_impossible_dry_run_beforehand(tmp_path: Path) -> None:
     with pytest.raises(DryRunError, match=r"fsdp2-.*: not by a dry run: torch.compile"):
         dry_run(CASE.replace(compile=True), tmp_path)
     for rank in (-1, 2):
@@ -29,7 +29,7 @@ def test_a_case_that_cannot_be_run_dry_is_refused_before_anything_starts(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_framework_refuses_is_its_own_error_but_why_not_is_asked_before(tmp_path: Path) -> None:
+def test_framework_refusals_keep_their_own_error(tmp_path: Path) -> None:
     """nanotron knows only some precisions; to choose ranks it makes its configuration of one."""
     case = CASE.replace(model="llama-tiny", framework=Nanotron(tp=3))
     with pytest.raises(CaseError, match="dp 1 x tp 3 x pp 1 is 3"):
@@ -44,7 +44,7 @@ def with_process(script: str, tmp_path: Path) -> Arm:
     return Arm(python=str(python), given={"X": "1"}, directory=tmp_path)
 
 
-def test_a_process_without_a_report_is_a_crash_with_its_last_words(tmp_path: Path) -> None:
+def test_process_without_a_report_is_a_crash(tmp_path: Path) -> None:
     arm = with_process("echo terminate called; exit 7", tmp_path)
     run = dry_run(CASE, tmp_path / "run", arm=arm)
     assert (run.dry, run.counts) == (True, ())
@@ -63,7 +63,7 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
         assert failure_of(CASE, tmp_path / f"run-{seconds}", arm=arm, stop=given).kind == "timeout"
 
 
-def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) -> None:
+def test_rank_finds_its_place_in_the_environment(tmp_path: Path) -> None:
     arm = with_process('env > "$3/environment"; echo "$@" > "$3/words"', tmp_path)
     case = CASE.replace(topology=Topology(nodes=4, processes_per_node=2))
     dry_run(case, tmp_path / "run", ranks=[5], arm=arm)
@@ -82,7 +82,7 @@ def test_a_rank_finds_its_place_in_the_environment_of_its_arm(tmp_path: Path) ->
         ({"command": ("python", "x.py")}, 2, {}),
     ],
 )
-def test_a_script_has_the_rank_variables_of_its_launch(
+def test_script_has_the_variables_of_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, ranks: int, expected: dict[str, str]
 ) -> None:
     """Those of pytest are of another job."""
@@ -97,7 +97,7 @@ def test_a_script_has_the_rank_variables_of_its_launch(
 
 
 @pytest.mark.launch
-def test_what_goes_wrong_in_the_framework_is_told_with_its_traceback(tmp_path: Path) -> None:
+def test_framework_errors_keep_their_traceback(tmp_path: Path) -> None:
     """An activation that transformers does not know: found when the model is built."""
     config: dict[str, Any] = {**CASE.model.config, "activation_function": "nosuch"}
     failure = failure_of(CASE.replace(framework=DDP(), model=CASE.model.replace(config=config)), tmp_path)
@@ -114,8 +114,6 @@ def test_what_goes_wrong_in_the_framework_is_told_with_its_traceback(tmp_path: P
         ("echo No module named perfsuite >&2; exit 1", "/python: No module named perfsuite"),
     ],
 )
-def test_an_arm_is_asked_whether_its_torch_lets_cuda_be_pretended(
-    tmp_path: Path, script: str, why: str | None
-) -> None:
+def test_asks_an_arm_whether_cuda_can_be_pretended(tmp_path: Path, script: str, why: str | None) -> None:
     told = why_no_cuda(with_process(script, tmp_path))
     assert told is None if why is None else str(told).endswith(why)

@@ -32,7 +32,7 @@ def test_the_parts_of_a_prediction() -> None:
     assert fit.verdict == "fits"
 
 
-def test_each_group_that_communicates_has_a_communicator() -> None:
+def test_each_group_has_a_communicator() -> None:
     alone = predicted(gather(1, 0))
     one = predicted(gather(8, 1), gather(8, 1))
     two = predicted(gather(8, 1), gather(8, 8))
@@ -42,7 +42,7 @@ def test_each_group_that_communicates_has_a_communicator() -> None:
     assert two.most - two.reserved - (one.most - one.reserved) == one.outside[1].high
 
 
-def test_a_cpu_has_no_caching_allocator_and_no_facts() -> None:
+def test_cpu_has_no_caching_allocator() -> None:
     assert predict(LOG, Counts(), make_machine(), rank=0) is None
     facts = facts_of([make_report(counts=Counts())], make_case(), make_machine())
     assert (facts.fit, facts.roofline) == (None, None)
@@ -61,7 +61,7 @@ def test_a_card_must_have_what_lives_at_once(lives: int, verdict: str) -> None:
     assert predicted(log=MemoryLog((lives * GIB,), ())).verdict == verdict
 
 
-def test_a_model_that_is_whole_before_it_is_sharded_must_fit_whole() -> None:
+def test_unsharded_model_must_fit_whole() -> None:
     small, large = (predicted(built=size * GIB) for size in (13, 80))
     assert (small.verdict, small.least) == ("fits", predicted().least)
     assert (large.verdict, large.least - small.least) == ("does not fit", 80 * GIB - small.allocated)
@@ -75,7 +75,7 @@ def test_cublas_has_more_memory_from_hopper_on() -> None:
     assert {workspace_bytes(make_gpu_machine(product)) for product in large} == {33_554_432}
 
 
-def test_the_facts_are_those_of_the_rank_that_needs_most() -> None:
+def test_facts_are_the_neediest_ranks() -> None:
     machine = make_gpu_machine()
     small = predicted()
     large = predicted(log=MemoryLog((30 * GIB,), ()))

@@ -24,7 +24,7 @@ def compiler(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
 
-def test_without_a_compiler_the_reason_says_what_to_install_unless_it_is_built(
+def test_missing_compiler_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: FOR_CPUS)
@@ -41,9 +41,7 @@ def test_a_build_for_gpus_is_not_pretended_with(monkeypatch: pytest.MonkeyPatch)
     assert guard.why_not() == told
 
 
-def test_the_library_is_another_for_each_torch_and_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_depends_on_torch_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = guard.library()
     assert first.parent == tmp_path / "cache" / "perfsuite"
     monkeypatch.setattr(guard, "_torch", lambda: tmp_path / "another environment" / "torch")
@@ -56,9 +54,7 @@ def test_the_library_is_another_for_each_torch_and_source(
     assert len({first, second, third, guard.library()}) == 4
 
 
-def test_a_compiler_that_fails_is_an_error_with_what_it_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_compiler_is_an_error_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(tmp_path, "echo 'guard.cpp: no such header' >&2; exit 1", monkeypatch)
     with pytest.raises(DryRunError, match=r"(?s)g.. cannot build .*It said: guard.cpp: no such header"):
         guard.build(guard.library())

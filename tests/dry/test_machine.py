@@ -28,11 +28,11 @@ def _can_pretend(monkeypatch: pytest.MonkeyPatch) -> None:
         (("cpu", "a10"), "NVIDIA A10"),
     ],
 )
-def test_the_first_gpu_that_a_case_is_meant_for_is_pretended(hardware: tuple[str, ...], name: str) -> None:
+def test_pretends_the_first_gpu_of_the_case(hardware: tuple[str, ...], name: str) -> None:
     assert product(hardware) == name
 
 
-def test_a_gpu_has_its_memory_and_is_there_for_each_process_and_a_cpu_is_one_unless_told_otherwise() -> None:
+def test_pretends_one_gpu_for_each_process() -> None:
     case = make_case(hardware="a100-80gb")
     machine, instead = pretended(case)
     assert (machine.device, machine.hardware_class, machine.architecture) == ("cuda", "a100-80gb-sxm", "sm80")
@@ -42,7 +42,7 @@ def test_a_gpu_has_its_memory_and_is_there_for_each_process_and_a_cpu_is_one_unl
     assert [pretended(on_cpu, device)[0].architecture for device in (None, "cuda")] == ["cpu", "sm90"]
 
 
-def test_without_a_compiler_a_cpu_is_pretended_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretends_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "why_not", lambda: NO_COMPILER)
     machine, instead = pretended(make_case(hardware="h100"))
     assert machine.device == "cpu"
@@ -77,7 +77,7 @@ def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> 
     assert said in reason
 
 
-def test_what_a_framework_cannot_do_on_that_machine_is_its_own_reason_but_not_that_it_is_not_there() -> None:
+def test_only_framework_limits_prevent_a_dry_run() -> None:
     case = make_case(**SIZES).replace(framework=DDP(static_graph=True), gradient_accumulation=2)
     assert str(why_not_dry(case, make_gpu_machine())).startswith("static_graph needs")
     case = make_case(**SIZES).replace(topology=Topology(nodes=64, processes_per_node=8), framework=FSDP2())

@@ -17,20 +17,20 @@ from tests.dry.test_script import GROUP, TORCHRUN, TRAIN, WRAPPED, case_of
         ((sys.executable, "-c", "1"), "needs a file or a module, and '.* -c 1' names none"),
     ],
 )
-def test_a_command_that_is_no_python_program_is_named(words: tuple[str, ...], said: str) -> None:
+def test_names_a_command_that_is_not_python(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(DryRunError, match=said):
         program._run([shutil.which(words[0]) or "", *words[1:]])
 
 
 @pytest.mark.launch
-def test_a_command_that_starts_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
+def test_refuses_a_command_with_other_ranks(tmp_path: Path) -> None:
     failure = failure_of(case_of(tmp_path, TRAIN, *TORCHRUN, "--nproc-per-node=4"), tmp_path / "dry")
     said = "world_size: the case asks for 2 ranks, and the command starts 4 (1 x 4)"
     assert (failure.kind, said in failure.message) == ("mismatch", True), failure.message
 
 
 @pytest.mark.launch
-def test_the_only_process_of_accelerate_is_followed(tmp_path: Path) -> None:
+def test_follows_accelerates_only_process(tmp_path: Path) -> None:
     launcher = ("-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1")
     settings = ("--mixed_precision=no", "--dynamo_backend=no")
     alone = TRAIN.replace(GROUP, "").replace(WRAPPED, "").replace("sampler=DistributedSampler(data), ", "")

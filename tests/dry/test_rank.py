@@ -85,7 +85,7 @@ def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
         for name in TWINS
     ],
 )
-def test_a_dry_run_does_what_a_launch_of_the_twin_does(name: str, tmp_path: Path) -> None:
+def test_dry_run_does_what_the_twin_does(name: str, tmp_path: Path) -> None:
     """The launch is the reviewed one, or under other versions than it was, one made now."""
     reviewed = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
     case = reviewed.case
@@ -128,7 +128,7 @@ def test_a_dry_run_does_what_a_launch_does_now(launch_now: Run, tmp_path: Path) 
     ],
     ids=["nanotron, REDUCE_SCATTER", "fsdp2, shard_group", "accelerate, tp_size"],
 )
-def test_a_dry_run_of_a_mesh_does_what_a_launch_does_now(case: Case, tmp_path: Path) -> None:
+def test_dry_mesh_does_what_a_launch_does(case: Case, tmp_path: Path) -> None:
     check_ranks(passed(case, tmp_path / "dry"), measured(case, tmp_path / "real").counts)
 
 
@@ -141,7 +141,7 @@ def test_the_variables_of_an_arm_reach_its_ranks(launch_now: Run) -> None:
 
 
 @pytest.mark.smoke
-def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> None:
+def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
     """Each rank reduces its shard of the gradients, in fp32, with its twin in the other group."""
     case = HYBRID.replace(hardware="h100")
     run = passed(case, tmp_path)
@@ -159,7 +159,7 @@ def test_groups_that_shard_and_replicate_run_dry_as_on_a_gpu(tmp_path: Path) -> 
 
 
 @pytest.mark.launch
-def test_ddp_tells_which_parameters_were_used_on_a_gpu_as_on_a_cpu(tmp_path: Path) -> None:
+def test_ddp_reports_used_parameters_on_gpu_and_cpu(tmp_path: Path) -> None:
     """The Trainer asks for it with adapters; the map goes through pinned memory, which is not pretended."""
     adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))
     case = adapted.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")

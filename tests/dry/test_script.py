@@ -66,7 +66,7 @@ def counted(run: Run) -> Counts:
     return known(of_rank(run.counts, 0))
 
 
-def test_objects_that_a_dry_script_keeps_in_each_step_are_counted(tmp_path: Path) -> None:
+def test_counts_objects_a_dry_script_keeps(tmp_path: Path) -> None:
     text = TRAIN.replace("total = 0.0", "total, kept = 0.0, []")
     leaks = text.replace("# here", "kept.append([model])")
     run = dry_run(case_of(tmp_path, leaks), tmp_path / "dry")
@@ -75,7 +75,7 @@ def test_objects_that_a_dry_script_keeps_in_each_step_are_counted(tmp_path: Path
     assert "`__main__.kept`" in kept.holders, kept
 
 
-def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path) -> None:
+def test_dry_script_works_as_launched(tmp_path: Path) -> None:
     command = (*TORCHRUN, "--nproc-per-node=2")
     launched = measured(case_of(tmp_path, TRAIN, *command), tmp_path / "run")
     for words in ((), command):
@@ -86,7 +86,7 @@ def test_a_dry_script_communicates_and_computes_as_launched(tmp_path: Path) -> N
         assert len(scripts) == 1, "both say which script ran"
 
 
-def test_at_64_ranks_on_gpus_it_is_the_same_training(tmp_path: Path) -> None:
+def test_trains_alike_on_64_pretended_gpus(tmp_path: Path) -> None:
     """Loader workers stay in the process, whose batches are no part of a step."""
     text = TRAIN.replace("WORKERS", "2")
     text = text.replace("model = Dist", "model = torch.compile(model)\nmodel = Dist")
@@ -165,7 +165,7 @@ def test_a_wrong_claim_is_refused_dry(tmp_path: Path, text: str, claim: dict[str
 
 
 @pytest.mark.parametrize("claim", [{"precision": "bf16-mixed"}, {"gradient_accumulation": 3}])
-def test_a_wrong_claim_is_refused_dry_in_a_launchs_words(tmp_path: Path, claim: dict[str, Any]) -> None:
+def test_refuses_a_wrong_claim_as_a_launch_does(tmp_path: Path, claim: dict[str, Any]) -> None:
     case = case_of(tmp_path, TRAIN, **claim)
     launched = known(launch_once(case, detect(), tmp_path / "run").failure)
     dry = failure_of(case, tmp_path / "dry")
@@ -190,7 +190,7 @@ for step in range(30):
 """
 
 
-def test_what_a_dry_script_does_not_show_is_only_claimed(tmp_path: Path) -> None:
+def test_unseen_properties_are_only_claimed(tmp_path: Path) -> None:
     case = case_of(tmp_path, UNSEEN, ranks=1)
     framework = case.framework.model_copy(update={"loss": None})
     (note,) = passed(case.replace(framework=framework), tmp_path / "dry").notes
@@ -201,14 +201,14 @@ def test_what_a_dry_script_does_not_show_is_only_claimed(tmp_path: Path) -> None
     )
 
 
-def test_no_speed_is_promised_where_fp32_is_computed_in_tf32(tmp_path: Path) -> None:
+def test_promises_no_speed_for_fp32_in_tf32(tmp_path: Path) -> None:
     text = TRAIN.replace(GROUP, f"{GROUP}; torch.backends.cuda.matmul.fp32_precision = 'tf32'")
     run = passed(case_of(tmp_path, text, hardware="h100"), tmp_path / "dry")
     assert known(run.dry_facts).roofline is None
     assert run.notes[0].startswith("no bound on the speed: matmuls in fp32 run in TF32 here")
 
 
-def test_one_process_that_needs_torchrun_is_told_so(tmp_path: Path) -> None:
+def test_one_process_is_told_to_use_torchrun(tmp_path: Path) -> None:
     case = case_of(tmp_path, TRAIN, ranks=1)
     launched = launch_once(case, detect(), tmp_path / "run").failure
     dry = failure_of(case, tmp_path / "dry")
@@ -273,7 +273,7 @@ while True:
 """
 
 
-def test_fsdp2_moves_a_model_to_the_device_as_on_a_gpu(tmp_path: Path) -> None:
+def test_fsdp2_moves_a_model_as_on_a_gpu(tmp_path: Path) -> None:
     sharded = partial(case_of, tmp_path, sequence_length=None, hardware="h100")
     moved_by_fsdp2 = counted(passed(sharded(SHARDED), tmp_path / "fsdp2"))
     moved_before = passed(sharded(SHARDED.replace("# here", "model.cuda()")), tmp_path / "before")
@@ -313,7 +313,7 @@ def with_line(code: str) -> str:
     return TRAIN.replace("# here", code)
 
 
-def test_steps_that_show_growth_have_time_of_their_own(tmp_path: Path) -> None:
+def test_growth_steps_have_their_own_time(tmp_path: Path) -> None:
     left = "left = globals().setdefault('times', []); left.append(__import__('signal').getitimer(0)[0])"
     text = with_line(f"{left}; assert len(left) != 5 or left[4] > left[3], left")
     run = passed(case_of(tmp_path, text), tmp_path / "dry")
@@ -340,7 +340,7 @@ def test_steps_that_show_growth_have_time_of_their_own(tmp_path: Path) -> None:
     ],
     ids=["for ever", "no step", "exit", "file", "library", "module", "no group"],
 )
-def test_what_ends_a_dry_script_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_reports_what_ends_a_script_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     case = case_of(tmp_path, text, timeout_s=8 if "while" in text else 600)
     failure = failure_of(case, tmp_path / "dry")
     assert failure.kind == "crash"
@@ -348,14 +348,14 @@ def test_what_ends_a_dry_script_is_said_with_its_line(tmp_path: Path, text: str,
 
 
 @pytest.mark.fault("a dry script depends on values")
-def test_a_script_that_depends_on_values_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_refuses_a_value_dependent_script(tmp_path: Path) -> None:
     line = "rows = (loss.expand(3) > 0).nonzero()"
     failure = failure_of(case_of(tmp_path, with_line(line)), tmp_path / "dry")
     assert failure.kind == "not_dry"
     assert f"depends on the values of a tensor (train.py:21: {line})" in failure.message
 
 
-def test_deepspeed_is_refused_as_values_decide_whether_it_steps(tmp_path: Path) -> None:
+def test_refuses_deepspeed_whose_steps_use_values(tmp_path: Path) -> None:
     package = tmp_path / "deepspeed" / "runtime"
     package.mkdir(parents=True)
     (package / "engine.py").write_text("class DeepSpeedEngine: ...")
@@ -382,7 +382,7 @@ for step in range(40):
 """
 
 
-def test_losses_of_another_optimizer_do_not_count_at_any_step(tmp_path: Path) -> None:
+def test_ignores_losses_of_another_optimizer(tmp_path: Path) -> None:
     """What is dropped before objects are counted must not be what tells these losses apart."""
     case = case_of(tmp_path, TWO_LOSSES, ranks=1)
     clock = case.replace(framework=case.framework.replace(clock="SGD:2"))

@@ -11,7 +11,7 @@ from perfsuite.dry.values import NoValues, WholeNumbersAreReal, cast
 from perfsuite.errors import DryRunError
 
 
-def test_reads_are_answered_so_that_every_step_is_made() -> None:
+def test_reads_get_answers_that_let_steps_run() -> None:
     with FakeTensorMode(), NoValues():
         assert bool(torch.ones(3).all()) is True  # no token is masked
         assert torch.ones((), dtype=torch.int64).item() == 1
@@ -27,7 +27,7 @@ def test_a_gradient_scaler_finds_no_infinity() -> None:
         assert found.item() == 0.0
 
 
-def test_whole_numbers_that_nobody_filled_are_ones_whatever_was_in_their_memory() -> None:
+def test_unfilled_integers_are_ones() -> None:
     """Such as those that a collective of fake tensors is to fill, by which a script then decides."""
     with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbersAreReal():
         for _ in range(3):
@@ -43,7 +43,7 @@ def test_a_cpu_has_no_number() -> None:
         assert (torch.ones(2, device="cpu:0") + torch.ones(2)).device == torch.device("cpu")
 
 
-def test_a_module_is_cast_and_what_is_tied_stays_tied() -> None:
+def test_cast_module_keeps_its_tied_weights() -> None:
     with FakeTensorMode():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
         model[1].weight = model[0].weight
@@ -75,7 +75,7 @@ def test_data_of_another_device_move_a_tensor(whole: bool) -> None:
         assert made.is_leaf
 
 
-def test_the_type_of_a_fake_parameter_makes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_type_of_a_fake_parameter_makes_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a real one: accelerate loads weights so."""
     monkeypatch.setattr(FakeTensor, "__new__", values._parameter_of_its_class(FakeTensor.__new__))
     with FakeTensorMode():
@@ -94,7 +94,7 @@ def test_transformers_4_skips_masks_by_itself(monkeypatch: pytest.MonkeyPatch, v
     values.let_masks_be_skipped(SimpleNamespace(__version__=version))
 
 
-def test_transformers_5_must_have_what_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_5_has_what_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("transformers.utils.import_utils.is_fake_tensor")
     with pytest.raises(DryRunError, match=r"transformers has no transformers\.utils\.import_utils\.is_fake"):
         values.let_masks_be_skipped(SimpleNamespace(__version__="5.23.0"))

@@ -121,9 +121,7 @@ PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
         (FSDP1, IN_FSDP2, f"{RESHARD} is true or false in FSDP2.*not FULL_SHARD"),
     ],
 )
-def test_bad_files_are_named_with_field_value_and_what_is_allowed(
-    tmp_path: Path, change: str, to: str, said: str
-) -> None:
+def test_bad_file_names_field_value_and_choices(tmp_path: Path, change: str, to: str, said: str) -> None:
     assert change in FSDP1
     file = re.escape(str(tmp_path / "mine.yaml"))
     with pytest.raises(FileError, match=f"(?s)^{file}: .*{said}"):
@@ -159,9 +157,7 @@ RECOMPUTED = "fsdp_activation_checkpointing is true, but activation_checkpointin
         ({"activation_checkpointing": "none"}, f"{RECOMPUTED}; only 'full' agrees"),
     ],
 )
-def test_what_contradicts_the_case_is_known_beforehand(
-    config: Path, changes: dict[str, Any], said: str | None
-) -> None:
+def test_contradiction_is_known_beforehand(config: Path, changes: dict[str, Any], said: str | None) -> None:
     told = nullcontext() if said is None else pytest.raises(CaseError, match=rf"^mine\.yaml: {said}$")
     with told:
         Accelerate(config=config).check(AGREES.replace(**changes))

@@ -139,7 +139,7 @@ def test_tensor_parallel_ranks_train_as_one(tmp_path: Path, case: Case) -> None:
 
 
 @pytest.mark.launch
-def test_float8_trains_the_same_sharded_and_nearly_as_without(tmp_path: Path) -> None:
+def test_float8_trains_alike_when_sharded(tmp_path: Path) -> None:
     whole = COUNTED.replace(framework=FSDP2(float8="rowwise"))
     sharded = measured(whole, tmp_path)
     check_learnt(sharded, whole)
@@ -157,9 +157,7 @@ def test_float8_trains_the_same_sharded_and_nearly_as_without(tmp_path: Path) ->
     ],
     ids=["accelerate", "trainer"],
 )
-def test_accelerate_trains_nearly_the_same_in_float8(
-    framework: Framework, gathers: bool, tmp_path: Path
-) -> None:
+def test_accelerate_float8_trains_nearly_alike(framework: Framework, gathers: bool, tmp_path: Path) -> None:
     """What rounding changes grows from step to step: later the losses of some CPUs are 5 % apart."""
     run = measured(COUNTED.replace(framework=framework, precision="bf16-mixed"), tmp_path)
     assert run.loss[:10] == pytest.approx(learnt(COUNTED).loss[:10], rel=0.01)
@@ -170,7 +168,7 @@ def test_accelerate_trains_nearly_the_same_in_float8(
 
 
 @pytest.mark.launch
-def test_a_mixture_of_experts_trains_the_same_sharded(tmp_path: Path) -> None:
+def test_sharded_experts_train_the_same(tmp_path: Path) -> None:
     experts = COUNTED.replace(model=llama_tiny("mixtral-tiny", **EXPERTS), attention="eager")
     sharded = measured(experts.replace(framework=FSDP2()), tmp_path)
     check_learnt(sharded, experts)
@@ -211,7 +209,7 @@ def test_options_run_as_asked_for(tmp_path: Path, case: Case) -> None:
 
 @pytest.mark.launch
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_compiled_blocks_train_and_what_cannot_be_seen_in_them_is_said(tmp_path: Path, ranks: int) -> None:
+def test_compiled_blocks_train_the_same(tmp_path: Path, ranks: int) -> None:
     """Two ranks count a step, too."""
     flat = llama_tiny("llama-flat", num_hidden_layers=1)
     topology = Topology(processes_per_node=ranks)
@@ -225,7 +223,7 @@ def test_compiled_blocks_train_and_what_cannot_be_seen_in_them_is_said(tmp_path:
 
 
 @pytest.mark.nightly
-def test_a_model_without_attention_trains_the_same_sharded_and_recomputed(tmp_path: Path) -> None:
+def test_sharded_mamba_trains_the_same(tmp_path: Path) -> None:
     mamba = SMALL.replace(model="mamba-tiny")
     sharded = mamba.replace(framework=FSDP2(), activation_checkpointing="full")
     check_learnt(measured(sharded, tmp_path), mamba)
@@ -274,7 +272,7 @@ def remove(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Framework) else "",
 )
-def test_a_package_that_is_not_installed_is_named_with_its_extra(
+def test_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, framework: Framework, package: str, purpose: str | None
 ) -> None:
     remove(monkeypatch, package)
@@ -284,7 +282,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     assert unsupported(SMALL.replace(framework=framework), detect()) == (None if purpose is None else told)
 
 
-def test_a_version_that_an_extra_excludes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_a_version_its_extra_excludes(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"transformers": "4.57.1", "nanotron": "0.4", "peft": "0.18.0.dev0"}
     monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
     assert missing_package("nanotron", "peft") is None
@@ -296,7 +294,7 @@ def test_a_version_that_an_extra_excludes_is_named(monkeypatch: pytest.MonkeyPat
     assert missing_package("nanotron") == told
 
 
-def test_a_package_that_no_extra_installs_is_asked_for_by_its_name() -> None:
+def test_package_without_extra_is_asked_for_by_name() -> None:
     with pytest.raises(PackageError, match=r"^to fly: it needs the package nosuch, .*: pip install nosuch$"):
         require("nosuch", purpose="to fly")
 
@@ -308,7 +306,7 @@ def test_every_optional_package_has_its_extra() -> None:
     assert optional_packages()["numpy"][0] == "history"
 
 
-def test_a_script_knows_no_flops_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_has_no_flops_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     case = SMALL.replace(framework=Script(path=__file__))
     assert flops.notes(case) == ()
     remove(monkeypatch, "transformers")

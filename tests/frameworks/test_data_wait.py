@@ -112,7 +112,7 @@ def test_work_in_a_worker_is_counted(forked_worker: Run, tmp_path: Path, context
 
 
 @pytest.mark.launch
-def test_workers_that_start_in_a_counted_step_are_counted_alike(forked_worker: Run, tmp_path: Path) -> None:
+def test_counts_workers_forked_in_a_step_alike(forked_worker: Run, tmp_path: Path) -> None:
     """With three batches in an epoch, workers are forked in step 4: they inherit the rank's counter."""
     short = with_worker(tmp_path / "short", CALLS=100, ROWS=12)
     batches = [run.counts[0].counts.worker_batch for run in (forked_worker, short)]
@@ -121,7 +121,7 @@ def test_workers_that_start_in_a_counted_step_are_counted_alike(forked_worker: R
 
 @pytest.mark.launch
 @pytest.mark.parametrize("loader", [None, "train:batches", "__main__:batches"])
-def test_an_own_iterator_is_timed_if_the_case_names_it(tmp_path: Path, loader: str | None) -> None:
+def test_times_an_iterator_named_by_the_case(tmp_path: Path, loader: str | None) -> None:
     run = measured(tmp_path / "own", OWN=1, SLEEP_S=0.01, loader=loader)
     assert (run.figures.data_wait_s is None) == (loader is None)
     assert run.figures.data_wait_s is None or run.figures.data_wait_s >= 0.01
@@ -148,7 +148,7 @@ def test_a_loader_is_named_by_module_and_name(name: str) -> None:
         Script(path="train.py", loader=name)
 
 
-def test_a_case_that_names_its_loader_keeps_its_id() -> None:
+def test_naming_a_loader_keeps_the_case_id() -> None:
     """Its baselines stay: it is the same training."""
     named = Script(path="train.py", loader="train:batches")
     assert named.slug() == Script(path="train.py").slug()

@@ -131,7 +131,7 @@ NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
         ("managed_gradient_accumulation", False, NOT_BUILT),
     ],
 )
-def test_what_contradicts_the_case_or_is_not_built_is_named(path: str, value: Any, said: str) -> None:
+def test_names_contradictions_and_unbuilt_parts(path: str, value: Any, said: str) -> None:
     config = value
     for name in reversed(path.split(".")):
         config = {name: config}
@@ -147,7 +147,7 @@ def test_what_agrees_is_taken(config: dict[str, Any]) -> None:
     checked(config, precision="fp16-mixed")  # which `unsupported` refuses
 
 
-def test_what_the_configuration_leaves_open_the_case_decides() -> None:
+def test_case_completes_the_configuration() -> None:
     changes: dict[str, Any] = {"gradient_accumulation": 3, "precision": "bf16", "learning_rate": 0.01}
     config = filled(case_of(OF_TRANSFORMERS, **changes))
     assert config["train_micro_batch_size_per_gpu"] == 2
@@ -165,7 +165,7 @@ def test_what_the_configuration_leaves_open_the_case_decides() -> None:
 
 
 @pytest.mark.parametrize(("more", "kind"), [({}, "AdamW"), ({"zero_force_ds_cpu_optimizer": False}, None)])
-def test_what_is_offloaded_is_stepped_by_deepspeed_itself(more: dict[str, Any], kind: str | None) -> None:
+def test_deepspeed_steps_what_is_offloaded(more: dict[str, Any], kind: str | None) -> None:
     config = zero(2, offload_optimizer={"device": "cpu"}) | more
     assert filled(case_of(config)).get("optimizer", {}).get("type") == kind
 
@@ -215,7 +215,7 @@ def test_no_dry_run_knows_whether_it_steps() -> None:
     ],
     ids=["1", "2", "3", "3 offloaded"],
 )
-def test_zero_trains_as_ddp_and_sends_what_it_says(
+def test_zero_trains_as_ddp_and_sends_as_claimed(
     tmp_path: Path, config: dict[str, Any], sent: dict[str, int]
 ) -> None:
     """Rajbhandari et al. 2020 (arXiv:1910.02054), section 7: gradients are reduced to whom they belong, which
@@ -244,7 +244,7 @@ def test_zero_trains_as_ddp_and_sends_what_it_says(
 @pytest.mark.parametrize(
     ("precision", "stage", "parameter_dtype"), [("bf16", 2, "bfloat16"), ("bf16-mixed", 3, "float32")]
 )
-def test_a_file_for_transformers_runs_as_asked_for(
+def test_file_for_transformers_runs_as_asked(
     tmp_path: Path, precision: Any, stage: int, parameter_dtype: str
 ) -> None:
     config = {**OF_TRANSFORMERS, **zero(stage, reduce_bucket_size="auto")}
@@ -258,7 +258,7 @@ def test_a_file_for_transformers_runs_as_asked_for(
 
 @pytest.mark.launch
 @pytest.mark.usefixtures("deepspeed")
-def test_what_deepspeed_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+def test_reports_deepspeeds_refusal_in_its_words(tmp_path: Path) -> None:
     alone = case_of(zero(5, overlap_com=True), topology=Topology(processes_per_node=1))
     failure = known(launch_once(alone, detect(), tmp_path).failure)
     assert failure.kind == "mismatch"

@@ -55,7 +55,7 @@ class ByEngine(DDP):
 
 
 @pytest.mark.launch
-def test_the_steps_of_an_engine_are_counted_not_those_inside(packages: Packages, tmp_path: Path) -> None:
+def test_counts_the_engines_steps_not_inner_ones(packages: Packages, tmp_path: Path) -> None:
     packages.install("perf-engine", ENGINE, frameworks="engine = perf_engine:ByEngine")
     case = COUNTED.replace(framework="engine")
     run = measured(case, tmp_path / "launched")

@@ -123,7 +123,7 @@ def measured(directory: Path, **how: Any) -> Run:
 
 
 @pytest.mark.launch
-def test_checkpoints_and_phases_of_a_script_are_spans(tmp_path: Path) -> None:
+def test_script_checkpoints_and_phases_are_spans(tmp_path: Path) -> None:
     run = measured(tmp_path / "one", phases={"rollout": "train:generate"})
     steps = {name: times.steps for name, times in run.spans.items() if not name.startswith("start-up")}
     assert steps == {
@@ -136,7 +136,7 @@ def test_checkpoints_and_phases_of_a_script_are_spans(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-def test_a_checkpoint_that_became_larger_regresses(tmp_path: Path) -> None:
+def test_larger_checkpoint_regresses(tmp_path: Path) -> None:
     before, same, more = (
         measured(tmp_path / name, EXTRA=extra)
         for name, extra in (("before", 2**18), ("same", 2**18), ("more", 2**19))
@@ -166,7 +166,7 @@ def test_a_phase_that_never_runs_fails(tmp_path: Path, function: str, said: str)
 
 
 @pytest.mark.launch
-def test_a_sharded_checkpoint_has_bytes_and_collectives_of_each_rank(tmp_path: Path) -> None:
+def test_sharded_checkpoint_counts_each_rank(tmp_path: Path) -> None:
     run = measured(tmp_path / "sharded", text=SHARDED, ranks=2)
     assert run.spans["save checkpoint"].steps == (5, 6)
     of_ranks = [entry.counts.spans["save checkpoint"] for entry in run.counts for _ in entry.ranks]

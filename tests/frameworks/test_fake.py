@@ -24,7 +24,7 @@ def simulated(framework: Fake, *, rank: int = 0, steps: int = 400) -> tuple[list
     return recorder.step_s, losses
 
 
-def test_steps_take_as_long_as_the_options_say_and_the_first_one_three_times_as_long() -> None:
+def test_first_step_is_three_times_as_long() -> None:
     step_s, losses = simulated(Fake(step_ms=20, noise=0.05))
     logs = [math.log(each / 0.02) for each in step_s[1:]]
     assert sum(logs) / len(logs) == pytest.approx(0, abs=0.01)
@@ -40,6 +40,6 @@ def test_ranks_differ_and_each_repeats_itself() -> None:
     assert simulated(Fake(), steps=5)[0] != simulated(Fake(), rank=1, steps=5)[0]
 
 
-def test_it_needs_no_torch_and_its_memory_is_what_the_options_say() -> None:
+def test_needs_no_torch_and_has_the_given_memory() -> None:
     simulated(Fake(memory_mb=7), steps=1)
     assert Fake().plan(make_case()) == LaunchPlan(needs_torch=False)

@@ -41,7 +41,7 @@ def test_options_reach_every_unit(strategy: Any, options: dict[str, Any], prefet
 
 
 @pytest.mark.parametrize(("precision", "compute"), [("fp32", None), ("bf16-mixed", torch.bfloat16)])
-def test_mixed_precision_computes_low_and_reduces_in_fp32(precision: str, compute: Any) -> None:
+def test_mixed_precision_reduces_in_fp32(precision: str, compute: Any) -> None:
     for unit in units(FSDP(sharding_strategy="FULL_SHARD"), precision=precision):
         policy = unit.mixed_precision
         assert policy.param_dtype == compute

@@ -74,7 +74,7 @@ def test_what_is_built_is_what_is_expected(
         (FSDP2(sync_each_micro_batch=False), 2, 6, 4, 3),
     ],
 )
-def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_asked(
+def test_gathers_again_what_was_resharded(
     framework: FSDP2, micro_batches: int, forward: int, backward: int, reduced: int
 ) -> None:
     case = SPLIT.replace(framework=framework, model=SHORT, gradient_accumulation=micro_batches)
@@ -85,7 +85,7 @@ def test_what_is_resharded_is_gathered_again_and_gradients_are_reduced_when_aske
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_are_reduced_in_the_dtype_that_is_asked_for(dtype: Any) -> None:
+def test_reduces_gradients_in_the_requested_dtype(dtype: Any) -> None:
     framework = FSDP2(reduce_dtype=dtype)
     case = SPLIT.replace(framework=framework, model=SHORT, precision="bf16-mixed")
     with fake_group(0, 4) as ranks:
@@ -119,9 +119,7 @@ def test_the_parts_of_all_ranks_make_up_the_whole() -> None:
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view:UserWarning")  # the logits
 @pytest.mark.parametrize(("layers", "checkpointing"), [(1, "full"), (3, "none"), (3, "full")])
-def test_each_half_of_a_block_is_reduced_once_in_forward_and_once_in_backward(
-    layers: int, checkpointing: Any
-) -> None:
+def test_half_blocks_reduce_once_each_way(layers: int, checkpointing: Any) -> None:
     """Shoeybi et al. 2019, figure 4; and the embedding's output, and the gradient of the head's input.
 
     A block computed anew needs what comes before its last matmul: the reduced output of its attention.
@@ -155,13 +153,13 @@ def _as_rank(rank: int, directory: Path) -> None:
 
 
 @pytest.mark.launch
-def test_loss_and_gradients_are_those_of_the_whole_model(tmp_path: Path) -> None:
+def test_loss_and_gradients_match_the_whole_model(tmp_path: Path) -> None:
     """Adam takes the same step by gradients twice as large: losses over some steps would not show these."""
     spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
     spawn(_as_rank, args=(tmp_path,), nprocs=2)
 
 
-def test_ranks_that_split_a_layer_see_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_sharing_a_layer_see_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def batches(case: Case, rank: int, device: Any) -> list[torch.Tensor]:

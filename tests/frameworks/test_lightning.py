@@ -53,9 +53,7 @@ def units(case: Case) -> list[FullyShardedDataParallel]:
 @pytest.mark.parametrize(
     ("mode", "blocks_recomputed"), [("none", ()), ("every-2", (0, 2)), ("full", (0, 1, 2, 3))]
 )
-def test_fsdp_shards_each_block_and_recomputes_those_asked_for(
-    mode: str, blocks_recomputed: tuple[int, ...]
-) -> None:
+def test_fsdp_recomputes_the_requested_blocks(mode: str, blocks_recomputed: tuple[int, ...]) -> None:
     _, *wrapped = units(FSDP_CASE.replace(activation_checkpointing=mode))
     recomputed = [isinstance(next(unit.children()), CheckpointWrapper) for unit in wrapped]
     assert recomputed == [index in blocks_recomputed for index in range(4)]

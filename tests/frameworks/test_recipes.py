@@ -47,7 +47,7 @@ def test_accelerate_launch(tmp_path: Path) -> None:
     assert observed(run).settings["wrapper"] == "DistributedDataParallel"
 
 
-def test_accelerate_on_cpus_that_it_was_not_told_of_exchanges_nothing(tmp_path: Path) -> None:
+def test_accelerate_unaware_of_cpus_exchanges_nothing(tmp_path: Path) -> None:
     """It starts two processes, and wraps no model in either: two copies of one training."""
     kind, said = failure_of(by_accelerate(), tmp_path)
     assert kind == "mismatch"
@@ -85,7 +85,7 @@ def test_trl_with_padding_says_how_much(sft: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_trl_whose_batches_are_of_unlike_length_must_say_so(sft: Path, tmp_path: Path) -> None:
+def test_trl_must_declare_uneven_batches(sft: Path, tmp_path: Path) -> None:
     kind, said = failure_of(by_trl(sft, 128), tmp_path / "fixed")
     assert kind == "mismatch"
     assert "the case claims 512 a step" in said

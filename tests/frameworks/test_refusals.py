@@ -351,7 +351,7 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
 @pytest.mark.parametrize(
     ("kind", "options", "said"), [(kind, *entry) for kind, entries in BAD.items() for entry in entries]
 )
-def test_options_that_cannot_be_are_named_with_what_is_allowed(
+def test_bad_options_list_what_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Framework], options: dict[str, Any], said: str
 ) -> None:
     (tmp_path / "ddp.yaml").write_text("distributed_type: MULTI_CPU\nnum_processes: 2\n")

@@ -119,7 +119,7 @@ def failure_of(case: Case, directory: Path) -> tuple[str, str]:
         ({"arguments": ("--db=postgres://me:hidden@host/db",)}, "arguments: '--db=postgres'"),
     ],
 )
-def test_what_looks_like_a_secret_is_refused_and_not_repeated(options: dict[str, Any], name: str) -> None:
+def test_refuses_secrets_without_repeating_them(options: dict[str, Any], name: str) -> None:
     with pytest.raises(
         CaseError, match=f"^Script: {name} looks like .* in the environment of pytest"
     ) as raised:
@@ -180,7 +180,7 @@ def test_what_is_no_secret_may_be_given() -> None:
     assert dict(Script(path="a.py", env=env, arguments=arguments).env) == env
 
 
-def test_an_id_tells_apart_what_runs_however_its_path_is_written() -> None:
+def test_id_identifies_the_target_not_a_path() -> None:
     here = str(Path.cwd())
     scripts = [
         Script(path="examples/train.py"),
@@ -247,7 +247,7 @@ def test_a_case_with_variables_reads_back() -> None:
         ({"command": ("./good.py",)}, "'./good.py' is not on PATH"),
     ],
 )
-def test_what_is_not_there_is_known_before_a_launch(
+def test_missing_file_prevents_a_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -281,7 +281,7 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert found.plan(make_case()).command == asked
 
 
-def test_a_configuration_is_a_promise_that_is_checked() -> None:
+def test_checks_a_promised_configuration() -> None:
     known = case_of(Script(path="a.py"), model="llama-tiny", attention="eager")
     assert unsupported(known, make_machine()) is None
     assert "attention" not in framework_of(known).expected(known)
@@ -302,7 +302,7 @@ def started(directory: Path, code: str, *, in_launch: bool = True) -> subprocess
 
 
 @pytest.mark.launch
-def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(tmp_path: Path) -> None:
+def test_process_without_torch_pays_nothing(tmp_path: Path) -> None:
     script(tmp_path, "print('the shadowed one')\n", "sitecustomize.py")
     code = "import sys; print([name for name in sys.modules if name.startswith('perfsuite')])"
     done = started(tmp_path, code)
@@ -311,7 +311,7 @@ def test_a_process_without_torch_pays_nothing_and_a_shadowed_sitecustomize_runs(
 
 
 @pytest.mark.launch
-def test_where_perfsuite_is_not_installed_the_import_of_torch_says_so(tmp_path: Path) -> None:
+def test_torch_import_reports_missing_perfsuite(tmp_path: Path) -> None:
     script(tmp_path, "", "torch/__init__.py")
     code = "import sys; sys.modules['perfsuite'] = None; import torch"
     done = started(tmp_path, code)
@@ -356,7 +356,7 @@ sys.modules["perfsuite.worker.script.attach"] = attached
 
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ASKS)
-def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how: str) -> None:
+def test_attaches_once_whoever_imports_torch(tmp_path: Path, how: str) -> None:
     """A torch of one line, and a measurement of another."""
     needs = "import fails\n" if how == "after a failure" else ""
     script(tmp_path, f"{needs}attribute = 1\n", "torch/__init__.py")
@@ -375,9 +375,7 @@ def test_whoever_asks_for_torch_first_it_is_attached_to_once(tmp_path: Path, how
     ],
     ids=["found", "attached", "imported", "a torch that lacks a module"],
 )
-def test_a_fault_of_ours_at_the_import_of_torch_is_reported_and_the_script_runs_on(
-    tmp_path: Path, fault: str, said: str
-) -> None:
+def test_our_fault_never_stops_a_script(tmp_path: Path, fault: str, said: str) -> None:
     script(tmp_path, "attribute = 1\n", "torch/__init__.py")
     code = f"{ASKER}\ndef fails(*args): raise KeyError('a fault')\n{fault}\nimport torch; print('trains')"
     done = started(tmp_path, code)
@@ -405,7 +403,7 @@ def by_path(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.smoke("script")
-def test_a_script_runs_unchanged_and_gives_figures(by_path: Run) -> None:
+def test_unchanged_script_gives_figures(by_path: Run) -> None:
     figures = by_path.figures
     assert len(by_path.step_s) == len(by_path.loss) == len(by_path.probe_s) == 12
     assert figures.tokens_per_s == pytest.approx(2 * 4 * 16 / float(figures.step_s_p50 or 0))
@@ -425,7 +423,7 @@ def test_the_start_up_of_a_script_has_all_parts(by_path: Run) -> None:
 
 
 @pytest.mark.launch
-def test_under_its_own_launcher_it_is_the_same_training(by_path: Run, tmp_path: Path) -> None:
+def test_trains_the_same_under_its_own_launcher(by_path: Run, tmp_path: Path) -> None:
     asks_first = "import importlib.util; assert importlib.util.find_spec('torch')"  # as many libraries do
     train = script(tmp_path, asks_first + TRAIN)
     result = measured(case_of(Script(command=(*TORCHRUN, train))), tmp_path)
@@ -444,7 +442,7 @@ start()
 
 
 @pytest.mark.launch
-def test_what_a_script_builds_in_python_is_counted(tmp_path: Path) -> None:
+def test_counts_what_a_script_builds(tmp_path: Path) -> None:
     train = script(tmp_path, WALKS + ALONE)
     named = Script(path=train, phases={"start": "train:start"})
     case = case_of(named, topology=ONE, max_warmup_steps=4)
@@ -472,7 +470,7 @@ with open(os.environ["OUT"] + "/checkpoint", "w") as file:
 
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ["module", "command"])
-def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path, how: str) -> None:
+def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> None:
     """Nothing of ours has imported torch when its first line runs: what it sets in its environment holds."""
     train = script(tmp_path, OWN_PROCESS + ALONE)
     arguments = ("--out", "{launch_dir}/out")
@@ -504,7 +502,7 @@ def test_a_scripts_process_is_its_own_as_is_the_launchs_directory(tmp_path: Path
         ),
     ],
 )
-def test_what_never_trains_is_told_with_what_it_said(tmp_path: Path, how: str, code: str, said: str) -> None:
+def test_reports_a_script_that_never_trains(tmp_path: Path, how: str, code: str, said: str) -> None:
     code = f"import sys; {code}"
     what = {"path": script(tmp_path, code)} if how == "path" else {"command": ("python", "-c", code)}
     kind, told = failure_of(case_of(Script(**what), topology=ONE), tmp_path)
@@ -523,7 +521,7 @@ def test_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-def test_one_process_without_a_group_whose_loss_is_not_observed(tmp_path: Path) -> None:
+def test_one_process_runs_without_an_observed_loss(tmp_path: Path) -> None:
     """It catches whatever is raised in its loop, too, goes on, and fails: its first steps are measured.
 
     Its clock is ten times slower than ours, which changes no time.
@@ -578,14 +576,14 @@ SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scal
     ],
     ids=["two copies", "wrapped in part"],
 )
-def test_what_is_not_the_job_of_two_that_the_case_says(tmp_path: Path, text: str, said: str) -> None:
+def test_refuses_a_job_unlike_its_case(tmp_path: Path, text: str, said: str) -> None:
     kind, told = failure_of(case_of(Script(path=script(tmp_path, text))), tmp_path)
     assert kind == "mismatch"
     assert told.startswith(said)
 
 
 @pytest.mark.launch
-def test_gradients_may_be_exchanged_by_hand_and_samples_be_counted(tmp_path: Path) -> None:
+def test_gradients_may_be_exchanged_by_hand(tmp_path: Path) -> None:
     by_hand = "for p in model.parameters(): dist.all_reduce(p.grad, op=dist.ReduceOp.SUM); p.grad /= 2"
     text = TRAIN.replace(WRAPPED, "model = Net()").replace(
         "optimizer.step()", f"{by_hand}\n                optimizer.step()"
@@ -597,7 +595,7 @@ def test_gradients_may_be_exchanged_by_hand_and_samples_be_counted(tmp_path: Pat
 
 
 @pytest.mark.launch
-def test_a_script_and_a_framework_that_train_the_same_agree(tmp_path: Path) -> None:
+def test_script_and_framework_training_agree(tmp_path: Path) -> None:
     """The loop of the framework ddp, as a script of its own."""
     lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
     ddp = base.SMALL.replace(sequence_length=16, lora=lora, learning_rate=1e-2)
@@ -704,7 +702,7 @@ COUNTED_ALONE: dict[str, Any] = {"topology": ONE, "max_warmup_steps": 4}
 
 
 @pytest.mark.launch
-def test_a_leak_is_found_and_a_clean_script_is_silent(tmp_path: Path) -> None:
+def test_finds_a_leak_and_spares_a_clean_script(tmp_path: Path) -> None:
     runs = []
     for name, text in (("a", ALONE), ("again", ALONE), ("b", LEAKS)):
         (tmp_path / name).mkdir()
@@ -719,7 +717,7 @@ def test_a_leak_is_found_and_a_clean_script_is_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-def test_a_frozen_or_disabled_collector_counts_exactly(tmp_path: Path) -> None:
+def test_counts_exactly_with_a_disabled_collector(tmp_path: Path) -> None:
     """The clean one is as before, and its garbage collector's time is known."""
     text = LEAKS.replace("kept = []", "kept = []\nimport gc\ngc.collect()\ngc.freeze()\ngc.disable()")
     case = case_of(Script(path=script(tmp_path, text)), **COUNTED_ALONE)

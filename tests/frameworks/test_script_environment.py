@@ -134,7 +134,7 @@ def test_a_launch_sees_what_its_own_launcher_sets(
 
 
 @pytest.mark.parametrize("how", LAUNCHERS)
-def test_a_dry_run_sees_what_its_own_launcher_sets(
+def test_dry_run_sees_its_launchers_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     real, launcher, ranks = LAUNCHERS[how]

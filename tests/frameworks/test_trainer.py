@@ -19,7 +19,7 @@ def test_what_must_be_observed() -> None:
 
 
 @pytest.mark.launch
-def test_its_own_checkpointing_accumulation_and_log(tmp_path: Path) -> None:
+def test_uses_its_own_checkpointing_and_log(tmp_path: Path) -> None:
     by_fsdp1 = MIXED.replace(framework=Trainer(fsdp="full_shard auto_wrap", fsdp_version=1))
     case = by_fsdp1.replace(activation_checkpointing="every-2", gradient_accumulation=2)
     run = measured(case, tmp_path)

@@ -22,7 +22,7 @@ def told(change: ChangePoint) -> tuple[float, ...]:
     return (change.index, change.earliest, change.latest, change.before, change.after, *change.interval)
 
 
-def test_each_step_is_found_with_its_place_size_and_levels() -> None:
+def test_finds_each_step_with_place_and_size() -> None:
     [change] = found(series((60, 2.0), (60, 2.06)))
     assert 58 <= change.index <= 62
     assert change.earliest <= 60 <= change.latest <= change.earliest + 6
@@ -35,7 +35,7 @@ def test_each_step_is_found_with_its_place_size_and_levels() -> None:
     assert second.after == pytest.approx(first.before, rel=0.005)
 
 
-def test_a_bad_night_or_two_are_no_change_and_three_are_enough_for_a_large_one() -> None:
+def test_three_bad_nights_make_a_change() -> None:
     for nights in (*range(6), 200):
         assert found(series((nights, 1.0))) == found([1000.0] * nights) == []
     for nights in (1, 2):
@@ -51,7 +51,7 @@ def test_a_bad_night_or_two_are_no_change_and_three_are_enough_for_a_large_one()
     assert told(change)[:5] == pytest.approx((20, 20, 20, 1000, 1010))
 
 
-def test_changes_that_are_too_small_to_matter_or_not_clear_among_alike_neighbours_are_not_reported() -> None:
+def test_ignores_small_or_unclear_changes() -> None:
     small = series((100, 1.0), (100, 1.004), noise=0.001)
     assert (found(small), len(found(small, min_change=0.002))) == ([], 1)
     values = series((60, 1.0), (14, 1.025))
@@ -59,7 +59,7 @@ def test_changes_that_are_too_small_to_matter_or_not_clear_among_alike_neighbour
     assert change_points(values, min_change=0.005, correlation=0.6) == []
 
 
-def test_a_drift_of_three_per_mille_a_week_is_found_and_measured() -> None:
+def test_finds_and_measures_a_slow_drift() -> None:
     """As a stair: each step within noise of the truth, all together the whole way."""
     luck = random.Random(3)
     values = [1.003 ** (night / 7) * math.exp(0.01 * luck.gauss(0, 1)) for night in range(140)]
@@ -80,7 +80,7 @@ def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
     return found
 
 
-def test_how_alike_neighbours_are_whatever_steps_there_are() -> None:
+def test_neighbour_correlation_ignores_steps() -> None:
     for share in (0.0, 0.3, 0.6):
         estimates = [correlation(good_and_bad_weeks(share, 365, seed)) for seed in range(25)]
         assert median(estimates) == pytest.approx(share, abs=0.15)
@@ -93,7 +93,7 @@ LARGE = series((60, 1.0), (60, 1.016))
 SMALL = series((60, 1.0), (60, 1.013), seed=3)
 
 
-def test_changes_and_correlations_are_what_they_were() -> None:
+def test_changes_and_correlations_stay_the_same() -> None:
     """Pinned: a difference here is another noise, threshold or interval."""
     for values, alike, *pinned in (
         (LARGE, 0.0, (60, 56, 62, 1.0000656, 1.0146935, 0.0092696, 0.0200127)),
@@ -112,7 +112,7 @@ def test_changes_and_correlations_are_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("bad", [1.4, 0.6, 1e6, 1e-6])
-def test_a_bad_night_hardly_moves_the_level_after_a_change(bad: float) -> None:
+def test_bad_night_hardly_moves_a_level(bad: float) -> None:
     values = series((30, 1.0), (9, 1.05), (40, 1.0), seed=3)
     values[50] = bad
     first, second = found(values)

@@ -48,7 +48,7 @@ def sessions_of(history: Path) -> list[StoredSession]:
     return [place.read(cases) for place in store.places(history)]
 
 
-def test_a_session_is_found_by_hardware_class_commit_and_case(history: Path) -> None:
+def test_finds_a_session_by_class_commit_and_case(history: Path) -> None:
     added = add(history, kept(RUN, RUN))
     [written] = added.written
     assert (added.kept, added.known, added.left_out) == (1, False, [])
@@ -62,7 +62,7 @@ def test_a_session_is_found_by_hardware_class_commit_and_case(history: Path) -> 
     assert case.case == documents.plain(make_case())
 
 
-def test_medians_of_each_launch_are_kept_if_they_mean_something_and_no_steps(history: Path) -> None:
+def test_keeps_launch_medians_and_no_steps(history: Path) -> None:
     gap = RUN.replace(figures=FIGURES.replace(peak_memory_bytes=None, step_s_mean=math.nan))
     [written] = add(history, kept(RUN, gap)).written
     [result] = sessions_of(history)[0].results
@@ -81,7 +81,7 @@ def test_settings_and_environments_are_kept_once(history: Path) -> None:
     assert [(each.settings, each.environment) for each in session.results] == [(0, 0), (0, 0), (0, 1)]
 
 
-def test_a_machine_with_gpus_that_also_ran_cpu_cases_is_kept_as_two_classes(history: Path) -> None:
+def test_gpu_machine_with_cpu_cases_is_two_classes(history: Path) -> None:
     added = add(history, kept(RUN), kept(RUN.replace(machine=samples.make_gpu_machine())))
     assert {place.hardware_class for place in store.places(history)} == {"cpu-test-2c", "h100-80gb-sxm"}
     assert (added.kept, len(added.written)) == (2, 2)
@@ -89,13 +89,13 @@ def test_a_machine_with_gpus_that_also_ran_cpu_cases_is_kept_as_two_classes(hist
     assert of_gpu.read(store.read_cases(history)).machine == samples.make_gpu_machine()
 
 
-def test_a_case_that_changed_under_its_name_is_kept_beside_the_old_one(history: Path) -> None:
+def test_changed_case_is_kept_beside_the_old(history: Path) -> None:
     add(history, kept(RUN))
     add(history, kept(RUN.replace(case=make_case(timeout_s=5))), started_at="2026-01-03T00:00:00Z")
     assert [case.id for case in store.read_cases(history).values()] == [make_case().id] * 2
 
 
-def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(history: Path) -> None:
+def test_adding_a_session_twice_changes_nothing(history: Path) -> None:
     def files() -> dict[Path, int]:
         return {file: file.stat().st_mtime_ns for file in history.rglob("*.json")}
 
@@ -111,7 +111,7 @@ def test_adding_a_session_again_changes_nothing_whatever_its_file_is_called(hist
     assert len(store.read_cases(history)) == 1
 
 
-def test_what_was_added_while_a_session_ran_is_kept_once_by_the_part_that_measured_it(history: Path) -> None:
+def test_keeps_results_once_by_their_session_part(history: Path) -> None:
     first = "2026-01-02T03:04:05+00:00"
     second = "2026-01-02T09:00:00+00:00"
     early = kept(RUN.replace(started_at=first))
@@ -128,7 +128,7 @@ def test_what_was_added_while_a_session_ran_is_kept_once_by_the_part_that_measur
     assert add(history, early, again, late, parts=went_on).written == []
 
 
-def test_histories_that_grew_apart_merge_by_copying_files(tmp_path: Path) -> None:
+def test_diverged_histories_merge_by_copying(tmp_path: Path) -> None:
     """What git does: no file of one side has other content on the other side."""
     a = tmp_path / "a"
     b = tmp_path / "b"
@@ -153,7 +153,7 @@ def test_without_a_clean_commit_nothing_is_kept(history: Path) -> None:
             store.places(history)
 
 
-def test_injected_failed_and_empty_results_are_left_out_and_named(history: Path) -> None:
+def test_excludes_injected_and_failed_results(history: Path) -> None:
     injected = make_result(RUN.replace(inject="slowdown=30%"))
     failed = make_result(RUN.replace(failure=Failure(kind="crash", message="boom")))
     timeless = kept(RUN.replace(figures=FIGURES.replace(step_s_p50=None)))
@@ -168,7 +168,7 @@ def test_injected_failed_and_empty_results_are_left_out_and_named(history: Path)
     assert (added.kept, only.step_s_p50) == (1, (0.256,))
 
 
-def test_what_is_no_session_or_stands_in_another_place_is_an_error_that_names_the_file(history: Path) -> None:
+def test_misplaced_file_is_an_error_that_names_it(history: Path) -> None:
     with pytest.raises(FileError, match=r"results\.json: .*commit: String should match.*'\.\./\.\./etc'"):
         add(history, kept(RUN), commit="../../etc")
     with pytest.raises(FileError, match="hardware_class: String should match"):
@@ -198,7 +198,7 @@ def test_cases_and_sessions_can_be_chosen(history: Path) -> None:
 
 
 @pytest.mark.parametrize("version", sorted(path.name for path in VERSIONS.iterdir()))
-def test_histories_of_every_schema_version_can_be_read(version: str) -> None:
+def test_reads_histories_of_every_schema_version(version: str) -> None:
     [session] = sessions_of(VERSIONS / version)
     [result] = session.results
     assert session.commit == COMMIT
@@ -219,7 +219,7 @@ def edited(file: Path, edit: Callable[[Any], object]) -> Path:
     return renamed
 
 
-def test_a_file_that_is_not_what_its_name_says_is_refused(history: Path) -> None:
+def test_refuses_a_file_unlike_its_name(history: Path) -> None:
     [written] = add(history, kept(RUN)).written
     [case] = (history / "cases").iterdir()
     for file in (written, case):
@@ -231,7 +231,7 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(history: Path) -> None
     assert sessions_of(history)
 
 
-def test_a_session_that_lost_its_verdicts_is_refused(history: Path) -> None:
+def test_refuses_a_session_without_verdicts(history: Path) -> None:
     """Those of a case that measured nothing are in no result: it would have vanished from the failures."""
     [written] = add(history, kept(RUN), never_run().replace(case_id="lost")).written
     content = json.loads(written.read_text())

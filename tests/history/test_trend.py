@@ -89,7 +89,7 @@ def test_each_change_is_told_once_with_its_place(root: Path, found: Trend, commi
     assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
 
 
-def test_what_is_still_worse_is_told_and_what_was_mended_does_not_fail(
+def test_mended_regression_does_not_fail(
     root: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
@@ -101,7 +101,7 @@ def test_what_is_still_worse_is_told_and_what_was_mended_does_not_fail(
     assert trend(HISTORY).findings == (), "mended long ago"
 
 
-def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(commits: list[str]) -> None:
+def test_assumes_bad_weeks_for_a_month(commits: list[str]) -> None:
     def nine_nights(case: int, night: int) -> Level:
         return Level(step_s=1.03, memory=1.03) if night >= 8 else Level()
 
@@ -109,7 +109,7 @@ def test_until_it_has_seen_a_month_it_believes_in_bad_weeks_but_not_for_memory(c
     assert [f.metric for f in trend(HISTORY).findings] == ["peak memory"]
 
 
-def test_a_case_may_count_samples_and_have_another_definition_since(commits: list[str]) -> None:
+def test_case_may_count_samples_and_be_redefined(commits: list[str]) -> None:
     write_history(HISTORY, commits[:20], [IMAGES])
     changed = IMAGES.replace(timeout_s=5)
     write_history(HISTORY, commits[20:], [changed], lambda case, night: Level(step_s=1.2), first=20)
@@ -119,7 +119,7 @@ def test_a_case_may_count_samples_and_have_another_definition_since(commits: lis
     assert told.startswith("case definition: ")
 
 
-def test_cases_and_hardware_classes_can_be_chosen_and_what_is_not_there_is_an_error(root: Path) -> None:
+def test_unknown_case_or_class_is_an_error(root: Path) -> None:
     assert [f.case for f in trend(root / "history", case=LARGER).findings] == [LARGER]
     with pytest.raises(FileError, match=r"history holds no session on a100\*: nothing to look at"):
         trend(root / "history", hardware_class="a100*")
@@ -148,7 +148,7 @@ def keep_baseline(case: Case, day: str = "2024-02-28", **figures: Any) -> None:
     documents.write(BASELINES / H100 / f"{case.id}.json", kept)
 
 
-def test_a_baseline_that_was_measured_since_nearer_to_the_new_level_accepts_a_worsening(root: Path) -> None:
+def test_newer_baseline_accepts_a_regression(root: Path) -> None:
     for case, day, figures, is_open in (
         (0, "2024-02-09", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, True),
         (0, "2024-02-10", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, False),
@@ -174,7 +174,7 @@ def test_a_baseline_that_was_measured_since_nearer_to_the_new_level_accepts_a_wo
     assert len(unread.failing) == 2, "what cannot be read accepts nothing"
 
 
-def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(commits: list[str]) -> None:
+def test_baseline_of_a_partial_recovery_accepts_it(commits: list[str]) -> None:
     def recovering(case: int, night: int) -> Level:
         return Level(step_s=1.0 if night < 20 else 1.1 if night < 40 else 1.02)
 
@@ -188,7 +188,7 @@ def test_a_baseline_of_a_partial_recovery_accepts_what_is_left(commits: list[str
 
 
 @pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
-def test_what_was_not_measured_in_the_period_fails_nothing(
+def test_unmeasured_period_fails_nothing(
     commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfsuite.history.trend.PERIOD", timedelta(days=days))
@@ -199,7 +199,7 @@ def test_what_was_not_measured_in_the_period_fails_nothing(
     assert [f.open for f in found.findings] == [bool(found.failing)] == [is_open]
 
 
-def test_sessions_without_a_figure_are_not_counted_as_points(commits: list[str]) -> None:
+def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
     write_history(HISTORY, commits, CASES[1:2], lambda c, n: levels(1, n))
     for place in store.places(HISTORY)[3:7]:
         content = json.loads(place.file.read_text())
@@ -220,9 +220,7 @@ def test_differences_are_told_in_order_and_once() -> None:
     assert _differences(seen[:1]) == ()
 
 
-def test_correlation_is_estimated_from_30_sessions_on(
-    commits: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_correlation_needs_30_sessions(commits: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[float] = []
     monkeypatch.setattr(changepoint, "correlation", lambda series: 0.25)
 

@@ -30,7 +30,7 @@ def nights(tmp_path: Path, **wanted: Any) -> list[Night]:
     return found
 
 
-def test_the_verdict_on_every_case_is_kept_also_of_one_that_measured_nothing(tmp_path: Path) -> None:
+def test_keeps_verdicts_of_unmeasured_cases(tmp_path: Path) -> None:
     both = (told("failed", shadow=True), never_run().replace(case_id="lost", judged_by="b"))
     add(tmp_path, 1, *both)
     lost, failed = verdicts.by_case(tmp_path / "history")[::-1]
@@ -45,7 +45,7 @@ def test_the_verdict_on_every_case_is_kept_also_of_one_that_measured_nothing(tmp
     assert add(tmp_path, 3, make_result(RUN.replace(inject="slowdown=30%"))) == [], "no verdict"
 
 
-def test_a_session_of_old_has_the_outcomes_of_its_results(tmp_path: Path) -> None:
+def test_old_session_has_its_results_outcomes(tmp_path: Path) -> None:
     (file,) = add(tmp_path, 1, told("regressed"))
     old = documents.read(file, store.StoredSession).replace(verdicts={})
     file.unlink()
@@ -58,9 +58,7 @@ def test_a_session_of_old_has_the_outcomes_of_its_results(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes", [{}, {"judged_by": "b"}, {"shadow": True}, {"excused": "waived"}], ids=str
 )
-def test_a_later_pass_by_equal_baselines_takes_a_failure_back(
-    tmp_path: Path, outcome: str, changes: Any
-) -> None:
+def test_later_pass_retracts_a_failure(tmp_path: Path, outcome: str, changes: Any) -> None:
     add(tmp_path, 1, told("regressed", shadow=True))
     add(tmp_path, 2, told(outcome, **changes), commit="f" * 40)
     first, back = next(verdicts.failures(nights(tmp_path)))
@@ -69,7 +67,7 @@ def test_a_later_pass_by_equal_baselines_takes_a_failure_back(
     assert (back and back.place.day) == ("20260102" if takes_back else None)
 
 
-def test_a_pass_before_takes_nothing_back_and_what_is_not_known_neither(tmp_path: Path) -> None:
+def test_earlier_or_unknown_pass_retracts_nothing(tmp_path: Path) -> None:
     seen = (told("passed"), told("failed"), told("failed", judged_by=None), told("passed", judged_by=None))
     for day, result in enumerate(seen, 1):
         add(tmp_path, day, result)
@@ -81,7 +79,7 @@ OLD = ("passed", "regressed failed", "regressed passed passed", "inconclusive un
 
 
 @pytest.mark.parametrize("outcomes", [*TOLD, *OLD])
-def test_a_case_is_told_whose_state_is_not_that_of_the_night_before(tmp_path: Path, outcomes: str) -> None:
+def test_reports_cases_that_changed_state(tmp_path: Path, outcomes: str) -> None:
     *before, now = outcomes.split()
     for day, outcome in enumerate(before, 1):
         add(tmp_path, day, told(outcome))
@@ -91,7 +89,7 @@ def test_a_case_is_told_whose_state_is_not_that_of_the_night_before(tmp_path: Pa
     assert verdicts.changed(tmp_path / "history", []) == []
 
 
-def test_each_hardware_class_has_a_state_of_its_own(tmp_path: Path) -> None:
+def test_each_hardware_class_has_a_state(tmp_path: Path) -> None:
     add(tmp_path, 1, told("regressed"))
     other = RUN.replace(machine=RUN.machine.replace(hardware_class="h100"))
     added = add(tmp_path, 2, told("regressed").replace(runs=(other,)))

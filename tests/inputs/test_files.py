@@ -109,7 +109,7 @@ def test_a_log_of_tensorboard_is_a_regular_file(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_a_page_that_is_no_regular_file_is_not_ours(tmp_path: Path, kind: str) -> None:
+def test_refuses_a_page_that_is_not_a_regular_file(tmp_path: Path, kind: str) -> None:
     ODD[kind][0](tmp_path / "index.html")
     assert isinstance(within(30, lambda: report(str(tmp_path))), ValueError)
 
@@ -130,12 +130,12 @@ def test_a_directory_is_none(tmp_path: Path) -> None:
         files.read_bytes(tmp_path)
 
 
-def test_a_file_of_the_kernel_without_a_size_is_read_to_its_end() -> None:
+def test_reads_a_sizeless_kernel_file_to_its_end() -> None:
     assert Path("/proc/self/status").stat().st_size == 0
     assert files.read_text(Path("/proc/self/status")).startswith("Name:")
 
 
-def test_the_limit_holds_for_a_file_that_says_no_size() -> None:
+def test_limits_a_file_that_reports_no_size() -> None:
     with pytest.raises(FileError, match="more than 100 bytes, and at most 100 bytes are read"):
         files.read_bytes(Path("/proc/self/status"), 100)
 
@@ -180,7 +180,7 @@ def test_text_has_the_same_line_ends_everywhere(tmp_path: Path) -> None:
     assert files.read_text(tmp_path / "file") == "a\nb\nc\n"
 
 
-def test_a_pipe_of_a_shell_is_read_up_to_the_limit() -> None:
+def test_reads_a_shell_pipe_up_to_the_limit() -> None:
     with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         try:

@@ -21,7 +21,7 @@ def repo(tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
-def test_the_revision_tells_if_tracked_files_changed(repo: Path) -> None:
+def test_revision_shows_changes_of_tracked_files(repo: Path) -> None:
     commit = git(repo, "rev-parse", "HEAD")
     (repo / "new").write_text("untracked")
     assert revision(repo) == Revision(commit, dirty=False)
@@ -40,7 +40,7 @@ def test_why_a_repository_has_no_revision_is_kept(tmp_path: Path, monkeypatch: p
     assert revision(tmp_path) == Revision(None, False, why)
 
 
-def test_without_git_the_commit_is_the_one_of_github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takes_githubs_commit_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("GITHUB_SHA", "c0ffee")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "work"))
@@ -49,7 +49,7 @@ def test_without_git_the_commit_is_the_one_of_github(tmp_path: Path, monkeypatch
     assert revision(tmp_path) == Revision(None, False), "another directory is not what was checked out"
 
 
-def test_a_checkout_of_another_user_is_read_as_in_a_container(
+def test_reads_another_users_checkout_in_a_container(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by git 2.34 of Ubuntu 22.04, whose `-c safe.directory=*` has no effect."""
@@ -64,7 +64,7 @@ def test_a_checkout_of_another_user_is_read_as_in_a_container(
     assert revision(repo).commit == commit
 
 
-def test_uncommitted_changes_are_told_apart_by_what_they_change(repo: Path) -> None:
+def test_tells_uncommitted_changes_apart(repo: Path) -> None:
     assert changes(repo) is None
     tracked = repo / "tracked"
     tracked.write_text("a")
@@ -99,7 +99,7 @@ def test_a_huge_change_is_not_read(repo: Path) -> None:
     assert len({first, second, changes(repo)}) == 3
 
 
-def test_commits_of_a_branch_oldest_first_with_their_dates(repo: Path) -> None:
+def test_lists_dated_commits_oldest_first(repo: Path) -> None:
     found = dates(repo, "main")
     assert list(found) == git(repo, "rev-list", "--reverse", "main").split()
     assert [seconds - int(BEGIN.timestamp()) for seconds in found.values()] == [0, 86400, 2 * 86400]
@@ -107,7 +107,7 @@ def test_commits_of_a_branch_oldest_first_with_their_dates(repo: Path) -> None:
         dates(repo, "nowhere")
 
 
-def test_what_was_merged_in_is_not_of_the_branch_itself(repo: Path) -> None:
+def test_merged_commits_are_off_the_branch(repo: Path) -> None:
     git(repo, "checkout", "-q", "-b", "side")
     git(repo, "commit", "-q", "--allow-empty", "-m", "aside")
     aside = git(repo, "rev-parse", "HEAD")
@@ -122,7 +122,7 @@ def test_what_was_merged_in_is_not_of_the_branch_itself(repo: Path) -> None:
     assert unplaced(set(), repo, "main") == {}
 
 
-def test_a_shallow_clone_is_refused_if_it_lacks_commits(repo: Path, tmp_path: Path) -> None:
+def test_refuses_a_shallow_clone_lacking_commits(repo: Path, tmp_path: Path) -> None:
     oldest = next(iter(dates(repo, "main")))
     git(repo, "clone", "-q", "--depth=1", repo.as_uri(), str(tmp_path / "shallow"))
     with pytest.raises(
@@ -131,7 +131,7 @@ def test_a_shallow_clone_is_refused_if_it_lacks_commits(repo: Path, tmp_path: Pa
         unplaced({oldest}, tmp_path / "shallow", "main")
 
 
-def test_the_current_branch_is_what_is_checked_out(repo: Path) -> None:
+def test_current_branch_is_the_checked_out_one(repo: Path) -> None:
     assert current_branch(repo) == "main"
     git(repo, "checkout", "-q", "--detach")
     assert current_branch(repo) == "HEAD"
@@ -218,7 +218,7 @@ def hostile(tmp_path: Path) -> Hostile:
     return Hostile(tmp_path / "hostile")
 
 
-def test_no_program_that_a_repository_names_is_run(hostile: Hostile) -> None:
+def test_runs_no_program_a_repository_names(hostile: Hostile) -> None:
     top = hostile.top
     assert revision(top) == Revision(perfsuite_git("rev-parse", "HEAD", cwd=top).strip(), dirty=False)
     assert changes(top) is None
@@ -235,16 +235,14 @@ def test_no_program_that_a_repository_names_is_run(hostile: Hostile) -> None:
     assert hostile.ran.exists(), "git by itself runs it"
 
 
-def test_the_diff_of_a_branch_runs_no_program_of_a_repository(
-    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diff_of_a_branch_runs_no_program(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(hostile.top)
     run("baseline", "diff", "HEAD")
     assert not hostile.ran.exists()
 
 
 @pytest.mark.parametrize("address", ["origin", "ext::{evil}"])
-def test_a_partial_clone_runs_no_program_while_it_is_read(hostile: Hostile, address: str) -> None:
+def test_reading_a_partial_clone_runs_no_program(hostile: Hostile, address: str) -> None:
     """git fetches what such a clone lacks, by the ssh command and the remote's programs that it names."""
     evil = hostile.top.parent / "hostile-evil"
     (blob,) = perfsuite_git("rev-parse", "HEAD:a.txt", cwd=hostile.top).split()
@@ -260,7 +258,7 @@ def test_a_partial_clone_runs_no_program_while_it_is_read(hostile: Hostile, addr
     assert hostile.ran.exists(), "git by itself runs it"
 
 
-def test_a_deploy_key_of_the_checkout_serves_its_remote(repo: Path, tmp_path: Path) -> None:
+def test_deploy_key_of_a_checkout_serves_its_remote(repo: Path, tmp_path: Path) -> None:
     """actions/checkout with `ssh-key` writes core.sshCommand to the configuration of the checkout."""
     git(tmp_path, "init", "--quiet", "--bare", "remote")
     ssh = executable(tmp_path / "ssh", 'exec sh -c "$2"')
@@ -282,7 +280,7 @@ def test_a_command_that_writes_runs_no_hook(hostile: Hostile) -> None:
     assert not hostile.ran.exists()
 
 
-def test_a_filter_of_the_repository_serves_a_worktree(hostile: Hostile) -> None:
+def test_repository_filter_serves_a_worktree(hostile: Hostile) -> None:
     with pytest.raises(GitError):
         perfsuite_git("worktree", "add", "--detach", "../other", cwd=hostile.top)
     assert "evil" in hostile.ran.read_text()
@@ -300,7 +298,7 @@ def lower_case(repo: Path, *scope: str) -> None:
     os.utime(repo / "a.bin", (0, 0))  # git compares what it holds
 
 
-def test_a_checkout_with_a_filter_of_its_own_is_clean(repo: Path) -> None:
+def test_checkout_with_its_own_filter_is_clean(repo: Path) -> None:
     lower_case(repo)
     assert not revision(repo).dirty
     assert changes(repo) is None
@@ -320,13 +318,13 @@ def test_a_filter_of_the_user_shows_changed_files(
     assert revision(repo).dirty
 
 
-def test_an_error_names_the_settings_that_are_not_used(repo: Path) -> None:
+def test_error_names_the_unused_settings(repo: Path) -> None:
     plain("config", "diff.external", "evil", cwd=repo)
     with pytest.raises(GitError, match=r"\(without diff.external of the repository, which run programs"):
         perfsuite_git("show", "nowhere", cwd=repo)
 
 
-def test_a_repository_without_submodules_is_asked_once(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asks_once_without_submodules(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
     ask = perfsuite.inputs.git.output
 
@@ -341,7 +339,7 @@ def test_a_repository_without_submodules_is_asked_once(repo: Path, monkeypatch: 
 
 @only_root
 @pytest.mark.parametrize("in_container", [True, False])
-def test_only_a_container_reads_a_repository_of_another_user(
+def test_only_a_container_reads_foreign_repositories(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, in_container: bool
 ) -> None:
     head = perfsuite_git("rev-parse", "HEAD", cwd=hostile.top).strip()
@@ -357,7 +355,7 @@ def test_only_a_container_reads_a_repository_of_another_user(
 
 @only_root
 @pytest.mark.parametrize("mode", [0o1777, 0o755])
-def test_a_git_that_somebody_put_above_is_not_trusted(
+def test_distrusts_a_foreign_git_directory_above(
     hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     """Of /tmp, which is of root and open to everybody, and of a directory of root, the owner does not fit."""
@@ -373,9 +371,7 @@ def test_a_git_that_somebody_put_above_is_not_trusted(
 
 
 @only_root
-def test_an_open_directory_of_another_user_is_not_trusted(
-    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distrusts_another_users_open_directory(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: True)
     hostile.owned_by(NOBODY)
     hostile.top.chmod(0o777)
@@ -426,7 +422,7 @@ def test_a_submodule_is_not_compared_in_full(repo: Path, tmp_path: Path) -> None
     assert not inner.ran.exists()
 
 
-def test_changes_in_a_submodule_are_seen_without_its_filters(repo: Path, tmp_path: Path) -> None:
+def test_sees_submodule_changes_without_filters(repo: Path, tmp_path: Path) -> None:
     inner = Hostile(tmp_path / "inner")
     plain("-c", "core.fsmonitor=", "clone", "--no-checkout", str(inner.top), str(repo / "sub"), cwd=tmp_path)
     plain("config", "filter.evil.clean", str(tmp_path / "inner-evil"), cwd=repo / "sub")

@@ -41,13 +41,13 @@ def test_settings_of_each_kind_of_file(tmp_path: Path, name: str, table: str) ->
     assert ini.directories() == {"store": str(tmp_path / "kept")}
 
 
-def test_words_that_a_shell_could_not_split_are_named(tmp_path: Path) -> None:
+def test_names_words_a_shell_cannot_split(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_options = --comment='a\n")
     with pytest.raises(CaseError, match=r"perf_slurm_options is \"--comment='a\": No closing quotation"):
         read_ini(tmp_path).words("perf_slurm_options")
 
 
-def test_the_nearest_file_that_is_about_pytest_counts(tmp_path: Path) -> None:
+def test_nearest_file_about_pytest_wins(tmp_path: Path) -> None:
     below = tmp_path / "cases" / "night"
     below.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(f"[tool.pytest]{TOML}")

@@ -52,7 +52,7 @@ def refused(text: str, repo: Path) -> str:
     return str(caught.value)
 
 
-def test_a_dot_and_variables_alone_are_this_environment_and_this_commit(repo: Path) -> None:
+def test_dot_is_this_environment_and_commit(repo: Path) -> None:
     for text, variables in ((".", {}), ("A=Ring 'WITH_SPACE=a b'", {"A": "Ring", "WITH_SPACE": "a b"})):
         here = arm(text, repo)
         assert (here.python, here.variables, here.directory) == (sys.executable, variables, None)
@@ -71,7 +71,7 @@ def test_a_dot_and_variables_alone_are_this_environment_and_this_commit(repo: Pa
         ({"given": {"X": "1"}}, False, False),
     ],
 )
-def test_arms_that_differ_by_the_commit_alone_have_the_same_packages(
+def test_arms_share_packages_if_only_commits_differ(
     changes: dict[str, Any], same_packages: bool, acts_the_same: bool
 ) -> None:
     one = Arm(commit="a")
@@ -89,9 +89,7 @@ def test_a_secret_is_used_and_not_shown(repo: Path) -> None:
         assert "abc" not in refused(f"HF_TOKEN=abc {words}", repo)
 
 
-def test_a_commit_is_a_worktree_that_comes_first_on_the_path(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_is_a_worktree_first_on_the_path(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE)
     first = arm("first X=1", repo)
     tagged = git("rev-parse", "first", cwd=repo).strip()
@@ -102,9 +100,7 @@ def test_a_commit_is_a_worktree_that_comes_first_on_the_path(
     assert (first.facts["commit"], first.facts["X"]) == (tagged[:12], "1")
 
 
-def test_a_worktree_is_used_again_and_put_right_or_made_anew_if_its_repository_is_gone(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reuses_resets_or_rebuilds_a_worktree(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook of git does not lead it elsewhere: by its GIT_DIR a reset would move the user's branch."""
     main = git("rev-parse", "main", cwd=repo)
     monkeypatch.setenv("GIT_DIR", str(repo / ".git"))
@@ -126,9 +122,7 @@ def test_a_worktree_is_used_again_and_put_right_or_made_anew_if_its_repository_i
     [("{}/.venv", ["{}/packages/a", "{}/.venv/lib"]), ("/", ["{}/packages/a"])],
     ids=["in the repository", "around it"],
 )
-def test_what_is_imported_from_the_repository_is_imported_from_the_worktree(
-    repo: Path, prefix: str, below: list[str]
-) -> None:
+def test_repository_imports_come_from_the_worktree(repo: Path, prefix: str, below: list[str]) -> None:
     """Not what lies below the prefix of the interpreter, unless the repository itself does."""
     python(repo, f"echo '{json.dumps([each.format(repo) for each in (prefix, *below, '/usr')])}'")
     first = arm("first ./python", repo)
@@ -146,7 +140,7 @@ def test_it_runs_at_the_same_place_below_the_top(repo: Path, monkeypatch: pytest
     assert worktree_of("main", repo).name == "benchmarks"
 
 
-def test_another_interpreter_says_which_perfsuite_it_has_or_is_refused_with_the_way_out(repo: Path) -> None:
+def test_other_interpreter_must_have_perfsuite(repo: Path) -> None:
     file = python(repo, 'case $2 in *json*) echo \'["/", "/lib"]\';; *) echo 0.0.7;; esac')
     other = arm("./python", repo)
     assert (other.python, other.perfsuite) == (str(file), "0.0.7")
@@ -159,7 +153,7 @@ def test_another_interpreter_says_which_perfsuite_it_has_or_is_refused_with_the_
     assert said.endswith(f"{file} -m pip install perfsuite=={perfsuite.__version__}")
 
 
-def test_an_interpreter_that_answers_too_late_is_refused(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses_an_interpreter_that_is_too_slow(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second answer may come in time: without its paths an arm would import this checkout's code."""
     python(repo, "[ -e warm ] || { touch warm; exec sleep 60; }; echo 1.0")
     monkeypatch.setattr(arms, "ANSWER_S", 0)
@@ -183,12 +177,12 @@ def test_words_that_are_no_arm_are_refused(repo: Path, text: str, words: str) ->
     assert words in refused(text, repo)
 
 
-def test_outside_of_git_there_is_this_environment_and_no_commit(tmp_path: Path) -> None:
+def test_outside_git_there_is_no_commit(tmp_path: Path) -> None:
     assert arm("X=1", tmp_path).facts["commit"] == "not known to git"
     assert "'main' is no commit of" in refused("main", tmp_path)
 
 
-def test_a_new_file_of_python_is_an_uncommitted_change_of_this_environment(repo: Path) -> None:
+def test_new_python_file_is_an_uncommitted_change(repo: Path) -> None:
     assert not arm(".", repo).dirty
     (repo / "notes.txt").touch()
     assert not arm(".", repo).dirty, "no case runs it"

@@ -22,11 +22,11 @@ def job(directory: Path, **changes: Any) -> Job:
 PATH = {"PATH": "/usr/bin:/bin"}
 
 
-def test_every_node_runs_the_agent_on_the_same_directory(tmp_path: Path) -> None:
+def test_nodes_run_agents_on_one_directory(tmp_path: Path) -> None:
     assert driving.agent_command(job(tmp_path)) == ["python3", "-m", "perfsuite.node.agent", str(tmp_path)]
 
 
-def test_a_command_has_a_stdin_until_the_end_and_may_run_elsewhere(tmp_path: Path) -> None:
+def test_command_keeps_its_stdin_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     log = tmp_path / "log"
     words = ["sh", "-c", "pwd; read word; echo $word; cat; echo ended"]
@@ -40,7 +40,7 @@ def test_a_command_has_a_stdin_until_the_end_and_may_run_elsewhere(tmp_path: Pat
     assert log.read_text().endswith("its stdin\nended\n")
 
 
-def test_steps_and_reports_are_followed_until_the_command_ends(tmp_path: Path) -> None:
+def test_follows_steps_and_reports(tmp_path: Path) -> None:
     ours = job(tmp_path)
     ours.run_dir.progress.write_text("3 256")
     told: list[tuple[int, int]] = []
@@ -55,7 +55,7 @@ def test_steps_and_reports_are_followed_until_the_command_ends(tmp_path: Path) -
     assert set(told) == {(3, 256)}
 
 
-def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Path) -> None:
+def test_asks_an_overdue_job_to_end_first(tmp_path: Path) -> None:
     ours = job(tmp_path, timeout_s=0.01)
     wait = f"until grep -q end {ours.run_dir.lease}; do sleep 0.01; done; echo told"
     log = tmp_path / "log"
@@ -69,9 +69,7 @@ def test_a_job_that_takes_too_long_is_told_to_end_before_it_is_left(tmp_path: Pa
     assert log.read_text() == "told\n"
 
 
-def test_a_job_whose_time_is_over_in_an_event_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_overdue_in_an_event_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driving, "REPORTS_S", 0)
     monkeypatch.setattr(driving, "END_S", 0)
     ours = job(tmp_path, timeout_s=0.01)
@@ -107,16 +105,14 @@ def test_a_job_in_a_long_event_does_not_hang(tmp_path: Path, monkeypatch: pytest
     assert len(looks) >= 5
 
 
-def test_a_job_of_which_a_part_broke_is_left_to_its_launcher(tmp_path: Path) -> None:
+def test_leaves_a_broken_job_to_its_launcher(tmp_path: Path) -> None:
     with driving.started(["cat"], tmp_path / "log", PATH) as process:
         assert driving.drive(job(tmp_path), process, no_progress, lambda: True) is None
         assert process.poll() is None
     assert process.wait(20) == 0
 
 
-def test_one_that_does_not_listen_is_left_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaves_an_unresponsive_job_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driving, "END_S", 0)
     with driving.started(["sleep", "600"], tmp_path / "log", {}) as process:
         assert driving.drive(job(tmp_path, timeout_s=0.01), process, no_progress) is not None
@@ -125,7 +121,7 @@ def test_one_that_does_not_listen_is_left_after_a_while(
         process.wait()
 
 
-def test_files_that_nodes_wait_for_are_there_before_them(tmp_path: Path) -> None:
+def test_files_exist_before_nodes_wait_for_them(tmp_path: Path) -> None:
     driving.prepare(RunDir(tmp_path))
     assert RunDir(tmp_path).endpoint.read_text() == ""
     assert RunDir(tmp_path).lease.read_text() == "0000000000 go \n"
@@ -133,9 +129,7 @@ def test_files_that_nodes_wait_for_are_there_before_them(tmp_path: Path) -> None
         driving.prepare(RunDir(tmp_path / "lease"))
 
 
-def test_the_variables_of_a_job_win_and_its_agents_leave_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_variables_win_and_agents_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     given = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0"}
     environment = driving.environment(replace(job(tmp_path), variables=given))
@@ -144,9 +138,7 @@ def test_the_variables_of_a_job_win_and_its_agents_leave_them(
     assert "PERFSUITE_JOB_VARIABLES" not in driving.environment(job(tmp_path / "other"))
 
 
-def test_compilers_keep_what_they_make_next_to_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compilers_cache_next_to_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
     environment = driving.environment(job(tmp_path / "case" / "launch-2"))
@@ -154,17 +146,13 @@ def test_compilers_keep_what_they_make_next_to_the_launch(
     assert environment["TRITON_CACHE_DIR"] == "/mine", "a user's own directory wins"
 
 
-def test_what_autotuning_chose_is_read_where_inductor_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_autotuning_where_inductor_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     launched = job(tmp_path / "case" / "launch-2")
     assert driving.environment(launched)["TORCHINDUCTOR_CACHE_DIR"] == str(launched.run_dir.inductor_cache)
 
 
-def test_the_default_that_torch_names_is_no_choice_of_a_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_default_cache_is_no_users_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where `conftest.py` imports some of torch."""
     of_torch = default_cache_dir()
     of_the_user = f"{tempfile.gettempdir()}/torchinductor_mine"
@@ -176,9 +164,7 @@ def test_the_default_that_torch_names_is_no_choice_of_a_user(
         assert driving.environment(job(tmp_path / "case" / "launch-2"))["TORCHINDUCTOR_CACHE_DIR"] == chosen
 
 
-def test_gpus_are_numbered_as_nvml_does_and_nccl_ends_a_job_last_and_leaves_its_flight_recorder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sets_gpu_order_and_nccl_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     ours = {
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "960",

@@ -76,11 +76,11 @@ def test_a_long_event_is_no_measure_of_a_step() -> None:
     assert detector.allowed_s == HANG_S
 
 
-def test_an_event_is_told_before_it_counts_as_a_hang() -> None:
+def test_reports_an_event_before_calling_it_a_hang() -> None:
     assert HANG_S > 2 * TOLD_AFTER_S
 
 
-def test_a_report_is_a_sign_of_life_and_is_watched() -> None:
+def test_report_is_a_watched_sign_of_life() -> None:
     detector = follow([FIRST, (1, 2), (31, 3), (632, 3, 601)])
     follow([(633, 3)], reports=1, detector=detector)
     detector = follow([(0, 1)])

@@ -42,7 +42,7 @@ def stand_in(tools: str, runtime: str, *lines: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", image.RUNTIMES)
-def test_the_python_of_an_image_answers_where_a_launch_runs(
+def test_asks_an_images_python_where_it_launches(
     only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     stand_in(only, runtime)
@@ -76,7 +76,7 @@ def test_the_python_of_an_image_answers_where_a_launch_runs(
         ("singularity", " --nv "),
     ],
 )
-def test_gpus_are_given_if_there_are_any_and_a_file_is_run_as_it_is(
+def test_passes_gpus_if_any_and_runs_files_as_is(
     only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, flag: str
 ) -> None:
     stand_in(only, runtime)
@@ -150,7 +150,7 @@ def podman(command: str, *words: str) -> None:
 
 
 @pytest.mark.nightly
-def test_an_image_is_launched_as_this_environment_is(
+def test_launches_an_image_like_this_environment(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By podman, in a container of its own, which is gone afterwards."""
@@ -169,13 +169,13 @@ def test_an_image_is_launched_as_this_environment_is(
 @pytest.mark.parametrize(
     "name", ["a\ntouch ran", "a\rtouch ran", "a\x1b[2J", "a\u2028b", "--privileged", "", " "]
 )
-def test_a_name_that_is_not_one_of_an_image_is_refused(only: str, tmp_path: Path, name: str) -> None:
+def test_refuses_a_name_that_is_not_an_image(only: str, tmp_path: Path, name: str) -> None:
     stand_in(only, "docker")
     with pytest.raises(CaseError, match="give the name of an image, without control characters"):
         image.interpreter(name, (), tmp_path)
 
 
-def test_no_name_of_an_image_or_a_directory_is_code_of_the_shell(only: str, tmp_path: Path) -> None:
+def test_names_are_never_code_to_the_shell(only: str, tmp_path: Path) -> None:
     stand_in(only, "docker")
     ran = tmp_path / "ran"
     evil = f"$(touch {ran});`touch {ran}`'\"{{}} {{image}}"

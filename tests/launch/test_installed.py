@@ -60,9 +60,7 @@ def arm(text: str, repo: Path) -> Arm:
 
 
 @pytest.mark.launch
-def test_a_commit_with_its_lock_file_has_the_packages_that_it_names_installed_once(
-    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installs_a_locks_packages_once(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation that fails is said, and begun anew. What is on the path here stands not before it."""
 
     def breaks(*command: str, **settings: object) -> str:
@@ -85,9 +83,7 @@ def test_a_commit_with_its_lock_file_has_the_packages_that_it_names_installed_on
     assert arm(f"old:{LOCK} PYTHONPATH={tmp_path}", repo).perfsuite == "9", "asked for"
 
 
-def test_a_lock_file_without_perfsuite_is_refused_with_the_way_out(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refuses_a_lock_file_without_perfsuite(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*command: str, **settings: object) -> str:
         if "venv" in command:
             python = Path(command[-1], "bin", "python")
@@ -102,7 +98,7 @@ def test_a_lock_file_without_perfsuite_is_refused_with_the_way_out(
         arm("main:empty.txt", repo)
 
 
-def test_a_file_that_is_not_there_and_two_environments_are_refused(repo: Path) -> None:
+def test_refuses_missing_files_and_two_environments(repo: Path) -> None:
     with pytest.raises(CaseError, match=r"that commit has no such file"):
         arm("old:uv.lock", repo)
     with pytest.raises(CaseError, match=r"name the lock file after the colon"):
@@ -127,7 +123,7 @@ PACKAGE = '[[package]]\nname = "net"\nsource = {{ {} }}\n'
         ("uv.lock", PACKAGE.format('directory = "libs/net"'), True),
     ],
 )
-def test_requirements_that_name_other_files_are_of_one_commit(
+def test_nested_requirements_belong_to_one_commit(
     tmp_path: Path, name: str, text: str, is_of_commit: bool
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -138,7 +134,7 @@ def test_requirements_that_name_other_files_are_of_one_commit(
 
 
 @pytest.mark.launch
-def test_a_lock_of_uv_is_installed_by_the_uv_beside_this_python(
+def test_installs_a_uv_lock_with_the_local_uv(
     repo: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repo / "pyproject.toml").write_text(
@@ -165,9 +161,7 @@ def test_a_lock_of_uv_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.launch
-def test_releases_bring_their_needs_that_fit_each_other_and_leave_torch_as_it_is(
-    repo: Path, index: Path
-) -> None:
+def test_releases_bring_their_needs_but_not_torch(repo: Path, index: Path) -> None:
     """The newest vision needs another torch than the one here: that is refused unless it is named."""
     for version, torch in (("0.9", ""), ("1.0", "torch"), ("2.0", "torch==99")):
         write_wheel(index, "vision", version, f"VERSION = {version!r}\n", *filter(None, [torch]))
@@ -258,7 +252,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.mark.launch
-def test_a_large_download_is_asked_for_before_it_begins(
+def test_asks_before_a_large_download(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[tuple[str, bool]] = []
@@ -305,12 +299,12 @@ def test_what_is_downloaded_is_told_with_its_size(
     assert said == [(text, is_large)]
 
 
-def test_a_server_that_does_not_tell_leaves_the_size_unknown() -> None:
+def test_silent_server_hides_the_size() -> None:
     for url in ("http://127.0.0.1:9/x.whl", "nosuch://x", "https://[broken"):
         assert installed.size_of(url) is None
 
 
-def test_pip_has_the_names_that_list_what_it_resolved() -> None:
+def test_pip_has_the_private_names_we_use() -> None:
     """Without them an old pip downloads everything before anybody is asked."""
     from pip._internal.cli import cmdoptions
     from pip._internal.operations.prepare import RequirementPreparer

@@ -32,7 +32,7 @@ def _no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2-4"}, "local"),
     ],
 )
-def test_slurm_is_usual_in_an_allocation_of_several_nodes(
+def test_slurm_is_the_default_over_several_nodes(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str
 ) -> None:
     for variable, value in variables.items():
@@ -51,7 +51,7 @@ def test_one_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher("local").lock is None
 
 
-def test_another_package_adds_one_and_a_name_that_nobody_has_is_refused(packages: Any) -> None:
+def test_knows_launchers_of_other_packages(packages: Any) -> None:
     with pytest.raises(CaseError, match=r"there is no launcher 'ray'; known are local, slurm$"):
         launcher("ray")
     packages.install("perfsuite-k8s", THEIRS, launchers="k8s = perfsuite_k8s:Pods")

@@ -108,9 +108,7 @@ def test_the_deadline_kills_a_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("hang in a collective")
-def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hang_is_seen_by_missing_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "HANG_S", 5)
     failure = failed(DDP_TINY, tmp_path, "hang")
     assert failure.kind == "timeout"
@@ -122,7 +120,7 @@ def test_a_hang_is_seen_by_the_absence_of_steps_and_every_rank_says_where_it_is(
     assert "rank 0 stood here:" in told
 
 
-def test_a_grandchild_in_a_session_of_its_own_is_swept_up(tmp_path: Path) -> None:
+def test_kills_a_grandchild_in_its_own_session(tmp_path: Path) -> None:
     """A stand-in launcher leaves an orphan that `killpg` does not reach."""
     orphan = executable(tmp_path / "python", "setsid sleep 1000 > /dev/null 2>&1 &", "sleep 0.2")
     job = Job(run_dir=RunDir(tmp_path), case=FAKE, machine=make_machine(), python=str(orphan))
@@ -149,7 +147,7 @@ def test_sigkill_of_the_driver_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("delay_s", [0, 0.1, 0.3])
-def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
+def test_killed_driver_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
     killed = driver(tmp_path, FAKE, "hang")
     wait_until(lambda: RunDir(tmp_path / "run").agent_log(0).exists(), "the agent")
     time.sleep(delay_s)
@@ -158,7 +156,7 @@ def test_sigkill_of_the_driver_just_after_the_launch_leaves_nothing(tmp_path: Pa
     gone(tmp_path)
 
 
-def test_ranks_die_with_a_killed_launcher_even_if_nobody_sweeps(tmp_path: Path) -> None:
+def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
     """The kernel's parent-death signal alone: no driver watches this launcher."""
     documents.write(RunDir(tmp_path).case, CaseFile(case=DDP_TINY, device="cpu", inject="hang"))
     with subprocess.Popen(
@@ -199,7 +197,7 @@ if __name__ == "__main__":
         pytest.param("command", "timeout", marks=pytest.mark.nightly),
     ],
 )
-def test_no_process_of_a_script_survives_whoever_started_it(tmp_path: Path, how: str, end: str) -> None:
+def test_no_process_of_a_script_survives(tmp_path: Path, how: str, end: str) -> None:
     """Not those that it spawned, in sessions of their own, and that ignore every signal that can be. Ranks of
     torchrun are in sessions of their own, too, and not the launcher's children."""
     script = tmp_path / "spawns.py"
@@ -240,9 +238,7 @@ time.sleep(1000 if sys.argv[1] == "stays" else 0)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("then", ["ends", "stays"])
-def test_a_process_with_an_empty_environment_and_a_session_of_its_own_does_not_survive(
-    tmp_path: Path, then: str
-) -> None:
+def test_kills_a_detached_process_without_environment(tmp_path: Path, then: str) -> None:
     """Neither where its rank ends by itself, nor where the driver is interrupted while it runs."""
     (tmp_path / "train.py").write_text(ESCAPES)
     case = ALONE.replace(framework=Script(path=str(tmp_path / "train.py"), arguments=(then,)))
@@ -260,9 +256,7 @@ def test_a_process_with_an_empty_environment_and_a_session_of_its_own_does_not_s
     assert left == []
 
 
-def test_an_interrupted_wait_that_left_its_lock_held_does_not_hold_the_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_lock_does_not_block_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a KeyboardInterrupt comes in `Popen.wait`, between taking the lock and its `try`."""
 
     def interrupted(job: Job, agent: subprocess.Popen[bytes], on_progress: object) -> None:
@@ -277,7 +271,7 @@ def test_an_interrupted_wait_that_left_its_lock_held_does_not_hold_the_driver(
         LocalLauncher().launch(job)
 
 
-def test_an_agent_that_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of its threads is in a driver that does not answer: the process stays, killed or not."""
 
     class Stuck:

@@ -38,7 +38,7 @@ def said_while_held() -> str:
 
 
 @pytest.mark.usefixtures("file")
-def test_the_lock_is_held_until_it_is_released_and_who_waits_is_told_once_who_has_it() -> None:
+def test_waiter_is_told_once_who_holds_the_lock() -> None:
     first = MachineLock()
     said = list[str]()
     naps = list[float]()
@@ -59,7 +59,7 @@ def test_the_lock_is_held_until_it_is_released_and_who_waits_is_told_once_who_ha
     second.release()
 
 
-def test_the_file_holds_no_secret_and_nothing_afterwards(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_holds_no_secret_and_is_emptied(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/pytest", "--perf-against=HF_TOKEN=hidden main"])
     with lock.machine_lock(print):
         told = file.read_text()
@@ -106,7 +106,7 @@ def test_a_full_disk_costs_only_who_has_the_lock(file: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("held")
-def test_an_interrupt_while_waiting_leaves_nothing_open() -> None:
+def test_interrupted_wait_leaves_nothing_open() -> None:
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(KeyboardInterrupt):
         MachineLock(sleep=interrupt).take(lambda line: None)
@@ -114,7 +114,7 @@ def test_an_interrupt_while_waiting_leaves_nothing_open() -> None:
 
 
 @pytest.mark.usefixtures("held")
-def test_the_longest_wait_is_of_all_tries_together() -> None:
+def test_longest_wait_covers_all_tries() -> None:
     naps = list[float]()
     waiting = MachineLock(longest_wait_s=3, sleep=naps.append)
     said = (
@@ -127,7 +127,7 @@ def test_the_longest_wait_is_of_all_tries_together() -> None:
     assert naps == [lock.POLL_S] * 3
 
 
-def test_a_lock_that_got_free_is_taken_after_the_longest_wait(file: Path) -> None:
+def test_takes_a_freed_lock_after_the_longest_wait(file: Path) -> None:
     waiting = MachineLock(longest_wait_s=1, sleep=lambda seconds: None)
     with lock.machine_lock(print), pytest.raises(MachineError):
         waiting.take(lambda line: None)

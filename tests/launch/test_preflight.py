@@ -67,7 +67,7 @@ def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
     assert (seen.problems, seen.directory) == ([], str(tmp_path))
 
 
-def test_each_gpu_has_a_rank_and_the_slowest_one_counts(tmp_path: Path) -> None:
+def test_slowest_rank_of_all_gpus_counts(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
         left(run_dir, ranks=())
         for rank in range(6):
@@ -78,7 +78,7 @@ def test_each_gpu_has_a_rank_and_the_slowest_one_counts(tmp_path: Path) -> None:
     assert seen.problems == ["n2: matmul 70 TFLOP/s, n3 has 104 (at least 75% is healthy)"]
 
 
-def test_nodes_whose_names_nobody_told_have_their_agents(tmp_path: Path) -> None:
+def test_unnamed_nodes_have_their_agents(tmp_path: Path) -> None:
     work = Pretends(lambda run_dir: left(run_dir, nodes=[0], ranks=[0]))
     assert [node.name for node in preflight(work, make_machine(), 2, tmp_path).nodes] == ["host0", "node 1"]
 
@@ -91,7 +91,7 @@ def test_nodes_whose_names_nobody_told_have_their_agents(tmp_path: Path) -> None
     ],
     ids=["one and its peer", "all"],
 )
-def test_the_node_of_the_rank_that_failed_first_is_bad_unless_all_failed(
+def test_first_failed_ranks_node_is_bad(
     tmp_path: Path, failures: list[str], problem: str | None, failure: str | None
 ) -> None:
     def work(run_dir: RunDir) -> None:
@@ -119,7 +119,7 @@ KILLED = Failure(kind="crash", message="an agent ended without a word: n2: task 
     ],
     ids=["silent", "killed", "no report", "nothing tells them apart"],
 )
-def test_a_node_that_is_told_from_the_others_is_bad(
+def test_blames_a_node_unlike_the_others(
     tmp_path: Path, nodes: Any, ranks: Any, ended: Failure | None, problem: str | None, failure: str | None
 ) -> None:
     def work(run_dir: RunDir) -> Failure | None:
@@ -133,7 +133,7 @@ def test_a_node_that_is_told_from_the_others_is_bad(
     assert told[0].endswith(f"(see {tmp_path})")
 
 
-def test_a_report_that_cannot_be_read_is_told_and_no_error(tmp_path: Path) -> None:
+def test_unreadable_report_is_no_error(tmp_path: Path) -> None:
     def work(run_dir: RunDir) -> None:
         left(run_dir)
         run_dir.rank(1).write_text("{")
@@ -143,7 +143,7 @@ def test_a_report_that_cannot_be_read_is_told_and_no_error(tmp_path: Path) -> No
     assert "rank-1.json: not JSON" in str(seen.failure)
 
 
-def test_that_the_allocation_is_over_is_said_of_no_node(tmp_path: Path) -> None:
+def test_expired_allocation_blames_no_node(tmp_path: Path) -> None:
     def over(run_dir: RunDir) -> None:
         raise AllocationOverError("the Slurm job 7 is over: CANCELLED")
 
@@ -192,16 +192,14 @@ def make_health(**card: Any) -> Health:
         ({"matmul_tflops": 0.074}, True, "n2: matmul 0.074 TFLOP/s, n3 has 0.1 (at least 75% is healthy)"),
     ],
 )
-def test_a_rate_far_below_that_of_the_best_other_node_is_told_with_both(
-    slow: Any, on_gpu: bool, told: str | None
-) -> None:
+def test_slow_rate_is_reported_beside_the_best(slow: Any, on_gpu: bool, told: str | None) -> None:
     nodes = make_node(1), make_node(2, **slow), make_node(3)
     assert problems(*nodes, on_gpu=on_gpu) == ([] if told is None else [told])
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])
 @pytest.mark.parametrize("bad", [0, 1, 2])
-def test_a_node_that_is_slow_with_both_neighbours_is_told_from_them(nodes: int, bad: int) -> None:
+def test_node_slow_with_both_neighbours_is_named(nodes: int, bad: int) -> None:
     slow = {bad, (bad - 1) % nodes}
     found = problems(*linked(*(0.4 if number in slow else 1.0 for number in range(nodes))))
     assert found == [f"n{bad}: {SLOW_LINKS.format('0.4 and 0.4', '1')}"]
@@ -245,7 +243,7 @@ def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[st
         (make_health(notes=("GPU 3: nvmlDeviceGetTemperature: Unknown Error",)), None),
     ],
 )
-def test_what_nvml_says_against_a_gpu_is_said_against_its_node(seen: Health, told: str | None) -> None:
+def test_nvml_faults_of_a_gpu_count_for_its_node(seen: Health, told: str | None) -> None:
     """On cores others may work meanwhile."""
     assert problems(make_node(1), make_node(2, health=seen.replace(foreign_cpu=0.9, steal=0.5))) == []
     found = problems(make_node(1), make_node(2, health=seen), on_gpu=True)

@@ -63,9 +63,7 @@ BUSY_BOTH = "train (pid 4711) 45%, train (pid 4712) 5%"
         (at(0, p4711=100), replace(at(10), by_process={(BUSY, 5.0): 2.0}), [], f"{TRAIN} 10%"),
     ],
 )
-def test_what_others_use_of_the_cores_is_said_with_who_they_are(
-    before: Cores, after: Cores, said: list[str], named: str
-) -> None:
+def test_reports_who_uses_the_cores(before: Cores, after: Cores, said: list[str], named: str) -> None:
     assert others(before, after, OURS) == said
     assert who(before, after, OURS) == named
 
@@ -88,7 +86,7 @@ def test_this_machines_cores_can_be_read() -> None:
         (None, "a process"),
     ],
 )
-def test_a_process_is_called_by_its_program_and_what_that_runs(
+def test_names_a_process_by_program_and_script(
     monkeypatch: pytest.MonkeyPatch, words: list[str] | None, name: str
 ) -> None:
     pid = BUSY if words is not None else 2**22  # no Linux has it
@@ -115,7 +113,7 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
         (1, [card({}, unlisted=70_000)], ["68.4 GiB of GPU 0 whose holder NVML does not tell"]),
     ],
 )
-def test_who_holds_memory_of_the_jobs_gpus_is_said(
+def test_reports_who_holds_gpu_memory(
     monkeypatch: pytest.MonkeyPatch, devices: int, cards: list[dict[str, Any]], found: list[str]
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -162,7 +160,7 @@ BUSY_CORES = "50% of the cores' time used by train (pid 4711) 50%"
     ],
     ids=["cpu", "gpu"],
 )
-def test_a_session_waits_until_it_was_quiet_for_some_seconds(machine: Machine, what: str, found: str) -> None:
+def test_waits_for_some_seconds_of_quiet(machine: Machine, what: str, found: str) -> None:
     world = World(20)
     assert world.neighbours.wait(machine, 2)
     assert world.now == 20 + QUIET_S
@@ -172,7 +170,7 @@ def test_a_session_waits_until_it_was_quiet_for_some_seconds(machine: Machine, w
     assert world.shown[-1] == "waiting for quiet, 36 s at the most"
 
 
-def test_a_machine_that_stays_busy_is_waited_for_no_longer_than_allowed_and_then_only_looked_at() -> None:
+def test_busy_machine_is_waited_for_up_to_a_bound() -> None:
     world = World(1000)
     assert not world.neighbours.wait(CPU, 2)
     before = world.now
@@ -186,11 +184,11 @@ def test_a_machine_that_stays_busy_is_waited_for_no_longer_than_allowed_and_then
     assert world.neighbours.wait(CPU, 2), "quiet was found, so that it is waited for again"
 
 
-def test_a_short_bound_is_long_enough_to_see_quiet() -> None:
+def test_short_bound_suffices_to_see_quiet() -> None:
     assert World(0, most_s=1).neighbours.wait(CPU, 2)
 
 
-def test_who_was_there_during_a_launch_is_seen_after_it() -> None:
+def test_sees_who_was_there_during_a_launch() -> None:
     world = World(1000)
     world.now = 10
     world.neighbours.launch_begins(CPU)
@@ -208,6 +206,6 @@ def test_who_was_there_during_a_launch_is_seen_after_it() -> None:
     assert world.neighbours.during_launch(GPU, 2) == "it is not known who: NVML does not answer"
 
 
-def test_gpus_that_cannot_be_asked_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_wait_for_unreadable_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "gpu_users", lambda nvml, devices: 1 / 0)
     assert quiet.see_gpus(2) == []

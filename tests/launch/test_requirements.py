@@ -37,7 +37,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
     ],
 )
-def test_what_cannot_be_combined_is_known_beforehand(changes: dict[str, Any], reason: str) -> None:
+def test_finds_bad_combinations_beforehand(changes: dict[str, Any], reason: str) -> None:
     assert reason in str(unsupported(SMALL.replace(**changes), detect()))
 
 
@@ -105,7 +105,7 @@ def test_a_package_that_is_missing_is_named(
         assert unsupported(asks, make_gpu_machine()) == f"for flash_attention_2 {missing}"
 
 
-def test_another_reason_comes_before_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_reasons_precede_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that could never run the case is no reason to install something."""
     monkeypatch.setattr(DDP, "packages", ("not_there",))
     assert str(unsupported(SMALL.replace(hardware="t4"), make_machine())).startswith("it is meant for t4")
@@ -116,15 +116,13 @@ def test_a_framework_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsupported(SMALL, make_machine()) == "not on cpu"
 
 
-def test_torchs_build_matters_only_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_build_matters_only_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no {machine.device}")
     assert wrong_torch(SMALL, make_gpu_machine()) == "no cuda"
     assert wrong_torch(SMALL.replace(framework=Fake()), make_gpu_machine()) is None
 
 
-def test_a_file_of_nanotron_is_no_error_where_nanotron_is_not_installed(
-    without: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_nanotron_file_needs_no_nanotron(without: Callable[[str], None], tmp_path: Path) -> None:
     without("nanotron")
     file = tmp_path / "mine.yaml"
     sections = ["checkpoints", "general", "logging", "model", "optimizer", "tokens"]

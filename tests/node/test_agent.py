@@ -55,7 +55,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[AgentJob, Run], list[F
     return watched
 
 
-def test_a_signal_ends_the_job_by_its_mark_and_descent_and_then_the_agent(
+def test_signal_ends_the_job_then_the_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[Any] = []
@@ -69,7 +69,7 @@ def test_a_signal_ends_the_job_by_its_mark_and_descent_and_then_the_agent(
 
 
 @pytest.mark.parametrize(("is_told", "code"), [(True, 0), (False, 1)], ids=["told to end", "left"])
-def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die(
+def test_ranks_that_an_agent_kills_have_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool, code: int
 ) -> None:
     """By another exit status a scheduler may end the nodes that still write the stacks of their ranks."""
@@ -104,9 +104,7 @@ def test_ranks_that_an_agent_kills_have_not_failed_however_long_they_take_to_die
     assert not is_told or written(job).failures == ()
 
 
-def test_a_failure_is_on_disk_while_other_ranks_run_and_its_node_is_not_over(
-    tmp_path: Path, watched: Any
-) -> None:
+def test_writes_a_failure_while_other_ranks_run(tmp_path: Path, watched: Any) -> None:
     seen: list[LaunchFile] = []
     job = job_of(tmp_path)
 
@@ -121,9 +119,7 @@ def test_a_failure_is_on_disk_while_other_ranks_run_and_its_node_is_not_over(
 
 
 @pytest.mark.parametrize(("nodes", "where"), [(1, ""), (2, f"{socket.gethostname()}: ")])
-def test_what_stops_an_agent_is_a_failure_of_the_launch(
-    tmp_path: Path, watched: Any, nodes: int, where: str
-) -> None:
+def test_what_stops_an_agent_fails_the_launch(tmp_path: Path, watched: Any, nodes: int, where: str) -> None:
     def run(job: AgentJob) -> NoReturn:
         raise LaunchError("node 0 has not told")
 
@@ -164,7 +160,7 @@ def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("after", "waited"), [(0, 0), (3, 3 * POLL_S), (float("inf"), agent.PEERS_S)])
-def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
+def test_ending_a_job_waits_for_other_nodes_stacks(
     tmp_path: Path, passing: Passing, after: float, waited: float
 ) -> None:
     """Ranks end when those of another node are killed, and then they write no stacks."""
@@ -193,7 +189,7 @@ def test_a_node_that_ends_the_job_waits_for_the_stacks_of_the_other_nodes(
     ],
     ids=["a container", "version 2", "version 1", "no number", "no counter", "odd"],
 )
-def test_kills_for_want_of_memory_are_those_in_our_control_group(
+def test_counts_oom_kills_of_our_cgroup(
     tmp_path: Path, groups: str, file: str, count: str, counted: int
 ) -> None:
     (tmp_path / "self").mkdir()

@@ -19,7 +19,7 @@ def _ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
 
 
-def test_each_column_counts_where_it_belongs_of_the_cores_of_the_job(tmp_path: Path) -> None:
+def test_cpu_columns_count_for_job_cores(tmp_path: Path) -> None:
     """One core may be offline."""
     file = tmp_path / "stat"
     file.write_text(stat((100, 200, 400, 800, 1600, 3200, 6400, 12800)))
@@ -61,7 +61,7 @@ def bound(cores: set[int], *, of: int, monkeypatch: pytest.MonkeyPatch) -> set[i
     return found
 
 
-def test_a_process_is_kept_on_the_cores_near_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_a_process_on_cores_near_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = os.sched_getaffinity(0)
     first = min(allowed)
     for unknown in (set[int](), {1_000_000}):

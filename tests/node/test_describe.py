@@ -37,7 +37,7 @@ ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("80
         ([], None),
     ],
 )
-def test_the_interconnect_is_what_the_system_tells_and_nothing_is_guessed(
+def test_reports_only_a_known_interconnect(
     tmp_path: Path, devices: list[tuple[str, dict[str, str]]], told: str | None
 ) -> None:
     for number, (name, texts) in enumerate(devices):
@@ -52,7 +52,7 @@ def test_the_interconnect_is_what_the_system_tells_and_nothing_is_guessed(
     ("address", "interface"),
     [("10.1.0.7", "ib0"), ("10.9.9.9", None), (socket.gaierror("unknown name"), None)],
 )
-def test_the_interface_is_that_of_the_address_of_the_host_name(
+def test_interface_is_that_of_the_host_name(
     monkeypatch: pytest.MonkeyPatch, address: str | OSError, interface: str | None
 ) -> None:
     def gethostbyname(name: str) -> str:

@@ -31,7 +31,7 @@ def seen(found: Health | None) -> Health:
     return found
 
 
-def test_a_healthy_gpu_is_asked_once_a_second_for_what_changes_slowly() -> None:
+def test_reads_slow_gpu_values_once_a_second() -> None:
     nvml = Nvml({})
     found = watched(nvml)
     assert (found.samples, found.seconds, found.steps, found.notes) == (20, 4.75, 19, ())
@@ -59,14 +59,14 @@ def test_a_healthy_gpu_is_asked_once_a_second_for_what_changes_slowly() -> None:
     assert asked["MemoryInfo"] == asked["ComputeRunningProcesses"] == 5 + 1  # once before the launch
 
 
-def test_without_nvml_the_processor_is_still_watched() -> None:
+def test_watches_the_processor_without_nvml() -> None:
     found = watched(Nvml(init=NVMLError("Driver Not Loaded")), proc=Path("/proc"))
     assert found.devices == ()
     assert found.notes == ("the GPUs' health is unknown: Driver Not Loaded",)
     assert found.foreign_cpu is None or found.foreign_cpu >= 0
 
 
-def test_only_time_in_which_steps_were_made_counts() -> None:
+def test_counts_only_time_with_steps() -> None:
     nvml = Nvml({})
     steps = [0] * 200 + [1] * 40 + [9] * 20 + [20] * 200  # the launch, ..., the hang
     found = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
@@ -83,16 +83,14 @@ def test_only_time_in_which_steps_were_made_counts() -> None:
         *((steps, None) for steps in ([], [None] * 9, [0] * 9, [3] * 9)),
     ],
 )
-def test_a_short_training_is_sampled_at_its_beginning_and_its_end(
-    steps: list[int | None], between: int | None
-) -> None:
+def test_samples_both_ends_of_a_short_training(steps: list[int | None], between: int | None) -> None:
     """A training whose beginning is over before the first look has the beginning of its launch."""
     for every_s in (0.06, 0.01):
         found = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
         assert (found and (found.samples, found.steps)) == (between and (2, between))
 
 
-def test_a_gpu_is_not_read_before_the_job_is_on_it() -> None:
+def test_reads_no_gpu_before_the_job_uses_it() -> None:
     nvml = Nvml({})
     clock = Clock()
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
@@ -135,7 +133,7 @@ class Waits(Nvml):
         return super().__getattribute__(name)
 
 
-def test_steps_are_told_to_the_sampler_until_the_end() -> None:
+def test_sampler_hears_of_all_steps() -> None:
     told: list[int | None] = []
 
     class Listener(Sampler):
@@ -153,7 +151,7 @@ def test_steps_are_told_to_the_sampler_until_the_end() -> None:
 @pytest.mark.parametrize(
     ("function", "uuids"), [("nvmlInit", []), ("nvmlDeviceGetPowerUsage", ["GPU-8932f937"])]
 )
-def test_nobody_waits_for_an_nvml_that_does_not_answer(
+def test_never_waits_for_an_unresponsive_nvml(
     monkeypatch: pytest.MonkeyPatch, function: str, uuids: list[str]
 ) -> None:
     nvml = Waits(function)
@@ -172,7 +170,7 @@ def test_nobody_waits_for_an_nvml_that_does_not_answer(
     assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
 
 
-def test_a_launch_without_a_step_is_not_sampled_at_its_end_nor_one_that_never_began() -> None:
+def test_takes_no_end_sample_without_a_step() -> None:
     assert HealthWatch(Sampler(), lambda: None).finish() is None
     nvml = Nvml({})
     watch = HealthWatch(Sampler(devices=1, nvml=nvml), lambda: None)
@@ -243,7 +241,7 @@ def test_a_launch_waits_until_the_gpus_are_free(
     assert said == [f"{problem}; waited 30 s)" for problem in problems]
 
 
-def test_the_clock_of_the_slowest_gpu_is_kept_by_step() -> None:
+def test_keeps_the_slowest_gpus_clock_by_step() -> None:
     slow = {"nvmlDeviceGetClockInfo": (1200, 1300, 1100)}
     assert watched(Nvml({}, slow), samples=3).sm_clocks_mhz == ((1, 1200), (2, 1300), (3, 1100))
 
@@ -268,7 +266,7 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
     assert (found.job_cpu, found.foreign_cpu, found.steal) == (0.3, 0.15, 0.12)
 
 
-def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_moves() -> None:
+def test_samples_every_250_ms_or_when_steps_move() -> None:
     nvml = Nvml({})
     clock = Clock(0)  # a clock that begins at zero: the first is due at once all the same
     sampler = Sampler(devices=1, nvml=nvml, clock=clock)
@@ -284,7 +282,7 @@ def test_a_sample_is_taken_each_quarter_of_a_second_and_sooner_when_the_step_mov
     assert taken == [0, 0, 0.25, 0.3125, 0.5625], "at the first, of the beginning"
 
 
-def test_new_processes_are_looked_for_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_for_processes_every_2_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     sampler = Sampler(clock=clock)
     scans: list[float] = []
@@ -321,7 +319,7 @@ def spent(*seconds: float) -> dict[str, Cpu]:
         ({}, spent(3, 1, 5), (0, 0.6667, 0.3333)),
     ],
 )
-def test_shares_are_of_the_time_between_the_first_and_the_last_sample(
+def test_cpu_shares_span_first_to_last_sample(
     first: dict[str, Any], last: dict[str, Any], shares: tuple[float, ...]
 ) -> None:
     """A job whose processes end takes its time with it, and ticks of 10 ms may add up to more than all."""
@@ -363,7 +361,7 @@ def spending(*counts: float | None) -> tuple[Gpu, ...]:
         ),
     ],
 )
-def test_the_figures_of_a_gpu_are_of_the_readings_that_there_are(
+def test_gpu_figures_use_the_available_readings(
     readings: tuple[Gpu, ...], held: int | None, told: dict[str, Any]
 ) -> None:
     found = health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings)

@@ -28,7 +28,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_text_changes_until_the_driver_has_no_more_job(file: Path) -> None:
+def test_lease_changes_until_the_job_is_gone(file: Path) -> None:
     texts: set[str] = set()
     with Beats(file):
         while len(texts) < 4:
@@ -54,7 +54,7 @@ def test_a_text_is_written_over_the_one_before(file: Path) -> None:
     assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
 
 
-def test_an_agent_is_told_to_end_and_sees_that_its_stdin_ends(file: Path) -> None:
+def test_agent_hears_the_end_and_closed_stdin(file: Path) -> None:
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", AGENT, str(file)]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process, Beats(file) as beats:
@@ -70,7 +70,7 @@ def test_an_agent_is_told_to_end_and_sees_that_its_stdin_ends(file: Path) -> Non
 
 
 @pytest.mark.parametrize(("lost_s", "said"), [("3", ["no sign of the driver for 3 s"]), (None, ["end"])])
-def test_an_agent_sees_that_the_text_changes_no_more(
+def test_agent_sees_a_lease_that_stops_changing(
     file: Path, monkeypatch: pytest.MonkeyPatch, passing: Passing, lost_s: str | None, said: list[str]
 ) -> None:
     """Not one on the driver's machine: Ctrl-Z is no death there, of which the kernel would tell."""

@@ -70,7 +70,7 @@ def test_cuda_visible_devices(
         ([], None, "Library Not Found", "NVML found no GPU: Library Not Found"),
     ],
 )
-def test_without_a_gpu_there_is_the_processor_and_the_reason(
+def test_no_gpu_means_processor_and_reason(
     monkeypatch: pytest.MonkeyPatch, names: list[str], visible: str | None, missing: str | None, note: str
 ) -> None:
     machine = detected(monkeypatch, *names, visible=visible, missing=missing)
@@ -90,7 +90,7 @@ def test_unlike_gpus_make_a_class_of_their_own(monkeypatch: pytest.MonkeyPatch) 
         *((f"nvmlDeviceGet{what}", None, "GPU 2 (00000000:1D:00.0)") for what in ("Name", "MemoryInfo")),
     ],
 )
-def test_a_gpu_that_cannot_be_read_is_one_clear_error(
+def test_unreadable_gpu_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch, what: str, visible: str | None, name: str
 ) -> None:
     lost = {2: {what: LOST}}
@@ -103,7 +103,7 @@ def test_a_gpu_that_cannot_be_read_is_one_clear_error(
     assert detected(monkeypatch, *[H200] * 4, changes=lost, visible="0,1,3").devices == 3
 
 
-def test_a_gpu_without_memory_of_its_own_has_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integrated_gpu_has_the_machines_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GB10 and a Jetson answer."""
     no_memory = {0: {"nvmlDeviceGetMemoryInfo": NotSupported("Not Supported")}}
     machine = detected(monkeypatch, "NVIDIA GB10", changes=no_memory)
@@ -121,7 +121,7 @@ def test_a_gpu_that_is_split_by_mig_is_refused(monkeypatch: pytest.MonkeyPatch, 
     assert "`nvidia-smi -i 00000000:1C:00.0 -mig 0`" in str(raised.value)
 
 
-def test_an_instance_of_mig_has_a_class_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_instance_has_its_own_class(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = {"nvmlDeviceGetMigMode": InvalidArgument("Invalid Argument"), "nvmlDeviceGetUUID": ("MIG-5",)}
     machine = detected(monkeypatch, A100, f"{A100} MIG 1g.5gb", changes={1: mode}, visible="MIG-5")
     assert machine.hardware_class == "a100-sxm4-40gb-mig-1g-5gb-81gb"

@@ -35,7 +35,7 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
     ]
 
 
-def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
+def test_newborn_child_is_not_foreign() -> None:
     nvml = Nvml({"nvmlDeviceGetComputeRunningProcesses": ([using(OWN, GIB)],)})
     gpus = Gpus(nvml, 1, JobProcesses(OWN))
     gpus.read(whole=True)
@@ -45,7 +45,7 @@ def test_a_child_that_was_born_since_the_last_look_is_not_foreign() -> None:
     assert gpu.foreign_bytes == 0
 
 
-def test_in_a_container_the_own_job_is_not_called_foreign() -> None:
+def test_own_job_in_a_container_is_not_foreign() -> None:
     """Nobody is listed there, or others by other process ids."""
     listed: list[list[Any]] = [[using(OTHER, 60 * GIB)], []]
     found = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (each,)} for each in listed)))
@@ -79,7 +79,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("function", FIELDS)
 @pytest.mark.parametrize("error", [NotSupported("Not Supported"), FunctionNotFound("Function Not Found")])
-def test_what_a_gpu_does_not_support_is_none_and_nothing_else_is(function: str, error: NVMLError) -> None:
+def test_only_unsupported_gpu_values_are_none(function: str, error: NVMLError) -> None:
     found = watched(Nvml({f"nvmlDeviceGet{function}": error}))
     device = found.devices[0].model_dump(exclude={"node"})
     assert {name for name, value in device.items() if value is None} == set(FIELDS[function])
@@ -87,7 +87,7 @@ def test_what_a_gpu_does_not_support_is_none_and_nothing_else_is(function: str, 
     assert machine_problems(found, make_gpu_machine(count=1)) == []
 
 
-def test_reasons_for_a_lower_clock_have_nvmls_names_and_others_their_bit() -> None:
+def test_throttle_reasons_have_nvmls_names() -> None:
     reasons = {"nvmlDeviceGetCurrentClocksEventReasons": (0x1, 0x20, 0x80, 0x800)}
     assert watched(Nvml(reasons)).devices[0].throttled == {
         "GpuIdle": 0.25,
@@ -98,7 +98,7 @@ def test_reasons_for_a_lower_clock_have_nvmls_names_and_others_their_bit() -> No
 
 
 @pytest.mark.parametrize("kind", [NVMLError, Exception])  # NVMLLibraryMismatchError is no NVMLError
-def test_an_error_is_noted_once_and_the_other_samples_count(kind: type[Exception]) -> None:
+def test_notes_an_error_once_and_goes_on(kind: type[Exception]) -> None:
     found = watched(Nvml({"nvmlDeviceGetTemperature": (60, kind("GPU is lost"), 70)}))
     assert found.devices[0].temperature_c == 70
     assert found.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
@@ -111,7 +111,7 @@ def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(device.index, device.temperature_c) for device in found.devices] == [(0, 43), (1, 41)]
 
 
-def test_the_stand_in_has_the_names_of_the_library() -> None:
+def test_stand_in_has_the_librarys_names() -> None:
     import pynvml
 
     named = Gpus(pynvml, 0, JobProcesses(OWN))._reasons
@@ -135,7 +135,7 @@ REPLACE = "have the card replaced"
         ("RemappedRows", (0, 9, 0, 1), None, f"a row of its memory could not be remapped: {REPLACE}"),
     ],
 )
-def test_what_may_go_on_is_noted_and_a_fault_is_unhealthy_on_one_machine_too(
+def test_notes_pending_errors_and_judges_faults(
     function: str, answer: Any, pending: str | None, fault: str | None
 ) -> None:
     seen = watched(Nvml({}, {f"nvmlDeviceGet{function}": (answer,)}))
@@ -156,7 +156,7 @@ def test_what_may_go_on_is_noted_and_a_fault_is_unhealthy_on_one_machine_too(
         ((1,), [(18, 0), (18, 0)], []),
     ],
 )
-def test_a_gpu_that_has_lost_an_nvlink_is_unhealthy(states: Any, links: list[Any], why: list[str]) -> None:
+def test_gpu_without_an_nvlink_is_unhealthy(states: Any, links: list[Any], why: list[str]) -> None:
     seen = watched(Nvml({}, {"nvmlDeviceGetNvLinkState": states}))
     assert [(card.nvlinks, card.nvlinks_down) for card in seen.devices] == links
     said = machine_problems(seen, make_gpu_machine(count=2))

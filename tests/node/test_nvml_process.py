@@ -19,7 +19,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "python"
 
 
-def test_a_machine_and_its_users_are_asked_for_in_a_process_of_its_own(child: Path) -> None:
+def test_detects_machine_in_its_own_process(child: Path) -> None:
     gpus = make_gpu_machine()
     executable(child, 'echo "$@" > $0.asked', f"echo '{{\"answer\": {gpus.model_dump_json()}}}'")
     assert machine.detect() == gpus
@@ -39,7 +39,7 @@ def test_a_machine_and_its_users_are_asked_for_in_a_process_of_its_own(child: Pa
         ("exit 3", "failed: exit code 3"),
     ],
 )
-def test_a_child_that_does_not_answer_is_an_error_and_nobody_waits_for_it(
+def test_unresponsive_child_is_an_error(
     child: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
 ) -> None:
     assert nvml_process.ANSWER_S == 30
@@ -51,7 +51,7 @@ def test_a_child_that_does_not_answer_is_an_error_and_nobody_waits_for_it(
             asked()
 
 
-def test_no_process_is_started_where_nothing_can_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_no_process_where_nothing_can_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without NVML's library, and where the GPUs are hidden."""
     monkeypatch.setattr(nvml_process, "ask", lambda *words: pytest.fail("a process was started"))
     monkeypatch.setattr(nvml_process, "LIBRARY", "no-such-library.so")

@@ -29,7 +29,7 @@ def tied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (None, None, []),
     ],
 )
-def test_the_models_code_is_loaded_if_it_is_there_by_a_process_that_is_tied_already(
+def test_preloads_model_code_in_a_bound_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     tied: list[str],

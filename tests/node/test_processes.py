@@ -62,7 +62,7 @@ def mark() -> str:
     return uuid.uuid4().hex
 
 
-def test_only_the_living_of_one_job_are_found_and_killed(start: Start, mark: str) -> None:
+def test_kills_only_the_living_of_one_job(start: Start, mark: str) -> None:
     mine = start(**{JOB_MARK: mark})
     zombie = start(**{JOB_MARK: mark})
     others = start(**{JOB_MARK: f"{mark}-2"})
@@ -89,9 +89,7 @@ def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
     assert done.stdout == b"0 lives\n"
 
 
-def test_what_an_agent_has_started_is_killed_without_a_mark_unless_it_is_spared(
-    start: Start, mark: str
-) -> None:
+def test_kills_what_an_agent_started_unless_spared(start: Start, mark: str) -> None:
     agent = start("sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait")
     stranger = start()
     spared, *others = psutil.Process(agent.pid).children(recursive=True)
@@ -106,7 +104,7 @@ def test_what_an_agent_has_started_is_killed_without_a_mark_unless_it_is_spared(
     assert descendants(agent.pid) == []
 
 
-def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start: Start) -> None:
+def test_sees_a_childs_end_despite_a_held_lock(start: Start) -> None:
     child = start()
     other = start()
     child._waitpid_lock.acquire()  # type: ignore[attr-defined]
@@ -120,13 +118,13 @@ def test_the_end_of_a_child_is_seen_though_an_interrupt_left_its_lock_held(start
     assert has_ended(other), "somebody has waited for it before"
 
 
-def test_what_a_command_without_input_prints_is_captured_however_it_ends() -> None:
+def test_captures_output_however_a_command_ends() -> None:
     code = "import sys; print(sys.stdin.read(), end='told'); sys.exit('failed')"
     done = processes.captured([sys.executable, "-c", code], timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (1, "told", "failed\n")
 
 
-def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_process_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
         """A process in a system call that never returns: one of a lost GPU, say."""
 
@@ -150,7 +148,7 @@ def test_who_cannot_be_killed_is_an_error_that_names_it(monkeypatch: pytest.Monk
     assert now == processes.KILL_S + 5
 
 
-def test_only_those_that_listen_are_asked_for_their_stacks(
+def test_asks_only_listeners_for_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     """The signal would end any other process."""
@@ -182,9 +180,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("file")
-def test_a_process_that_does_not_react_or_is_gone_is_not_waited_for_long(
-    tmp_path: Path, passing: Passing
-) -> None:
+def test_waits_briefly_for_an_unresponsive_process(tmp_path: Path, passing: Passing) -> None:
     ended = subprocess.Popen(["true"])
     process = psutil.Process(ended.pid)
     ended.wait()
@@ -196,7 +192,7 @@ def test_a_process_that_does_not_react_or_is_gone_is_not_waited_for_long(
     assert passing.seconds == pytest.approx(processes.STACKS_S, abs=processes.STACKS_POLL_S)
 
 
-def test_stacks_are_waited_for_until_they_grow_no_more(tmp_path: Path, file: Path, passing: Passing) -> None:
+def test_waits_until_stacks_stop_growing(tmp_path: Path, file: Path, passing: Passing) -> None:
     texts = ["", "Thread 1", "Thread 1\nThread 2"]
     passing.meanwhile = lambda looks: file.write_text(texts[min(looks, 3) - 1])
     ask_for_stacks(RunDir(tmp_path), [psutil.Process()])
@@ -207,7 +203,7 @@ def test_stacks_are_waited_for_until_they_grow_no_more(tmp_path: Path, file: Pat
 BURN = "import time\nwhile time.process_time() < 0.1: pass"
 
 
-def test_the_job_is_the_agent_and_its_descendants_and_no_time_of_the_dead_is_lost(start: Start) -> None:
+def test_job_is_the_agent_and_its_descendants(start: Start) -> None:
     agent = start("sh", "-c", f"{sys.executable} -S -c '{BURN}'; sleep 1000 & echo; read word")
     job = JobProcesses(agent.pid)  # now its first child is dead
     assert job.pids == {agent.pid}
@@ -223,7 +219,7 @@ def test_the_job_is_the_agent_and_its_descendants_and_no_time_of_the_dead_is_los
     assert job.pids == {agent.pid, child.pid}, "NVML lists the dead for a while"
 
 
-def test_the_time_of_living_descendants_is_the_jobs(start: Start) -> None:
+def test_living_descendants_time_is_the_jobs(start: Start) -> None:
     agent = start("sh", "-c", f"{sys.executable} -S -c '{BURN}\nprint(flush=True)\ninput()'; true")
     job = JobProcesses(agent.pid)
     assert job.cpu_s() < 0.05

@@ -69,7 +69,7 @@ def _untied(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, {"model": Model.named("net")}, None),
     ],
 )
-def test_the_fork_server_of_a_cpu_loads_the_models_code(
+def test_cpu_fork_server_loads_the_models_code(
     request_changes: dict[str, Any], case_changes: dict[str, Any], modules: str | None
 ) -> None:
     case = make_case(framework=DDP(), **case_changes)
@@ -77,7 +77,7 @@ def test_the_fork_server_of_a_cpu_loads_the_models_code(
     assert ranks._model_code(request) == ({} if modules is None else {MODEL_CODE: modules})
 
 
-def test_a_rank_of_a_script_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_rank_has_torchruns_variables(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     monkeypatch.setenv(name, "3")
     assert ranks.rank_variables(job.topology, 0)[name] == "3", "a user's own"
@@ -132,7 +132,7 @@ FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
     ],
     ids=["slow", "crashes at its end", "fails", "reports a failure", "stays", "is late", "trains not"],
 )
-def test_a_rank_is_waited_for_as_long_as_it_may_take_and_then_killed(
+def test_kills_a_rank_that_takes_too_long(
     job: AgentJob, passing: Passing, reports: Any, processes: Any, told: Any, seconds: float
 ) -> None:
     job.run_dir.progress.touch()  # as the driver makes it
@@ -153,16 +153,14 @@ def test_a_rank_is_waited_for_as_long_as_it_may_take_and_then_killed(
         (0, "exit code 0", ": not as Python ends, or perfsuite would have reported (os._exit?)"),
     ],
 )
-def test_who_ends_without_a_report_is_told_with_the_steps_that_were_seen(
-    job: AgentJob, code: int, said: str, why: str
-) -> None:
+def test_ending_without_a_report_tells_the_steps(job: AgentJob, code: int, said: str, why: str) -> None:
     job.run_dir.progress.write_text("10 256")
     seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
     assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]
 
 
 @pytest.mark.usefixtures("passing")
-def test_a_command_that_stays_after_every_report_is_told(job: AgentJob) -> None:
+def test_reports_a_command_that_outlives_its_reports(job: AgentJob) -> None:
     for report in BOTH:
         documents.write(job.run_dir.rank(report.rank), report)
     (failure,) = ranks._wait(job, {None: Process(None)})
@@ -187,7 +185,7 @@ def fail() -> None:
 @pytest.mark.usefixtures("passing")
 @pytest.mark.fault("server of the forks is killed")
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_fork_server_that_was_killed_is_the_cause(
+def test_killed_fork_server_is_the_cause(
     job: AgentJob, monkeypatch: pytest.MonkeyPatch, starts: bool
 ) -> None:
     kind: Any = OfADeadServer
@@ -211,9 +209,7 @@ def python(code: str, *words: str, starts_ranks: bool = True) -> Command:
     return Command(words=(sys.executable, "-S", "-c", code, *words), directory="/", starts_ranks=starts_ranks)
 
 
-def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
-    job: AgentJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_finds_launch_startup_and_python(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     names = ("PYTHONPATH", "PATH", RUN_DIR)
     job.run_dir.files.mkdir()
@@ -228,7 +224,7 @@ def test_a_command_finds_the_launch_and_our_startup_and_this_python_first(
 
 
 @pytest.mark.parametrize(("code", "unreported"), [(0, f", {UNSEEN}{UNTRAINED}"), (3, f", {UNSEEN}")])
-def test_how_a_command_or_a_rank_of_our_own_ended_is_told(job: AgentJob, code: int, unreported: str) -> None:
+def test_reports_how_a_command_or_rank_ended(job: AgentJob, code: int, unreported: str) -> None:
     """Unless all is well. That a rank of our own left no report the driver sees."""
     command = python(f"raise SystemExit({code})")
     ended = f"exit code {code}"
@@ -241,7 +237,7 @@ def test_how_a_command_or_a_rank_of_our_own_ended_is_told(job: AgentJob, code: i
     assert said == ([f"the command ended with {ended}"] if code else [])
 
 
-def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(job: AgentJob) -> None:
+def test_script_ranks_have_numbers_logs_and_a_port(job: AgentJob) -> None:
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
     failures = ranks._run(python(code, starts_ranks=False), job)
     assert [failure.rank for failure in failures] in ([0, 1], [1, 0]), "none of them trains"
@@ -252,7 +248,7 @@ def test_each_rank_of_a_script_is_started_with_its_number_log_and_a_free_port(jo
         free.bind(("127.0.0.1", int(said[0][2])))
 
 
-def test_one_process_has_no_variables_of_a_launcher(job: AgentJob) -> None:
+def test_lone_process_has_no_rank_variables(job: AgentJob) -> None:
     case = SCRIPT.replace(topology=Topology(processes_per_node=1))
     alone = replace(job, request=job.request.replace(case=case))
     code = (
@@ -263,9 +259,7 @@ def test_one_process_has_no_variables_of_a_launcher(job: AgentJob) -> None:
     assert job.run_dir.rank_log(0).read_text().split() == [RANK]
 
 
-def test_variables_of_another_jobs_rank_reach_no_process(
-    job: AgentJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_rank_variables_reach_no_process(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the case or the arm says them."""
     case = SCRIPT.replace(framework=Script(path=__file__, env={"MASTER_PORT": "5"}))
     names = ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PMI_RANK", "OMPI_COMM_WORLD_SIZE")
@@ -301,14 +295,14 @@ def bury_orphans() -> None:
     os._exit(0 if adopted > 0 and own.wait() == 3 else 1)
 
 
-def test_orphans_that_have_ended_are_let_go_and_the_ranks_end_stays_known() -> None:
+def test_reaps_orphans_and_keeps_the_ranks_end() -> None:
     process = multiprocessing.get_context("fork").Process(target=bury_orphans)
     process.start()
     process.join(60)
     assert process.exitcode == 0
 
 
-def test_ranks_are_bound_to_the_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_binds_ranks_to_cores_near_their_gpus(job: AgentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that perfsuite forks and those that it starts as a user's command; not what starts its own."""
     pids = iter((71, 72, 81, 82))
     bound: list[tuple[int, frozenset[int]]] = []
@@ -344,7 +338,7 @@ USR = ("/usr/src/app", "/tmp/arms/abc", "/usr")
         (USR, "/usr/bin/python", "/usr/bin/python"),
     ],
 )
-def test_a_file_of_the_repository_is_that_of_the_worktree(
+def test_repository_file_is_the_worktrees(
     monkeypatch: pytest.MonkeyPatch, place: tuple[str, str, str], word: str, moved: str
 ) -> None:
     assert ranks.moved(word) == word, "without an arm of another commit"

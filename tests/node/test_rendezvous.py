@@ -10,7 +10,7 @@ from perfsuite.results.run_dir import RunDir
 from tests.node.conftest import Passing
 
 
-def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> None:
+def test_node_0_chooses_and_shares_a_port(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.endpoint.touch()
     with ThreadPoolExecutor() as pool, socket.socket() as listens, socket.socket() as another:
@@ -26,15 +26,13 @@ def test_node_0_chooses_a_port_that_the_others_are_told_of(tmp_path: Path) -> No
     assert address[0] == "127.0.0.1", "one node needs no name"
 
 
-def test_other_nodes_are_told_the_name_of_the_first(tmp_path: Path) -> None:
+def test_other_nodes_learn_the_first_nodes_name(tmp_path: Path) -> None:
     with rendezvous.meeting(RunDir(tmp_path), 0, 2) as variables:
         assert variables["MASTER_ADDR"] == socket.gethostname()
 
 
 @pytest.mark.parametrize("half", ["", "n1:29", None])
-def test_what_node_0_has_not_told_in_full_is_waited_for(
-    tmp_path: Path, passing: Passing, half: str | None
-) -> None:
+def test_waits_for_node_0_to_finish_writing(tmp_path: Path, passing: Passing, half: str | None) -> None:
     run_dir = RunDir(tmp_path)
     if half is not None:
         run_dir.endpoint.write_text(half)

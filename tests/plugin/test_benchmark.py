@@ -22,14 +22,14 @@ class Pedantic:
             self.measured.append(self.clock() - began)
 
 
-def test_each_step_is_one_round_of_its_length_and_the_clock_stands_still_otherwise() -> None:
+def test_benchmark_has_a_round_for_each_step() -> None:
     benchmark = Pedantic(ReplayClock())
     assert (benchmark.clock(), benchmark.clock()) == (0.0, 0.0)
     replay(benchmark, benchmark.clock, [0.25, 0.5, 0.125])
     assert benchmark.measured == [0.25, 0.5, 0.125]
 
 
-def test_a_benchmark_that_has_nothing_to_show_is_used_all_the_same() -> None:
+def test_empty_benchmark_counts_as_used() -> None:
     benchmark = Pedantic(ReplayClock())
     replay_nothing(benchmark)
     assert (benchmark.is_used, benchmark.measured) == (True, [])
@@ -37,7 +37,7 @@ def test_a_benchmark_that_has_nothing_to_show_is_used_all_the_same() -> None:
 
 @pytest.mark.launch
 @pytest.mark.usefixtures("simulated")
-def test_pytest_benchmark_has_every_step_and_compares_none_of_unlike_hardware(suite: pytest.Pytester) -> None:
+def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "--benchmark-json=b.json", "--benchmark-save=one", "--perf-json=out.json")
     result.stdout.no_fnmatch_line("Name (time in *")
     told = read_json(suite, "b.json")
@@ -60,7 +60,7 @@ def test_pytest_benchmark_has_every_step_and_compares_none_of_unlike_hardware(su
 
 
 @pytest.mark.launch
-def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> None:
+def test_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_cases="def test_other(benchmark):\n    benchmark.pedantic(sum, ([1, 2],))\n")
     suite.runpytest("-W", "ignore", "-p", "no:perfsuite", "--benchmark-save=one")
     assert list(suite.path.glob(".benchmarks/*/*.json"))
@@ -68,7 +68,7 @@ def test_saved_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> N
 
 
 @pytest.mark.launch
-def test_without_pytest_benchmark_the_error_says_so(suite: pytest.Pytester) -> None:
+def test_reports_missing_pytest_benchmark(suite: pytest.Pytester) -> None:
     result = run(suite, "-p", "no:benchmark", status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(
         ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]

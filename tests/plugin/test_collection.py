@@ -37,7 +37,7 @@ NO_PARAMETER = (
     ],
     ids=["no parameter", "-m", "no case", "twice", "one id", "near", "one of two", "family", "unknown"],
 )
-def test_what_would_be_measured_wrongly_or_never_is_refused_whatever_is_selected(
+def test_refuses_cases_that_would_be_mismeasured(
     suite: pytest.Pytester, content: str, args: tuple[str, ...], said: str
 ) -> None:
     suite.makepyfile(test_cases=content)
@@ -47,7 +47,7 @@ def test_what_would_be_measured_wrongly_or_never_is_refused_whatever_is_selected
     result.stdout.no_fnmatch_line("*nothing was measured*")
 
 
-def test_a_comparison_asks_arm_a_for_the_same_tests(pytester: pytest.Pytester) -> None:
+def test_comparison_asks_arm_a_for_the_same_tests(pytester: pytest.Pytester) -> None:
     pytester.mkdir("perf")
     pytester.makepyfile(test_a="", test_b="")
     top = pytester.path
@@ -58,12 +58,12 @@ def test_a_comparison_asks_arm_a_for_the_same_tests(pytester: pytest.Pytester) -
     assert not selection.is_directory_of_cases
 
 
-def test_a_comparison_may_find_a_renamed_directory(pytester: pytest.Pytester) -> None:
+def test_comparison_finds_renamed_directory(pytester: pytest.Pytester) -> None:
     pytester.mkdir("perf")
     assert selection_of(pytester.parseconfigure("perf")).is_directory_of_cases
 
 
-def test_a_fixture_with_cases_as_its_parameters_is_fine(suite: pytest.Pytester) -> None:
+def test_accepts_a_fixture_with_case_parameters(suite: pytest.Pytester) -> None:
     fixture = """@pytest.fixture(params=[FAKE, A100])
     def case(request):
         return request.param
@@ -76,7 +76,7 @@ def test_a_fixture_with_cases_as_its_parameters_is_fine(suite: pytest.Pytester) 
     result.stdout.fnmatch_lines(["test_cases.py::test_it[[]fake-llama-tiny-*]", "1/2 tests collected*"])
 
 
-def test_a_bench_that_was_not_seen_when_collected_measures_nothing(suite: pytest.Pytester) -> None:
+def test_bench_unseen_at_collection_is_refused(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_cases="def test_it(request):\n    request.getfixturevalue('bench')\n")
     result = suite.runpytest("-W", "ignore")
     result.assert_outcomes(failed=1)
@@ -90,18 +90,18 @@ MARKED = CASES.replace("@pytest", "@pytest.mark.mine\n    @pytest")
     "expression",
     ["h100 or (cpu and not slow)", "mine", "registered(name='h10', other=1) or cpu", "parametrize"],
 )
-def test_markers_that_are_known_or_deselect_nothing_are_fine(suite: pytest.Pytester, expression: str) -> None:
+def test_accepts_known_or_harmless_markers(suite: pytest.Pytester, expression: str) -> None:
     suite.makeini("[pytest]\nmarkers = registered(name, other): mine, too\n")
     suite.makepyfile(test_cases=MARKED)
     run(suite, "--collect-only", "-m", expression, "-W", "ignore")
 
 
-def test_markers_are_not_looked_at_where_no_case_was_collected(suite: pytest.Pytester) -> None:
+def test_ignores_markers_without_a_case(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_cases="def test_it():\n    pass\n")
     run(suite, "-m", "h10", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-def test_a_bad_value_is_told_beside_the_line_of_the_users_file_alone(suite: pytest.Pytester) -> None:
+def test_bad_value_points_only_at_the_users_line(suite: pytest.Pytester) -> None:
     for wrong in ("FAKE.replace(micro_batchs=4)", "Topology(processes=2)"):
         write_cases(suite, f"[{wrong}]")
         result = run(suite, status=pytest.ExitCode.INTERRUPTED)

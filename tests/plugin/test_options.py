@@ -49,11 +49,11 @@ def test_an_odd_value_is_a_usage_error(pytester: pytest.Pytester, given: str, sa
     assert fnmatch(str(caught.value), said)
 
 
-def test_a_path_that_is_too_long_is_left_to_pytest(pytester: pytest.Pytester) -> None:
+def test_leaves_a_too_long_path_to_pytest(pytester: pytest.Pytester) -> None:
     pytester.parseconfigure("a" * 5000)
 
 
-def test_the_help_shows_every_option_but_that_of_commands(suite: pytest.Pytester) -> None:
+def test_help_shows_all_but_the_commands_option(suite: pytest.Pytester) -> None:
     shown = str(run(suite, "--help").stdout)
     assert "--perf-strict=OUTCOMES" in shown
     assert "--perf-cases" not in shown
@@ -77,7 +77,7 @@ def test_no_value_moves_the_root(pytester: pytest.Pytester, tmp_path: Path, setu
     assert options(chosen).store == tmp_path / ".perfsuite"
 
 
-def test_settings_that_an_options_value_hides_are_said(suite: pytest.Pytester, tmp_path: Path) -> None:
+def test_reports_settings_an_option_hides(suite: pytest.Pytester, tmp_path: Path) -> None:
     suite.makeini("[pytest]\nperf_missing_baseline = fail\n")
     (tmp_path / "out").mkdir()
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
@@ -92,7 +92,7 @@ def test_settings_that_an_options_value_hides_are_said(suite: pytest.Pytester, t
     run(suite, "--collect-only", elsewhere)
 
 
-def test_baselines_here_that_are_not_the_roots_are_said(suite: pytest.Pytester, tmp_path: Path) -> None:
+def test_reports_baselines_that_are_not_the_roots(suite: pytest.Pytester, tmp_path: Path) -> None:
     suite.mkdir("baselines")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "out").mkdir()
@@ -214,7 +214,7 @@ def test_keys_of_other_tools_are_left_alone(suite: pytest.Pytester, name: str, c
     run(suite, "--collect-only", "-q")
 
 
-def test_a_setting_of_somebody_else_is_left_to_pytest(suite: pytest.Pytester) -> None:
+def test_leaves_foreign_settings_to_pytest(suite: pytest.Pytester) -> None:
     names = ("somebody_elses", "store", "baselines", "launcher", "shadow", "max_launches", "perfetto_out")
     suite.makefile(".ini", pytest="[pytest]\n" + "".join(f"{name} = 1\n" for name in names))
     assert suite.runpytest("--collect-only", "-q").ret == pytest.ExitCode.OK
@@ -234,7 +234,7 @@ TOOL = '[tool.mytool]\nperf_store = "x"\n'
         ('[tool.pytest.ini_options]\n[tool.pytest.ini_option]\nperf_store = "x"\n', True),
     ],
 )
-def test_a_setting_is_misplaced_in_a_table_like_pytests(
+def test_names_a_setting_outside_pytests_table(
     suite: pytest.Pytester, content: str, is_refused: bool
 ) -> None:
     (suite.path / "pyproject.toml").write_text(content)

@@ -33,7 +33,7 @@ def test_pytest_timeout_leaves_cases_alone(suite: pytest.Pytester, way: str) -> 
     run_cpu(suite, *given, "--perf-record-launches=1").stdout.fnmatch_lines(["*1 recorded*"])
 
 
-def test_pytest_timeout_leaves_a_wait_for_the_lock_alone(suite: pytest.Pytester) -> None:
+def test_pytest_timeout_spares_a_wait_for_the_lock(suite: pytest.Pytester) -> None:
     with lock.machine_lock(print):
         result = run_cpu(suite, "--timeout=0.1", "--perf-wait-lock=1s", status=1)
     result.stdout.fnmatch_lines(["another session still measures on this machine*"])
@@ -55,7 +55,7 @@ def test_a_session_timeout_is_no_complete_session(suite: pytest.Pytester) -> Non
 
 
 @pytest.mark.parametrize("way", ["--reruns=2", "--force-reruns=2", "-oreruns=2", "mark", "append"])
-def test_pytest_rerunfailures_measures_no_case_again(recorded: pytest.Pytester, way: str) -> None:
+def test_pytest_rerunfailures_reruns_no_case(recorded: pytest.Pytester, way: str) -> None:
     given: tuple[str, ...] = (way,) if way.startswith("-") else ()
     if way in ("mark", "append"):
         mark = "@pytest.mark.flaky(reruns=2)\n    @pytest.mark.param"
@@ -67,13 +67,13 @@ def test_pytest_rerunfailures_measures_no_case_again(recorded: pytest.Pytester, 
     assert len(read_json(recorded)["results"]) == 1
 
 
-def test_pytest_rerunfailures_still_runs_other_tests_again(suite: pytest.Pytester) -> None:
+def test_pytest_rerunfailures_reruns_other_tests(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_others="def test_other():\n    assert False\n")
     result = run(suite, "--reruns=2", "--perf-record-launches=1", status=1)
     assert result.parseoutcomes()["rerun"] == 2
 
 
-def test_a_plugin_that_repeats_a_test_measures_no_case_again(suite: pytest.Pytester) -> None:
+def test_repeating_plugin_measures_no_case_twice(suite: pytest.Pytester) -> None:
     """As pytest-repeat does it: another parameter."""
     suite.makeconftest("""
         def pytest_generate_tests(metafunc):
@@ -86,7 +86,7 @@ def test_a_plugin_that_repeats_a_test_measures_no_case_again(suite: pytest.Pytes
     )
 
 
-def test_a_loop_that_runs_a_test_again_measures_no_case_again(recorded: pytest.Pytester) -> None:
+def test_looped_test_measures_no_case_twice(recorded: pytest.Pytester) -> None:
     recorded.makeconftest("""
         import pytest
 
@@ -102,7 +102,7 @@ def test_a_loop_that_runs_a_test_again_measures_no_case_again(recorded: pytest.P
     assert len(read_json(recorded)["results"]) == 1
 
 
-def test_the_timer_of_faulthandler_ends_no_session(suite: pytest.Pytester) -> None:
+def test_faulthandlers_timer_ends_no_session(suite: pytest.Pytester) -> None:
     write_cases(suite, body=SLEEPS)
     result = suite.runpytest_subprocess(
         "-m", "cpu", "-o", "faulthandler_timeout=0.1", "--perf-record-launches=1", "-s"

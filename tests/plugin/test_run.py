@@ -65,9 +65,7 @@ def test_a_body_cannot_swallow_a_verdict(recorded: pytest.Pytester, body: str, e
     ("mark", "ended"),
     [("xfail", "xfailed"), ("xfail(strict=True)", "xfailed"), ("xfail(raises=BaseException)", "xfailed")],
 )
-def test_an_expected_failure_cannot_swallow_a_verdict(
-    recorded: pytest.Pytester, mark: str, ended: str
-) -> None:
+def test_expected_failure_cannot_hide_a_verdict(recorded: pytest.Pytester, mark: str, ended: str) -> None:
     recorded.makepyfile(
         test_cases=CASES.replace("@pytest.mark.param", f"@pytest.mark.{mark}\n    @pytest.mark.param")
     )
@@ -89,7 +87,7 @@ def test_maxfail_counts_a_swallowed_verdict(recorded: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*1 failed*"])
 
 
-def test_a_verdict_is_swallowed_with_an_error_of_its_own(suite: pytest.Pytester) -> None:
+def test_swallowed_verdict_has_its_own_error(suite: pytest.Pytester) -> None:
     write_cases(suite, "[FAKE.replace(framework=Script(path='none.py'))]", TRIED)
     result = run_cpu(suite, status=1)
     result.stdout.fnmatch_lines(["*No such file or directory*", "*: failed, and its test ended as passed"])
@@ -120,7 +118,7 @@ BY_CASE = "if case.micro_batch == 4: bench(case); return\n        {}"
         ),
     ],
 )
-def test_a_test_without_a_verdict_fails_everywhere(suite: pytest.Pytester, body: str, why: str) -> None:
+def test_test_without_a_verdict_fails_everywhere(suite: pytest.Pytester, body: str, why: str) -> None:
     write_cases(suite, batches(4, 8), BY_CASE.format(body))
     run_cpu(suite, *FILES[1:], "--perf-record-launches=1", "-W", "ignore", status=1)
     first, unmeasured = read_json(suite)["results"]
@@ -237,7 +235,7 @@ def test_what_processes_of_xdist_refuse_is_said(dry_suite: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["ERROR: test_cases.py::test_it* has a case among its parameters, *"])
 
 
-def test_a_dead_process_of_xdist_is_no_complete_session(dry_suite: pytest.Pytester) -> None:
+def test_dead_xdist_process_interrupts_the_session(dry_suite: pytest.Pytester) -> None:
     body = BY_CASE.format("import os; os._exit(0)")
     cases = CASES.replace("Fake()", "DDP()").replace("[FAKE, A100]", batches(4, 8))
     dry_suite.makepyfile(test_cases=cases.replace("bench(case)", body))
@@ -247,7 +245,7 @@ def test_a_dead_process_of_xdist_is_no_complete_session(dry_suite: pytest.Pytest
 
 
 @pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
-def test_who_looks_at_fixtures_alone_measures_nothing(suite: pytest.Pytester, option: str) -> None:
+def test_showing_fixtures_measures_nothing(suite: pytest.Pytester, option: str) -> None:
     result = run(suite, option, "-m", "cpu", "--perf-missing-baseline=fail")
     result.stdout.fnmatch_lines(["*SETUP    F bench*"])
     result.stdout.no_fnmatch_line("*nothing was measured*")
@@ -267,9 +265,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return asked
 
 
-def test_nothing_is_installed_for_an_arm_before_cases_are_collected(
-    suite: pytest.Pytester, installed: list[Any]
-) -> None:
+def test_installs_nothing_before_collecting_cases(suite: pytest.Pytester, installed: list[Any]) -> None:
     suite.makepyfile(test_cases="raise LookupError('a name')")
 
     run(suite, "-m", "cpu", "--perf-against=torch==9.9", status=pytest.ExitCode.INTERRUPTED)
@@ -277,15 +273,13 @@ def test_nothing_is_installed_for_an_arm_before_cases_are_collected(
     assert installed == []
 
 
-def test_nothing_is_installed_for_an_arm_without_a_case(suite: pytest.Pytester, installed: list[Any]) -> None:
+def test_installs_nothing_for_an_arm_without_case(suite: pytest.Pytester, installed: list[Any]) -> None:
     run_cpu(suite, "--perf-against=torch==9.9", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
 
     assert installed == []
 
 
-def test_the_packages_of_an_arm_are_installed_once_for_its_cases(
-    suite: pytest.Pytester, installed: list[Any]
-) -> None:
+def test_installs_an_arms_packages_once(suite: pytest.Pytester, installed: list[Any]) -> None:
     run_cpu(suite, "--perf-against=torch==9.9", "--perf-json=out.json")
 
     assert installed == [["torch==9.9"]]
@@ -299,9 +293,7 @@ def test_the_packages_of_an_arm_are_installed_once_for_its_cases(
         ("[FAKE, A100]", "[[FAKE], [A100]]", "is nested inside a parameter"),
     ],
 )
-def test_a_test_that_would_measure_no_case_is_refused(
-    suite: pytest.Pytester, old: str, new: str, said: str
-) -> None:
+def test_refuses_a_test_without_a_case(suite: pytest.Pytester, old: str, new: str, said: str) -> None:
     suite.makepyfile(test_cases=CASES.replace(old, new).replace("bench(case)", "pass"))
 
     result = run(suite, "-m", "cpu", status=pytest.ExitCode.USAGE_ERROR)
@@ -309,7 +301,7 @@ def test_a_test_that_would_measure_no_case_is_refused(
     result.stderr.fnmatch_lines([f"ERROR: test_cases.py::test_it*{said}*"])
 
 
-def test_no_bench_marks_a_test_that_measures_nothing_on_purpose(suite: pytest.Pytester) -> None:
+def test_no_bench_marks_a_test_without_measurement(suite: pytest.Pytester) -> None:
     marked = CASES.replace("def test_it(bench, case):", "@pytest.mark.no_bench\n    def test_it(case):")
     suite.makepyfile(test_cases=marked.replace("bench(case)", "pass"))
 

@@ -34,7 +34,7 @@ def unclaimed(suite: pytest.Pytester, *options: str, status: int = 0) -> list[st
     return [each.removeprefix("baselines/").partition("/")[2] for each in told]
 
 
-def test_a_deleted_case_is_named_and_fails_on_request(reviewed: pytest.Pytester) -> None:
+def test_names_deleted_cases_and_fails_on_request(reviewed: pytest.Pytester) -> None:
     assert unclaimed(reviewed, "-m", "cpu") == [f"{LOST}.json: no case has this id"]
     assert unclaimed(reviewed, "-m", "cpu", FAIL, status=1) == [f"{LOST}.json: no case has this id"]
     assert unclaimed(reviewed, "-m", "cpu", FAIL, "--perf-shadow") == [f"{LOST}.json: no case has this id"]
@@ -60,7 +60,7 @@ def test_what_settings_leave_out_is_named(reviewed: pytest.Pytester, way: str) -
     assert told.startswith(f"{LOST}.json: ")
 
 
-def test_a_mark_that_the_settings_leave_out_is_listed_and_fine(reviewed: pytest.Pytester) -> None:
+def test_mark_excluded_by_settings_is_fine(reviewed: pytest.Pytester) -> None:
     slow = "pytest.param(FAKE.replace(micro_batch=2), marks=pytest.mark.slow)"
     write_cases(reviewed, f"[FAKE, {slow}]")
     reviewed.makeini('[pytest]\nmarkers = slow\naddopts = -m "not slow"\n')
@@ -79,7 +79,7 @@ def test_a_mark_that_a_case_lacks_is_named(reviewed: pytest.Pytester) -> None:
     assert told.startswith(f"{LOST}.json: its case was deselected")
 
 
-def test_who_chooses_by_the_environment_hears_nothing(
+def test_selection_by_environment_gets_no_remark(
     reviewed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cases(reviewed, batches(4, 2))
@@ -103,7 +103,7 @@ def test_a_shard_knows_the_cases_of_other_jobs(reviewed: pytest.Pytester) -> Non
     "option",
     ["--perf-shard=1/2", "--co", "--setup-plan", "--setup-only", "--fixtures", "--markers", "--help"],
 )
-def test_settings_may_not_measure_less_in_every_session(
+def test_settings_may_not_reduce_sessions(
     suite: pytest.Pytester, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cases(suite, batches(4, 2))
@@ -117,14 +117,14 @@ def test_settings_may_not_measure_less_in_every_session(
     assert suite.runpytest("-m", "cpu", option).ret != pytest.ExitCode.USAGE_ERROR
 
 
-def test_the_directory_of_the_cases_is_a_whole_night(reviewed: pytest.Pytester) -> None:
+def test_case_directory_counts_as_a_whole_night(reviewed: pytest.Pytester) -> None:
     (reviewed.path / "test_cases.py").rename(Path("bench_cases") / "test_cases.py")
     run_cpu(reviewed, "bench_cases", *ONE_LAUNCH)
     assert len(read_json(reviewed)["unclaimed"]) == 1
     assert unclaimed(reviewed, "bench_cases/test_cases.py") == []
 
 
-def test_cases_that_moved_to_another_directory_are_named(reviewed: pytest.Pytester) -> None:
+def test_names_cases_that_moved_to_a_directory(reviewed: pytest.Pytester) -> None:
     reviewed.mkdir("cases2")
     (reviewed.path / "test_cases.py").rename(Path("bench_cases") / "test_cases.py")
     reviewed.makepyfile(**{"cases2/test_moved": CASES.replace("[FAKE, A100]", batches(2))})
@@ -133,7 +133,7 @@ def test_cases_that_moved_to_another_directory_are_named(reviewed: pytest.Pytest
     assert told == f"{LOST}.json: no case of these directories has this id, and perf_cases names cases2"
 
 
-def test_a_part_of_the_cases_says_nothing_of_the_rest(reviewed: pytest.Pytester) -> None:
+def test_part_of_the_cases_says_nothing_of_others(reviewed: pytest.Pytester) -> None:
     part = reviewed.path / "bench_cases" / "llama"
     part.mkdir()
     (reviewed.path / "test_cases.py").rename(part / "test_cases.py")
@@ -166,7 +166,7 @@ def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("way", ["hook", "moved", "addopts", "hardware"])
-def test_no_case_at_all_is_no_pass_next_to_other_tests(reviewed: pytest.Pytester, way: str) -> None:
+def test_missing_case_beside_other_tests_is_no_pass(reviewed: pytest.Pytester, way: str) -> None:
     cases = reviewed.path / "bench_cases"
     (reviewed.path / "test_cases.py").rename(cases / "test_cases.py")
     (cases / "test_more.py").write_text("import pytest\n\n\n@pytest.mark.cpu\ndef test_more(): pass\n")

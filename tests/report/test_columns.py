@@ -13,7 +13,7 @@ from tests.samples import BEFORE, make_compared, make_image_result, make_result,
 from tests.twin_counts import counts, launch
 
 
-def test_a_figure_is_headed_and_written_as_its_metric_says_with_another_unit_than_the_heading() -> None:
+def test_metric_decides_heading_and_format() -> None:
     for metric, heading, cell in ((MFU, "MFU", ("42.3%", 0.423)), (STEP_S_P95, "p95", ("45.6 ms", 0.0456))):
         column = figure(metric)
         assert (column.heading, column.cell(make_result(now()))) == (heading, cell)
@@ -38,7 +38,7 @@ def test_changes_are_those_that_were_judged() -> None:
     assert SPEED_CHANGE.text(first) == MEMORY_CHANGE.text(first) == MEMORY_CHANGE.text(never_run()) == "-"
 
 
-def test_metrics_of_other_packages_have_a_column_where_any_case_has_them() -> None:
+def test_package_metrics_have_a_column_if_present() -> None:
     extra = BEFORE.replace(figures=BEFORE.figures.replace(extra={"b": 1.5, "a": 3.0}))
     results = [make_result(run, before=None) for run in (now(), extra)]
     assert [column.heading.split()[0] for column in extras(results)] == ["a", "b"]
@@ -52,7 +52,7 @@ def cells(*results: Measurement) -> dict[str, str]:
     return {column.heading: column.text(results[-1]) for column in of_cases(results, [])}
 
 
-def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
+def test_dry_runs_have_columns_of_their_own() -> None:
     counted = {"computed": "551.0 TFLOP", "collectives": "59.9 GiB", "live peak": "41.0 GiB"}
     both = make_dry(dry_facts=FACTS)
     bare = make_counts(memory=None, flops={}, collectives=())
@@ -66,7 +66,7 @@ def test_dry_runs_alone_have_columns_of_what_is_known_of_them() -> None:
     assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 
-def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
+def test_launch_columns_need_a_launched_case() -> None:
     measured = [figure(MFU)]
     for results in ([make_dry(), make_result(now())], [never_run()], []):
         assert of_cases(results, measured) == measured
@@ -74,7 +74,7 @@ def test_columns_of_launches_are_those_given_if_any_case_was_launched() -> None:
     assert [LAUNCHES.text(result) for result in launched] == ["-", "3", "0"]
 
 
-def test_two_arms_stand_side_by_side_with_the_change() -> None:
+def test_two_arms_appear_side_by_side() -> None:
     columns = of_cases([make_compared(0.7)], [figure(MFU)])
     headings = ["tokens/s A", "B", "B vs A (99 %)", "memory B vs A", "pairs"]
     assert [column.heading for column in columns] == headings
@@ -85,7 +85,7 @@ def test_two_arms_stand_side_by_side_with_the_change() -> None:
     assert [column.text(undecided) for column in columns][2:] == ["-", "-", "1 of 1"]
 
 
-def test_a_case_that_failed_stays_in_the_table_of_counts() -> None:
+def test_failed_case_stays_in_the_table() -> None:
     run = launch(counts())
     cases = list[Measurement]()
     crashed = run.replace(counts=(), failure=Failure(kind="crash", message="boom", at=0.0))

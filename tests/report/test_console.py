@@ -7,12 +7,12 @@ from perfsuite.report.console import PIPED, console, plain_table, print_rows
 EVIL = "\x1b]0;owned\x07\n::add-mask::x [bold]:smile:"
 
 
-def test_text_of_others_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_text_never_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console().print(EVIL)
     assert capsys.readouterr().out == "\\x1b]0;owned\\x07\n: :add-mask::x [bold]:smile:\n"
 
 
-def test_a_table_in_a_file_is_wider_than_a_terminal(
+def test_table_in_a_file_is_wider(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)

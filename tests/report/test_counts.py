@@ -40,7 +40,7 @@ def test_a_step_in_tables() -> None:
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
 
 
-def test_what_only_some_steps_do_is_told_beside_their_work_and_their_memory() -> None:
+def test_names_periodic_work_beside_its_memory() -> None:
     at_peak = {"kept": 3, "recompute": 5, "gradient": 0, "unsharded": 4}
     at_start = make_memory(peak_in="start", at_peak=at_peak)
     missing = {"ours.fused_mlp": 4, "aten._new_mm": 1}
@@ -59,7 +59,7 @@ def test_what_only_some_steps_do_is_told_beside_their_work_and_their_memory() ->
     assert {row[0]: row[1] for row in compiled.rows} == {**made, "graph break: data-dependent branch": "1"}
 
 
-def test_judged_findings_are_told_apart_from_those_only_listed_and_may_name_all_their_ranks() -> None:
+def test_separates_judged_findings_from_listed() -> None:
     """A sentence that is true of several is told once, though the bytes behind it may differ by rank."""
     told = "regressed: host reads in forward 1 -> 2"
     other = "host reads in forward 1 -> 3"
@@ -73,7 +73,7 @@ def test_judged_findings_are_told_apart_from_those_only_listed_and_may_name_all_
     assert counts.sentences(check, judged=True, by_rank=False) == [told, f"regressed: {other}"]
 
 
-def test_remarks_are_unsteady_fields_and_notes_unless_these_are_why_nothing_was_counted() -> None:
+def test_remarks_are_unsteady_fields_and_notes() -> None:
     unsteady = "differs between launches, not judged:"
     notes = ["kernels are not judged: torch 2.13.0 -> 2.14.0"]
     assert counts.remarks(make_check()) == [f"{unsteady} live peak of rank 1", *notes]
@@ -96,7 +96,7 @@ def test_the_verdict_of_the_counts_in_words() -> None:
         assert (counts.judged(check), counts.judged(check, "arm A")) == (alone, next_to_an_arm)
 
 
-def test_findings_stand_next_to_the_baseline_as_many_as_there_is_room_for() -> None:
+def test_findings_appear_beside_the_baseline() -> None:
     table = counts.table_of_findings(make_check(), None)
     assert table.headers == ("count", "verdict", "baseline", "now", "change", "ranks", "in words")
     first, _, listed = table.rows

@@ -50,7 +50,7 @@ def test_a_step_of_no_work_has_no_bound_on_speed() -> None:
     assert limit(flops=10**11, wire_bytes=0).is_bound, "which takes 101 µs"
 
 
-def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
+def test_decisive_checks_precede_all_others() -> None:
     told = explained(SLOWER)
     assert (told.verdict, told.why) == ("regressed after 3 launches", [EXPLAINED])
     assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
@@ -63,13 +63,13 @@ def test_what_decided_stands_apart_from_all_that_was_judged() -> None:
 
 
 @pytest.mark.parametrize("failure", ["unlike", "loss"])
-def test_where_a_case_does_another_thing_the_checks_that_regressed_decide(failure: Any) -> None:
+def test_regressed_checks_decide_an_unlike_case(failure: Any) -> None:
     told = explained(judged(SLOWER.replace(baseline_file="b.json"), outcome="failed", failure=failure))
     assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
     assert told.files["baseline"] == f"b.json{IF_MEANT}"
 
 
-def test_what_makes_a_verdict_worth_less_and_where_its_files_are_is_told() -> None:
+def test_explains_what_qualifies_a_verdict() -> None:
     assert explained(make_shared()).excuses[0].startswith("shared: others used the machine")
     told = explained(judged(make_counted(), counts=NOT_COUNTED))
     assert told.not_counted == ["counts: not counted: a CUDA graph was replayed"]
@@ -79,7 +79,7 @@ def test_what_makes_a_verdict_worth_less_and_where_its_files_are_is_told() -> No
     assert explained(make_result(now(), baseline_file="b.json")).files["baseline"] == "b.json"
 
 
-def test_a_traceback_says_of_which_launch_and_rank_it_is() -> None:
+def test_traceback_names_its_launch_and_rank() -> None:
     crash = Failure(kind="crash", message="x", rank=3, traceback="line 1\n")
     failed = make_run(failure=crash)
     assert explained(make_result(now(), failed)).tracebacks == [("launch 2, traceback of rank 3", "line 1")]
@@ -96,7 +96,7 @@ def tuned(**choices: str) -> Run:
     return make_run(autotuned=choices)
 
 
-def test_kernels_that_were_tuned_differently_are_named() -> None:
+def test_names_kernels_tuned_differently() -> None:
     both = make_compared().replace(
         before=(tuned(mm="extern_mm", bmm="a", softmax="XBLOCK=1"),),
         runs=(tuned(mm="cpp_gemm", bmm="a", sum="b"),),

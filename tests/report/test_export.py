@@ -77,7 +77,7 @@ def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[st
     return new
 
 
-def test_hud_has_a_record_for_each_figure_with_the_value_of_each_launch() -> None:
+def test_hud_has_a_record_for_each_figure() -> None:
     (result,) = make_session(1).results
     speed, memory, outcome = records(result)
     values = [run.figures.tokens_per_s for run in result.runs]
@@ -101,7 +101,7 @@ def test_hud_has_a_record_for_each_figure_with_the_value_of_each_launch() -> Non
     assert "gpu_count" not in runner
 
 
-def test_openmetrics_has_gauges_with_the_case_the_class_and_the_outcome() -> None:
+def test_openmetrics_has_labelled_gauges() -> None:
     (result,) = make_session(1).results
     name = 'a"b\\c\nd'
     gauges = samples(result.replace(framework=name))
@@ -114,7 +114,7 @@ def test_openmetrics_has_gauges_with_the_case_the_class_and_the_outcome() -> Non
     assert ("perfsuite_samples_per_s", IMAGES.id) in samples(images)
 
 
-def test_a_case_whose_counts_are_unknown_does_not_look_as_one_whose_counts_passed() -> None:
+def test_unknown_counts_differ_from_passed_ones() -> None:
     passed = CountCheck(outcome="passed")
     for counts, told in ((None, "not counted"), (NOT_COUNTED, "not counted"), (passed, "passed")):
         result = judged(make_result(make_run()), outcome="passed", counts=counts)
@@ -122,7 +122,7 @@ def test_a_case_whose_counts_are_unknown_does_not_look_as_one_whose_counts_passe
         assert samples(result)["perfsuite_outcome", result.case_id][1]["counts"] == told
 
 
-def test_no_format_has_figures_of_what_failed_or_was_unhealthy() -> None:
+def test_no_format_shows_failed_or_unhealthy_figures() -> None:
     results = make_session(len(KINDS)).results
     cases = {result.case_id for result in results}
     shown = {each.case_id for each in results if each.outcome not in ("failed", "unhealthy")}
@@ -135,7 +135,7 @@ def test_no_format_has_figures_of_what_failed_or_was_unhealthy() -> None:
     assert {case for name, case in gauges if name == "perfsuite_outcome"} == cases
 
 
-def test_what_proves_nothing_or_was_not_measured_is_left_out_and_never_zero() -> None:
+def test_omits_unmeasured_figures_and_never_zeroes() -> None:
     slow, usual = (make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1, 100))
     sick = judged(make_result(slow, usual, usual), outcome="passed", unhealthy_launches=(1,))
     assert figures(sick)["tokens_per_s"] == [100, 100]
@@ -149,7 +149,7 @@ def test_what_proves_nothing_or_was_not_measured_is_left_out_and_never_zero() ->
     assert empty == {"hud": "[]\n", "openmetrics": "# EOF\n"}
 
 
-def test_what_was_never_launched_has_an_outcome_and_what_was_measured_twice_its_last_result() -> None:
+def test_exports_unlaunched_and_newest_outcomes() -> None:
     result = make_result(make_run()).replace(runs=(), verdict=Verdict(outcome="failed", launches=0))
     (only,) = records(result)
     (excused,) = records(result.replace(excused="known issue"))

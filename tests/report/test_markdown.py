@@ -31,7 +31,7 @@ def of(*results: Measurement) -> Parsed:
     return Parsed(render([make_session(0).replace(results=results)]))
 
 
-def test_counts_then_what_needs_attention_then_the_rest_folded() -> None:
+def test_markdown_orders_counts_urgent_and_rest() -> None:
     parsed = Parsed(render([make_session()]))
     assert parsed.said("h2")[0].startswith("perfsuite: 1 failed, 2 regressed, ")
     urgent = ["verdict", "failed", "regressed", "regressed", "unhealthy", "improved"]
@@ -40,7 +40,7 @@ def test_counts_then_what_needs_attention_then_the_rest_folded() -> None:
     assert parsed.said("summary") == ["1 recorded, 8 passed", "Spans of the runs: 40", "3 skipped"]
 
 
-def test_a_row_tells_the_figures_what_others_disturbed_and_what_the_gate_is_blind_to() -> None:
+def test_row_shows_figures_sharing_and_blindness() -> None:
     rows = Parsed(render([make_session(1, lambda number: "regressed")])).rows
     assert dict(zip(*rows[:2], strict=True)) == {
         "verdict": "regressed",
@@ -58,7 +58,7 @@ def test_a_row_tells_the_figures_what_others_disturbed_and_what_the_gate_is_blin
     assert [[row[0], row[2]] for row in parsed.rows[1:3]] == [["passed", ""], blind]
 
 
-def test_notes_are_told_with_the_explanations_and_of_the_rest_folded() -> None:
+def test_notes_appear_with_explanations_or_folded() -> None:
     bad, good = (
         result.replace(runs=tuple(run.replace(notes=("health | unknown",)) for run in result.runs))
         for result in (make_gpu_result(1, "regressed"), make_gpu_result(2))
@@ -86,7 +86,7 @@ def test_text_is_read_back_as_it_was(value: str) -> None:
     assert Parsed(f"### {text(value)}").said("h3") == [value]
 
 
-def test_markup_in_data_stays_text_on_one_line_that_mentions_nobody() -> None:
+def test_markup_stays_one_line_of_plain_text() -> None:
     assert text("a\n\n# b\r c") == "a &#35; b c"
     assert text("kernels: 9 -> 8 a step (aten._to_copy -1)") == "kernels: 9 -> 8 a step (aten._to_copy -1)"
     assert text("> a _b_ __c__") == "&#62; a _b&#95; &#95;_c&#95;&#95;"

@@ -91,7 +91,7 @@ def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
             assert found, (field, line)
 
 
-def test_markdown_tells_nothing_that_is_only_listed_and_of_two_arms_none_speaks_of_a_baseline() -> None:
+def test_markdown_omits_listed_findings() -> None:
     assert BUCKETS.sentence not in in_markdown(RESULTS["everything"])
     assert "baseline" not in on_terminal(samples.make_compared()) + in_markdown(samples.make_compared())
 

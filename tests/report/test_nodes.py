@@ -22,7 +22,7 @@ FOUND = Preflight(
 )
 
 
-def test_the_title_counts_bad_nodes_or_says_why_all_of_them_failed() -> None:
+def test_title_counts_bad_nodes_or_explains() -> None:
     cores = make_machine().device_name
     assert title(FOUND) == f"preflight of 2 nodes ({cores}) in 9 s: 1 of them bad"
     good = FOUND.replace(nodes=FOUND.nodes[:1])
@@ -31,7 +31,7 @@ def test_the_title_counts_bad_nodes_or_says_why_all_of_them_failed() -> None:
     assert title(good.replace(failure=why)).endswith(f"it failed, which tells nothing of the nodes: {why}")
 
 
-def test_each_node_has_a_row_with_what_is_known_of_it_and_notes_stand_under_them() -> None:
+def test_each_node_has_a_row_and_notes_below() -> None:
     assert table(FOUND).rows == [
         ("n1", "0.0812 TFLOP/s", "9.9 GB/s", "0.41 GB/s", NONE, "0.5 GB/s", "nothing"),
         ("n2", *[NONE] * 5, "crash: no route to [n1]; copy is slow"),
@@ -50,7 +50,7 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
     return make_result(*runs, before=None)
 
 
-def test_cases_of_one_machine_that_differ_in_nodes_alone_are_set_side_by_side_in_every_report() -> None:
+def test_scaling_compares_cases_by_node_count() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
     (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
     name = results[1].case_id.removesuffix("-1x2")

@@ -24,7 +24,7 @@ def make_explained() -> Measurement:
     return result.replace(profile=taken(EAGER, EAGER), profile_before=taken())
 
 
-def test_calls_come_before_counts_and_these_before_times() -> None:
+def test_calls_precede_counts_and_times() -> None:
     for explained, found, told in (
         (COUNTED, FOUND, [*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND, [*FOUND.calls, *FOUND.hints, *FOUND.notes]),
@@ -37,7 +37,7 @@ def test_calls_come_before_counts_and_these_before_times() -> None:
         assert profile.because(verdict) == told
 
 
-def test_the_parts_of_a_step_in_one_line_and_the_trace_to_open() -> None:
+def test_one_line_lists_step_parts_and_traces() -> None:
     parts = "compute 60.0, optimizer 10.0, all_gather exposed 12.1, idle 17.9"
     assert profile.split(make_profile().split) == f"100.0 ms a step: {parts}"
     file = "/tmp/runs/x/profile/trace-0.json.gz (opens in https://ui.perfetto.dev)"
@@ -47,7 +47,7 @@ def test_the_parts_of_a_step_in_one_line_and_the_trace_to_open() -> None:
     assert profile.traces(make_result(now(), profile=TakenProfile(why_none="boom"))) == []
 
 
-def test_parts_stand_next_to_what_they_were_and_many_operators_are_cut() -> None:
+def test_parts_appear_beside_their_former_values() -> None:
     faster = make_profile()
     slower = faster.replace(split=faster.split.replace(step_us=110_000, exposed_us={"all_gather": 22_100}))
     result = make_explained().replace(profile=taken(slower), profile_before=taken(faster))
@@ -64,7 +64,7 @@ def test_parts_stand_next_to_what_they_were_and_many_operators_are_cut() -> None
     assert len(profile.tables(many)[1].rows) == profile.MOST_ROWS
 
 
-def test_the_rank_is_shown_that_differs_most_or_nothing_next_to_it_if_none_can_be_compared() -> None:
+def test_shows_the_rank_that_differs_most() -> None:
     usual = make_profile()
     loss = Work(name="aten::loss", calls=1, us=9)
     last_stage, slower = (each.replace(operators=(*each.operators, loss)) for each in (usual, EAGER))

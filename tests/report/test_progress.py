@@ -23,7 +23,7 @@ class Screen:
         self.progress.end("passed")
 
 
-def test_a_log_gets_a_line_when_a_launch_begins_and_when_it_ends() -> None:
+def test_log_has_a_line_for_each_launch() -> None:
     screen = Screen(2, terminal=False)
     for launch, seconds in ((1, 10), (2, 5)):
         screen.progress.begin("case-a", 20, launch)
@@ -39,7 +39,7 @@ def test_a_log_gets_a_line_when_a_launch_begins_and_when_it_ends() -> None:
     ]
 
 
-def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
+def test_terminal_has_a_live_and_a_final_line() -> None:
     screen = Screen(2, terminal=True)
     screen.progress.begin("case-a", 20, 1)
     screen.steps((3, 0), (1, 4), (2, 8))
@@ -53,7 +53,7 @@ def test_a_terminal_gets_a_live_line_and_one_that_stays() -> None:
     ]
 
 
-def test_each_launch_has_a_rate_once_steps_and_time_have_passed() -> None:
+def test_launch_has_a_rate_once_steps_have_passed() -> None:
     def told(*seen: tuple[float, int], unit: Unit = "tokens") -> str:
         screen = Screen(2, terminal=True)
         for case in ("case-a", "case-b"):
@@ -69,7 +69,7 @@ def test_each_launch_has_a_rate_once_steps_and_time_have_passed() -> None:
     assert told((0, 4), (2, 6), unit="samples") == "step 6 of 20, 1,000,000 samples/s, 14 s left"
 
 
-def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
+def test_time_left_extrapolates_the_mean() -> None:
     screen = Screen(5, terminal=True)
     screen.launch("case-a", 10)
     screen.launch("case-b", 20)
@@ -83,7 +83,7 @@ def test_time_left_is_the_mean_of_what_was_times_what_is_to_come() -> None:
     assert last == f"{name} step 4 of 20, 256 tokens/s, 16 s left{left}"
 
 
-def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:
+def test_long_times_are_minutes_and_last_has_none() -> None:
     screen = Screen(3, terminal=False)
     for case, seconds in (("case-a", 300), ("case-b", 60), ("case-c", 60)):
         screen.launch(case, seconds)
@@ -94,7 +94,7 @@ def test_long_times_are_in_minutes_and_the_last_case_has_none() -> None:
     ]
 
 
-def test_a_log_is_told_every_half_minute_what_is_waited_for() -> None:
+def test_log_says_twice_a_minute_what_it_awaits() -> None:
     screen = Screen(1, terminal=False)
     screen.progress.say("waiting until others are quiet")
     for left in range(120, 0, -1):

@@ -3,7 +3,7 @@ import pytest
 from perfsuite.report.safe_text import printable, visible
 
 
-def test_no_terminal_and_no_job_of_github_obeys_what_others_wrote() -> None:
+def test_escapes_text_for_terminal_and_github() -> None:
     title = "\x1b]0;owned\x07"
     clear = "\x1b[2J\r\x9b2J"
     assert printable(f"{title}{clear}") == "\\x1b]0;owned\\x07\\x1b[2J\\x0d\\x9b2J"

@@ -73,17 +73,17 @@ def test_parts_of_the_start_up_come_as_they_run() -> None:
     assert [*of(run)][:4] == ["start-up", "start-up: imports", "start-up: build", "start-up: first step"]
 
 
-def test_a_span_has_its_times_its_median_and_its_share() -> None:
+def test_span_has_times_median_and_share() -> None:
     saved = of(launch(spans={**EVENTS, **times(WARM)}))["save checkpoint"]
     assert (saved.times, saved.median_s) == (3, 1.2)
     assert saved.share == pytest.approx(5.2 / (8.0 + 0.9)), "the start-up ends with the first step"
 
 
-def test_without_a_start_up_the_share_is_that_of_the_steps() -> None:
+def test_without_start_up_share_is_of_the_steps() -> None:
     assert of(launch(make_counts(), spans={}))["measured steps"].share == pytest.approx(0.6)
 
 
-def test_a_step_has_the_amounts_of_the_rank_that_does_most() -> None:
+def test_step_shows_the_busiest_ranks_amounts() -> None:
     busy = make_counts(kernels={"forward": 20_000}, memory=None)
     row = of(launch(make_counts(), busy))["step 4"]
     assert (row.kernels, row.host_reads, row.collectives) == (20_000, 1, 100)
@@ -98,7 +98,7 @@ def test_an_event_has_what_all_ranks_wrote() -> None:
     assert of(run)["save checkpoint"].collectives == 4
 
 
-def test_kernels_of_an_event_are_unknown_and_not_none() -> None:
+def test_kernels_of_an_event_are_unknown() -> None:
     """Only steps are counted by operators."""
     saved = {"save checkpoint": Counts(bytes_written=2**30)}
     row = of(launch(Counts(spans=saved), spans=EVENTS))["save checkpoint"]
@@ -138,7 +138,7 @@ def test_other_steps_are_named_by_their_numbers(changed: list[int], name: str) -
     assert of(stepping({step: {"kernels": {"forward": 1}} for step in changed}))[name].kernels == 1
 
 
-def test_calls_of_python_by_chance_make_no_other_step() -> None:
+def test_chance_python_calls_make_no_other_step() -> None:
     def python(calls: int) -> dict[str, Any]:
         return {"python": PythonCalls(version="3.11", calls={"forward": calls}, functions={})}
 
@@ -148,13 +148,13 @@ def test_calls_of_python_by_chance_make_no_other_step() -> None:
     assert [*of(launch(done, dry=True))] == ["step 4", "steps 5-6", "step 7"]
 
 
-def test_the_memory_of_a_step_after_the_window_is_unknown() -> None:
+def test_memory_after_the_window_is_unknown() -> None:
     done = make_counts().with_step(make_counts(step=10, memory=None))
     row = of(launch(done, window=(4, 9)))["step 10 (after the window)"]
     assert (row.kernels, row.peak_bytes) == (11_891, None)
 
 
-def test_the_wait_for_data_is_a_row_of_the_measured_steps() -> None:
+def test_data_wait_is_a_row_of_measured_steps() -> None:
     row = of(launch(data_wait_s=(5.0,) * 4 + (0.01, 0.02, 0.03) * 2, spans={}))["data wait"]
     assert (row.times, row.median_s) == (6, 0.02)
     assert row.share == pytest.approx(0.12)
@@ -178,14 +178,14 @@ def test_a_dry_run_has_no_times() -> None:
     assert (rows["step 4"].times, rows["step 4"].median_s) == (12, None)
 
 
-def test_a_cold_start_up_is_that_of_the_launch_that_has_it() -> None:
+def test_cold_start_up_is_of_the_launch_with_it() -> None:
     rows = of(launch(spans=times(COLD)), launch())
     assert list(rows)[:6] == [*WARM, *COLD]
     assert rows["cold start-up: first step"].median_s == 53.0
     assert rows["cold start-up: first step"].share == pytest.approx(53.0 / 60.9), "of its own launch"
 
 
-def test_a_launch_that_was_not_counted_gives_way_to_an_older_one() -> None:
+def test_uncounted_launch_gives_way_to_an_older() -> None:
     assert "step 4" in of(launch(make_counts()), launch())
 
 
@@ -194,7 +194,7 @@ def test_two_arms_stand_below_each_other() -> None:
     assert (rows["step 4 A"].kernels, rows["step 4 B"].kernels) == (11_891, 7)
 
 
-def test_a_span_of_one_arm_is_unknown_in_the_other() -> None:
+def test_span_of_one_arm_is_unknown_in_the_other() -> None:
     rows = of(launch(spans=EVENTS), before=(launch(),))
     assert (rows["save checkpoint A"].times, rows["save checkpoint B"].times) == (None, 3)
 
@@ -221,12 +221,12 @@ def test_what_is_0_is_no_dash() -> None:
     assert (row["collectives"], row["host reads"]) == ("0", "0")
 
 
-def test_a_column_of_which_nothing_is_known_is_left_out() -> None:
+def test_omits_a_column_without_known_values() -> None:
     assert spans.table(spans.rows([launch()])).headers == ("span", "times", "median", "share")
 
 
 @pytest.mark.parametrize("runs", [[], [launch(spans={})]])
-def test_where_steps_alone_are_known_there_is_no_table(runs: list[Run]) -> None:
+def test_steps_alone_make_no_table(runs: list[Run]) -> None:
     """Other tables have their times."""
     assert not spans.table(spans.rows(runs))
 
@@ -257,7 +257,7 @@ def test_all_reports_show_the_table() -> None:
     assert "start-up: imports" in page.render([session])
 
 
-def test_the_longest_event_of_the_measured_steps_names_its_step() -> None:
+def test_longest_event_of_a_step_names_the_step() -> None:
     """Neither one before them, nor what most steps hold."""
     assert spans.held([launch(spans={**EVENTS, **times(WARM)})]) == ["step 7 held: save checkpoint 3.0 s"]
 

@@ -68,14 +68,14 @@ def test_a_case_in_a_few_words() -> None:
         assert told == list(filter(None, [in_short]))
 
 
-def test_the_headline_counts_the_worst_first_over_all_sessions() -> None:
+def test_headline_counts_worst_first() -> None:
     session = make_session(3, lambda number: ("passed", "regressed", "crash")[number])
     assert summary.headline([session]) == "1 failed, 1 regressed, 1 passed, 3 skipped"
     assert summary.headline([session, session]) == "2 failed, 2 regressed, 2 passed, 6 skipped"
     assert summary.headline([SESSION.replace(skipped=())]) == "nothing was measured"
 
 
-def test_the_headline_says_first_which_sessions_did_not_end() -> None:
+def test_headline_starts_with_unfinished_sessions() -> None:
     session = make_session(1, lambda number: "passed").replace(skipped=())
     cut = session.replace(status="interrupted")
     killed = session.replace(status="running")
@@ -87,7 +87,7 @@ def test_the_headline_says_first_which_sessions_did_not_end() -> None:
     assert summary.headline([cut.replace(results=())]) == "interrupted, nothing was measured"
 
 
-def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
+def test_provenance_is_that_of_the_launches() -> None:
     told = {
         "hardware": "h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
         "torch": "2.13.0",
@@ -113,7 +113,7 @@ def test_provenance_is_that_of_the_launches_as_far_as_it_is_known() -> None:
     assert summary.since(samples.make_compared().verdict) == "not as in arm A"
 
 
-def test_the_nodes_of_an_allocation_and_their_network_are_told() -> None:
+def test_reports_an_allocations_nodes_and_network() -> None:
     def told(allocation: Allocation) -> dict[str, str]:
         return summary.provenance(SESSION.replace(machine=make_machine(nodes=3, allocation=allocation)))
 
@@ -130,7 +130,7 @@ def test_the_nodes_of_an_allocation_and_their_network_are_told() -> None:
     assert not bare.keys() & {"interface", "network"}
 
 
-def test_an_interrupted_session_names_what_was_lost() -> None:
+def test_interrupted_session_names_what_was_lost() -> None:
     cut = SESSION.replace(status="interrupted")
     assert summary.interruption(SESSION) is None
     assert summary.interruption(cut) == "The session was interrupted; what came after it was not measured."
@@ -141,7 +141,7 @@ def test_an_interrupted_session_names_what_was_lost() -> None:
     assert killed == f"The session is running, or was killed: {why}"
 
 
-def test_what_nobody_has_to_act_upon_is_told_in_a_line_for_all() -> None:
+def test_one_line_covers_what_needs_no_action() -> None:
     passed = make_result(now())
     for change in ({"notes": ("n",)}, {"health": UNKNOWN}, {"inject": "slowdown=1%"}):
         assert not summary.needs_words(make_blind(make_result(now().replace(**change))))
@@ -162,7 +162,7 @@ def test_what_nobody_has_to_act_upon_is_told_in_a_line_for_all() -> None:
     assert unknown.startswith("tokens/s not known, ")
 
 
-def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often() -> None:
+def test_counts_each_distinct_note_once() -> None:
     noted = make_result(now().replace(notes=("n",), health=UNKNOWN))
     other = make_result(now().replace(notes=("o",)), case_id="other")
     told = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
@@ -177,7 +177,7 @@ def test_notes_are_those_of_launches_health_and_machine_each_once_and_how_often(
     assert summary.notes(make_result(now().replace(machine=make_machine(note="NVML found no GPU")))) == []
 
 
-def test_properties_hold_verdict_figures_changes_and_what_makes_them_worth_less() -> None:
+def test_properties_hold_verdict_and_qualifiers() -> None:
     told = summary.properties(REGRESSED)
     assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
     assert told["reason"] == SLOWER
@@ -198,7 +198,7 @@ def test_properties_hold_verdict_figures_changes_and_what_makes_them_worth_less(
     assert (waived["outcome"], waived["excused"], waived["waivers"]) == ("regressed", "waived", WAIVER)
 
 
-def test_what_counts_samples_says_so_for_machines_too() -> None:
+def test_sample_counting_names_samples_everywhere() -> None:
     images = samples.make_image_result()
     assert summary.reason(images) == "samples/s -50.0%, samples/s with stalls -50.0%"
     told = summary.properties(images)
@@ -207,7 +207,7 @@ def test_what_counts_samples_says_so_for_machines_too() -> None:
     assert [name for name in told if "token" in name] == []
 
 
-def test_what_changed_and_is_not_judged_is_told_of_cases_that_passed_too() -> None:
+def test_reports_unjudged_changes_of_passed_cases() -> None:
     passed = make_result(now())
     told = f"{UNEXPLAINED}: attention_kernel: Flash -> math"
     changed = judged(passed, reasons=("launch 1 set aside: x", told))

@@ -26,7 +26,7 @@ def lines(*results: Measurement, width: int | None = None) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in shown.splitlines()]
 
 
-def test_a_row_shows_the_figures_of_the_case_or_dashes_and_no_column_is_empty() -> None:
+def test_row_shows_figures_or_dashes() -> None:
     result = make_result(*[now(tokens_per_s=104690)] * 2, case_id="a[red]b[/x]:bug:")
     heading, shown = lines(result, width=120)
     assert heading == ["case", "tokens/s", "p50 ms", "memory", "MFU", "vs base", "verdict"]
@@ -39,7 +39,7 @@ def test_a_row_shows_the_figures_of_the_case_or_dashes_and_no_column_is_empty() 
 
 
 @pytest.mark.parametrize("width", [80, 110, None])
-def test_where_a_row_is_too_wide_the_case_stands_above_it(width: int | None) -> None:
+def test_too_wide_row_has_its_case_above(width: int | None) -> None:
     long = samples.make_case(activation_checkpointing="every-2", attention="eager", seed=123456)
     run = now(tokens_per_s=12345678, peak_memory_bytes=123 * 2**30).replace(case=long)
     _, *rows = lines(*[make_result(run, before=None)] * 2, width=width)
@@ -48,7 +48,7 @@ def test_where_a_row_is_too_wide_the_case_stands_above_it(width: int | None) -> 
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
-def test_every_outcome_has_its_colour_and_is_not_cut_short_however_long_the_row(outcome: Outcome) -> None:
+def test_every_outcome_is_coloured_and_uncut(outcome: Outcome) -> None:
     large = now(tokens_per_s=12345678, step_s_p50=12.3456, peak_memory_bytes=1023.9 * 2**20)
     told = [make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))]
     plain, colored = (table(told, color=color, width=80) for color in (False, True))
@@ -59,7 +59,7 @@ def test_every_outcome_has_its_colour_and_is_not_cut_short_however_long_the_row(
     assert re.sub(r"\x1b\[[0-9;]*m| +(?=\x1b\[0m\n)", "", colored) == plain
 
 
-def test_what_makes_a_verdict_worth_less_stands_next_to_it_and_a_dry_run_is_told_as_one() -> None:
+def test_qualifiers_follow_the_verdict() -> None:
     told = lines(samples.make_shared(), judged(make_result(now()), counts=counted.NOT_COUNTED))
     assert [line[-1] for line in told if "(" in line[-1]] == ["unhealthy (shared)", "passed (not counted)"]
     heading, shown = lines(make_dry())
@@ -70,7 +70,7 @@ def test_what_makes_a_verdict_worth_less_stands_next_to_it_and_a_dry_run_is_told
     assert explanation(make_dry(), whole=False) == explanation(make_dry())
 
 
-def test_figures_that_nothing_judges_are_shown_and_called_so() -> None:
+def test_labels_figures_that_nothing_judges() -> None:
     told = explanation(
         make_result(now(gpu_utilisation=97.4, energy_per_token_j=0.0321, own_tokens_per_s=1e5))
     )
@@ -87,7 +87,7 @@ def test_figures_that_nothing_judges_are_shown_and_called_so() -> None:
     assert "  energy: 2.00 mJ per sample (not judged)" in explanation(samples.make_image_result())
 
 
-def test_what_a_failure_says_is_no_command_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failure_text_never_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;owned\x07\n::add-mask::x"
     result = make_result(make_run(failure=Failure(kind="crash", message=evil, rank=0, traceback=evil)))
     console().print(evil)
@@ -97,7 +97,7 @@ def test_what_a_failure_says_is_no_command_to_the_terminal(capsys: pytest.Captur
     assert not re.search(r"[\x00-\x09\x0b-\x1f]|^\s*::", printed, re.MULTILINE)
 
 
-def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns() -> None:
+def test_explains_a_failed_case_in_twelve_lines() -> None:
     failure = Failure(kind="crash", message="x" * 90 + " y" * 200, rank=3, traceback="a\nb\n" * 50)
     crashed = make_result(make_run(failure=failure))
     reads = [counted.HOST_READ.replace(sentence=f"reads {'and so on ' * 12}{number}") for number in range(30)]
@@ -119,7 +119,7 @@ def test_a_case_that_did_not_pass_is_told_in_twelve_lines_of_a_hundred_columns()
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
 
 
-def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> None:
+def test_short_form_shows_only_what_decided() -> None:
     first, why, speed, *others = explanation(SLOWER, whole=False).splitlines()
     assert (first, why) == (f"{SLOWER.case_id}: regressed after 3 launches", f"  {counted.EXPLAINED}")
     assert speed.startswith("  tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval")
@@ -131,7 +131,7 @@ def test_in_short_there_is_what_decided_and_no_figure_that_was_not_judged() -> N
     assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
 
 
-def test_of_many_entries_the_first_are_told_in_tables_and_the_others_counted() -> None:
+def test_cuts_long_tables_and_counts_the_rest() -> None:
     entries = counted.make_entries(*[counted.make_counts(host_reads={"forward": rank}) for rank in range(5)])
     told = explanation(make_result(now().replace(counts=entries))).splitlines()
     told = [" ".join(line.split()) for line in told]
@@ -150,7 +150,7 @@ def test_spans_that_fit_have_a_line_each() -> None:
     assert (heading.split(), row.split()) == (["span", "times"], ["rollout", "3"])
 
 
-def test_the_name_of_spans_that_are_too_wide_stands_above_them() -> None:
+def test_too_wide_span_name_appears_above() -> None:
     *_, heading, name, of_a, of_b = [line.split() for line in spans_of(WIDE)]
     assert heading == ["arm", "times"]
     assert (name, of_a, of_b) == ([LONG], ["A", "1"], ["B", "2"])

@@ -26,7 +26,7 @@ def changed(words: str, low_to_high: str, outcome: str) -> str:
     return f"{SPEED}: {words} (99 % interval {low_to_high}), 13.0% allowed: {outcome}"
 
 
-def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed() -> None:
+def test_sentence_says_change_certainty_and_limit() -> None:
     for check, words in (
         (
             {"outcome": "regressed", "change": -0.18, "interval": (-0.27, -0.08)},
@@ -57,7 +57,7 @@ def test_a_sentence_says_what_against_what_how_sure_and_what_is_allowed() -> Non
         )
 
 
-def test_what_only_a_tenfold_change_shows_is_not_detectable_and_such_an_interval_not_known() -> None:
+def test_tenfold_limits_are_not_detectable() -> None:
     speed = metric_check()
     memory = metric_check(**MEMORY)
     known = [(speed, 0.89, True), (speed, 0.95, False), (memory, 8, True), (memory, 47_895, False)]
@@ -70,7 +70,7 @@ def test_what_only_a_tenfold_change_shows_is_not_detectable_and_such_an_interval
         assert text.between(interval) == "not known"
 
 
-def test_changes_and_numbers_are_written_as_people_read_them_and_figures_have_columns() -> None:
+def test_writes_numbers_as_people_read_them() -> None:
     assert [percent(change) for change in (0.05, -0.051, 0, -0.0001)] == ["+5.0%", "-5.1%", "+0.0%", "+0.0%"]
     counted = [(1, "launch"), (2, "launch"), (0, "case"), (1, "kernel"), (11891, "kernel")]
     words = ["1 launch", "2 launches", "0 cases", "1 kernel", "11,891 kernels"]
@@ -86,7 +86,7 @@ def test_paths_are_told_from_the_root_directory() -> None:
     assert (relative(there, Path("/repo")), relative(there, Path("/"))) == (here, there)
 
 
-def test_lines_have_at_most_so_many_columns_whole_words_and_an_ellipsis_if_cut() -> None:
+def test_wraps_lines_at_words_with_an_ellipsis() -> None:
     words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval -8.1% to -6.4%), 2.9% allowed: passed"
     for before in range(60):
         lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
@@ -99,6 +99,6 @@ def test_lines_have_at_most_so_many_columns_whole_words_and_an_ellipsis_if_cut()
     assert (len(cut_short), last[-2:]) == (2, " …")
 
 
-def test_a_change_of_data_wait_is_a_share_of_a_step() -> None:
+def test_data_wait_change_is_a_share_of_a_step() -> None:
     check = metric_check(metric="data_wait_s", unit="s", measured=0.05, baseline=0.001, change=0.49)
     assert ": 49.0% of a step more" in text.sentence(check)

@@ -37,7 +37,7 @@ def test_the_unit_says_how_an_amount_is_written(unit: str, values: list[float], 
     assert [amount(value, unit) for value in values] == words
 
 
-def test_a_difference_has_a_sign_and_rounding_hides_no_part_of_a_change() -> None:
+def test_difference_has_a_sign_and_full_precision() -> None:
     differences = [(1, "calls"), (-3, "calls"), (128, "bytes"), (-MIB, "bytes"), (0, "bytes")]
     assert [signed(*each) for each in differences] == ["+1", "-3", "+128 bytes", "-1.00 MiB", "0 bytes"]
     assert arrow(978_000_000, 1_107_000_000, "FLOP") == "0.98 -> 1.11 GFLOP", (
@@ -51,7 +51,7 @@ def test_a_difference_has_a_sign_and_rounding_hides_no_part_of_a_change() -> Non
 
 @given(st.integers(0, 2**45), st.integers(0, 2**45), st.sampled_from(["bytes", "FLOP", "calls"]))
 @deterministic
-def test_what_differs_never_reads_the_same_nor_as_nothing(before: int, now: int, unit: Any) -> None:
+def test_different_amounts_never_read_the_same(before: int, now: int, unit: Any) -> None:
     then, today = (side.split()[0] for side in arrow(before, now, unit).split(" -> "))
     assert (then == today) is (before == now)
     assert [float(side.replace(",", "")) == 0 for side in (then, today)] == [before == 0, now == 0]

@@ -17,7 +17,7 @@ from tests.samples import make_baseline, make_case, make_figures, make_launches,
 ACCEPTED = Acceptance(by="Ada", date="2026-01-03", commit="4815f77", reason="NCCL 2.28 is slower")
 
 
-def test_figures_and_losses_are_kept_to_six_digits() -> None:
+def test_keeps_figures_and_losses_to_six_digits() -> None:
     values = [123456789.0, 0.000123456789, 1.0000004, -7.6543219, 999999.9, 0.0, None, math.inf, math.nan]
     kept = [123457000.0, 0.000123457, 1.0, -7.65432, 1000000.0, 0.0, None, math.inf, math.nan]
     made = make_baseline(*(make_run(figures=make_figures(tokens_per_s=value, mfu=value)) for value in values))
@@ -31,7 +31,7 @@ def test_figures_and_losses_are_kept_to_six_digits() -> None:
     assert (second, third) == ((1.23457,), ())
 
 
-def test_every_launch_is_kept_what_ran_is_what_the_newest_says_and_the_oldest_when() -> None:
+def test_keeps_every_launch_and_the_newest_set_up() -> None:
     runs = [
         run.replace(
             started_at=f"at {number}",
@@ -50,7 +50,7 @@ def test_every_launch_is_kept_what_ran_is_what_the_newest_says_and_the_oldest_wh
         made.replace(launches=())
 
 
-def test_each_launch_may_say_its_session_all_without_one_are_one_and_other_nodes_are_another() -> None:
+def test_launches_name_their_session() -> None:
     runs = make_launches(1, 1.01, 1.02)
     made = baseline.from_runs(runs, sessions=["a", "a", "b"])
     assert [launch.session for launch in made.launches] == ["a", "a", "b"]
@@ -63,7 +63,7 @@ def test_each_launch_may_say_its_session_all_without_one_are_one_and_other_nodes
     assert baseline.from_runs(resumed, sessions=["a"] * 3).session_sizes("tokens_per_s") == [2, 1]
 
 
-def test_who_accepted_it_when_at_which_commit_and_why_stands_in_the_file(tmp_path: Path) -> None:
+def test_file_records_acceptance(tmp_path: Path) -> None:
     made = baseline.from_runs(make_launches(1, 1.01), accepted=ACCEPTED)
     path = BaselineStore(tmp_path).write_reviewed(made)
     assert json.loads(path.read_text())["accepted"] == ACCEPTED.model_dump()
@@ -73,7 +73,7 @@ def test_who_accepted_it_when_at_which_commit_and_why_stands_in_the_file(tmp_pat
             Acceptance(**{name: value for name, value in ACCEPTED.model_dump().items() if name != missing})
 
 
-def test_a_loss_curve_is_ten_means_each_over_a_tenth_of_the_steps() -> None:
+def test_loss_curve_is_ten_means() -> None:
     assert loss_curve([float(step) for step in range(100)]) == tuple(10 * part + 4.5 for part in range(10))
     assert loss_curve([1.0] * 9 + [0.0]) == (1.0,) * 9 + (0.0,)
     for shorter in ((), (3.0,), (3.0, 2.5, 2.0), tuple(map(float, range(9)))):
@@ -81,7 +81,7 @@ def test_a_loss_curve_is_ten_means_each_over_a_tenth_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize("steps", [10, 11, 14, 19, 25, 37, 90])
-def test_every_step_counts_in_the_one_tenth_where_it_lies(steps: int) -> None:
+def test_every_step_counts_in_one_tenth(steps: int) -> None:
     """A step that stands out, wherever it is, raises one mean, and that of its place."""
     for step in range(steps):
         curve = loss_curve([float(index == step) for index in range(steps)])
@@ -90,7 +90,7 @@ def test_every_step_counts_in_the_one_tenth_where_it_lies(steps: int) -> None:
         assert abs(position - 10 * (step + 0.5) / steps + 0.5) <= 0.5 + 5 / steps
 
 
-def test_figures_and_probes_are_told_by_the_median_of_the_launches_that_have_them() -> None:
+def test_reports_figures_as_launch_medians() -> None:
     probes = [{"matmul": 712.3456789, "copy": 3.0}, {}, {"matmul": 700.0}, {"matmul": 650.0}]
     figures = [make_figures(mfu=mfu) for mfu in (0.5, None, 0.3, 0.4)]
     runs = [make_run(figures=each, device_probe=probe) for each, probe in zip(figures, probes, strict=True)]

@@ -17,7 +17,7 @@ from tests.twin_counts import GATHERED, baseline_of, counts, launch
 MORE = counts(host_reads={"forward": 2, "optimizer": 39})
 
 
-def test_the_target_is_the_architecture_and_no_machine() -> None:
+def test_target_is_the_architecture_not_a_machine() -> None:
     a100 = make_gpu_machine("NVIDIA A100-SXM4-80GB")
     assert [target_of(machine, dry=False) for machine in (make_machine(), make_gpu_machine())] == [
         "cpu",
@@ -28,7 +28,7 @@ def test_the_target_is_the_architecture_and_no_machine() -> None:
     assert from_runs([launch(dry=True)]).target == "dry-cpu"
 
 
-def test_a_baseline_is_the_newest_launch_and_says_where_others_or_their_ranks_differ() -> None:
+def test_newest_launch_is_the_count_baseline() -> None:
     accepted = Acceptance(by="Ada", date="2026-01-03", commit=None)
     made = from_runs([launch(MORE), launch(started_at="later")], accepted=accepted)
     assert (made.target, made.launches, made.recorded_at) == ("cpu", 2, "2026-01-02T03:04:05+00:00")
@@ -46,7 +46,7 @@ def versions(case: dict[str, Any], environment: dict[str, str], **changes: Any) 
     return versions_of(launch(case=make_case(**case), observed=seen, **changes))
 
 
-def test_versions_are_of_the_packages_whose_code_makes_a_step() -> None:
+def test_versions_cover_packages_that_shape_a_step() -> None:
     installed = {"torch": "2.13.0", "transformers": "5", "peft": "1", "bitsandbytes": "2", "lightning": "3"}
     assert versions({}, installed) == {"torch": "2.13.0", "transformers": "5"}
     lightning = {"framework": Lightning(strategy="ddp"), "model": "llama-tiny"}
@@ -56,7 +56,7 @@ def test_versions_are_of_the_packages_whose_code_makes_a_step() -> None:
     assert versions_of(launch(observed=None)) == {}
 
 
-def test_what_a_build_of_torch_is_for_is_no_version_but_on_a_gpu_what_brings_its_kernels_is() -> None:
+def test_torch_build_tag_is_not_a_version() -> None:
     for version in ("2.13.0", "2.14.0.dev20261101", "2.14.0a0+git1234abc"):
         for build in ("", "+cpu", "+cu130"):
             assert versions({}, {"torch": version + build}) == {"torch": version}
@@ -67,7 +67,7 @@ def test_what_a_build_of_torch_is_for_is_no_version_but_on_a_gpu_what_brings_its
     assert versions({}, here, machine=make_gpu_machine(), dry=True) == {"torch": "2.13.0"}
 
 
-def test_its_file_has_a_line_for_each_collective_and_reads_back(tmp_path: Path) -> None:
+def test_file_has_a_line_for_each_collective(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     made = baseline_of(launch(counts(), MORE))
     documents.write(file, made)

@@ -6,7 +6,7 @@ from perfsuite.results.counts import Counts, MemoryChange, MemoryLog
 from tests.samples import deterministic
 
 
-def test_ranks_with_equal_counts_share_an_entry_and_are_told_in_few_words() -> None:
+def test_ranks_with_equal_counts_share_an_entry() -> None:
     one = Counts(flops={"forward": 1})
     other = Counts(flops={"forward": 2})
     entries = counts.merged({3: one, 0: one, 1: other, 2: one})

@@ -33,7 +33,7 @@ def sent(kind: str = "all_gather", size: int = 8 * GB, ranks: int = 8, apart: in
     return TERA.replace(collectives=(twin_counts.collective(kind, ranks=ranks, apart=apart, bytes=size),))
 
 
-def test_computation_is_all_flops_over_the_peak_of_the_precision_or_of_float8() -> None:
+def test_compute_time_is_flops_over_peak() -> None:
     counts = Counts(flops={"forward": 6 * 10**12, "recompute": 10**12, "backward": 12 * 10**12})
     half, full = (known(counts, precision=precision) for precision in ("bf16-mixed", "fp32"))
     assert half.compute_s == pytest.approx(19 / 989.5)
@@ -51,7 +51,7 @@ def test_computation_is_all_flops_over_the_peak_of_the_precision_or_of_float8() 
     assert known(attention).compute_s == pytest.approx(1 / 67)
 
 
-def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks_and_which_limit_counts() -> None:
+def test_wire_bytes_determine_the_binding_limit() -> None:
     share = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 7 * GB)
     whole = dict.fromkeys(("broadcast", "send"), 8 * GB)
     nothing = dict.fromkeys(("recv", "barrier"), 0)
@@ -65,7 +65,7 @@ def test_the_bytes_on_the_wire_of_8_gb_among_8_ranks_and_which_limit_counts() ->
     assert limit.compute_s < limit.wire_s
 
 
-def test_groups_that_span_machines_and_links_that_are_unknown_take_no_time() -> None:
+def test_unknown_links_take_no_time() -> None:
     # Of 12 ranks each: of the pairs (0, 4), (8, 12), ... the second is on two machines.
     inside = [(8, 1, 8), (2, 4, 8), (4, 2, 8)]
     across = [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
@@ -77,7 +77,7 @@ def test_groups_that_span_machines_and_links_that_are_unknown_take_no_time() -> 
     assert (limit.link_bytes_per_s, limit.wire_s, limit.bound_by) == (None, 0, "computation")
 
 
-def test_without_all_flops_or_a_peak_there_is_no_limit() -> None:
+def test_no_limit_without_all_flops_and_a_peak() -> None:
     assert of() is of(Counts()) is None
     assert of(ONE.replace(compiled=twin_counts.COMPILED)) is None
     assert of(ONE, machine=make_machine()) is None

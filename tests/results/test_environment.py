@@ -7,7 +7,7 @@ from perfsuite.redaction import secret_variable
 from perfsuite.results import environment
 
 
-def test_variables_that_may_explain_a_change_and_no_secret() -> None:
+def test_records_telling_variables_but_no_secret() -> None:
     names = ["NCCL_ALGO", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE"]
     names += ["TORCHINDUCTOR_MAX_AUTOTUNE", "CUBLAS_WORKSPACE_CONFIG", "CUDNN_LOGLEVEL_DBG"]
     names += ["TRANSFORMERS_ATTENTION", "TRITON_CACHE_DIR"]
@@ -19,7 +19,7 @@ def test_variables_that_may_explain_a_change_and_no_secret() -> None:
     assert told == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "no change from the launch before"
 
 
-def test_directories_that_perfsuite_chose_are_no_change() -> None:
+def test_perfsuites_own_directories_are_no_change() -> None:
     environ = {
         "PERFSUITE_LAUNCH_DIR": "/runs/case/launch-3/files",
         "TORCHINDUCTOR_CACHE_DIR": "/runs/case/compile-caches/inductor",
@@ -33,11 +33,11 @@ def test_a_secret_in_a_value_is_not_recorded() -> None:
     assert environment.variables(given) == {"PYTORCH_INDEX_URL": "https://***@h/simple", "NCCL_IB_PKEY": "0"}
 
 
-def test_a_variable_that_is_not_utf8_is_recorded_readably() -> None:
+def test_records_a_non_utf8_variable_readably() -> None:
     assert environment.variables({"NCCL_\udc80": "a\udcff"}) == {"NCCL_\\udc80": "a\\udcff"}
 
 
-def test_a_secret_is_known_by_the_name_of_its_variable_or_in_an_address() -> None:
+def test_finds_secrets_by_name_and_in_addresses() -> None:
     for given, found in (
         ({"LR": "1", "HF_TOKEN": "hf_x", "WANDB_API_KEY": "y"}, "HF_TOKEN"),
         ({"PAD_TOKEN": "<pad>", "TEXT_KEY": "text", "HF_TOKEN": ""}, None),
@@ -47,7 +47,7 @@ def test_a_secret_is_known_by_the_name_of_its_variable_or_in_an_address() -> Non
         assert secret_variable(given) == found
 
 
-def test_a_session_knows_every_version_without_importing_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_reads_versions_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NVIDIA_API_KEY", "secret")
     seen = environment.of_this_process()

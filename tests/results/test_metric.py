@@ -21,7 +21,7 @@ from perfsuite.results.run import Figures
 from tests.packages import Packages
 
 
-def test_every_gated_metric_is_a_figure_with_a_direction_and_a_tolerance_by_device() -> None:
+def test_gated_metrics_have_direction_and_tolerance() -> None:
     assert {metric.name for metric in GATED} <= set(Figures.model_fields)
     assert [metric.better for metric in GATED] == ["higher", "higher", "lower"]
     assert [metric.cost(4.0) for metric in GATED] == [0.25, 0.25, 4.0], "speed costs seconds per token"
@@ -33,7 +33,7 @@ def test_every_gated_metric_is_a_figure_with_a_direction_and_a_tolerance_by_devi
 
 
 @pytest.mark.parametrize("metric", GATED, ids=lambda m: m.name)
-def test_worsening_is_the_relative_change_of_the_cost_whatever_the_unit(metric: Metric) -> None:
+def test_worsening_is_the_relative_cost_change(metric: Metric) -> None:
     worse, better = (50, 200) if metric.better == "higher" else (200, 50)
     changes = [metric.worsening(now, 100) for now in (worse, better, 100)]
     assert changes == pytest.approx([1.0, -0.5, 0])
@@ -41,7 +41,7 @@ def test_worsening_is_the_relative_change_of_the_cost_whatever_the_unit(metric: 
     assert 1 + metric.worsening(8, 7) == pytest.approx(1 / (1 + metric.worsening(7, 8)))
 
 
-def test_a_change_of_the_cost_is_told_of_the_figure_and_back() -> None:
+def test_converts_cost_changes_to_figure_changes() -> None:
     assert TOKENS_PER_S.change(0.25) == pytest.approx(-0.2)
     assert TOKENS_PER_S.change(-0.2) == pytest.approx(0.25)
     assert TOKENS_PER_S.bound(0.15) == pytest.approx(0.1304, abs=1e-4)
@@ -56,7 +56,7 @@ VALUES: Values = {"name": "x", "label": "x", "unit": "s", "better": "lower", "ju
 TOLERANCES: Values = {"tolerances": {"cpu": 0.1, "cuda": 0.1}}
 
 
-def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed() -> None:
+def test_metric_has_no_defaults_and_is_frozen() -> None:
     for missing in VALUES:
         given = {name: value for name, value in VALUES.items() if name != missing}
         with pytest.raises(TypeError, match=missing):
@@ -69,7 +69,7 @@ def test_nothing_that_could_be_guessed_has_a_default_and_nothing_can_be_changed(
 
 @pytest.mark.parametrize("changes", [{}, {"judged": "shown", "judged_on_cpu": "exact"}])
 @pytest.mark.parametrize("tolerances", [{}, {"cpu": 0.1}])
-def test_what_is_judged_needs_a_tolerance_for_each_device(changes: Values, tolerances: Values) -> None:
+def test_judged_metric_needs_device_tolerances(changes: Values, tolerances: Values) -> None:
     values = {**VALUES, **changes}
     with pytest.raises(ValueError, match=r"metric 'x' is judged .* needs tolerances for 'cpu' and 'cuda'"):
         Metric(**{**values, "tolerances": tolerances})
@@ -105,14 +105,14 @@ def installed(packages: Packages) -> Installs:
     return install_metrics
 
 
-def test_perfsuites_own_figures_are_found_and_none_is_recorded() -> None:
+def test_finds_own_figures_by_name() -> None:
     assert find("tokens_per_s") is TOKENS_PER_S
     assert find("nobody_has_it") is None
     assert metrics.recorded() == ()
     assert set(metrics._BUILT_IN) <= set(Figures.model_fields)
 
 
-def test_a_metric_of_another_package_is_shown_or_judged_where_launches_have_it(installed: Installs) -> None:
+def test_package_metric_is_judged_where_measured(installed: Installs) -> None:
     installed(good="GOOD", judged="JUDGED")
     assert [metric.name for metric in metrics.recorded()] == ["good", "judged"]
     good = find("good")
@@ -124,7 +124,7 @@ def test_a_metric_of_another_package_is_shown_or_judged_where_launches_have_it(i
     assert (metrics.extra_metrics([Figures()]), judged([Figures()])) == ((), GATED)
 
 
-def test_cpu_time_is_judged_on_a_cpu_where_a_launch_has_it() -> None:
+def test_judges_cpu_time_on_a_cpu_where_measured() -> None:
     launches = [Figures(cpu_s_per_step=0.1), Figures()]
     assert (
         judged(launches, "cpu")
@@ -158,7 +158,7 @@ def test_what_cannot_be_used_is_an_error(installed: Installs, name: str, value: 
 WAITED = [Figures(data_wait_s=wait_s, step_s_mean=1.0 + wait_s) for wait_s in (0.1, 0.11, 0.3)]
 
 
-def test_data_wait_is_judged_as_a_share_of_the_reference_s_step() -> None:
+def test_data_wait_is_judged_as_share_of_step() -> None:
     metric = DATA_WAIT.against(WAITED)
     assert (metric.step_s, metric.rest_s) == pytest.approx((1.11, 1.0))
     assert metric.worsening(0.11, 0.11) == 0
@@ -166,18 +166,18 @@ def test_data_wait_is_judged_as_a_share_of_the_reference_s_step() -> None:
     assert metric.worsening(0.11, 0.665) == pytest.approx(-1 / 3)
 
 
-def test_a_wait_of_nearly_nothing_may_grow_a_thousand_times() -> None:
+def test_tiny_wait_may_grow_a_thousandfold() -> None:
     metric = DATA_WAIT.against([Figures(data_wait_s=1e-6, step_s_mean=0.2)])
     assert metric.worsening(1e-3, 1e-6) == pytest.approx(0.005, rel=0.01)
 
 
 @pytest.mark.parametrize(("step_s", "floor"), [(10.0, 0.02), (0.05, 0.02), (0.01, 0.1)])
-def test_the_floor_is_a_share_of_a_step_or_a_millisecond(step_s: float, floor: float) -> None:
+def test_floor_is_a_share_of_a_step_or_1_ms(step_s: float, floor: float) -> None:
     metric = DATA_WAIT.against([Figures(data_wait_s=1e-5, step_s_mean=step_s)])
     assert metric.floor == pytest.approx(floor)
 
 
-def test_data_wait_is_judged_where_a_loader_was_seen() -> None:
+def test_judges_data_wait_where_a_loader_was_seen() -> None:
     assert judged([Figures(), WAITED[0]], "cuda") == (*GATED, DATA_WAIT)
     assert judged([Figures()], "cuda") == GATED
     assert DATA_WAIT.against([Figures(), Figures(step_s_mean=1.0)]) is DATA_WAIT
@@ -189,7 +189,7 @@ def test_figures_of_spans_have_names_of_their_own() -> None:
     assert Figures.of(figures.by_name()) == figures
 
 
-def test_every_span_is_judged_but_a_cold_one_and_the_whole_start_up() -> None:
+def test_judges_every_span_but_cold_and_whole_ones() -> None:
     names = ["cold start-up: imports", "save checkpoint", "start-up", "start-up: imports"]
     figures = Figures(spans_s=dict.fromkeys(names, 1.0))
     found = judged([figures], "cuda")[len(GATED) :]

@@ -7,7 +7,7 @@ from perfsuite.results.outcome import QUIET, STYLES, UNMEASURED, WORST_FIRST, Ch
 from tests.samples import make_run, metric_check
 
 
-def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best() -> None:
+def test_styles_go_from_worst_to_best() -> None:
     assert set(STYLES) == set(get_args(Outcome)) | set(get_args(Excuse))
     assert tuple(style.word for style in STYLES.values()) == WORST_FIRST
     loud = ("failed", "regressed", "unhealthy", "undecided", "inconclusive", "improved")
@@ -24,7 +24,7 @@ def test_every_outcome_and_every_excuse_has_a_style_from_the_worst_to_the_best()
         STYLES["failed"].quiet = True  # type: ignore[misc]
 
 
-def test_a_gate_is_blind_to_a_change_as_small_as_its_tolerance() -> None:
+def test_gate_is_blind_to_tolerance_sized_changes() -> None:
     for least, blind in ((None, False), (0.13, False), (0.131, True)):
         assert metric_check(minimum_detectable=least).blind is blind
 
@@ -39,13 +39,13 @@ def test_a_check_is_found_by_its_metric() -> None:
     ]
 
 
-def test_launches_are_counted_from_1_where_some_are_no_evidence() -> None:
+def test_counts_launches_from_1_despite_gaps() -> None:
     first, second, third = (make_run(duration_s=seconds) for seconds in (1, 2, 3))
     verdict = Verdict(outcome="passed", launches=3, unhealthy_launches=(1, 3))
     assert verdict.healthy([first, second, third]) == [second]
 
 
-def test_times_are_recorded_though_counts_improved() -> None:
+def test_records_times_if_counts_improved() -> None:
     recorded = metric_check(outcome="recorded", baseline=None)
     improved = metric_check(outcome="improved")
 

@@ -6,7 +6,7 @@ from tests.samples import make_baseline
 from tests.traces import EAGER, launch_profile, make_profile, unseen_profile
 
 
-def test_ranks_that_call_the_same_share_the_profile_of_the_first_whatever_is_unsteady_in_one() -> None:
+def test_ranks_with_equal_calls_share_a_profile() -> None:
     fast = make_profile()
     slow = fast.replace(
         split=fast.split.replace(compute_us=80_000, exposed_us={}),
@@ -24,7 +24,7 @@ def test_ranks_that_call_the_same_share_the_profile_of_the_first_whatever_is_uns
         assert {entry.profile.unsteady for entry in ranks} == {("aten::mm",)}
 
 
-def test_what_takes_longest_comes_first_and_equals_by_name() -> None:
+def test_longest_comes_first_then_by_name() -> None:
     works = [Work(name=name, calls=1, us=us) for name, us in (("b", 5), ("c", 9), ("a", 5))]
     assert [work.name for work in longest_first(works)] == ["c", "a", "b"]
 
@@ -37,7 +37,7 @@ def test_what_is_hidden_is_no_part_of_the_step() -> None:
     assert StepSplit(step_us=1, compute_us=1, optimizer_us=0).parts() == {"compute": 1}
 
 
-def test_the_profile_of_a_baseline_reads_back_with_a_line_for_each_operator(tmp_path: Path) -> None:
+def test_baseline_profile_reads_back_by_line(tmp_path: Path) -> None:
     known = of_baseline(make_baseline(), launch_profile())
     file = tmp_path / "x.json"
     documents.write(file, known)
@@ -45,7 +45,7 @@ def test_the_profile_of_a_baseline_reads_back_with_a_line_for_each_operator(tmp_
     assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in file.read_text()
 
 
-def test_much_time_of_kernels_that_no_operator_launched_is_told() -> None:
+def test_reports_much_unattributed_kernel_time() -> None:
     idle = make_profile(device="cpu", split=StepSplit(step_us=1, compute_us=0, optimizer_us=0))
     assert launch_profile(unseen_profile(0.09)).unseen is launch_profile(idle).unseen is None
     assert launch_profile(unseen_profile(0.43)).unseen == (

@@ -34,7 +34,7 @@ def group(*rows: Any) -> Group:
     return first
 
 
-def test_collectives_come_first_each_shape_of_group_by_its_bytes_or_of_barriers_by_their_calls() -> None:
+def test_orders_collectives_by_group_and_bytes() -> None:
     far = GATHERED.replace(apart=8)
     names = [each.name for each in quantities([counts(), counts(collectives=(far, BARRIER))])]
     shapes = ("all_gather of 2 ranks", "reduce_scatter of 2 ranks", "all_gather of 2 ranks, 8 apart")
@@ -49,7 +49,7 @@ def test_collectives_come_first_each_shape_of_group_by_its_bytes_or_of_barriers_
     assert barrier.value(counts(collectives=(BARRIER,))) == 2
 
 
-def test_what_changed_in_a_group_is_its_bytes_else_its_calls() -> None:
+def test_group_change_is_in_bytes_else_in_calls() -> None:
     every = ((GATHERED, GATHERED_AGAIN), (GATHERED,), (BUCKETS, GATHERED_AGAIN))
     before, fewer, buckets = (counts(collectives=rows) for rows in every)
     changes = [group(GATHERED).changes(before, now) for now in (before, fewer, buckets)]
@@ -61,7 +61,7 @@ def test_what_changed_in_a_group_is_its_bytes_else_its_calls() -> None:
     )
 
 
-def test_a_phase_is_a_field_and_their_sum_is_judged() -> None:
+def test_judges_each_phase_and_their_sum() -> None:
     assert KERNELS.value(counts()) == 177 + 327 + 351
     assert KERNELS.value(counts(), leave_out=["kernels in optimizer"]) == 177 + 327
     assert (KERNELS.allowed(counts()), PEAK.floor(counts())) == (0, 64 * 2**10)
@@ -101,12 +101,12 @@ DIFFERENT: dict[str, Counts] = {
 
 
 @pytest.mark.parametrize("field", DIFFERENT)
-def test_each_field_that_differs_between_launches_is_named(field: str) -> None:
+def test_names_fields_that_differ_between_launches(field: str) -> None:
     same = counts() if DIFFERENT[field].python is None else python()
     assert differing([same, same, DIFFERENT[field]]) == {field}
 
 
-def test_calls_of_two_pythons_are_not_compared_and_a_fifth_or_a_thousand_are_too_few_to_be_judged() -> None:
+def test_compares_calls_only_of_one_python() -> None:
     every = [python(), python(version="3.12")]
     old, new = quantities(every)[-2:]
     assert (old.name, new.name) == ("Python 3.11 calls", "Python 3.12 calls")
@@ -121,7 +121,7 @@ def test_calls_of_two_pythons_are_not_compared_and_a_fifth_or_a_thousand_are_too
 
 @given(st.floats(-2, 2))
 @deterministic
-def test_a_peak_differs_between_launches_by_more_than_asynchronous_work_explains(share: float) -> None:
+def test_peak_differs_beyond_asynchronous_work(share: float) -> None:
     peak = round(PEAK_BYTES * (1 + share * LOOSE))
     differs = abs(peak - PEAK_BYTES) > LOOSE * PEAK_BYTES
     found = differing([counts(), counts(memory=twin_counts.memory(peak=peak))])

@@ -8,7 +8,7 @@ from perfsuite.results.rank_report import Evidence, RankReport
 from tests.samples import make_report, make_run
 
 
-def test_a_report_of_the_only_rank_reads_back_and_knows_nothing_that_was_not_measured(tmp_path: Path) -> None:
+def test_single_rank_report_knows_only_measurements(tmp_path: Path) -> None:
     report = RankReport(rank=0, world_size=1, host="n1", clock="perf_counter")
     documents.write(tmp_path / "rank-0.json", report)
     assert documents.read(tmp_path / "rank-0.json", RankReport) == report
@@ -23,7 +23,7 @@ def test_a_report_of_the_only_rank_reads_back_and_knows_nothing_that_was_not_mea
 
 
 @pytest.mark.parametrize("changes", [{"rank": -1}, {"world_size": 0}])
-def test_there_is_no_rank_below_0_and_no_job_without_ranks(changes: dict[str, int]) -> None:
+def test_refuses_negative_ranks_and_empty_jobs(changes: dict[str, int]) -> None:
     with pytest.raises(CaseError, match="greater than or equal to"):
         make_report(**changes)
     with pytest.raises(CaseError, match="greater than or equal to 1"):

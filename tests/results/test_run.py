@@ -9,7 +9,7 @@ from perfsuite.results.run import DeviceHealth, Figures, Health, Run
 from tests.samples import make_case, make_machine, make_run
 
 
-def test_figures_are_known_by_name_other_packages_metrics_last_and_read_back() -> None:
+def test_figures_are_named_and_read_back() -> None:
     figures = Figures(mfu=0.4, tokens_per_s=1.0, extra={"b": 2.0, "a": 3.0})
     assert list(figures.by_name().items()) == [("tokens_per_s", 1.0), ("mfu", 0.4), ("a", 3.0), ("b", 2.0)]
     assert Figures.of(figures.by_name()) == figures
@@ -20,7 +20,7 @@ def test_figures_are_known_by_name_other_packages_metrics_last_and_read_back() -
     assert Figures.model_validate(json.loads(json.dumps(documents.plain(figures)))) == figures
 
 
-def test_a_gpu_is_called_by_its_number_and_its_bus_where_that_is_known() -> None:
+def test_names_a_gpu_by_number_and_known_bus() -> None:
     assert DeviceHealth(index=0).name == "GPU 0"
     assert DeviceHealth(index=3, pci_bus_id="00000000:5B:00.0").name == "GPU 3 (00000000:5B:00.0)"
     with pytest.raises(CaseError, match="index"):

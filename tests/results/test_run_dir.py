@@ -14,7 +14,7 @@ def test_launches_are_named_and_found_by_number(tmp_path: Path) -> None:
     assert launches_in(tmp_path / "nowhere") == []
 
 
-def test_each_file_has_a_name_of_its_own_and_a_run_dir_cannot_be_changed() -> None:
+def test_run_dir_files_are_distinct_and_frozen() -> None:
     run_dir = RunDir(Path("d"))
     files = [run_dir.case, run_dir.run, run_dir.files, run_dir.progress, run_dir.lease, run_dir.endpoint]
     files += [run_dir.scheduler_log, run_dir.flight_recorder, run_dir.checkpoints]
@@ -28,7 +28,7 @@ def test_each_file_has_a_name_of_its_own_and_a_run_dir_cannot_be_changed() -> No
         run_dir.path = Path("e")  # type: ignore[misc]
 
 
-def test_stacks_are_found_by_node_with_rank_and_process_those_of_no_known_rank_first(tmp_path: Path) -> None:
+def test_finds_stacks_by_node_rank_and_process(tmp_path: Path) -> None:
     """Two nodes may have processes of one number."""
     run_dir = RunDir(tmp_path)
     by_number = [(None, 98), (0, 97), (2, 7), (2, 55), (2, 99), (2, 101), (2, 300), (10, 100)]
@@ -40,7 +40,7 @@ def test_stacks_are_found_by_node_with_rank_and_process_those_of_no_known_rank_f
     assert run_dir.all_stacks() == [*found, (11, 7, run_dir.stacks(11, 7, 1))]
 
 
-def test_files_of_nodes_and_ranks_are_in_their_order(tmp_path: Path) -> None:
+def test_orders_files_of_nodes_and_ranks(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     for number in (10, 2, 0):
         for file in (run_dir.launch, run_dir.agent_log, run_dir.rank_log, run_dir.rank):

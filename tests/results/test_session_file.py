@@ -20,7 +20,7 @@ from tests import samples
 from tests.samples import BEFORE, NOISE, make_result, make_run, never_run, now
 
 
-def test_figures_are_the_medians_over_the_launches_that_have_them_and_steps_those_in_all_windows() -> None:
+def test_figures_are_medians_over_launches() -> None:
     runs = [now(tokens_per_s=speed, mfu=mfu) for speed, mfu in ((3, None), (1, 0.4), (2, 0.2))]
     figures = make_result(*runs, before=None).figures
     assert [figures.tokens_per_s, figures.mfu] == pytest.approx([2, 0.3])
@@ -31,7 +31,7 @@ def test_figures_are_the_medians_over_the_launches_that_have_them_and_steps_thos
     assert (never_run().measured_steps, never_run().figures) == ([], Figures())
 
 
-def test_arms_are_compared_by_counts_where_no_time_was_checked() -> None:
+def test_compares_arms_by_counts_without_times() -> None:
     counts = CountCheck(outcome="passed")
     by_counts = Verdict(outcome="passed", launches=1, counts=counts)
     timed = make_result(now()).verdict
@@ -46,7 +46,7 @@ def test_arms_are_compared_by_counts_where_no_time_was_checked() -> None:
         assert make_result(now()).replace(verdict=verdict, before=before).by_counts is expected
 
 
-def test_figures_are_evidence_unless_there_is_a_reason() -> None:
+def test_figures_are_evidence_without_a_reason() -> None:
     def why_none(*unhealthy: int, outcome: Outcome = "passed") -> str | None:
         verdict = Verdict(outcome=outcome, launches=2, unhealthy_launches=unhealthy)
         return make_result(now(), now()).replace(verdict=verdict).no_evidence
@@ -57,7 +57,7 @@ def test_figures_are_evidence_unless_there_is_a_reason() -> None:
     assert make_result(now(), now().replace(inject="stall=10")).no_evidence == "a fault was injected"
 
 
-def test_figures_are_shared_where_all_launches_that_count_are() -> None:
+def test_figures_are_shared_if_all_valid_launches_are() -> None:
     quiet = now()
     disturbed = now().replace(health=samples.DISTURBED)
 
@@ -92,7 +92,7 @@ def strict(
     return json.loads(file.read_text(), parse_constant=pytest.fail)
 
 
-def test_json_is_strict_though_figures_and_intervals_are_no_numbers(file: Path) -> None:
+def test_json_is_strict_despite_nan(file: Path) -> None:
     messy = now(tokens_per_s=math.nan, mfu=math.inf)
     messy = messy.replace(
         step_s=(math.nan, math.inf, 0.1), loss=(1.0, -math.inf), probe_s=(math.nan,), window=(0, 3)
@@ -107,7 +107,7 @@ def test_json_is_strict_though_figures_and_intervals_are_no_numbers(file: Path) 
     assert Verdict.model_validate(vague["verdict"]).checks[0].interval == (-1.0, math.inf)
 
 
-def test_json_has_every_launch_and_verdict_in_order_and_what_was_skipped(file: Path) -> None:
+def test_json_has_every_launch_and_skip_in_order(file: Path) -> None:
     skipped = {
         "nodeid": "n",
         "case_id": "c",
@@ -177,7 +177,7 @@ def test_a_file_without_a_digest_is_not_read(file: Path) -> None:
         documents.read(file, SessionFile)
 
 
-def test_the_layout_of_a_file_is_not_part_of_its_digest(file: Path) -> None:
+def test_digest_ignores_the_files_layout(file: Path) -> None:
     content = strict(file, make_result(now(tokens_per_s=math.nan)))
     file.write_text(json.dumps(dict(reversed(content.items()))))
     assert documents.read(file, SessionFile).status == "complete"

@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_reviewed_baseline_is_found_first_by_class_and_id() -> None:
+def test_finds_a_reviewed_baseline_first() -> None:
     assert BASELINES.write_local(recorded(2)) == BASELINES.local_file(CLASS, CASE.id) == LOCAL / NAME
     assert documents.read(LOCAL / NAME, Baseline) == recorded(2)
     assert BASELINES.find(CLASS, CASE) == (recorded(2), LOCAL / NAME)
@@ -54,7 +54,7 @@ def test_a_reviewed_baseline_is_found_first_by_class_and_id() -> None:
 
 
 @pytest.mark.parametrize(("folder", "case"), [(CLASS, OTHERS[0]), (H100, CASE)], ids=["case", "class"])
-def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(folder: str, case: Case) -> None:
+def test_misplaced_file_says_what_it_holds(folder: str, case: Case) -> None:
     wrong = BASELINES.reviewed_file(folder, case.id)
     wrong.parent.mkdir(parents=True)
     stored(REVIEWED).rename(wrong)
@@ -73,9 +73,7 @@ def test_a_file_in_the_wrong_place_is_an_error_that_says_what_it_holds(folder: s
     ],
     ids=["cut short", "directory", "dangling", "looping"],
 )
-def test_a_bad_first_file_is_an_error_though_there_is_a_good_one(
-    make: Callable[[Path], None], said: str
-) -> None:
+def test_bad_first_file_fails_despite_a_good_one(make: Callable[[Path], None], said: str) -> None:
     BASELINES.write_local(recorded())
     (REVIEWED / CLASS).mkdir(parents=True)
     make(REVIEWED / NAME)
@@ -87,7 +85,7 @@ def speeds_of_class(*directories: Path) -> list[float | None]:
     return [held.median("tokens_per_s") for held in BaselineStore(*directories).of_class(CLASS)]
 
 
-def test_of_class_takes_each_case_of_that_class_from_the_first_directory_that_has_it() -> None:
+def test_of_class_prefers_the_first_directory() -> None:
     assert speeds_of_class(REVIEWED, LOCAL) == []
     stored(REVIEWED, 1)
     stored(REVIEWED, 2, case=OTHERS[0])
@@ -103,7 +101,7 @@ def test_of_class_takes_each_case_of_that_class_from_the_first_directory_that_ha
     assert speeds_of_class(REVIEWED, LOCAL) == [2000, 30000], "no other is left out"
 
 
-def test_files_are_listed_by_class_and_pattern_the_reviewed_ones_first() -> None:
+def test_lists_reviewed_files_first() -> None:
     local = BASELINES.write_local(recorded())
     other = BASELINES.write_local(recorded(machine=make_machine(hardware_class="a100-40gb-sxm")))
     reviewed = BASELINES.write_reviewed(recorded(case=OTHERS[0]))
@@ -122,7 +120,7 @@ def test_a_damaged_recorded_baseline_is_refused(damage: tuple[str, str]) -> None
         BASELINES.find(CLASS, CASE)
 
 
-def test_a_recorded_baseline_without_its_digest_is_refused() -> None:
+def test_refuses_a_recorded_baseline_without_digest() -> None:
     file = BASELINES.write_local(recorded())
     documents.write(file, recorded())
     with pytest.raises(FileError, match=f"^{file}: it has no digest: it was damaged, or an older perfsuite"):
@@ -130,7 +128,7 @@ def test_a_recorded_baseline_without_its_digest_is_refused() -> None:
     assert BaselineStore(LOCAL).find(CLASS, CASE) == (recorded(), file), "people may edit a reviewed one"
 
 
-def test_an_edited_baseline_with_a_digest_says_what_to_do() -> None:
+def test_edited_baseline_says_what_to_do() -> None:
     BASELINES.write_local(recorded()).rename(LOCAL / "copied")
     (REVIEWED / CLASS).mkdir(parents=True)
     (REVIEWED / NAME).write_text((LOCAL / "copied").read_text().replace("1000.0", "900.0"))
@@ -138,7 +136,7 @@ def test_an_edited_baseline_with_a_digest_says_what_to_do() -> None:
         BASELINES.find(CLASS, CASE)
 
 
-def test_counts_stand_in_a_folder_of_their_own_by_target() -> None:
+def test_counts_have_a_folder_for_each_target() -> None:
     counts = BASELINES.counts
     name = f"{CASE.id}.json"
     assert counts.reviewed_file("sm90", CASE.id) == REVIEWED / "counts/sm90" / name
@@ -149,7 +147,7 @@ def test_counts_stand_in_a_folder_of_their_own_by_target() -> None:
     assert (BASELINES.files(), BASELINES.of_class("counts")) == ([], []), "no hardware class"
 
 
-def test_a_profile_stands_beside_its_baseline_and_belongs_to_no_newer_one() -> None:
+def test_profile_belongs_to_its_baseline_alone() -> None:
     known = make_baseline()
     found = FoundBaseline(known, BASELINES.write_local(known))
     assert BASELINES.profile_of(found) is None
@@ -181,7 +179,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_sessions_are_found_oldest_first_and_launches_by_session_case_and_number() -> None:
+def test_finds_sessions_and_launches_in_order() -> None:
     store = Store()
     names = [store.new_session().name for _ in range(3)]
     assert names == sorted(set(names))
@@ -202,7 +200,7 @@ def test_sessions_are_found_oldest_first_and_launches_by_session_case_and_number
     assert again == llama, "also those of a case that was measured again"
 
 
-def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own() -> None:
+def test_repeated_cases_have_their_own_directory() -> None:
     session = SessionDir(Path("1"))
     for name in ("llama", "llama.2", "llama.3", "gpt2", "gpt2.2", "preflight-1", "preflight-2"):
         is_case = not name.startswith("preflight")
@@ -211,7 +209,7 @@ def test_a_case_measured_again_and_each_preflight_has_a_directory_of_its_own() -
         directory.mkdir(parents=True)
 
 
-def test_the_profile_of_a_session_is_the_newest_that_has_no_fault() -> None:
+def test_takes_the_newest_profile_without_a_fault() -> None:
     store = Store()
     case = make_run().case
     assert newest_profile(store.profiled("1", case.id)) is None

@@ -29,7 +29,7 @@ def write(file: Path, **changes: str | None) -> None:
     file.write_text("".join(f"[[waiver]]\n{each}\n" for each in fields))
 
 
-def test_each_waiver_is_read_and_says_what_it_tolerates(file: Path) -> None:
+def test_reads_each_waiver_and_its_tolerance(file: Path) -> None:
     assert read(file) == (), "without a file"
     file.write_text("# none now\n")
     assert read(file) == ()
@@ -46,7 +46,7 @@ DAY = "Input should be a valid date"
 UNKNOWN = "unknown field; remove it or correct its name, got 'x'"
 
 
-def test_a_bad_entry_is_named_with_what_is_allowed(file: Path) -> None:
+def test_bad_entry_says_what_is_allowed(file: Path) -> None:
     for field, value, said in (
         ("case", None, "Field required"),
         ("owner", None, "Field required"),
@@ -79,7 +79,7 @@ def test_a_bad_entry_is_named_with_what_is_allowed(file: Path) -> None:
         ("", " cannot be read: .*Is a directory"),
     ],
 )
-def test_a_file_that_holds_something_else_is_named(file: Path, text: str, said: str) -> None:
+def test_names_a_file_of_another_kind(file: Path, text: str, said: str) -> None:
     if text:
         file.write_text(text)
     else:

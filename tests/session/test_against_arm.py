@@ -162,7 +162,7 @@ def test_launches_alternate_until_they_decide(launches: Launches) -> None:
 
 
 @pytest.mark.parametrize(("variables", "corrects"), [({}, True), ({"X": "1"}, False)])
-def test_the_probe_corrects_only_where_nothing_but_the_code_differs(
+def test_probe_corrects_only_if_code_alone_differs(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], corrects: bool
 ) -> None:
     monkeypatch.setattr(flow, "launch_once", lambda *arguments: make_run())
@@ -187,7 +187,7 @@ def test_the_probe_corrects_only_where_nothing_but_the_code_differs(
         (Arm(python="/old/bin/python"), Arm(), None, False),
     ],
 )
-def test_arms_that_are_the_same_environment_are_said_to_be_before_anything_is_launched(
+def test_reports_identical_arms_before_launching(
     launches: Launches, a: Arm, b: Arm, inject: str | None, is_same: bool
 ) -> None:
     ours = launches.session(arms=(a, b), inject=inject)
@@ -196,7 +196,7 @@ def test_arms_that_are_the_same_environment_are_said_to_be_before_anything_is_la
     assert [told in line for line in launches.said] == [True] * is_same
 
 
-def test_a_pair_beside_others_is_made_again_in_the_same_order(launches: Launches) -> None:
+def test_repeats_a_shared_pair_in_the_same_order(launches: Launches) -> None:
     launches.disturbed = {3}
     result = launches.measure()
     assert launches.order == "ABBABAAB"
@@ -205,7 +205,7 @@ def test_a_pair_beside_others_is_made_again_in_the_same_order(launches: Launches
     assert any("seen during launch 3" in note for run in result.runs for note in run.notes)
 
 
-def test_with_allow_shared_one_pair_beside_others_ends_it(launches: Launches) -> None:
+def test_allow_shared_ends_at_one_shared_pair(launches: Launches) -> None:
     launches.disturbed = {1}
     assert launches.measure(allow_shared=True).outcome == "unhealthy"
     assert launches.order == "AB"
@@ -221,7 +221,7 @@ def test_with_allow_shared_one_pair_beside_others_ends_it(launches: Launches) ->
         ({"A": "out_of_memory", "B": "crash"}, None),
     ],
 )
-def test_both_arms_are_tried_before_one_is_named_and_a_failure_that_arm_a_does_not_have_is_never_excused(
+def test_tries_both_arms_before_blaming_one(
     launches: Launches, failing: dict[str, FailureKind], excused: str | None
 ) -> None:
     launches.failing = failing
@@ -241,7 +241,7 @@ def test_a_fault_is_injected_into_arm_b_alone(launches: Launches) -> None:
     assert dict(zip(launches.order, launches.injected, strict=True)) == {"A": None, "B": "slowdown=30%"}
 
 
-def test_nothing_is_taken_for_a_session_or_a_baseline(launches: Launches) -> None:
+def test_comparison_leaves_no_session_or_baseline(launches: Launches) -> None:
     result = launches.measure()
     assert result.baseline_file is None
     assert not (launches.root / "store" / "baselines").exists()
@@ -263,7 +263,7 @@ def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
     assert len(told.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
 
 
-def test_an_error_leaves_the_launches_of_both_arms(launches: Launches) -> None:
+def test_error_keeps_the_launches_of_both_arms(launches: Launches) -> None:
     launches.end = 5, FileError("the disk is full")
     launches.disturbed = {1}
     ours = launches.session()
@@ -273,9 +273,7 @@ def test_an_error_leaves_the_launches_of_both_arms(launches: Launches) -> None:
     assert [len(runs) for runs in (result.before, result.runs)] == [2, 2]
 
 
-def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saves_no_launch_of_another_case(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = launches.session()
     ours.measure(SIMULATED, "first")
     saved: list[int] = []
@@ -284,7 +282,7 @@ def test_what_is_saved_while_a_case_runs_holds_no_launch_of_another(
     assert saved[0] == 0
 
 
-def test_arms_that_differ_are_profiled_once_more_each(launches: Launches) -> None:
+def test_profiles_each_differing_arm_once(launches: Launches) -> None:
     launches.slower = 1.4
     result = launches.measure(TRAINS, inject="eager-attention")
     assert launches.profiled == [("a/profile", None), ("b/profile", "eager-attention")]
@@ -294,7 +292,7 @@ def test_arms_that_differ_are_profiled_once_more_each(launches: Launches) -> Non
     assert len(result.runs) == 5, "none of them is one of the pairs"
 
 
-def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(launches: Launches) -> None:
+def test_names_the_arm_with_uncounted_work(launches: Launches) -> None:
     launches.counts = {"A": LESS, "B": LESS}
     launches.profile_of_b = taken(unseen_profile(0.43))
     launches.slower = 1.4
@@ -308,7 +306,7 @@ def test_the_arm_is_named_of_which_a_profile_says_that_its_counts_lack_work(laun
 @pytest.mark.parametrize(
     ("slower", "explains", "case"), [(1.0, True, TRAINS), (1.4, False, TRAINS), (1.4, True, SIMULATED)]
 )
-def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
+def test_profiles_only_arms_worth_explaining(
     launches: Launches, slower: float, explains: bool, case: Case
 ) -> None:
     launches.slower = slower
@@ -316,7 +314,7 @@ def test_arms_are_not_profiled_that_are_alike_or_train_nothing_or_in_a_bisect(
     assert not launches.profiled
 
 
-def test_each_arm_is_launched_once_and_the_fault_is_in_arm_b(launches: Launches) -> None:
+def test_launches_each_arm_once_fault_in_arm_b(launches: Launches) -> None:
     result = launches.compare_counts(inject="slowdown=30%")
     assert (launches.made, launches.injected) == (["a/launch-1", "b/launch-1"], [None, "slowdown=30%"])
     assert (result.outcome, result.verdict.launches, result.by_counts) == ("regressed", 2, True)
@@ -331,7 +329,7 @@ def test_arm_a_that_has_run_is_not_launched_again(launches: Launches) -> None:
     ("norm", "more", "outcome", "made"),
     [(1.0, LESS, "passed", 2), (0.5, LESS, "failed", 4), (0.5, MORE, "regressed", 2)],
 )
-def test_arms_with_other_gradients_are_launched_once_more_unless_one_does_more(
+def test_other_gradients_need_one_more_launch(
     launches: Launches, norm: float, more: Counts, outcome: str, made: int
 ) -> None:
     launches.norms = {"A": 1.0, "B": norm}
@@ -348,7 +346,7 @@ def starting(calls: int) -> Counts:
     return LESS.replace(spans={"start-up": Counts(), "start-up: build": Counts(python=python)})
 
 
-def test_start_ups_that_differ_are_launched_once_more(launches: Launches) -> None:
+def test_differing_start_ups_launch_once_more(launches: Launches) -> None:
     launches.counts = {"A": starting(10_000), "B": starting(20_000)}
     result = launches.compare_counts()
     assert launches.made == ["a/launch-1", "b/launch-1", "a/launch-2", "b/launch-2"]
@@ -356,9 +354,7 @@ def test_start_ups_that_differ_are_launched_once_more(launches: Launches) -> Non
 
 
 @pytest.mark.parametrize(("metric", "launched"), [("start-up: build: Python 3.11 calls", 4), ("kernels", 2)])
-def test_a_search_for_another_count_launches_no_start_up_again(
-    launches: Launches, metric: str, launched: int
-) -> None:
+def test_searching_a_count_relaunches_no_start_up(launches: Launches, metric: str, launched: int) -> None:
     launches.counts = {"A": starting(10_000), "B": starting(20_000)}
     result = launches.compare_counts(metric=metric)
     assert result.verdict.launches == launched
@@ -366,7 +362,7 @@ def test_a_search_for_another_count_launches_no_start_up_again(
 
 
 @pytest.mark.parametrize("first", ["A", "B"])
-def test_what_only_a_first_launch_builds_is_no_change(launches: Launches, first: str) -> None:
+def test_first_launch_builds_are_no_change(launches: Launches, first: str) -> None:
     launches.counts = {"A": starting(10_000), "B": starting(10_000)}
     launches.first_counts = {first: starting(20_000)}
     result = launches.compare_counts()
@@ -382,14 +378,14 @@ def test_a_known_issue_of_arm_a_is_an_excuse(launches: Launches, failing: str, e
     assert (result.outcome, result.excused) == ("failed", excused)
 
 
-def test_arms_run_dry_at_the_same_time_and_need_no_quiet_machine(launches: Launches) -> None:
+def test_arms_run_dry_in_parallel_without_quiet(launches: Launches) -> None:
     result = launches.compare_counts(dry=True)  # else the barrier of two would break
     assert sorted(launches.made) == ["a/launch-1", "b/launch-1"]
     assert (result.outcome, result.dry, launches.devices) == ("regressed", True, {None})
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_both_arms_count_as_many_steps_as_asked_for(launches: Launches, dry: bool) -> None:
+def test_both_arms_count_the_requested_steps(launches: Launches, dry: bool) -> None:
     launches.compare_counts(dry=dry, counted_steps=7)
 
     assert launches.counted_steps == [7, 7]
@@ -401,19 +397,19 @@ def test_a_case_may_ask_for_more_counted_steps(launches: Launches) -> None:
     assert launches.counted_steps == [30, 30]
 
 
-def test_launches_that_are_timed_count_no_steps_in_a_row(launches: Launches) -> None:
+def test_timed_launches_count_no_extra_steps(launches: Launches) -> None:
     launches.measure()
 
     assert set(launches.counted_steps) == {None}
 
 
-def test_an_arm_that_cannot_run_dry_ends_the_other(launches: Launches) -> None:
+def test_arm_that_cannot_run_dry_ends_the_other(launches: Launches) -> None:
     launches.error = CaseError("it cannot")
     with pytest.raises(CaseError, match="it cannot"):
         launches.compare_counts(dry=True)
 
 
-def test_cuda_is_pretended_in_both_arms_or_in_neither(launches: Launches) -> None:
+def test_pretends_cuda_in_both_arms_or_neither(launches: Launches) -> None:
     launches.no_cuda["main"] = "torch 2.13.0 is built for CUDA 13.0"
     assert launches.compare_counts(dry=True).outcome == "regressed"
     assert launches.devices == {"cpu"}

@@ -28,7 +28,7 @@ ISSUE = {"known_issue": KnownIssue(url="https://example.org/issues/209", failure
 SWEPT = {"may_run_out_of_memory": True}
 
 
-def test_an_unhealthy_launch_is_not_recorded_and_the_session_is_named(sessions: Sessions) -> None:
+def test_does_not_record_an_unhealthy_launch(sessions: Sessions) -> None:
     runs = [make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1000, 10, 1002)]
     sessions.launch(*runs, verdict=Verdict(outcome="recorded", launches=3, unhealthy_launches=(2,)))
     ours = sessions.make()
@@ -40,9 +40,7 @@ def test_an_unhealthy_launch_is_not_recorded_and_the_session_is_named(sessions: 
     assert {launch.session for launch in held.launches} == {ours.directory.name}
 
 
-def test_a_case_that_this_hardware_could_run_once_is_no_skip_where_baselines_are_required(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_case_with_a_baseline_may_not_be_skipped(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "unsupported", lambda case, machine: "no nanotron")
     ours = sessions.make(fail_without_baseline=True)
     before = baseline.from_runs([make_run(machine=ours.setup.host.machine)])
@@ -67,7 +65,7 @@ def test_a_case_that_this_hardware_could_run_once_is_no_skip_where_baselines_are
         ({}, "crash", False, None),
     ],
 )
-def test_a_failure_that_is_no_surprise_fails_nothing(
+def test_expected_failure_fails_nothing(
     sessions: Sessions, changes: dict[str, Any], failure: Any, has_baseline: bool, excused: str | None
 ) -> None:
     asked = make_case(**changes)
@@ -82,7 +80,7 @@ def test_a_failure_that_is_no_surprise_fails_nothing(
     assert ours.nothing_measured is (excused != "known issue")
 
 
-def test_a_case_out_of_memory_beside_others_is_not_one_that_does_not_fit(sessions: Sessions) -> None:
+def test_out_of_memory_beside_others_is_no_misfit(sessions: Sessions) -> None:
     asked = make_case(**SWEPT)
     failure = Failure(kind="out_of_memory", message="CUDA out of memory", at=0.0)
     card = DeviceHealth(index=0, held_before_bytes=70 * 2**30)
@@ -95,7 +93,7 @@ def test_a_case_out_of_memory_beside_others_is_not_one_that_does_not_fit(session
         assert sessions.make().measure(asked, "test").excused == excused
 
 
-def test_what_another_session_records_while_this_one_waits_is_compared_with(sessions: Sessions) -> None:
+def test_compares_with_a_baseline_recorded_meanwhile(sessions: Sessions) -> None:
     ours = sessions.make()
     before = baseline.from_runs([make_run(machine=ours.setup.host.machine)] * 5)
     measure = Mock(side_effect=AllocationOverError("enough"))
@@ -118,7 +116,7 @@ def test_what_another_session_records_while_this_one_waits_is_compared_with(sess
         (SWEPT, "failed", "out_of_memory", True, "out of memory"),
     ],
 )
-def test_where_a_baseline_is_required_only_a_case_that_may_fail_is_launched_without_one(
+def test_only_excusable_cases_run_without_baseline(
     sessions: Sessions,
     changes: dict[str, Any],
     outcome: Any,
@@ -136,7 +134,7 @@ def test_where_a_baseline_is_required_only_a_case_that_may_fail_is_launched_with
     assert not (sessions.directory / "store" / "baselines").exists()
 
 
-def test_an_injected_fault_finds_a_baseline_of_too_few_launches_too_little(sessions: Sessions) -> None:
+def test_injected_fault_ignores_a_small_baseline(sessions: Sessions) -> None:
     ours = sessions.make(policy=Policy(record_launches=1))
     ours.setup.baselines.write_local(baseline.from_runs([make_run(machine=ours.setup.host.machine)]))
     for changes, option in (({"inject": "nan"}, "--perf-inject"), ({"fail_without_baseline": True}, "fail")):
@@ -161,7 +159,7 @@ def counts_in(sessions: Sessions) -> list[str]:
     return [documents.read(file, CountBaseline).target for file in files]
 
 
-def test_counts_are_recorded_beside_the_times_and_judged_the_next_time(sessions: Sessions) -> None:
+def test_records_counts_then_judges_them(sessions: Sessions) -> None:
     first = measured(sessions, launch(), RECORDED)
     ours = sessions.make()
     file = ours.setup.baselines.counts.local_file("cpu", make_case().id)
@@ -176,7 +174,7 @@ def test_counts_are_recorded_beside_the_times_and_judged_the_next_time(sessions:
     assert third.verdict.counts == CountCheck(outcome="passed", baseline_file=str(file))
 
 
-def test_a_reviewed_baseline_of_counts_serves_a_machine_whose_times_are_new(sessions: Sessions) -> None:
+def test_reviewed_counts_serve_a_new_machine(sessions: Sessions) -> None:
     sessions.make().setup.baselines.counts.write_reviewed(baseline_of())
     worse = measured(sessions, launch(MORE), RECORDED)
     assert (worse.outcome, worse.baseline_file) == ("regressed", None)
@@ -189,7 +187,7 @@ def test_a_reviewed_baseline_of_counts_serves_a_machine_whose_times_are_new(sess
     assert counts_in(sessions) == ["cpu"]
 
 
-def test_counts_that_were_switched_off_are_not_judged_case_by_case(sessions: Sessions) -> None:
+def test_counts_switched_off_are_not_judged(sessions: Sessions) -> None:
     sessions.make().setup.baselines.counts.write_reviewed(baseline_of())
     assert measured(sessions, launch(counts=()), PASSED, counts=False).verdict.counts is None
 
@@ -201,7 +199,7 @@ def test_only_a_baseline_of_times_can_be_required(sessions: Sessions) -> None:
     assert counts_in(sessions) == ["cpu"]
 
 
-def test_a_bad_file_of_counts_fails_its_case_before_it_is_launched(sessions: Sessions) -> None:
+def test_bad_count_file_fails_before_launching(sessions: Sessions) -> None:
     ours = sessions.make()
     file = ours.setup.baselines.counts.write_reviewed(baseline_of())
     file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 2'))
@@ -247,7 +245,7 @@ class Explained:
         return self.session.measure(TRAINS, "test")
 
 
-def test_a_slower_case_is_profiled_beside_the_profile_of_its_baseline(sessions: Sessions) -> None:
+def test_profiles_a_slower_case_beside_its_baseline(sessions: Sessions) -> None:
     ours = Explained(sessions, SLOWER)
     ours.has_baseline()
     result = ours.measure()
@@ -261,7 +259,7 @@ def test_a_slower_case_is_profiled_beside_the_profile_of_its_baseline(sessions: 
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_without_a_profile_of_the_baseline_it_is_said_why(sessions: Sessions, is_broken: bool) -> None:
+def test_explains_a_missing_baseline_profile(sessions: Sessions, is_broken: bool) -> None:
     ours = Explained(sessions, SLOWER)
     ours.has_baseline(profile=is_broken)
     for file in sessions.directory.glob("baselines/profiles/*/*.json"):
@@ -291,7 +289,7 @@ def test_a_profile_that_fails_costs_no_verdict(sessions: Sessions, error: Except
 
 
 @pytest.mark.parametrize("verdict", [SLOWER, RECORDED], ids=lambda verdict: verdict.outcome)
-def test_an_interrupted_profile_costs_no_verdict_and_no_counts(sessions: Sessions, verdict: Verdict) -> None:
+def test_interrupted_profile_costs_no_verdict(sessions: Sessions, verdict: Verdict) -> None:
     ours = Explained(sessions, verdict, counted=verdict == RECORDED)
     ours.profile.side_effect = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
@@ -302,7 +300,7 @@ def test_an_interrupted_profile_costs_no_verdict_and_no_counts(sessions: Session
     assert ours.has_counts() is (verdict == RECORDED)
 
 
-def test_what_is_recorded_has_its_profile_beside_it(sessions: Sessions) -> None:
+def test_recorded_baseline_has_its_profile(sessions: Sessions) -> None:
     ours = Explained(sessions, RECORDED)
     assert ours.measure().verdict.profiled is None
     found = ours.baselines.find(ours.run.machine.hardware_class, TRAINS)
@@ -311,9 +309,7 @@ def test_what_is_recorded_has_its_profile_beside_it(sessions: Sessions) -> None:
 
 
 @pytest.mark.parametrize(("share", "outcome"), [(0.0, "recorded"), (0.9, "not counted")])
-def test_counts_of_which_the_profile_says_that_they_lack_work_are_not_recorded(
-    sessions: Sessions, share: float, outcome: str
-) -> None:
+def test_does_not_record_counts_that_lack_work(sessions: Sessions, share: float, outcome: str) -> None:
     ours = Explained(sessions, RECORDED, counted=True)
     ours.profile.return_value = taken(unseen_profile(share))
     result = ours.measure()

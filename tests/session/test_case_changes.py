@@ -58,7 +58,7 @@ def test_a_case_without_a_successor_is_deleted() -> None:
     assert told([of_test(SMALL)], [in_another_test]) == [(SMALL.id, "deleted", "")]
 
 
-def test_the_nearest_new_case_of_the_test_stands_in_its_place() -> None:
+def test_nearest_new_case_replaces_the_old_one() -> None:
     less = LARGE.replace(steps=10)
     other = SMALL.replace(seed=7, learning_rate=1e-4)
     found = told([of_test(SMALL), of_test(LARGE)], [of_test(less), of_test(other)])
@@ -68,7 +68,7 @@ def test_the_nearest_new_case_of_the_test_stands_in_its_place() -> None:
     ]
 
 
-def test_of_many_cases_each_is_matched_in_about_a_second() -> None:
+def test_matches_many_cases_in_about_a_second() -> None:
     then = [of_test(SMALL.replace(micro_batch=size)) for size in range(1, 1001)]
     now = [of_test(test.case.replace(steps=10)) for test in then]
     begun = time.process_time()
@@ -78,13 +78,13 @@ def test_of_many_cases_each_is_matched_in_about_a_second() -> None:
     assert time.process_time() - begun < 5, "every pair would take minutes"
 
 
-def test_cases_of_many_tests_are_matched_within_their_own() -> None:
+def test_matches_cases_within_their_own_test() -> None:
     then = [of_test(SMALL.replace(micro_batch=size), f"test_{size}") for size in range(1, 301)]
     now = [of_test(test.case.replace(steps=10), f"test_{test.case.micro_batch}") for test in then[::-1]]
     assert all(words.endswith(": steps 20 -> 10") for _, _, words in told(then, now))
 
 
-def test_what_the_id_does_not_show_is_a_change_too() -> None:
+def test_sees_changes_that_the_id_hides() -> None:
     issue = KnownIssue(url="https://example.org/1", failure="crash")
     excused = SMALL.replace(known_issue=issue, may_run_out_of_memory=True)
     ((_, kind, words),) = told([of_test(SMALL)], [of_test(excused)])
@@ -104,14 +104,12 @@ def test_what_the_id_does_not_show_is_a_change_too() -> None:
         ({"left_out": "deselected", "marks": ("cpu", "slow")}, "re-marked", "cpu -> cpu, slow"),
     ],
 )
-def test_a_case_that_arm_b_leaves_out_is_told_with_the_reason(
-    changes: dict[str, Any], kind: str, words: str
-) -> None:
+def test_omitted_case_of_arm_b_has_its_reason(changes: dict[str, Any], kind: str, words: str) -> None:
     assert told([of_test(SMALL)], [of_test(SMALL, **changes)]) == [(SMALL.id, kind, words)]
     assert told([of_test(SMALL, left_out="skipped")], [of_test(SMALL, **changes)]) == []
 
 
-def test_fields_are_named_by_their_path_and_many_are_cut() -> None:
+def test_names_fields_by_path_and_cuts_many() -> None:
     assert differences(SMALL, SMALL.replace(topology=Topology(processes_per_node=1))) == (
         "topology.processes_per_node 2 -> 1"
     )
@@ -181,14 +179,14 @@ def test_a_case_that_a_branch_edits_is_listed(repo: Path, after: str, kind: str,
 @pytest.mark.parametrize(
     ("file", "text"), [("conftest.py", DROPS), ("pytest.ini", "[pytest]\naddopts = -k b4\n")]
 )
-def test_a_case_that_a_hook_or_an_option_deselects_is_listed(repo: Path, file: str, text: str) -> None:
+def test_lists_cases_deselected_by_hook_or_option(repo: Path, file: str, text: str) -> None:
     (repo / file).write_text(text)
     ((change,), unknown) = found(repo, "-m", "cpu")
     assert (change.case_id, change.kind, unknown) == (B2, "deselected", None)
 
 
 @pytest.mark.launch
-def test_a_worktree_inside_has_its_own_settings_and_hooks(repo: Path) -> None:
+def test_inner_worktree_has_its_own_settings(repo: Path) -> None:
     """It lies in .perfsuite: what only the branch has must not deselect a case of arm A, too."""
     (repo / "sub").mkdir()
     (repo / "pytest.ini").write_text("[pytest]\naddopts = -k b4\n")
@@ -199,7 +197,7 @@ def test_a_worktree_inside_has_its_own_settings_and_hooks(repo: Path) -> None:
 
 
 @pytest.mark.launch
-def test_a_case_that_main_has_since_the_branch_began_is_not_lost(repo: Path) -> None:
+def test_case_newly_on_main_is_not_lost(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "-b", "feature")
     git(repo, "checkout", "--quiet", "main")
     edit(repo, PARAMETERS, PARAMETERS.replace("]", ", CASE.replace(micro_batch=1)]"))
@@ -212,7 +210,7 @@ def test_a_case_that_main_has_since_the_branch_began_is_not_lost(repo: Path) -> 
 
 
 @pytest.mark.launch
-def test_without_a_common_commit_every_missing_case_is_lost(repo: Path) -> None:
+def test_all_missing_are_lost_without_common_commit(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "--orphan", "other")
     edit(repo, PARAMETERS, "[CASE]")
     commit(repo, "another beginning")
@@ -221,7 +219,7 @@ def test_without_a_common_commit_every_missing_case_is_lost(repo: Path) -> None:
 
 
 @pytest.mark.launch
-def test_cases_that_cannot_be_collected_are_said_to_be_unknown(repo: Path) -> None:
+def test_reports_uncollectable_cases_as_unknown(repo: Path) -> None:
     edit(repo, "import pytest", "import nosuch_module")
     commit(repo, "broken")
     edit(repo, "import nosuch_module", "import pytest")
@@ -234,7 +232,7 @@ def test_cases_that_cannot_be_collected_are_said_to_be_unknown(repo: Path) -> No
 
 
 @pytest.mark.launch
-def test_of_a_node_id_no_other_test_of_its_file_is_lost(repo: Path) -> None:
+def test_node_id_loses_no_other_test_of_its_file(repo: Path) -> None:
     file = repo / "bench_cases/test_a.py"
     other = (
         FILE.partition("\n\n")[2]
@@ -252,7 +250,7 @@ def test_of_a_node_id_no_other_test_of_its_file_is_lost(repo: Path) -> None:
 
 
 @pytest.mark.launch
-def test_a_directory_that_main_lacks_is_not_its_renamed_cases(repo: Path) -> None:
+def test_case_moved_out_of_the_selection_is_not_lost(repo: Path) -> None:
     (repo / "perf").mkdir()
     os.rename("bench_cases/test_a.py", "perf/test_b.py")
     (repo / "bench_cases/test_a.py").write_text("")
@@ -277,13 +275,13 @@ def commit_without_adding(repo: Path) -> str:
     return git(repo, "rev-parse", "HEAD").strip()
 
 
-def test_arms_that_share_the_working_tree_are_not_collected(tmp_path: Path) -> None:
+def test_does_not_collect_arms_of_one_working_tree(tmp_path: Path) -> None:
     broken = Arm(python=str(tmp_path / "nosuch"), given={"X": "1"})
     assert case_changes((broken, HERE), Selection(), tmp_path) == ((), None)
 
 
 @pytest.mark.launch
-def test_an_older_perfsuite_tells_its_selected_cases_alone(repo: Path) -> None:
+def test_older_perfsuite_lists_only_its_selection(repo: Path) -> None:
     """Arm A's own interpreter collects: what it writes may lack the list of tests."""
     edit(repo, PARAMETERS, "[CASE]")
     old = repo / "python"

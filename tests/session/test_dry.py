@@ -45,7 +45,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DrySessions:
     return made
 
 
-def test_dry_runs_are_judged_by_counts_by_architecture(runs: DrySessions) -> None:
+def test_judges_dry_runs_by_architecture_counts(runs: DrySessions) -> None:
     assert [runs.measure(case).outcome for case in (H100, A100)] == ["recorded", "recorded"]
     kept = {file.parent.name for file in runs.directory.glob("store/baselines/counts/*/*.json")}
     assert kept == {"dry-sm80", "dry-sm90"}
@@ -68,7 +68,7 @@ def test_dry_runs_are_judged_by_counts_by_architecture(runs: DrySessions) -> Non
         (("cpu", "h100"), {"h200"}, "cpu"),
     ],
 )
-def test_a_dry_run_pretends_the_hardware_that_is_selected(
+def test_pretends_the_selected_hardware(
     runs: DrySessions, hardware: tuple[str, ...], selected: set[str], pretended: str
 ) -> None:
     ours = runs.session()
@@ -90,7 +90,7 @@ def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch
     assert session_file(ours, "complete").machine.note == "GPU 0 is split by MIG"
 
 
-def test_a_baseline_of_counts_is_wanted_on_request(runs: DrySessions) -> None:
+def test_requires_a_count_baseline_on_request(runs: DrySessions) -> None:
     verdict = runs.measure(fail_without_baseline=True).verdict
     assert (verdict.outcome, verdict.failure) == ("failed", "no_baseline")
     (reason,) = verdict.reasons
@@ -98,7 +98,7 @@ def test_a_baseline_of_counts_is_wanted_on_request(runs: DrySessions) -> None:
     assert reason.endswith(", and --perf-missing-baseline=fail")
 
 
-def test_a_case_that_could_be_run_dry_once_is_no_skip_where_baselines_are_required(runs: DrySessions) -> None:
+def test_dry_case_with_a_baseline_may_not_be_skipped(runs: DrySessions) -> None:
     compiled = H100.replace(compile=True)
     ours = runs.session(fail_without_baseline=True)
     assert str(ours.skip_reason(compiled)).startswith("not by a dry run: torch.compile")
@@ -109,7 +109,7 @@ def test_a_case_that_could_be_run_dry_once_is_no_skip_where_baselines_are_requir
         ours.skip_reason(compiled)
 
 
-def test_one_rank_alone_is_looked_at_and_not_recorded(runs: DrySessions) -> None:
+def test_does_not_record_a_single_rank(runs: DrySessions) -> None:
     counts = runs.measure(ranks=(1,)).verdict.counts
     assert counts is not None
     assert (counts.outcome, counts.notes) == ("passed", (ONE_RANK,))

@@ -40,7 +40,7 @@ def of_night(repo: Path) -> JudgeChanges | None:
     return judge_changes(options_of(repo, {}), ())
 
 
-def test_a_comparison_with_a_commit_says_what_changed_since(repo: Path) -> None:
+def test_comparison_says_what_changed_since_a_commit(repo: Path) -> None:
     base = git(repo, "rev-parse", "HEAD")
     assert against("HEAD", repo) == JudgeChanges(base=base, sentences=())
     (repo / "pytest.ini").write_text(INI)
@@ -49,7 +49,7 @@ def test_a_comparison_with_a_commit_says_what_changed_since(repo: Path) -> None:
     assert against("HEAD~1", repo) == JudgeChanges(base=base, sentences=(SHADOW,))
 
 
-def test_what_main_changed_since_is_not_said_of_a_stale_branch(repo: Path) -> None:
+def test_omits_what_main_changed_since(repo: Path) -> None:
     base = git(repo, "rev-parse", "HEAD")
     git(repo, "checkout", "--quiet", "-b", "feature")
     (repo / "conftest.py").write_text("a\n")
@@ -61,7 +61,7 @@ def test_what_main_changed_since_is_not_said_of_a_stale_branch(repo: Path) -> No
     assert against("main", repo) == JudgeChanges(base=base, sentences=("conftest.py added: 1 line",))
 
 
-def test_branches_without_a_common_commit_are_said_to_be_unknown(repo: Path) -> None:
+def test_unrelated_branches_are_unknown(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "--orphan", "other")
     commit(repo)
     found = against("main", repo)
@@ -70,7 +70,7 @@ def test_branches_without_a_common_commit_are_said_to_be_unknown(repo: Path) -> 
     assert "and HEAD have no common commit here" in found.sentences[0]
 
 
-def test_files_that_git_does_not_know_yet_judge_too(repo: Path) -> None:
+def test_untracked_files_judge_too(repo: Path) -> None:
     (repo / "bench_cases" / "conftest.py").write_text("a\n")
     (repo / ".gitignore").write_text("ignored/\n")
     (repo / "ignored").mkdir()
@@ -80,7 +80,7 @@ def test_files_that_git_does_not_know_yet_judge_too(repo: Path) -> None:
     assert found.sentences == ("bench_cases/conftest.py added: 1 line",)
 
 
-def test_places_of_cases_and_baselines_are_those_of_settings(repo: Path) -> None:
+def test_settings_place_cases_and_baselines(repo: Path) -> None:
     (repo / "sub" / "cases").mkdir(parents=True)
     (repo / "sub" / "pytest.ini").write_text("[pytest]\nperf_cases = cases\n")
     commit(repo)
@@ -97,7 +97,7 @@ def test_places_of_cases_and_baselines_are_those_of_settings(repo: Path) -> None
     ]
 
 
-def test_odd_files_in_place_of_what_judges_are_said(repo: Path) -> None:
+def test_reports_odd_files_that_would_judge(repo: Path) -> None:
     (repo / "perf-waivers.toml").write_text("# none\n")
     commit(repo)
     (repo / "perf-waivers.toml").unlink()
@@ -140,7 +140,7 @@ def test_without_a_base_nothing_is_said(repo: Path) -> None:
     assert judge_changes(options_of(repo, {}), (replace(HERE, packages="x"), HERE)) is None
 
 
-def test_the_base_of_a_pull_request_is_where_it_began(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_request_base_is_where_it_began(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = git(repo, "rev-parse", "HEAD")
     git(repo, "update-ref", "refs/remotes/origin/main", "HEAD")
     (repo / "pytest.ini").write_text(INI)
@@ -149,9 +149,7 @@ def test_the_base_of_a_pull_request_is_where_it_began(repo: Path, monkeypatch: p
     assert of_night(repo) == JudgeChanges(base=base, sentences=(SHADOW,))
 
 
-def test_the_base_of_a_merge_by_github_is_its_first_parent(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merge_base_by_github_is_the_first_parent(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(repo, "checkout", "--quiet", "-b", "feature")
     (repo / "pytest.ini").write_text(INI)
     commit(repo)
@@ -164,9 +162,7 @@ def test_the_base_of_a_merge_by_github_is_its_first_parent(
     assert of_night(repo) == JudgeChanges(base=base, sentences=(SHADOW,))
 
 
-def test_a_base_that_is_not_in_the_clone_is_said_to_be_unknown(
-    repo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_base_missing_in_the_clone_is_unknown(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     found = of_night(repo)
     assert found is not None

@@ -21,13 +21,13 @@ def made(**given: str) -> Options:
     return options_of(Path("/repo"), read)
 
 
-def test_without_a_value_every_option_has_its_default() -> None:
+def test_every_option_has_its_default() -> None:
     store = Path("/repo/.perfsuite")
     baselines = Path("/repo/baselines")
     assert made() == Options(root=Path("/repo"), store=store, baselines=baselines, policy=Policy())
 
 
-def test_every_field_of_the_options_is_set_by_one_option() -> None:
+def test_one_option_sets_each_field() -> None:
     by_options = sorted(field for option in OPTIONS if (field := option.sets_field) and "." not in field)
     assert by_options == sorted({field.name for field in fields(Options)} - {"root", "policy"})
 
@@ -52,7 +52,7 @@ def test_what_a_value_means(name: str, value: str, field: str, expected: Any) ->
     assert attrgetter(field)(made(**{name: value})) == expected
 
 
-def test_a_quick_look_ends_with_one_unhealthy_launch() -> None:
+def test_quick_look_ends_after_one_unhealthy_launch() -> None:
     assert made(**{"max-launches": "1"}).policy.max_unhealthy == 1
 
 
@@ -80,7 +80,7 @@ def test_a_quick_look_ends_with_one_unhealthy_launch() -> None:
         ),
     ],
 )
-def test_what_is_no_value_is_refused_with_what_is_allowed(name: str, value: str, said: str) -> None:
+def test_bad_value_lists_what_is_allowed(name: str, value: str, said: str) -> None:
     with pytest.raises(CaseError) as caught:
         made(**{name: value})
     assert said in str(caught.value)
@@ -102,7 +102,7 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
         ({"against", "resume"}, "--perf-against with --perf-resume: two arms"),
     ],
 )
-def test_options_that_do_not_go_together_are_named(given: set[str], said: str) -> None:
+def test_names_options_that_conflict(given: set[str], said: str) -> None:
     with pytest.raises(CaseError, match=said):
         check_together(given)
 

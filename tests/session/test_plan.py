@@ -20,7 +20,7 @@ def ids(cases: list[Case], known: dict[str, Past], day: date = DAY) -> list[int]
     return [each.case.micro_batch for each in planned(cases, known, day)]
 
 
-def test_what_failed_comes_first_then_what_is_new_then_what_was_not_measured_for_longest() -> None:
+def test_orders_failed_new_and_longest_unmeasured() -> None:
     first, second, third, _ = (case.id for case in CASES)
     known = {first: past("passed", "2026-01-02"), second: past("passed", "2026-01-01")}
     known[third] = past("inconclusive", "2026-01-02")
@@ -33,13 +33,13 @@ def test_what_failed_comes_first_then_what_is_new_then_what_was_not_measured_for
     assert ids(CASES, known) == [4, 2, 1, 3]
 
 
-def test_without_a_past_each_day_begins_with_another_case() -> None:
+def test_first_case_rotates_without_a_past() -> None:
     begins = {ids(CASES, {}, date.fromordinal(DAY.toordinal() + day))[0] for day in range(4)}
     assert begins == {1, 2, 3, 4}
     assert planned([], {}, DAY) == []
 
 
-def test_a_case_costs_what_it_took_last_or_what_others_on_as_many_devices_took() -> None:
+def test_estimates_cost_from_past_or_similar_cases() -> None:
     wide = make_case(topology=Topology(processes_per_node=8), hardware="h100")
     known = {CASES[0].id: past("passed", "2026", 100), CASES[1].id: past("passed", "2026", 300)}
     costs = {each.case.id: each for each in planned([*CASES, wide], known, DAY)}
@@ -52,7 +52,7 @@ def test_a_case_costs_what_it_took_last_or_what_others_on_as_many_devices_took()
     assert costs[CASES[0].id].gpu_hours == 0
 
 
-def test_the_past_is_that_of_the_newest_launches_and_neither_of_dry_nor_injected_ones(tmp_path: Path) -> None:
+def test_past_ignores_dry_and_injected_launches(tmp_path: Path) -> None:
     old = make_run(duration_s=10)
     new = make_run(duration_s=20)
     case = old.case
@@ -82,7 +82,7 @@ def test_a_case_begins_if_what_it_costs_is_left(monkeypatch: pytest.MonkeyPatch)
     assert not any(map(budget.allows, CASES))
 
 
-def test_a_case_that_alone_takes_longer_is_told_with_the_budget_that_it_needs() -> None:
+def test_too_long_case_names_the_budget_it_needs() -> None:
     long, short, *_ = CASES
     known = {long.id: past("passed", "2026-01-01", 1800), short.id: past("passed", "2026-01-01", 100)}
     budget = budget_for(planned([long, short], known, DAY), 600)
@@ -94,7 +94,7 @@ def test_a_case_that_alone_takes_longer_is_told_with_the_budget_that_it_needs() 
     assert "too little is left" in budget.told(CASES[2])
 
 
-def test_jobs_share_cases_alike_and_leave_none_out() -> None:
+def test_jobs_share_all_cases_evenly() -> None:
     shares = [shard(CASES, number, 3) for number in (1, 2, 3)]
     assert sorted(map(len, shares)) == [1, 1, 2]
     assert set.union(*shares) == {case.id for case in CASES}

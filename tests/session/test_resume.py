@@ -22,7 +22,7 @@ from tests.samples import (
 make_session = partial(make_session_file, status="interrupted")
 
 
-def test_sessions_of_one_commit_machine_environment_and_options_do_not_differ() -> None:
+def test_equal_sessions_do_not_differ() -> None:
     later = make_session(status="running", started_at="2026-01-03T03:04:05+00:00")
     assert differences(make_session(), later) == []
 
@@ -61,14 +61,12 @@ def test_outside_of_git_nothing_goes_on() -> None:
         *(("failed", kind, False) for kind in ("cancelled", "error", "missing_report", "no_baseline")),
     ],
 )
-def test_a_verdict_on_the_code_is_kept_and_one_on_the_machine_is_not(
-    outcome: Any, failure: Any, decided: bool
-) -> None:
+def test_keeps_verdicts_on_code_not_on_machines(outcome: Any, failure: Any, decided: bool) -> None:
     verdict = never_run().verdict.replace(outcome=outcome, failure=failure)
     assert is_decided(never_run().replace(verdict=verdict)) is decided
 
 
-def test_the_newest_session_of_the_store_goes_on_which_is_no_dry_one(tmp_path: Path) -> None:
+def test_resumes_the_newest_session_but_a_dry_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
     first, second, *later = (f"2026010{day}-000000-000000" for day in (1, 2, 3, 4))
     for name in (first, second):
@@ -97,7 +95,7 @@ def test_why_no_session_goes_on_is_one_line(tmp_path: Path) -> None:
         newest(store, make_session())
 
 
-def test_a_part_that_still_says_running_was_killed() -> None:
+def test_part_left_running_was_killed() -> None:
     parts = [
         PytestRun(started_at="2026-01-02T03:04:05+00:00", status=status, cases=3)
         for status in ("complete", "running", "interrupted")

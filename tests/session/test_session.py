@@ -40,7 +40,7 @@ from tests.twin_counts import launch
 
 
 @pytest.mark.fault("baselines are read-only")
-def test_the_result_is_kept_if_the_baseline_cannot_be_written(sessions: Sessions) -> None:
+def test_keeps_a_result_whose_baseline_is_unwritable(sessions: Sessions) -> None:
     sessions.launch(make_run(), verdict=RECORDED)
     (sessions.directory / "store").mkdir()
     (sessions.directory / "store" / "baselines").write_text("in the way")
@@ -53,9 +53,7 @@ def test_the_result_is_kept_if_the_baseline_cannot_be_written(sessions: Sessions
 @pytest.mark.parametrize(
     "error", [PerfsuiteError("mine.yaml: num_processes is 4"), ValueError("illegal variable name")]
 )
-def test_a_case_that_cannot_be_launched_is_a_failed_result_with_the_traceback_of_what_nobody_expected(
-    sessions: Sessions, error: Exception
-) -> None:
+def test_unlaunchable_case_fails_with_traceback(sessions: Sessions, error: Exception) -> None:
     def broken(*args: object, **options: object) -> Any:
         raise error
 
@@ -76,9 +74,7 @@ def test_a_case_that_cannot_be_launched_is_a_failed_result_with_the_traceback_of
         assert "in broken" in file.read_text()
 
 
-def test_an_error_is_recorded_even_if_nothing_can_be_written(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_an_error_that_cannot_be_written(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **options: object) -> Any:
         raise ValueError("what was wrong")
 
@@ -95,9 +91,7 @@ def test_an_error_is_recorded_even_if_nothing_can_be_written(
     assert "ValueError: what was wrong (its traceback was not kept: UnicodeEncodeError" in reason
 
 
-def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_same(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_an_error_without_its_traceback(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_directory(self: SessionDir, case_id: str) -> Path:
         self.path.mkdir(parents=True)
         self.case(case_id).write_text("in the way")
@@ -115,7 +109,7 @@ def test_an_unexpected_error_whose_traceback_cannot_be_kept_is_a_result_all_the_
     "end",
     [PerfsuiteError("processes 7 of this job cannot be killed"), ZeroDivisionError(), KeyboardInterrupt()],
 )
-def test_the_launches_before_an_error_or_an_interrupt_are_kept(
+def test_keeps_launches_before_an_error(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     runs = [make_run(started_at=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
@@ -137,7 +131,7 @@ def test_the_launches_before_an_error_or_an_interrupt_are_kept(
     assert (told.interrupted_case, told.interrupted_launches) == (None, ())
 
 
-def test_why_a_case_is_skipped_is_asked_without_a_trace_and_recorded_on_request(sessions: Sessions) -> None:
+def test_records_a_skip_only_on_request(sessions: Sessions) -> None:
     ours = sessions.make()
     case = make_case(hardware="a100")
     reason = ours.skip_reason(case)
@@ -165,7 +159,7 @@ def at_commit(sessions: Sessions, commit: str) -> None:
     sessions.patch.setattr(git, "revision", lambda root: git.Revision(commit, dirty=False))
 
 
-def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdict(sessions: Sessions) -> None:
+def test_writes_results_at_each_launch_and_verdict(sessions: Sessions) -> None:
     seen: list[SessionFile] = []
 
     def measure(case: Case, *args: Any, runs: list[Run]) -> Any:
@@ -187,9 +181,7 @@ def test_results_are_on_disk_when_a_launch_begins_and_when_a_case_has_its_verdic
 
 
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt])
-def test_what_compilers_kept_is_gone_once_a_case_is_over(
-    sessions: Sessions, end: type[BaseException] | None
-) -> None:
+def test_removes_compiler_caches_after_a_case(sessions: Sessions, end: type[BaseException] | None) -> None:
     caches: list[Path] = []
 
     def measure(case: Case, _: Any, directory: Path, *args: Any, runs: list[Run]) -> Any:
@@ -209,7 +201,7 @@ def test_what_compilers_kept_is_gone_once_a_case_is_over(
     assert caches[0].parent.exists()
 
 
-def test_a_session_that_does_not_save_writes_nothing(sessions: Sessions) -> None:
+def test_unsaved_session_writes_nothing(sessions: Sessions) -> None:
     sessions.launch(make_run())
     ours = sessions.make()
     ours.saves = False
@@ -217,7 +209,7 @@ def test_a_session_that_does_not_save_writes_nothing(sessions: Sessions) -> None
     assert Store(sessions.directory / "store").results() == []
 
 
-def test_results_that_cannot_be_written_are_said_once_and_cost_no_verdict(sessions: Sessions) -> None:
+def test_reports_unwritable_results_once(sessions: Sessions) -> None:
     sessions.launch(make_run())
     (sessions.directory / "store").write_text("in the way")
     ours = sessions.make()
@@ -249,7 +241,7 @@ def test_a_decided_case_is_not_measured_again(in_git: Sessions) -> None:
         ("two", make_case(), PASSED),
     ],
 )
-def test_what_is_not_decided_for_this_test_and_case_is_measured_again(
+def test_measures_again_what_is_undecided(
     in_git: Sessions, nodeid: str, case: Case, verdict: Verdict
 ) -> None:
     in_git.launch(make_run(), verdict=verdict)
@@ -267,7 +259,7 @@ def test_what_is_not_decided_for_this_test_and_case_is_measured_again(
 
 
 @pytest.mark.parametrize("is_counted", [False, True])
-def test_a_case_with_another_baseline_now_is_measured_again(in_git: Sessions, is_counted: bool) -> None:
+def test_measures_again_with_another_baseline(in_git: Sessions, is_counted: bool) -> None:
     first = in_git.make()
     run = (launch if is_counted else make_run)(machine=first.setup.host.machine)
     in_git.launch(run, run, run, verdict=Verdict(outcome="recorded", launches=3))
@@ -284,7 +276,7 @@ def test_a_case_with_another_baseline_now_is_measured_again(in_git: Sessions, is
     assert in_git.resumed().earlier_result(make_case(), "one") is None
 
 
-def test_another_commit_begins_a_new_session_and_says_so(in_git: Sessions) -> None:
+def test_another_commit_starts_a_new_session(in_git: Sessions) -> None:
     in_git.launch(make_run())
     first = in_git.make()
     first.measure(make_case(), "one")
@@ -297,7 +289,7 @@ def test_another_commit_begins_a_new_session_and_says_so(in_git: Sessions) -> No
     assert (later.results, later.directory.name != first.directory.name) == ([], True)
 
 
-def test_what_an_earlier_part_skipped_is_skipped_once(in_git: Sessions) -> None:
+def test_skips_once_what_an_earlier_part_skipped(in_git: Sessions) -> None:
     in_git.launch(make_run())
     first = in_git.make()
     first.record_skip(make_case(hardware="a100"), "two", "no such GPU")
@@ -307,7 +299,7 @@ def test_what_an_earlier_part_skipped_is_skipped_once(in_git: Sessions) -> None:
     assert len(later.skipped) == 1
 
 
-def test_only_shared_figures_excuse_that_nothing_was_judged(sessions: Sessions) -> None:
+def test_only_shared_figures_excuse_judging_nothing(sessions: Sessions) -> None:
     ours = sessions.make(allow_shared=True)
     throttled = make_shared().replace(runs=(make_run(),), shared=False)
     empty = make_shared().replace(runs=(make_run(health=DISTURBED, window=(0, 0)),))
@@ -321,7 +313,7 @@ def test_only_shared_figures_excuse_that_nothing_was_judged(sessions: Sessions) 
     assert strict.nothing_measured
 
 
-def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(sessions: Sessions) -> None:
+def test_judged_share_is_exact_to_the_digit(sessions: Sessions) -> None:
     ours = sessions.make(min_judged=0.28)
     assert not ours.too_few_judged
     recorded = never_run().replace(verdict=RECORDED)
@@ -333,7 +325,7 @@ def test_a_share_of_the_cases_is_judged_if_it_is_reached_to_the_digit(sessions: 
         assert (ours.judged, ours.too_few_judged) == (count, too_few)
 
 
-def test_the_lock_is_taken_where_a_session_goes_on_not_where_nothing_is_launched(sessions: Sessions) -> None:
+def test_takes_the_lock_to_resume_or_to_launch(sessions: Sessions) -> None:
     ours = sessions.make(fail_without_baseline=True)
     ours.setup.lock = HELD
     assert ours.measure(make_case(), "test").verdict.failure == "no_baseline"
@@ -341,7 +333,7 @@ def test_the_lock_is_taken_where_a_session_goes_on_not_where_nothing_is_launched
         ours.resume()
 
 
-def test_a_result_names_the_baselines_that_it_was_judged_by(sessions: Sessions) -> None:
+def test_result_names_its_baselines(sessions: Sessions) -> None:
     def judged_by() -> str | None:
         ours = sessions.make()
         ours.measure(make_case(), "test")
@@ -368,7 +360,7 @@ def waived_session(sessions: Sessions, *waivers: str) -> Session:
     return ours
 
 
-def test_a_waived_regression_is_judged_and_passes_and_a_waiver_of_nothing_is_said(sessions: Sessions) -> None:
+def test_waived_regression_passes_after_judgement(sessions: Sessions) -> None:
     ours = waived_session(sessions, waiver(tolerated="60%"), waiver(tolerated="60%", metric="tokens"))
     ours.collected = frozenset({BEFORE.case.id})
     (result,) = documents.read(ours.directory.results, SessionFile).results
@@ -390,16 +382,14 @@ def test_a_waived_regression_is_judged_and_passes_and_a_waiver_of_nothing_is_sai
         ({"tolerated": "60%", "until": "2026-01-31"}, "ended on 2026-01-31"),
     ],
 )
-def test_a_waiver_that_does_not_hold_leaves_a_regression_red(
-    sessions: Sessions, fields: dict[str, str], why: str
-) -> None:
+def test_invalid_waiver_leaves_a_regression_red(sessions: Sessions, fields: dict[str, str], why: str) -> None:
     ours = waived_session(sessions, waiver(**fields))
     (result,) = ours.results
     assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
     assert why in result.waivers[0]
 
 
-def test_what_passed_is_one_line_and_what_is_blind_another_unless_all_is_asked(sessions: Sessions) -> None:
+def test_passed_cases_and_blind_ones_share_lines(sessions: Sessions) -> None:
     ours = sessions.make()
     ours.results = [make_blind(make_result(now()))]
     blind = "blind: in 1 of 1 case noise hides changes as large as the tolerance"
@@ -408,7 +398,7 @@ def test_what_passed_is_one_line_and_what_is_blind_another_unless_all_is_asked(s
         assert (blind in told, ": passed after 1 launch" in told) == (not whole, whole)
 
 
-def test_a_bad_file_of_waivers_is_an_error_before_anything_is_measured(sessions: Sessions) -> None:
+def test_bad_waiver_file_fails_before_measuring(sessions: Sessions) -> None:
     (sessions.directory / "perf-waivers.toml").write_text("[[waiver]]\ncase = 'x'")
     with pytest.raises(FileError, match=r"perf-waivers.toml: waiver\.0\.metric: Field required"):
         sessions.make()

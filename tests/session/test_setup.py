@@ -27,9 +27,7 @@ from tests.session.making import HELD, Sessions
         ({"allow_shared": True, "wait_quiet_s": 0}, "stop"),
     ],
 )
-def test_what_is_done_about_others_follows_from_the_options(
-    sessions: Sessions, options: dict[str, Any], expected: str
-) -> None:
+def test_options_decide_about_other_users(sessions: Sessions, options: dict[str, Any], expected: str) -> None:
     assert sessions.make(**options).setup.options.when_shared == expected
 
 
@@ -41,7 +39,7 @@ def test_which_outcomes_fail(sessions: Sessions, strict: frozenset[str]) -> None
         assert options.is_failing(result) is (outcome in {"regressed", "failed", *strict})
 
 
-def test_a_machine_with_gpus_is_a_cpu_machine_for_a_cpu_case(
+def test_cpu_case_sees_gpu_machine_as_cpu_machine(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = make_gpu_machine()
@@ -98,7 +96,7 @@ class Nodes:
 
 
 @pytest.mark.fault("node is bad")
-def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(sessions: Sessions) -> None:
+def test_case_on_a_bad_node_is_not_launched(sessions: Sessions) -> None:
     nodes = Nodes(sessions, {"n3"}, {"n3"}, set())
     assert nodes.outcomes(3, 4, 2, 1) == ["unhealthy", "unhealthy", "passed", "passed"]
     launched = [each.case_id for each in nodes.session.results if each.runs]
@@ -114,14 +112,14 @@ def test_a_case_on_a_bad_node_is_unhealthy_and_not_launched(sessions: Sessions) 
     assert nodes.session.running is None
 
 
-def test_what_a_second_preflight_does_not_find_again_was_no_bad_node(sessions: Sessions) -> None:
+def test_second_preflight_clears_a_node(sessions: Sessions) -> None:
     nodes = Nodes(sessions, {"n1"}, {"n2"})
     assert nodes.outcomes(2, 2) == ["passed", "passed"]
     assert nodes.bad == []
     assert any("counts if a second one finds that node bad, too" in line for line in sessions.said)
 
 
-def test_each_set_of_nodes_is_looked_at_once_and_shown(sessions: Sessions) -> None:
+def test_preflights_each_set_of_nodes_once(sessions: Sessions) -> None:
     nodes = Nodes(sessions, set(), set())
     assert nodes.outcomes(2, 4, 2, 4) == ["passed"] * 4
     assert nodes.bad == []
@@ -131,9 +129,7 @@ def test_each_set_of_nodes_is_looked_at_once_and_shown(sessions: Sessions) -> No
     ]
 
 
-def test_one_machine_what_trains_nothing_and_nodes_without_torch_are_not_looked_at(
-    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_needs_no_preflight_without_training(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes(sessions)
     assert nodes.outcomes(1) == ["passed"]
     simulated = make_case(topology=Topology(nodes=2, processes_per_node=1))
@@ -143,7 +139,7 @@ def test_one_machine_what_trains_nothing_and_nodes_without_torch_are_not_looked_
     assert Nodes(sessions).outcomes(2) == ["passed"]
 
 
-def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(sessions: Sessions) -> None:
+def test_resumed_session_repeats_the_preflight(sessions: Sessions) -> None:
     first = Nodes(sessions, {"n2"}, {"n2"})
     assert first.outcomes(2) == ["unhealthy"]
     second = Nodes(sessions, set())
@@ -155,7 +151,7 @@ def test_a_session_that_goes_on_looks_again_and_keeps_what_was_seen(sessions: Se
     assert Path(told[2].directory).name == "preflight-3"
 
 
-def test_the_lock_is_taken_before_nodes_are_looked_at(sessions: Sessions) -> None:
+def test_takes_the_lock_before_the_preflight(sessions: Sessions) -> None:
     nodes = Nodes(sessions)
     nodes.session.setup.lock = HELD
     with pytest.raises(FileError):

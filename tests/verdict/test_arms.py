@@ -53,7 +53,7 @@ def test_an_arm_is_slower_faster_or_the_same() -> None:
         assert (check.measured, check.baseline) == pytest.approx((1000 * speed, 1000), rel=0.01)
 
 
-def test_the_tolerance_may_be_given_for_the_speed_or_for_the_one_metric_that_is_asked_for() -> None:
+def test_tolerance_is_for_speed_or_one_metric() -> None:
     slower = arm(B, 0.93)
     larger = arm(B, 0.99, peak_memory_bytes=1.15 * 64 * MIB)
     for b in (slower, larger):
@@ -66,7 +66,7 @@ def test_the_tolerance_may_be_given_for_the_speed_or_for_the_one_metric_that_is_
     assert [check.allowed for check in verdict.checks[::2]] == pytest.approx([1 - 1 / 1.15, 0.05])
 
 
-def test_pairs_for_another_metric_change_nothing_of_what_is_decided() -> None:
+def test_further_pairs_change_no_earlier_decision() -> None:
     a = arm(A[:6])
     b = arm((*B[:3], *(0.5 * speed for speed in B[3:6])))
     early, late = (check_of(judged(a[:used], b[:used]), "tokens_per_s") for used in (3, 6))
@@ -74,7 +74,7 @@ def test_pairs_for_another_metric_change_nothing_of_what_is_decided() -> None:
     assert late == early.replace(note="decided after 3 pairs")
 
 
-def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of() -> None:
+def test_unhealthy_launch_voids_its_pair() -> None:
     a = arm(A[:7])
     b = arm(B[:7], 0.7)
     a[1] = a[1].replace(health=DISTURBED)
@@ -87,7 +87,7 @@ def test_a_pair_with_an_unhealthy_launch_is_no_evidence_whichever_arm_it_is_of()
     assert check_of(verdict, "tokens_per_s").change == pytest.approx(0.7 - 1, abs=0.02)
 
 
-def test_the_most_pairs_end_it_those_that_are_set_aside_included_and_too_many_unhealthy_ones() -> None:
+def test_ends_at_the_most_pairs_or_unhealthy_ones() -> None:
     doubtful = (1, 1.07, 0.93, 1.03, 0.97, 1.07, 0.93, 1, 1.07, 0.93, 1, 1, 1, 1)
     a = arm((1.0,) * len(doubtful))
     for sick, most in ((0, 5), (1, 6), (2, 6), (2, 8)):
@@ -104,7 +104,7 @@ def test_the_most_pairs_end_it_those_that_are_set_aside_included_and_too_many_un
     assert judged(arm(A[:1]), unhealthy[:1], max_unhealthy=1).outcome == "unhealthy"
 
 
-def test_the_arm_that_fails_is_named_with_what_it_says_of_the_hardware() -> None:
+def test_names_the_failing_arm_and_its_hardware() -> None:
     error = "CUDA error: uncorrectable ECC error encountered"
     failed = make_run(failure=Failure(kind="crash", message="boom", at=0.0))
     assert judged([failed], arm(A[:1])).reasons == ("arm A failed: crash: boom",)
@@ -139,14 +139,14 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
     assert "Correct the case" in judge_counts(doubled, make_run()).reasons[0]
 
 
-def test_what_one_arm_runs_otherwise_is_by_the_change() -> None:
+def test_mismatch_in_one_arm_is_due_to_the_change() -> None:
     ran = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran. Nothing measured this way would be"
     (reason,) = judge_counts(make_run(), mismatch(ran)).reasons
     told = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran"
     assert reason == f"arm B failed: mismatch: {told}. arm A runs as the case says: the change did it"
 
 
-def test_another_loss_fails_and_hides_no_speed_but_one_that_is_scaled_elsewhere_is_told() -> None:
+def test_other_loss_fails_but_scaled_one_is_noted() -> None:
     verdict = compared([with_loss(1)] * 5, [with_loss(1.3, speed=0.7)] * 5)
     assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 10)
     assert check_of(verdict, "tokens_per_s").outcome == "regressed"
@@ -166,7 +166,7 @@ def test_another_loss_fails_and_hides_no_speed_but_one_that_is_scaled_elsewhere_
     assert verdict.reasons[0].startswith("loss and gradients x 4.000 in every step, compared with arm A: is")
 
 
-def test_other_settings_are_a_finding_and_no_reason_to_refuse() -> None:
+def test_other_settings_are_a_finding_not_refused() -> None:
     sides = ((arm(), "flash", "2.13.0"), (arm(B, 0.7), "math", "2.14.0"))
     a, b = (
         [run.replace(observed=Observed(settings={"x": x}, environment={"torch": torch})) for run in runs]
@@ -186,7 +186,7 @@ def test_memory_of_a_gpu_is_judged_by_its_medians() -> None:
     assert outcomes(verdict)["tokens_per_s"] == "passed", "it went on until the speed was decided"
 
 
-def test_a_metric_that_an_arm_lacks_is_never_passed() -> None:
+def test_never_passes_a_metric_an_arm_lacks() -> None:
     without = arm(B, peak_memory_bytes=None)
     for a, b in ((arm(), without), (without, arm(B)), (arm(), arm(B, tokens_per_s=0.0))):
         assert compared(a, b).failure == "missing_metric"
@@ -206,7 +206,7 @@ def on_a_drifting_machine(machine: tuple[float, ...], speed: float = 1.0) -> lis
     ]
 
 
-def test_the_machines_own_speed_is_taken_out_where_the_probe_runs_through_the_same_software() -> None:
+def test_corrects_for_the_machines_own_speed() -> None:
     a = on_a_drifting_machine(MACHINE)
     b = on_a_drifting_machine(MACHINE[::-1], speed=0.8)
     verdict = judged(a, b, corrects=True)
@@ -224,7 +224,7 @@ def test_the_machines_own_speed_is_taken_out_where_the_probe_runs_through_the_sa
     assert judged(a, b, corrects=True) == judged(a, b), "a launch without a probe leaves all as measured"
 
 
-def test_a_slowdown_that_slows_the_probe_too_does_not_disappear() -> None:
+def test_slowdown_that_slows_the_probe_remains() -> None:
     a = on_a_drifting_machine(MACHINE)
     b = on_a_drifting_machine(tuple(1.9 * slow for slow in MACHINE[::-1]))
     check = check_of(judged(a, b, corrects=True, max_pairs=len(a)), "tokens_per_s")
@@ -246,7 +246,7 @@ READS = "host reads in forward: 1 -> 9 a step"
 FEWER = "all_gather of 2 ranks: 5 fewer calls a step in backward (-3.50 MiB)"
 
 
-def test_counts_explain_a_change_and_are_none_by_themselves() -> None:
+def test_counts_only_explain_a_timed_change() -> None:
     same = f"{THE_SAME} packages, threads, the machine"
     for speed, outcome, changes, said in (
         *((0.7, "regressed", MORE, READS), (0.7, "regressed", MIXED, READS), (0.7, "regressed", {}, same)),
@@ -284,7 +284,7 @@ KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351}
         (launch(), launch(hidden=("a CUDA graph",)), "inconclusive", "a CUDA graph"),
     ],
 )
-def test_counts_alone_are_a_verdict_whatever_the_versions(a: Run, b: Run, outcome: str, words: str) -> None:
+def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words: str) -> None:
     verdict = judge_counts(a, b)
     assert (verdict.outcome, verdict.against) == (outcome, "arm A")
     told = [each.sentence for each in verdict.counts.findings] if verdict.counts else []
@@ -294,7 +294,7 @@ def test_counts_alone_are_a_verdict_whatever_the_versions(a: Run, b: Run, outcom
     assert is_compared or outcome not in ("passed", "regressed", "improved")
 
 
-def test_what_does_less_and_has_other_gradients_is_no_improvement() -> None:
+def test_less_work_with_other_gradients_is_no_gain() -> None:
     """Where all launches have them, the reason for doubt becomes that of a failure."""
     told = "the norm of the gradients in step 4, after clipping: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
@@ -356,7 +356,7 @@ def test_an_arm_that_waits_for_data_regresses(now: float, outcome: str) -> None:
     assert (verdict.outcome, outcomes(verdict)["data_wait_s"]) == (outcome, outcome)
 
 
-def test_a_certain_wait_below_the_floor_passes_and_says_so() -> None:
+def test_certain_wait_below_the_floor_passes() -> None:
     """0.9 ms are 9% of a step of 10 ms."""
     before = waits(0.0005, step_s=0.01)
     now = waits(0.0014, B, step_s=0.01)
@@ -377,12 +377,12 @@ def lasts(seconds: float, speeds: tuple[float, ...] = A, *, cold: bool = False) 
 
 
 @pytest.mark.parametrize(("now", "outcome"), [(6.0, "passed"), (9.0, "regressed")])
-def test_an_arm_that_takes_longer_to_start_regresses(now: float, outcome: str) -> None:
+def test_slower_start_up_regresses(now: float, outcome: str) -> None:
     verdict = compared(lasts(6), lasts(now, B))
     assert (verdict.outcome, outcomes(verdict)["seconds of start-up: imports"]) == (outcome, outcome)
 
 
-def test_a_search_for_a_span_goes_on_until_it_is_decided() -> None:
+def test_span_search_continues_until_decided() -> None:
     """In a night a span that looks the same asks for no launch, and is left open."""
     a, b = (lasts(6, tuple(speed**6 for speed in speeds)) for speeds in (A, B))
     name = "seconds of start-up: imports"
@@ -390,7 +390,7 @@ def test_a_search_for_a_span_goes_on_until_it_is_decided() -> None:
     assert judged(a[:4], b[:4], metric=name, tolerance=0.05).outcome == "passed"
 
 
-def test_a_pair_that_compiled_is_left_out_of_warm_start_ups() -> None:
+def test_warm_start_ups_omit_compiling_pairs() -> None:
     verdict = compared(lasts(6, cold=True), lasts(9, B, cold=True))
     check = check_of(verdict, "seconds of start-up: imports")
     assert check.outcome == "regressed"
@@ -406,7 +406,7 @@ def test_a_span_of_one_arm_is_shown_or_unknown() -> None:
     )
 
 
-def test_an_arm_without_a_seen_loader_is_inconclusive() -> None:
+def test_unseen_loader_is_inconclusive() -> None:
     for a, b, lacking in ((waits(0.1), arm(), "arm B"), (arm(), waits(0.1), "arm A")):
         check = check_of(compared(a, b), "data_wait_s")
         assert (check.outcome, check.note) == ("inconclusive", f"was not measured in {lacking}; {NO_LOADER}")

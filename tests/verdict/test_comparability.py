@@ -47,7 +47,7 @@ def seen(runs: list[Run], environment: dict[str, str], **settings: str) -> list[
 # What makes launches unlike
 
 
-def test_unlike_things_are_not_compared_and_both_values_are_named() -> None:
+def test_refuses_unlike_things_naming_both_values() -> None:
     pairs = {
         "hardware class": [make_run(machine=make_machine(hardware_class=name)) for name in ("a", "b")],
         "FLOP formula": [make_run(flops=flops(name)) for name in ("a", "b")],
@@ -63,7 +63,7 @@ def test_unlike_things_are_not_compared_and_both_values_are_named() -> None:
         assert verdict.reasons == (said,)
 
 
-def test_of_adapters_where_all_was_trained_only_that_is_told_and_else_every_unlike_thing() -> None:
+def test_reports_full_training_before_its_effects() -> None:
     then = from_runs(seen([make_run()] * 3, {}, trained="all"))
     adapters = {"trained": "adapters only", "adapters": "2", "lora": "rank 4", "quantised_layers": "0"}
     verdict = judged(seen([make_run()], {}, **adapters), then)
@@ -94,7 +94,7 @@ KEYS = ("model_type", "hidden_size", "num_attention_heads")
         *((*seen([make_run()], {}, wrapper="DDP"), make_run())[::step] for step in (1, -1)),
     ],
 )
-def test_where_a_case_may_run_and_what_one_side_does_not_know_is_no_difference(then: Run, now: Run) -> None:
+def test_values_unknown_to_one_side_do_not_differ(then: Run, now: Run) -> None:
     verdict = judged([now], from_runs([then] * 3))
     assert (verdict.outcome, verdict.changed) == ("passed", ())
     assert setting_differences(now, from_runs([then])) == {}
@@ -103,7 +103,7 @@ def test_where_a_case_may_run_and_what_one_side_does_not_know_is_no_difference(t
 # What makes a launch unhealthy
 
 
-def test_a_disturbed_machine_is_unhealthy_with_or_without_a_baseline_and_every_reason_is_told() -> None:
+def test_disturbed_machine_has_every_reason() -> None:
     disturbed = "launch 1 set aside: other processes used 60% of the cores' time"
     for baseline in (None, BASELINE):
         verdict = session([make_run(health=DISTURBED)] * 9, baseline)
@@ -191,12 +191,12 @@ LIMIT = "the GPUs' power limit is {} W, at the baseline it was {} W (`nvidia-smi
         ([make_run(device_probe={"copy": 9})] * 5, make_run(device_probe={"copy": 1}), None),  # on a CPU
     ],
 )
-def test_a_machine_not_as_at_the_baseline_is_unhealthy(before: list[Run], now: Run, told: str | None) -> None:
+def test_machine_unlike_its_baseline_is_unhealthy(before: list[Run], now: Run, told: str | None) -> None:
     assert launch_problems(now, from_runs(before)) == ([told] if told else [])
 
 
 @pytest.mark.parametrize("baseline", [None, from_runs([on_gpus(*[2400] * 8)] * 5)])
-def test_a_gpu_far_behind_the_fastest_is_unhealthy_without_a_baseline_too(baseline: Baseline | None) -> None:
+def test_straggling_gpu_is_unhealthy_by_itself(baseline: Baseline | None) -> None:
     rates = [3000, 2900, 2950, 3010, 2990, 2690, 2980, 3000]
     assert launch_problems(on_gpus(*[*rates[:5], 2710, *rates[6:]]), baseline) == [], "a tenth is let pass"
     run = on_gpus(*rates)
@@ -210,7 +210,7 @@ def test_a_gpu_far_behind_the_fastest_is_unhealthy_without_a_baseline_too(baseli
 
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
-def test_a_probe_that_is_slower_with_other_software_blames_no_machine(changed: str) -> None:
+def test_new_software_blames_no_machine(changed: str) -> None:
     """A new NCCL whose all-reduce is 15 % slower is what the gate is for."""
     before, after = (
         [with_stack(run.replace(device_probe={"all_reduce": rate})) for run in usual(speed, machine=H100)]
@@ -225,7 +225,7 @@ def test_a_probe_that_is_slower_with_other_software_blames_no_machine(changed: s
     assert session(after, from_runs(bare)).outcome == "unhealthy", "though it does not name the driver"
 
 
-def test_without_a_probe_on_both_sides_every_machine_is_healthy() -> None:
+def test_machine_without_probes_is_healthy() -> None:
     for now, before in ((None, 0.01), (0.01, None), (None, None)):
         baseline = from_runs([run_with(probe_s_p50=before)] * 3)
         verdict = judged([run_with(probe_s_p50=now)], baseline, noise_of(0.005, exponent=1))
@@ -236,7 +236,7 @@ def test_without_a_probe_on_both_sides_every_machine_is_healthy() -> None:
 
 
 @pytest.mark.parametrize(("speed", "outcome"), [(1000, "passed"), (500, "regressed")])
-def test_what_changed_around_it_is_listed_and_forbids_nothing(speed: float, outcome: str) -> None:
+def test_lists_changed_surroundings_without_refusal(speed: float, outcome: str) -> None:
     before = in_environment(torch="2.11", OMP_NUM_THREADS="1", same="x")
     now = in_environment(torch="2.12", NCCL_ALGO="Tree", same="x")
     slow = now.replace(figures=make_figures(tokens_per_s=speed))
@@ -246,7 +246,7 @@ def test_what_changed_around_it_is_listed_and_forbids_nothing(speed: float, outc
     assert verdict.changed == told
 
 
-def test_another_clock_is_listed_and_explains_an_unhealthy_launch() -> None:
+def test_lists_another_clock_beside_an_unhealthy_run() -> None:
     """`nvidia-smi -lgc` moves neither the highest clock nor the applications clock."""
 
     def clocked(mhz: float | None, copy: float) -> Run:
@@ -324,14 +324,14 @@ def upgraded(then: dict[str, str], now: dict[str, str], *, speed: float = 1.0) -
 
 @pytest.mark.parametrize(("speed", "outcome"), [(1.0, "passed"), (0.8, "regressed"), (1.25, "improved")])
 @pytest.mark.parametrize("setting", ["attention_kernel", "wrapped_modules", "parameter_dtype", "a_hook"])
-def test_a_librarys_choice_is_listed_first_and_speed_judged(setting: str, speed: float, outcome: str) -> None:
+def test_lists_a_librarys_choice_before_versions(setting: str, speed: float, outcome: str) -> None:
     verdict = upgraded({setting: "one"}, {setting: "two"}, speed=speed)
     assert (verdict.outcome, verdict.failure, verdict.reasons) == (outcome, None, ())
     chosen = f"{setting}: one -> two (not asked for by the case)"
     assert verdict.changed == (chosen, "torch: 2.13.0 -> 2.14.0")
 
 
-def test_a_librarys_choice_that_no_version_explains_is_the_first_that_is_told() -> None:
+def test_unexplained_library_choice_comes_first() -> None:
     before, now = (seen(usual(), OLD, attention_kernel=kernel) for kernel in ("Flash", "math"))
     verdict = judged(now[:1], from_runs(before[:5]))
     said = "attention_kernel: Flash -> math (not asked for by the case)"
@@ -340,7 +340,7 @@ def test_a_librarys_choice_that_no_version_explains_is_the_first_that_is_told() 
 
 
 @pytest.mark.parametrize("setting", sorted(ASKED))
-def test_what_a_case_asks_for_otherwise_is_unlike_after_an_upgrade_too(setting: str) -> None:
+def test_requested_settings_differ_despite_an_upgrade(setting: str) -> None:
     verdict = upgraded({setting: "one"}, {setting: "two"})
     assert (verdict.failure, verdict.launches) == ("unlike", 1)
     said = f"cannot be compared: observed {setting} was 'one' in the baseline and is 'two'"
@@ -349,7 +349,7 @@ def test_what_a_case_asks_for_otherwise_is_unlike_after_an_upgrade_too(setting: 
 
 @pytest.mark.parametrize("setting", ["compute_dtype", "attention", "wrapper"])
 @pytest.mark.parametrize("unseen", ["not observed (no linear layer)", "?", None])
-def test_what_was_not_observed_is_no_difference_and_is_told(setting: str, unseen: str | None) -> None:
+def test_reports_unobserved_settings_as_no_difference(setting: str, unseen: str | None) -> None:
     known = {setting: "one"}
     unknown = {} if unseen is None else {setting: unseen}
     lost = upgraded(known, unknown)

@@ -106,7 +106,7 @@ def each_mode(before: Run, now: Run) -> dict[str, Verdict]:
 
 
 @pytest.mark.parametrize("what", ["parameters", "optimizer state"])
-def test_less_precision_fails_in_each_mode_and_more_is_listed(what: str) -> None:
+def test_less_precision_fails_and_more_is_listed(what: str) -> None:
     exact = launch(dtypes=FP32)
     low = launch(dtypes=lowered(what))
     for mode, verdict in each_mode(exact, low).items():
@@ -155,14 +155,14 @@ def test_other_tokens_are_another_computation() -> None:
 
 
 @pytest.mark.parametrize(("then", "now"), [((64.0, 63.0), (63.0, 64.0)), ((None, None), (63.0, 63.0))])
-def test_tokens_that_vary_or_are_unknown_say_nothing(
+def test_varying_or_unknown_tokens_say_nothing(
     then: Sequence[float | None], now: Sequence[float | None]
 ) -> None:
     a, b = ([tokened(tokens) for tokens in side] for side in (then, now))
     assert unless_other(judge_counts(a[0], b[0]), a, b).outcome == "passed"
 
 
-def test_less_work_without_any_value_is_not_improved() -> None:
+def test_less_work_without_a_value_is_not_improved() -> None:
     more = launch(MORE, loss=())
     less = launch(loss=())
     assert judge_counts(more, less).outcome == "inconclusive"
@@ -184,7 +184,7 @@ def test_less_work_without_any_value_is_not_improved() -> None:
     )
 
 
-def test_a_dry_run_that_does_less_says_it_computes_no_values() -> None:
+def test_says_that_a_dry_run_computes_no_values() -> None:
     more, less = (launch(each, loss=(), dry=True) for each in (MORE, counts()))
     verdict = judge_counts(more, less)
     assert (verdict.outcome, verdict.reasons) == ("improved", (OF_A_DRY_RUN,))
@@ -194,7 +194,7 @@ def test_a_dry_run_that_does_less_says_it_computes_no_values() -> None:
     assert verdict.counts.notes == (OF_A_DRY_RUN,)
 
 
-def test_a_baseline_of_counts_keeps_what_its_launches_computed() -> None:
+def test_count_baseline_keeps_computed_values() -> None:
     run = valued(clipped=True, tokens_given=64.0).replace(dtypes=FP32)
     kept = count_baseline.from_runs([run])
     assert kept.dtypes == FP32
@@ -225,7 +225,7 @@ def test_a_larger_model_is_not_called_smaller() -> None:
     assert {verdict.failure for verdict in each_mode(observed(), observed(elements=101)).values()} == {None}
 
 
-def test_another_sharding_is_not_called_a_smaller_model() -> None:
+def test_other_sharding_is_not_a_smaller_model() -> None:
     sharded = observed(elements=50, sharding="FULL_SHARD")
     assert other_computation(Computed.of([observed()]), Computed.of([sharded]), "arm A") == []
 
@@ -242,7 +242,7 @@ def test_less_precise_products_fail_in_each_mode(setting: str) -> None:
     assert other_computation(*more_exact, "arm A") == []
 
 
-def test_other_trained_parameters_fail_in_each_mode() -> None:
+def test_other_trained_parameters_always_fail() -> None:
     for mode, verdict in each_mode(observed(MORE, trained="all"), observed(trained="others")).items():
         assert (verdict.outcome, verdict.failure) == ("failed", "unlike"), mode
 
@@ -259,7 +259,7 @@ def frozen() -> Run:
         (observed(optimizer="SGD (fused)"), "another optimizer than in arm A: AdamW -> SGD"),
     ],
 )
-def test_less_work_of_another_training_is_not_improved(now: Run, said: str) -> None:
+def test_less_work_of_another_training_is_no_gain(now: Run, said: str) -> None:
     before = observed(MORE, optimizer="AdamW (fused)")
     for verdict in (
         judge_counts(before, now),
@@ -275,12 +275,12 @@ def test_less_work_of_another_training_is_not_improved(now: Run, said: str) -> N
     assert any(said.replace("arm A", OF_COUNTS) in note for note in recorded.counts.notes)
 
 
-def test_another_form_of_one_optimizer_is_the_same() -> None:
+def test_forms_of_one_optimizer_are_the_same() -> None:
     then, now = (Computed.of([observed(optimizer=name)]) for name in ("AdamW", "AdamW (fused)"))
     assert does_less(then, now, "arm A") == []
 
 
-def test_counts_alone_judge_the_loss_by_two_launches() -> None:
+def test_counts_judge_the_loss_by_two_launches() -> None:
     timed = Verdict(outcome="unhealthy", launches=2)
     recorded = count_baseline.from_runs([valued(clipped=True)] * 2)
     other = valued(1.5, clipped=True)
@@ -290,7 +290,7 @@ def test_counts_alone_judge_the_loss_by_two_launches() -> None:
     assert once.reasons[0].startswith(f"not as in {OF_COUNTS}: the norm of the gradients in step 4")
 
 
-def test_counts_leave_a_loss_to_the_baseline_of_times() -> None:
+def test_counts_leave_loss_to_the_time_baseline() -> None:
     """It knows how much launches scatter."""
     recorded = count_baseline.from_runs([valued(clipped=True)] * 2)
     known = baselines.from_runs([valued(clipped=True)] * 5)
@@ -300,7 +300,7 @@ def test_counts_leave_a_loss_to_the_baseline_of_times() -> None:
     assert (verdict.outcome, verdict.reasons) == ("passed", ())
 
 
-def test_a_loss_that_is_scaled_elsewhere_is_no_finding_of_few_launches() -> None:
+def test_few_launches_do_not_condemn_a_scaled_loss() -> None:
     before = valued(clipped=True)
     scaled = before.replace(loss=tuple(2 * value for value in before.loss))
     assert few_differ([scaled] * 2, [before] * 2, "arm A") is None

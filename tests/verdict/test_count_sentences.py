@@ -124,7 +124,7 @@ def test_calls_of_python_and_compiled_models() -> None:
     ]
 
 
-def test_kept_objects_are_told_with_their_types_and_holders() -> None:
+def test_kept_objects_have_types_and_holders() -> None:
     leak = keeps("`op._cache`", "`Net.seen`", tuple=34, DTensorSpec=16)
     assert told(keeps(), leak) == [
         "objects kept per step: 0 -> 50 (tuple +34, DTensorSpec +16), held by `op._cache` and `Net.seen`"

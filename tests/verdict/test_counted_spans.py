@@ -31,7 +31,7 @@ def test_names_when_a_change_comes(steps: tuple[int, ...], said: str) -> None:
     assert when(steps, STEPS) == said
 
 
-def test_a_period_is_named_among_steps_in_a_row_alone() -> None:
+def test_names_a_period_only_for_steps_in_a_row() -> None:
     assert when((4, 100), (4, 50, 100)) == "in steps 4,100 of 4,50,100"
 
 
@@ -58,7 +58,7 @@ def test_a_change_of_all_steps_is_said_once() -> None:
     assert found == [finding(110)]
 
 
-def test_a_larger_change_in_some_steps_is_said_apart() -> None:
+def test_larger_change_in_some_steps_is_separate() -> None:
     by_step = {step: finding(200 if step % 5 == 0 else 110) for step in STEPS}
 
     sentences = [each.sentence for each in combined(by_step, STEPS, are_equal)]
@@ -66,7 +66,7 @@ def test_a_larger_change_in_some_steps_is_said_apart() -> None:
     assert sentences == ["in steps 4,6-9,11-14 of 4-15: more", "every 5th step (5, 10, 15): more"]
 
 
-def test_what_is_only_listed_is_said_of_the_reported_step() -> None:
+def test_listed_change_needs_the_reported_step() -> None:
     listed = dict.fromkeys(STEPS, finding(101, "passed"))
 
     assert combined(listed, STEPS, are_equal) == [finding(101, "passed")]
@@ -89,7 +89,7 @@ def test_work_of_a_single_later_step_is_found() -> None:
     assert found.sentence == "in step 10 of 4-15: kernels in forward: 100 -> 117 a step"
 
 
-def test_periodic_work_that_moves_to_the_reported_step_is_found() -> None:
+def test_finds_periodic_work_moved_to_step_4() -> None:
     """The steps are compared one by one, so that less work elsewhere hides nothing."""
     found = count_differences(baseline_of(in_steps(step5=117)), baseline_of(in_steps(step4=117)))
 
@@ -127,7 +127,7 @@ def imported(**modules: int) -> Counts:
     return in_steps().replace(spans={"start-up": Counts(modules=modules)})
 
 
-def test_modules_that_a_start_up_imports_anew_are_named_by_package() -> None:
+def test_names_newly_imported_modules_by_package() -> None:
     before = imported(torch=1000, numpy=204)
     now = imported(torch=1008, numpy=204, torchvision=198)
 
@@ -144,7 +144,7 @@ def test_few_more_modules_are_no_regression() -> None:
     assert not count_differences(baseline_of(before), baseline_of(now))
 
 
-def test_modules_of_a_warm_start_up_are_judged_beside_a_cold_one() -> None:
+def test_judges_warm_imports_beside_a_cold_start() -> None:
     """The first launch of a compiled case in a session compiles, and imports what that needs."""
     before = imported(torch=1000)
     cold = in_steps().replace(spans={"cold start-up": Counts(modules={"torch": 1500})})
@@ -163,14 +163,14 @@ def building(calls: int) -> Counts:
     return in_steps().replace(spans=spans)
 
 
-def test_calls_of_a_part_of_the_start_up_are_judged_under_its_name() -> None:
+def test_judges_calls_of_a_start_up_part() -> None:
     (found,) = count_differences(baseline_of(building(20_000)), baseline_of(building(30_000)))
 
     assert found.outcome == "regressed"
     assert found.sentence == ("start-up: build: Python 3.11 calls: 20,000 -> 30,000 (library.build +10,000)")
 
 
-def test_a_part_of_the_start_up_that_one_side_lacks_is_a_note() -> None:
+def test_start_up_part_of_one_side_is_a_note() -> None:
     before = building(20_000)
     now = building(20_000)
     parts = {
@@ -183,7 +183,7 @@ def test_a_part_of_the_start_up_that_one_side_lacks_is_a_note() -> None:
 
 
 @pytest.mark.parametrize("is_counted_before", [True, False])
-def test_calls_that_one_side_did_not_count_are_no_note(is_counted_before: bool) -> None:
+def test_calls_uncounted_on_one_side_are_no_note(is_counted_before: bool) -> None:
     """A launch that is timed does not count them."""
     counted = building(20_000)
     timed = imported(torch=1)
@@ -192,7 +192,7 @@ def test_calls_that_one_side_did_not_count_are_no_note(is_counted_before: bool) 
     assert not [*missing_spans(before, [now])]
 
 
-def test_a_start_up_that_was_only_cold_is_said_not_to_be_judged() -> None:
+def test_cold_only_start_up_is_not_judged() -> None:
     cold = in_steps().replace(spans={"cold start-up": Counts(modules={"torch": 1500})})
 
     verdict = known(check([launch(cold)], baseline_of(imported(torch=1000))))
@@ -227,14 +227,14 @@ def test_more_of_what_an_event_does_regresses(before: dict[str, int], now: dict[
     assert found.sentence == f"save checkpoint: {said}"
 
 
-def test_a_few_more_bytes_in_a_checkpoint_say_nothing() -> None:
+def test_few_more_checkpoint_bytes_say_nothing() -> None:
     before = saved(bytes_written=2**30)
     now = saved(bytes_written=2**30 + WRITTEN_LOOSE)
 
     assert not count_differences(baseline_of(before), baseline_of(now))
 
 
-def test_some_more_bytes_in_a_checkpoint_do_not_regress() -> None:
+def test_some_more_checkpoint_bytes_do_not_regress() -> None:
     before = saved(bytes_written=2**30)
     now = saved(bytes_written=2**30 + FLOOR)
 
@@ -255,7 +255,7 @@ def test_bytes_of_one_side_alone_are_no_verdict(before: int | None, now: int | N
     assert not count_differences(then, today)
 
 
-def test_flops_that_go_out_of_sight_in_a_later_step_are_not_improved() -> None:
+def test_flops_hidden_in_a_later_step_are_no_gain() -> None:
     before = Counts(flops={"forward": 10**9}).with_step(Counts(step=5, flops={"forward": 10**9}))
     hidden = Counts(step=5, flops={"forward": 10**6}, ops={"mine.fused": 1})
     found = known(check([launch(Counts(flops={"forward": 10**9}).with_step(hidden))], baseline_of(before)))
@@ -264,7 +264,7 @@ def test_flops_that_go_out_of_sight_in_a_later_step_are_not_improved() -> None:
     assert any(note.startswith("step 5: FLOPs") for note in found.notes)
 
 
-def test_calls_of_the_start_up_are_left_out_where_they_say_nothing() -> None:
+def test_omits_start_up_calls_that_say_nothing() -> None:
     run = without_start_up_calls(launch(building(20_000)))
 
     (entry,) = run.counts

@@ -86,7 +86,7 @@ def reduced(count: int, sent: int, *, ranks: int = 8) -> Counts:
         (reduced(1, 0), reduced(2, 0), "regressed"),
     ],
 )
-def test_collectives_have_a_floor_that_hides_no_call(before: Counts, now: Counts, outcome: str) -> None:
+def test_collective_floor_hides_no_call(before: Counts, now: Counts, outcome: str) -> None:
     check = judged(now, before=before)
     assert check.outcome == outcome
     assert [finding.outcome for finding in check.findings] == [outcome]
@@ -117,7 +117,7 @@ def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
         counts(flops={**counts().flops, "forward": 469_762_048 + 1_761_000}),
     ],
 )
-def test_the_same_sum_otherwise_split_and_a_change_too_small_to_matter_are_listed(now: Counts) -> None:
+def test_lists_other_splits_and_tiny_changes(now: Counts) -> None:
     """64 KiB, and 0.1 % of the FLOPs; in a dry run, where nothing is noise."""
     dry = judged(launch(now, dry=True), before=launch(dry=True))
     check = judged(now)
@@ -126,7 +126,7 @@ def test_the_same_sum_otherwise_split_and_a_change_too_small_to_matter_are_liste
     assert len(check.findings) == (1 if now.memory == counts().memory else 2)
 
 
-def test_more_than_twice_as_many_calls_are_a_regression_though_they_move_the_same_bytes() -> None:
+def test_doubled_calls_regress_at_equal_bytes() -> None:
     check = judged(called(2 * CALLS + 1))
     assert (check.outcome, findings(check)) == ("regressed", [("regressed", "all_gather of 2 ranks: calls")])
     assert "calls a step, the same bytes" in check.findings[0].sentence
@@ -143,7 +143,7 @@ def test_more_than_twice_as_many_calls_are_a_regression_though_they_move_the_sam
         (memory(allocations=900, at_peak={"kept": 1}, peak_in="forward"), []),  # which only explains
     ],
 )
-def test_memory_may_differ_a_bit_in_a_launch_and_not_in_a_dry_run(now: StepMemory, fields: list[str]) -> None:
+def test_memory_may_vary_except_in_a_dry_run(now: StepMemory, fields: list[str]) -> None:
     more = counts(memory=now, ops={"aten.mm": 1})
     assert (judged(more).outcome, judged(more).findings) == ("passed", ())
     assert judged(counts(), before=more).outcome == "passed"
@@ -166,7 +166,7 @@ def test_a_single_kept_object_is_judged(now: int, outcome: str) -> None:
         (counts(), keeps(tuple=2), "not counted in these launches"),
     ],
 )
-def test_unknown_growth_is_a_note_and_never_better(now: Counts, before: Counts, where: str) -> None:
+def test_unknown_growth_is_noted_never_better(now: Counts, before: Counts, where: str) -> None:
     check = judged(now, before=before)
     assert (check.outcome, check.findings) == ("passed", ())
     assert check.notes == (f"objects kept per step: not judged, {where}",)
@@ -178,7 +178,7 @@ def test_unknown_growth_is_a_note_and_never_better(now: Counts, before: Counts, 
 NEW = "not judged, not in the baseline"
 
 
-def test_a_finding_names_all_ranks_with_the_same_change() -> None:
+def test_finding_names_all_ranks_it_holds_for() -> None:
     check = judged(launch(reads(3), reads(4)), before=launch(reads(1), reads(2)))
     found = [(finding.ranks, finding.before, finding.now) for finding in check.findings]
     assert found == [("0", 1, 3), ("1", 2, 4)]
@@ -186,7 +186,7 @@ def test_a_finding_names_all_ranks_with_the_same_change() -> None:
     assert [finding.ranks for finding in judged(now, before=before).findings] == ["0-1"]
 
 
-def test_a_change_of_several_ranks_is_as_large_as_on_the_rank_where_it_is_largest() -> None:
+def test_change_is_that_of_the_most_affected_rank() -> None:
     def sends(gathered: int, reduced: int, others: int = 0) -> Counts:
         rest = collective("broadcast", bytes=others)
         return counts(collectives=(GATHERED.replace(bytes=gathered), REDUCED.replace(bytes=reduced), rest))
@@ -197,7 +197,7 @@ def test_a_change_of_several_ranks_is_as_large_as_on_the_rank_where_it_is_larges
     assert (alone.field, alone.ranks) == ("reduce_scatter of 2 ranks: bytes", "0")
 
 
-def test_ranks_that_both_sides_have_are_judged_and_the_others_are_named() -> None:
+def test_judges_shared_ranks_and_names_others() -> None:
     lost = "not judged: not counted in these launches"
     new = "not judged: not in the baseline"
     for now, before, notes in (
@@ -217,7 +217,7 @@ def test_ranks_that_both_sides_have_are_judged_and_the_others_are_named() -> Non
 # Launches that differ
 
 
-def test_what_differs_between_launches_is_neither_gated_nor_listed() -> None:
+def test_ignores_what_differs_between_launches() -> None:
     baseline = baseline_of(reads(1), reads(2), reads(1))
     for optimizer, expected in ((39, []), (40, [("regressed", "host reads in optimizer")])):
         check = exact.check([launch(reads(99, optimizer))], baseline)
@@ -254,7 +254,7 @@ def test_the_order_of_launches_changes_nothing(order: tuple[Counts, ...]) -> Non
 # What is evidence
 
 
-def test_a_launch_that_failed_or_was_not_counted_is_no_evidence_and_an_unhealthy_one_is() -> None:
+def test_failed_or_uncounted_launch_is_no_evidence() -> None:
     runs = [launch(reads(9), failure=CRASHED), launch(counts=()), launch(reads(2), health=DISTURBED)]
     assert exact.counted(runs) == runs[2:]
     assert findings(judged(*runs)) == [("regressed", "host reads in forward")]
@@ -280,13 +280,13 @@ NOT_COMPARED = CountCheck(outcome="not counted", compared=False)
         ([launch(counts(method="x"))], baseline_of(), NOT_COMPARED.replace(outcome="passed")),
     ],
 )
-def test_counts_that_have_nothing_to_be_compared_with(
+def test_says_why_counts_cannot_be_compared(
     runs: list[Run], baseline: CountBaseline | None, expected: CountCheck | None
 ) -> None:
     assert exact.check(runs, baseline) == expected
 
 
-def test_counts_of_another_method_are_refused_with_both_named() -> None:
+def test_refuses_counts_of_another_method() -> None:
     assert exact.unlike([launch()], baseline_of()) is None
     assert exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of()) == (
         "cannot be compared: the baseline was counted by the method 'dispatch-2', this step by 'hooks-1': "
@@ -294,7 +294,7 @@ def test_counts_of_another_method_are_refused_with_both_named() -> None:
     )
 
 
-def test_of_the_method_before_all_but_host_reads_is_compared() -> None:
+def test_old_method_compares_all_but_host_reads() -> None:
     """It also counted those of the host's own tensors: fewer are no improvement, more no regression."""
     reads = {"forward": 1, "optimizer": 39}
     old = counts(method="dispatch-1", host_reads=reads, kernels={"forward": 180})
@@ -313,7 +313,7 @@ def test_of_the_method_before_all_but_host_reads_is_compared() -> None:
 # Tiers
 
 
-def test_what_another_version_does_more_is_judged_and_the_version_is_named() -> None:
+def test_judges_another_version_and_names_it() -> None:
     now = counts(kernels={"forward": 181}, memory=memory(peak=1), host_reads={"forward": 2, "optimizer": 39})
     check = judged(launch(now, torch="2.14.0"))
     assert findings(check) == [
@@ -397,7 +397,7 @@ def test_what_vanished_is_not_improved(now: Counts, told: str) -> None:
     assert "improved" not in {finding.outcome for finding in more.findings}
 
 
-def test_fewer_flops_of_a_model_with_a_formula_or_of_known_operators_are_improved() -> None:
+def test_fewer_known_flops_are_improved() -> None:
     flops = Flops(formula="palm-1", per_token=6, parameters=1, matmul_parameters=1)
     few = counts(flops={"forward": 1_000})
     assert judged(launch(few, flops=flops)).outcome == "improved"
@@ -410,7 +410,7 @@ def test_fewer_flops_of_a_model_with_a_formula_or_of_known_operators_are_improve
 # Order
 
 
-def test_findings_are_sorted_by_outcome_and_by_their_share_of_the_whole() -> None:
+def test_sorts_findings_by_outcome_and_share() -> None:
     """A new collective of a few bytes is no larger a change than one of many bytes that doubled."""
     tiny = collective("broadcast", count=1, bytes=128)
     now = counts(
@@ -429,7 +429,7 @@ def test_findings_are_sorted_by_outcome_and_by_their_share_of_the_whole() -> Non
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_what_costs_time_comes_before_what_costs_memory_and_causes_before_what_follows(on_gpu: bool) -> None:
+def test_costs_of_time_precede_those_of_memory(on_gpu: bool) -> None:
     """Memory and calls change by far larger shares here than what is sent and computed.
 
     What the host reads of its own tensors comes last: on a CPU no device waits for it.
@@ -453,14 +453,14 @@ def test_what_costs_time_comes_before_what_costs_memory_and_causes_before_what_f
     ]
 
 
-def test_more_stalls_are_regressed_and_fewer_improved() -> None:
+def test_more_stalls_regress_and_fewer_improve() -> None:
     stalled = counts(stalls={"torch.cuda.synchronize": 2})
     quiet = counts(stalls={})
     assert findings(judged(stalled, before=quiet)) == [("regressed", "calls of torch.cuda.synchronize")]
     assert findings(judged(quiet, before=stalled)) == [("improved", "calls of torch.cuda.synchronize")]
 
 
-def test_stalls_that_a_baseline_does_not_know_are_not_judged() -> None:
+def test_does_not_judge_stalls_without_a_baseline() -> None:
     check = judged(counts(stalls={"gc.collect": 1}), before=counts())
     assert check.outcome == "passed"
     assert check.notes == ("stalling calls: not judged, not in the baseline",)
@@ -469,7 +469,7 @@ def test_stalls_that_a_baseline_does_not_know_are_not_judged() -> None:
     assert lost.notes == ("stalling calls: not judged, not counted in these launches",)
 
 
-def test_python_s_calls_are_listed_up_to_a_fifth_and_unknown_ones_are_no_difference() -> None:
+def test_python_calls_are_listed_up_to_a_fifth() -> None:
     """By less than 2 % they may differ, as a progress bar is drawn by time."""
     field = "Python 3.11 calls in forward"
     for forward, listed, unsteady in ((6_200, [], ()), (8_000, [field], ()), (9_000, [field], (field,))):
@@ -525,7 +525,7 @@ def test_a_worker_s_calls_are_named_per_batch() -> None:
     assert finding.sentence == "kernels of a loader's worker per batch: 24 -> 48 (aten.stack +24)"
 
 
-def test_counts_without_a_worker_are_unknown_in_one_note() -> None:
+def test_counts_without_worker_are_one_note() -> None:
     name = "Python 3.11 calls of a loader's worker per batch"
     old = judged(worker(5_000), before=counts())
     new = judged(counts(), before=worker(5_000))

@@ -61,7 +61,7 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
 # Sessions
 
 
-def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
+def test_slowness_of_known_sessions_is_no_regression() -> None:
     """Sessions of unchanged code differ by 2 %. Who knows one of them calls the next one regressed."""
     one = of_sessions(1.0)
     three = of_sessions(1.0, 0.98, 1.01)
@@ -74,9 +74,7 @@ def test_a_session_as_slow_as_others_were_is_no_regression() -> None:
 
 
 @pytest.mark.parametrize(("less", "more", "outcome"), [(0.84, 0.82, "regressed"), (1.19, 1.22, "improved")])
-def test_a_session_on_a_cpu_may_differ_by_a_fifth_from_the_only_one_that_is_known(
-    less: float, more: float, outcome: str
-) -> None:
+def test_lone_cpu_session_allows_a_fifth(less: float, more: float, outcome: str) -> None:
     """Once a step took 15 % more CPU time an hour later, by the same code."""
 
     def check(runs: list[Run], baseline: Baseline = BASELINE, metric: str = "tokens_per_s") -> Check:
@@ -94,7 +92,7 @@ def test_a_session_on_a_cpu_may_differ_by_a_fifth_from_the_only_one_that_is_know
 # Launches until decided
 
 
-def test_unchanged_code_passes_after_one_launch_and_every_check_says_how_much_how_sure() -> None:
+def test_unchanged_code_passes_after_one_launch() -> None:
     verdict = session(usual())
     assert (verdict.outcome, verdict.launches) == ("passed", 1)
     assert (verdict.failure, verdict.reasons, verdict.changed) == (None, (), ())
@@ -116,7 +114,7 @@ def test_unchanged_code_passes_after_one_launch_and_every_check_says_how_much_ho
 
 
 @pytest.mark.parametrize(("speed", "outcome"), [(0.8, "regressed"), (1.3, "improved")])
-def test_slower_launches_regress_and_faster_ones_improve(speed: float, outcome: Outcome) -> None:
+def test_slower_launches_regress_faster_improve(speed: float, outcome: Outcome) -> None:
     verdict = session(usual(speed))
     assert (verdict.outcome, verdict.launches, verdict.failure) == (outcome, 3, None)
     check = check_of(verdict, "tokens_per_s")
@@ -134,7 +132,7 @@ def test_slower_launches_regress_and_faster_ones_improve(speed: float, outcome: 
 
 @pytest.mark.parametrize("max_launches", [1, 2])
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1, 1.3, 3.0])
-def test_of_one_or_two_launches_a_verdict_is_passed_or_inconclusive(factor: float, max_launches: int) -> None:
+def test_two_launches_are_passed_or_inconclusive(factor: float, max_launches: int) -> None:
     verdict = session(usual(factor), max_launches=max_launches)
     check = check_of(verdict, "tokens_per_s")
     expected = ("passed", 1, None) if factor == 1 else ("inconclusive", max_launches, TOO_FEW_LAUNCHES)
@@ -143,7 +141,7 @@ def test_of_one_or_two_launches_a_verdict_is_passed_or_inconclusive(factor: floa
     assert check.minimum_detectable is None
 
 
-def test_a_gate_that_would_miss_its_tolerance_says_that_it_is_blind_and_gives_up_early() -> None:
+def test_insensitive_gate_is_blind_and_stops_early() -> None:
     verdict, large, quiet = (
         session(gpu(speed), BASELINE_H100, noise) for speed, noise in ((1, LOUD), (0.5, LOUD), (1, QUIET))
     )
@@ -194,7 +192,7 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
         ("unhealthy", 4, [*usual()[:2], SICK, SICK, SICK], {"baseline": None, "max_unhealthy": 1}),
     ],
 )
-def test_a_session_goes_on_until_it_is_decided_or_has_made_the_most_launches_or_the_fewest(
+def test_session_runs_until_decided_or_at_its_limit(
     said: str, launches: int, runs: list[Run], how: dict[str, Any]
 ) -> None:
     verdict = session(runs, **how)
@@ -208,7 +206,7 @@ def test_a_session_goes_on_until_it_is_decided_or_has_made_the_most_launches_or_
 # Without a baseline
 
 
-def test_without_a_baseline_what_is_recorded_is_compared_with_nothing() -> None:
+def test_records_without_any_comparison() -> None:
     """Not even the machine."""
     verdict = session([on_machine(speed) for speed in (1, 0.1, 10)], None)
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("recorded", 3, None)
@@ -222,7 +220,7 @@ def test_without_a_baseline_what_is_recorded_is_compared_with_nothing() -> None:
 # The worst metric, and each metric's own verdict
 
 
-def test_of_one_metric_in_doubt_and_others_that_are_sure_the_worst_is_told() -> None:
+def test_reports_the_worst_of_all_metrics() -> None:
     larger = usual(0.8, peak_memory_bytes=87 * MIB)
     for sigma, runs, outcome, of_speed, of_memory in (
         (0.3, usual()[:1], "undecided", "passed", "undecided"),  # in doubt: another launch
@@ -239,7 +237,7 @@ def test_of_one_metric_in_doubt_and_others_that_are_sure_the_worst_is_told() -> 
         assert outcomes(verdict) == {**dict.fromkeys(NAMES, of_speed), "peak_memory_bytes": of_memory}
 
 
-def test_more_memory_of_a_gpu_hides_no_slowdown_that_takes_more_launches_to_see() -> None:
+def test_more_gpu_memory_hides_no_slowdown() -> None:
     runs = gpu(0.92, peak_memory_bytes=66 * MIB)
     first = judged(runs[:1], BASELINE_H100, ORDINARY)
     last = session(runs, BASELINE_H100, noise_of(0.01))
@@ -248,7 +246,7 @@ def test_more_memory_of_a_gpu_hides_no_slowdown_that_takes_more_launches_to_see(
         assert outcomes(verdict)["peak_memory_bytes"] == "regressed"
 
 
-def test_stalls_show_in_the_mean_and_p95_over_p50_which_jumps_decides_nothing() -> None:
+def test_stalls_show_in_the_mean_and_not_in_jitter() -> None:
     verdict = session(usual(tokens_per_s_mean=700))
     assert (verdict.outcome, verdict.launches) == ("regressed", 3)
     assert outcomes(verdict) == {**dict.fromkeys(NAMES, "passed"), "tokens_per_s_mean": "regressed"}
@@ -263,9 +261,7 @@ KNOWN = ClassNoise(by_metric={**QUIET.by_metric, "cpu_s_per_step": QUIET.by_metr
 
 @pytest.mark.parametrize(("now", "outcome"), [(0.100, "passed"), (0.140, "regressed"), (0.070, "improved")])
 @pytest.mark.parametrize("probe", [{}, {"probe_s_p50": 0.01}])
-def test_cpu_time_has_a_verdict_of_its_own_but_beside_a_gpu(
-    probe: dict[str, float], now: float, outcome: Outcome
-) -> None:
+def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float, outcome: Outcome) -> None:
     """The probe does not correct it: half the speed of a busy machine is not half the work."""
     noise = replace(KNOWN, probe_exponent=1.0, knows_exponent=True) if probe else KNOWN
     before = from_runs(usual(cpu_s_per_step=0.1, **probe)[:5])
@@ -289,7 +285,7 @@ def stalling(rng: random.Random, share: float) -> Run:
 
 
 @pytest.mark.parametrize(("now", "outcome"), [(0.04, "passed"), (0.15, "regressed")])
-def test_steps_that_stall_are_no_regression_and_more_of_them_are_found(now: float, outcome: str) -> None:
+def test_usual_stalls_pass_and_more_of_them_regress(now: float, outcome: str) -> None:
     rng = random.Random(1)
     baselines = [from_runs([stalling(rng, 0.04) for _ in range(10)]) for _ in range(10)]
     noise = class_noise(baselines)
@@ -308,7 +304,7 @@ def test_steps_that_stall_are_no_regression_and_more_of_them_are_found(now: floa
     ("memory", "outcome"),
     [(64, "passed"), (64.63, "passed"), (64.65, "regressed"), (63.37, "passed"), (63.35, "improved")],
 )
-def test_on_a_gpu_memory_is_exact_to_one_percent_and_one_launch_suffices(memory: float, outcome: str) -> None:
+def test_one_launch_settles_gpu_memory_to_1_percent(memory: float, outcome: str) -> None:
     runs = gpu(peak_memory_bytes=memory * MIB)
     verdict = session(runs, BASELINE_H100)
     blind = judged(runs[:1], BASELINE_H100, ClassNoise())
@@ -338,7 +334,7 @@ def test_on_a_cpu_memory_is_statistical() -> None:
 
 @pytest.mark.parametrize("metric", NAMES)
 @pytest.mark.parametrize("good", [0, 2])
-def test_a_metric_that_a_launch_lacks_fails_at_once(metric: str, good: int) -> None:
+def test_metric_missing_in_a_launch_fails_at_once(metric: str, good: int) -> None:
     runs = [*usual()[:good], run_with(**{metric: None})]
     for baseline, note in ((BASELINE, "the baseline has it, this run does not"), (None, "was not measured")):
         verdict = judged(runs, baseline)
@@ -348,7 +344,7 @@ def test_a_metric_that_a_launch_lacks_fails_at_once(metric: str, good: int) -> N
         assert [name for name, outcome in outcomes(verdict).items() if outcome == "failed"] == [metric]
 
 
-def test_a_metric_that_the_baseline_lacks_never_passes() -> None:
+def test_metric_missing_in_baseline_never_passes() -> None:
     for metric, outcome, note in (
         ("tokens_per_s", "failed", "the baseline lacks it: accept or record it anew"),
         ("peak_memory_bytes", "failed", "the baseline lacks it: accept or record it anew"),
@@ -379,7 +375,7 @@ def test_a_figure_that_is_no_size_never_passes(metric: str, value: float, good: 
 
 @pytest.mark.parametrize("used", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["out_of_memory", "timeout", "crash", "loss"])
-def test_a_failed_launch_is_failed_with_its_kind_whatever_its_figures(used: int, kind: Any) -> None:
+def test_failed_launch_keeps_its_kind(used: int, kind: Any) -> None:
     *good, last = usual()[:used]
     failed = last.replace(failure=Failure(kind=kind, message="it went wrong", rank=1))
     for baseline in (BASELINE, None):
@@ -393,9 +389,7 @@ def test_a_failed_launch_is_failed_with_its_kind_whatever_its_figures(used: int,
 
 @pytest.mark.parametrize("speed", [0.5, 0.79, 1.26, 2, math.nan, math.inf])
 @pytest.mark.parametrize("tokens", [0.3, 1, 3])
-def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_measured(
-    speed: float, tokens: float
-) -> None:
+def test_three_unhealthy_launches_end_a_session(speed: float, tokens: float) -> None:
     runs = [on_machine(speed, tokens=tokens)] * 9
     early = judged(runs[: MAX_UNHEALTHY - 1], PROBED)
     assert (early.outcome, early.checks) == ("undecided", ())
@@ -406,7 +400,7 @@ def test_an_unhealthy_machine_is_the_verdict_after_three_launches_whatever_they_
     assert session(runs, PROBED, max_unhealthy=1).launches == 1, "where more would be in vain"
 
 
-def test_a_failure_is_told_with_what_ailed_the_machine_and_where_to_look_for_broken_hardware() -> None:
+def test_failure_reports_an_ailing_machine() -> None:
     crash = make_run(failure=Failure(kind="out_of_memory", message="x"), health=DISTURBED)
     verdict = judged([on_machine(0.5), crash], PROBED)
     assert verdict.failure == "out_of_memory"
@@ -419,7 +413,7 @@ def test_a_failure_is_told_with_what_ailed_the_machine_and_where_to_look_for_bro
     assert verdict.reasons == ("crash: exit code 1", f"meanwhile hardware: {said}: look at {where}")
 
 
-def test_what_changed_is_that_of_the_last_launch_of_an_unhealthy_machine_too() -> None:
+def test_changes_are_those_of_the_last_launch() -> None:
     runs = [with_stack(run) for run in usual()[:3]]
     later = [*runs[:2], with_stack(runs[2], OMP_NUM_THREADS="2")]
     for launches, changed in ((later, ("OMP_NUM_THREADS: unset -> 2",)), (later[::-1], ())):
@@ -439,7 +433,7 @@ def test_what_changed_is_that_of_the_last_launch_of_an_unhealthy_machine_too() -
         ({"case": make_case(micro_batch=4)}, "failed", "unlike"),
     ],
 )
-def test_what_no_sick_machine_explains_is_told_of_one_too(
+def test_sick_machine_reports_unexplained_changes(
     changes: dict[str, Any], outcome: str, failure: str | None
 ) -> None:
     verdict = session([SICK_GPU.replace(**changes)] * 3, from_runs([on_gpu(700)] * 5))
@@ -449,7 +443,7 @@ def test_what_no_sick_machine_explains_is_told_of_one_too(
 
 
 @pytest.mark.parametrize("sick", [1, 2])
-def test_a_few_unhealthy_launches_among_healthy_ones_are_no_evidence(sick: int) -> None:
+def test_few_unhealthy_launches_are_no_evidence(sick: int) -> None:
     bad = [on_machine(0.5, tokens=0.4)] * sick
     for tokens, outcome in ((1, "passed"), (0.8, "regressed")):
         good = [on_machine(1, tokens=tokens)] * 3
@@ -472,7 +466,7 @@ def test_which_launches_were_unhealthy_is_told() -> None:
 
 
 @pytest.mark.parametrize("most", [6, MAX_LAUNCHES])
-def test_launches_that_are_set_aside_are_among_the_most_that_are_made(most: int) -> None:
+def test_excluded_launches_count_to_the_limit(most: int) -> None:
     doubtful = [on_machine(1, tokens=0.92 * factor) for factor in (1, 1.04, 0.97, 1.02, 0.99) * 4]
     assert session(doubtful, PROBED, ORDINARY, max_launches=most).launches == most
     sick = on_machine(0.5)
@@ -519,7 +513,7 @@ IGNORES = replace(QUIET, knows_exponent=True)
         (IGNORES, "2.13.0", 0.85, 0.8, "regressed", None),
     ],
 )
-def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
+def test_probe_corrects_both_speeds(
     noise: ClassNoise, torch: str, machine: float, tokens: float, outcome: str, said: str | None
 ) -> None:
     before = from_runs([with_stack(run) for run in make_launches(*USUAL[:5], probe_s_p50=0.010)])
@@ -541,7 +535,7 @@ def test_both_speeds_are_corrected_by_what_the_probe_says_of_the_machine(
     assert (memory.probe_exponent, memory.note, memory.outcome) == (None, None, "passed")
 
 
-def test_whether_the_probe_runs_through_other_software_is_seen_in_the_last_launch() -> None:
+def test_last_launch_decides_which_software_it_was() -> None:
     before = from_runs([with_stack(on_machine(1)) for _ in range(5)])
     slower = [with_stack(on_machine(0.82, tokens=0.82)) for _ in range(4)]
     other = with_stack(slower[0], torch="2.14.0")
@@ -567,7 +561,7 @@ NO_SPEED = run_with(tokens_per_s=None, probe_s_p50=0.012)
         ([SLOW], [NO_SPEED, *FOUR[:3]], 1, 1, 0),
     ],
 )
-def test_where_every_launch_has_a_probe_it_corrects_as_far_as_speed_follows_it(
+def test_probe_corrects_as_far_as_speed_follows_it(
     runs: list[Run], before: list[Run], follows: float, exponent: float | None, change: float
 ) -> None:
     check = check_of(judged(runs, from_runs(before), noise_of(0.005, exponent=follows)), "tokens_per_s")
@@ -575,7 +569,7 @@ def test_where_every_launch_has_a_probe_it_corrects_as_far_as_speed_follows_it(
     assert check.probe_exponent == exponent
 
 
-def test_what_is_not_corrected_is_judged_by_the_noise_of_what_is_not() -> None:
+def test_uncorrected_speed_has_uncorrected_noise() -> None:
     """The noise of corrected launches would be too small for it: false alarms, and drops let pass."""
     corrected, raw = (Noise(sigma=sigma, degrees_of_freedom=30) for sigma in (0.005, 0.06))
     noise = ClassNoise(
@@ -594,7 +588,7 @@ def test_what_is_not_corrected_is_judged_by_the_noise_of_what_is_not() -> None:
 # Noise
 
 
-def test_where_noise_is_unknown_it_is_inconclusive_and_says_why() -> None:
+def test_unknown_noise_is_inconclusive() -> None:
     note = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
     for factor in (0.1, 1, 10):
         verdict = judged(usual(factor)[:1], noise=ClassNoise())
@@ -628,7 +622,7 @@ def test_every_session_ends(
     assert verdict.launches <= most + max(MAX_UNHEALTHY, most - 1) - 1
 
 
-def test_an_exact_metric_may_change_by_just_its_tolerance() -> None:
+def test_exact_metric_may_change_by_its_tolerance() -> None:
     sizes = {126: "regressed", 125: "passed", 100: "passed", 75: "passed", 74: "improved"}
     checks = {size: unjudged(PEAK_MEMORY, make_run(), [size], [100], 0.25) for size in sizes}
     assert {size: tolerance_check(PEAK_MEMORY, each, 0.25).outcome for size, each in checks.items()} == sizes
@@ -653,7 +647,7 @@ WAITS = ClassNoise(by_metric={**QUIET.by_metric, "data_wait_s": QUIET.by_metric[
     ],
     ids=["same", "longer", "below the floor", "below a millisecond", "above a millisecond"],
 )
-def test_a_longer_data_wait_regresses_above_the_floor(now: float, step_s: float, outcome: str) -> None:
+def test_longer_wait_above_the_floor_regresses(now: float, step_s: float, outcome: str) -> None:
     before = from_runs(waiting(0.01, step_s=step_s)[:5])
     assert outcomes(session(waiting(now, step_s=step_s), before, WAITS))["data_wait_s"] == outcome
 
@@ -665,7 +659,7 @@ def test_a_shorter_data_wait_improves() -> None:
     assert check.change == pytest.approx(-0.19, abs=0.01)
 
 
-def test_a_loader_that_is_not_seen_any_more_is_not_better() -> None:
+def test_vanished_loader_is_not_better() -> None:
     verdict = session(usual(machine=H100), from_runs(waiting(0.2)[:5]), WAITS)
     check = check_of(verdict, "data_wait_s")
     assert (verdict.outcome, check.outcome) == ("inconclusive", "inconclusive")
@@ -723,31 +717,31 @@ def test_a_change_of_a_span_is_a_share_of_it() -> None:
     assert check.measured == pytest.approx(9, rel=0.05)
 
 
-def test_a_span_that_an_old_baseline_lacks_is_not_judged() -> None:
+def test_does_not_judge_a_span_new_to_the_baseline() -> None:
     verdict = session(lasting(IMPORTS, 6), from_runs(NO_SPAN[:5]), OF_SPANS)
     assert (verdict.outcome, OF_IMPORTS in outcomes(verdict)) == ("passed", False)
 
 
-def test_a_span_that_is_not_seen_any_more_is_not_better() -> None:
+def test_vanished_span_is_not_better() -> None:
     verdict = session(NO_SPAN, from_runs(lasting("save", 6)[:5]), OF_SPANS)
     assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("inconclusive", "inconclusive")
 
 
-def test_a_span_that_comes_now_and_then_decides_no_case() -> None:
+def test_occasional_span_decides_no_case() -> None:
     """One of five launches of the baseline has saved."""
     baseline = from_runs([*lasting("save", 6)[:1], *NO_SPAN[:4]])
     verdict = session(NO_SPAN, baseline, OF_SPANS)
     assert (verdict.outcome, outcomes(verdict)["seconds of save"]) == ("passed", "inconclusive")
 
 
-def test_a_span_that_scatters_too_much_decides_no_case() -> None:
+def test_scattering_span_decides_no_case() -> None:
     noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.5, degrees_of_freedom=30)})
     baseline = from_runs(lasting(IMPORTS, 6, scatter=0.4)[:5])
     verdict = session(lasting(IMPORTS, 6, scatter=0.4), baseline, noise)
     assert (verdict.outcome, outcomes(verdict)[OF_IMPORTS]) == ("passed", "inconclusive")
 
 
-def test_a_cold_launch_is_not_mixed_with_warm_ones() -> None:
+def test_does_not_mix_cold_and_warm_launches() -> None:
     """The first launch compiles for a minute what later ones find in a cache."""
     cold = lasting(f"cold {IMPORTS}", 60)
     warm = lasting(IMPORTS, 6)
@@ -759,7 +753,7 @@ def test_a_cold_launch_is_not_mixed_with_warm_ones() -> None:
     assert f"seconds of cold {IMPORTS}" not in outcomes(last)
 
 
-def test_a_start_up_that_stays_cold_is_inconclusive_after_two_launches() -> None:
+def test_always_cold_start_up_is_inconclusive() -> None:
     cold = lasting(f"cold {IMPORTS}", 60)
     warm = lasting(IMPORTS, 6)
     verdict = session(cold, from_runs([cold[0], *warm[:5]]), OF_SPANS)
@@ -767,7 +761,7 @@ def test_a_start_up_that_stays_cold_is_inconclusive_after_two_launches() -> None
 
 
 @pytest.mark.parametrize(("now", "outcome"), [(6.0, "inconclusive"), (7.9, "undecided")], ids=str)
-def test_a_span_costs_launches_only_if_it_looks_changed(now: float, outcome: str) -> None:
+def test_only_a_changed_span_costs_launches(now: float, outcome: str) -> None:
     noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.15, degrees_of_freedom=30)})
     verdict = judged(lasting(IMPORTS, now)[:3], from_runs(lasting(IMPORTS, 6)[:5]), noise)
     assert outcomes(verdict)[OF_IMPORTS] == outcome
@@ -775,7 +769,7 @@ def test_a_span_costs_launches_only_if_it_looks_changed(now: float, outcome: str
 
 
 @pytest.mark.parametrize("most", [1, 3, 6])
-def test_a_cold_launch_costs_none_beyond_those_allowed(most: int) -> None:
+def test_cold_launches_count_to_the_limit(most: int) -> None:
     noise = ClassNoise(by_metric={**OF_SPANS.by_metric, OF_IMPORTS: Noise(sigma=0.15, degrees_of_freedom=30)})
     cold = lasting(f"cold {IMPORTS}", 60)
     warm = lasting(IMPORTS, 6.5, 7.5, 6.8, 6.0, 7.9, 6.1)

@@ -36,7 +36,7 @@ BAD: list[Any] = [None, -1, "x", [], {}, [{}], 1e999]
 TIMES = f"baseline of {ID} on cpu"
 
 
-def test_a_setting_that_changes_is_said_with_both_values() -> None:
+def test_setting_change_shows_both_values() -> None:
     assert of_ini("perf_strict = inconclusive", "") == ["pytest.ini: perf_strict inconclusive -> not set"]
     assert of_ini("perf_min_judged = 90%", "perf_min_judged = 1%") == [
         "pytest.ini: perf_min_judged 90% -> 1%"
@@ -54,7 +54,7 @@ def test_shadow_mode_is_called_so() -> None:
     ]
 
 
-def test_of_a_long_setting_only_what_changed_is_said() -> None:
+def test_long_setting_shows_only_its_change() -> None:
     markers = "markers =\n  " + "\n  ".join(f"hardware{number}: cases of it" for number in range(9))
     assert of_ini(markers, markers.replace("hardware3", "other")) == [
         "pytest.ini: markers changed: without hardware3: cases of it; other: cases of it"
@@ -70,7 +70,7 @@ def test_counts_of_the_method_before_are_compared() -> None:
     assert not any("method" in sentence for sentence in said)
 
 
-def test_a_file_that_takes_over_the_settings_is_named() -> None:
+def test_names_a_file_that_takes_over_settings() -> None:
     assert told("bench_cases/pytest.ini", None, "[pytest]\nperf_shadow = true") == [
         "bench_cases/pytest.ini, which has settings of pytest, was added",
         "bench_cases/pytest.ini: shadow mode on: no case fails a test",
@@ -81,7 +81,7 @@ def test_a_file_that_takes_over_the_settings_is_named() -> None:
     ]
 
 
-def test_other_sections_and_other_files_judge_nothing() -> None:
+def test_other_sections_and_files_judge_nothing() -> None:
     assert told("pyproject.toml", "[project]\nname = 'a'", "[project]\nname = 'b'") == []
     assert told("tox.ini", "[tox]\na=1", None) == []
     assert told("train.py", "a", "b") == []
@@ -130,7 +130,7 @@ def test_waivers_are_said_by_what_they_tolerate() -> None:
     assert told(name, waiver(), f"# a comment\n{waiver()}") == []
 
 
-def test_waivers_elsewhere_than_in_the_root_waive_nothing() -> None:
+def test_waivers_outside_the_root_waive_nothing() -> None:
     assert told("docs/perf-waivers.toml", None, waiver()) == []
     assert told("sub/perf-waivers.toml", None, waiver(), PLACES._replace(root="sub")) != []
 
@@ -142,7 +142,7 @@ def test_a_baseline_is_said_by_its_figures() -> None:
     assert of_times(times(1000, peak_memory_bytes=2 * 2**30), larger) == [f"{TIMES}: x 1.50 more peak memory"]
 
 
-def test_a_baseline_that_scatters_more_is_said_to_hide_more() -> None:
+def test_reports_a_baseline_that_scatters_more() -> None:
     assert of_times(times(990, 1000, 1010), times(700, 1000, 1300)) == [
         f"{TIMES}: its launches scatter by 2.0% -> 46.2%"
     ]
@@ -158,9 +158,7 @@ def test_a_baseline_that_scatters_more_is_said_to_hide_more() -> None:
         ({"extra": {"no_such": 1.0}}, {"extra": {"no_such": 3.0}}, "changed in nothing that is judged"),
     ],
 )
-def test_every_judged_metric_of_a_baseline_is_said(
-    before: dict[str, Any], now: dict[str, Any], said: str
-) -> None:
+def test_reports_every_judged_baseline_metric(before: dict[str, Any], now: dict[str, Any], said: str) -> None:
     assert of_times(times(1000, **before), times(1000, **now)) == [f"{TIMES}: {said}"]
 
 
@@ -175,7 +173,7 @@ def test_scatter_of_every_judged_metric_is_said() -> None:
     ]
 
 
-def test_a_loss_that_differs_in_the_middle_is_said() -> None:
+def test_reports_a_loss_that_differs_midway() -> None:
     before = times(1000)
     curve = before.launches[0].loss
     launch = before.launches[0].replace(loss=(*curve[:7], 99.0, *curve[8:]))
@@ -190,7 +188,7 @@ def test_other_dtypes_of_a_baseline_are_said() -> None:
     assert of_times(before, now) == [f"{TIMES}: dtypes changed"]
 
 
-def test_a_baseline_that_accepts_another_result_is_said() -> None:
+def test_reports_a_baseline_of_another_result() -> None:
     before = times(1000)
     by = Acceptance(by="Eve", date="2026-11-27", commit=None, reason="it is right")
     launches = tuple(each.replace(loss=(9.0,)) for each in before.launches)
@@ -199,7 +197,7 @@ def test_a_baseline_that_accepts_another_result_is_said() -> None:
     ]
 
 
-def test_a_new_baseline_and_a_deleted_one_are_said() -> None:
+def test_reports_new_and_deleted_baselines() -> None:
     text = times(1000).as_json()
     assert told(f"baselines/cpu/{ID}.json", None, text) == [f"{TIMES} added"]
     assert told(f"baselines/cpu/{ID}.json", text, None) == [f"{TIMES} deleted"]
@@ -208,7 +206,7 @@ def test_a_new_baseline_and_a_deleted_one_are_said() -> None:
     ]
 
 
-def test_a_baseline_of_counts_is_said_by_its_counts() -> None:
+def test_reports_a_count_baseline_by_its_counts() -> None:
     before = counts_of([make_run(counts=make_entries(make_counts()))])
     counts = before.counts[0].counts
     doubled = {name: 2 * calls for name, calls in counts.kernels.items()}
@@ -220,7 +218,7 @@ def test_a_baseline_of_counts_is_said_by_its_counts() -> None:
     assert said.endswith(": no longer judged: FLOP")
 
 
-def test_code_and_workflows_are_said_by_their_lines() -> None:
+def test_reports_code_and_workflows_by_lines() -> None:
     assert told("tests/conftest.py", "a\nb\n", "a\nc\nd\n") == [
         "tests/conftest.py changed: 2 lines added, 1 line removed"
     ]
@@ -241,7 +239,7 @@ def test_code_and_workflows_are_said_by_their_lines() -> None:
         ("sizes.py", "from perfsuite import Case, Model"),
     ],
 )
-def test_a_file_of_cases_is_known_by_place_or_by_content(name: str, text: str) -> None:
+def test_knows_a_case_file_by_place_or_content(name: str, text: str) -> None:
     assert is_of_judge(name, PLACES)
     assert told(name, text, f"{text}\nmore".strip()) == [
         f"case file {name} changed: 1 line added, 0 lines removed"

@@ -24,7 +24,7 @@ def told(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str |
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.97, 1.03, 1.1, math.nan, math.inf])
-def test_a_loss_that_leaves_the_baselines_fails_and_hides_no_speed(factor: float) -> None:
+def test_diverging_loss_fails_and_hides_no_speed(factor: float) -> None:
     for speed, outcome, launches in ((0.5, "regressed", 3), (1, "passed", 1), (2, "improved", 3)):
         verdict = session([with_loss(factor, speed=speed)] * 15, FIVE)
         assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", launches)
@@ -40,7 +40,7 @@ def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = No
 @pytest.mark.parametrize(
     ("factor", "said"), [(0.252, "0.252"), (0.5, "0.500"), (3.99, "3.990"), (65536, "6.554e+04")]
 )
-def test_a_loss_alone_that_is_a_multiple_is_scaled_elsewhere(factor: float, said: str) -> None:
+def test_loss_with_equal_gradients_is_scaled_elsewhere(factor: float, said: str) -> None:
     """As where a library takes the mean over micro-batches after backward, and not before."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
@@ -61,9 +61,7 @@ def test_a_scaled_loss_hides_no_other_clipping(norm: float) -> None:
 @pytest.mark.parametrize("factor", [4, 0.25])
 @pytest.mark.parametrize("speed", [1.0, 2.0])
 @pytest.mark.parametrize("clipped", [True, False])
-def test_a_common_factor_fails_whether_or_not_it_is_clipped(
-    factor: float, speed: float, clipped: bool
-) -> None:
+def test_common_factor_fails_with_any_clipping(factor: float, speed: float, clipped: bool) -> None:
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     now = with_norm(1.0 if clipped else factor, factor, unclipped=7.0 * factor, speed=speed)
     verdict = session([now] * 15, baseline)
@@ -84,9 +82,7 @@ def test_a_common_factor_fails_whether_or_not_it_is_clipped(
         (7.0, 14.0, "loss x 4.000 in every step, compared with the baseline, and the norm"),
     ],
 )
-def test_a_factor_of_the_loss_is_never_excused_unseen(
-    before: float | None, now: float | None, words: str
-) -> None:
+def test_never_excuses_a_loss_factor_unseen(before: float | None, now: float | None, words: str) -> None:
     """As in a baseline from before these norms were recorded: clipped ones show nothing."""
     baseline = from_runs([with_norm(1.0, unclipped=before)] * 5)
     verdict = judged([with_norm(1.0, 4, unclipped=now)], baseline)
@@ -94,7 +90,7 @@ def test_a_factor_of_the_loss_is_never_excused_unseen(
     assert words in verdict.reasons[0]
 
 
-def test_gradients_alone_times_four_fail_behind_clipping() -> None:
+def test_quadrupled_gradients_fail_despite_clipping() -> None:
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(1.0, unclipped=28.0)], baseline)
     said = "the norm of the gradients in step 4, before clipping is 28, the baseline's 7 +- 0.14"
@@ -102,13 +98,13 @@ def test_gradients_alone_times_four_fail_behind_clipping() -> None:
     assert judged([with_norm(1.0, unclipped=7.05)], baseline).outcome == "passed"
 
 
-def test_an_old_baseline_without_these_norms_still_judges() -> None:
+def test_old_baseline_without_norms_still_judges() -> None:
     verdict = judged([with_norm(1.0, unclipped=28.0)], from_runs([with_norm(1.0)] * 5))
     said = "not compared, as the baseline does not have it: the norm of the gradients before clipping"
     assert (verdict.outcome, verdict.changed) == ("passed", (said,))
 
 
-def test_faster_is_not_improved_where_no_value_can_be_compared() -> None:
+def test_incomparable_gain_is_not_improved() -> None:
     """As with loss=None and no counts."""
     fast = with_loss(1, speed=2)
     blind = from_runs([with_loss(1).replace(loss=())] * 5)
@@ -123,7 +119,7 @@ def test_faster_is_not_improved_where_no_value_can_be_compared() -> None:
     assert by_norm.outcome == "improved"
 
 
-def test_gradients_of_another_norm_fail_though_the_loss_is_equal() -> None:
+def test_other_gradient_norm_fails_at_equal_loss() -> None:
     for before, now, differs in (
         *(([1.0] * 3, with_norm(norm), True) for norm in (1.03, 0.36, math.nan)),
         *(([1.0] * 3, with_norm(norm), False) for norm in (1.019, None)),
@@ -156,7 +152,7 @@ def few(before: list[Run], now: list[Run]) -> str | None:
     return None if found is None else found.removesuffix(", in 2 launches of each arm")
 
 
-def test_two_launches_of_each_side_tell_other_gradients() -> None:
+def test_two_launches_each_show_other_gradients() -> None:
     told = "the norm of the gradients in step 4, after clipping: 50 -> 51.1 (at most 2.0% is allowed)"
     norms = [once(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
     assert norms == [None, None, told, None]
@@ -179,7 +175,7 @@ def test_two_launches_of_each_side_tell_other_gradients() -> None:
     )
 
 
-def test_two_launches_of_each_side_tell_another_loss() -> None:
+def test_two_launches_each_show_another_loss() -> None:
     told = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
     one = with_loss(1)
     late = with_loss(1.1, first=12)
@@ -190,7 +186,7 @@ def test_two_launches_of_each_side_tell_another_loss() -> None:
     assert few([one, with_loss(1.01)], [late, late]) is None, "without a seed"
 
 
-def test_one_launch_of_each_side_tells_a_common_factor() -> None:
+def test_one_launch_each_shows_a_common_factor() -> None:
     before = with_norm(1.0, unclipped=7.0)
     now = with_norm(1.0, 4, unclipped=28.0)
     assert "loss and gradients x 4.000 in every step, compared with arm A" in str(few([before], [now]))
@@ -201,7 +197,7 @@ def test_one_launch_of_each_side_tells_a_common_factor() -> None:
 
 @pytest.mark.parametrize("launches", [1, 2])
 @pytest.mark.parametrize("sigma", [0.001, 0.01, 0.05])
-def test_unseeded_launches_of_the_same_code_never_differ(sigma: float, launches: int) -> None:
+def test_unseeded_equal_launches_never_differ(sigma: float, launches: int) -> None:
     """Not in 300 nights."""
     rng = random.Random(7)
 
@@ -215,7 +211,7 @@ def test_unseeded_launches_of_the_same_code_never_differ(sigma: float, launches:
 
 
 @pytest.mark.parametrize(("sigma", "launches"), [(0.0, 1), (0.005, 2), (0.02, 2), (0.04, 2)])
-def test_a_factor_of_four_is_found_where_launches_scatter(sigma: float, launches: int) -> None:
+def test_finds_a_factor_of_four_despite_scatter(sigma: float, launches: int) -> None:
     rng = random.Random(8)
 
     def launch(factor: float) -> Run:
@@ -229,7 +225,7 @@ def test_a_factor_of_four_is_found_where_launches_scatter(sigma: float, launches
     assert found >= 80
 
 
-def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches_is_another() -> None:
+def test_inconstant_multiple_is_another_loss() -> None:
     parts = [(factor, *part) for factor in (4, 0.25) for part in ((5, 25), (0, 20), (0, 1))]
     late = with_loss(1.1, first=20)
     for runs in (
@@ -243,7 +239,7 @@ def test_a_loss_that_is_not_the_same_whole_multiple_in_all_steps_of_all_launches
         assert "every step" not in verdict.reasons[0]
 
 
-def test_a_loss_is_named_with_the_place_the_value_and_what_is_usual() -> None:
+def test_loss_finding_names_place_value_and_usual() -> None:
     said = "the loss over 50 to 60 % of the steps is 3.6850, the baseline's 3.3500 +- 0.0670"
     assert judged([with_loss(1.1, first=12)], FIVE).reasons == (said,)
 
@@ -255,7 +251,7 @@ def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> tuple[float
 
 @pytest.mark.parametrize("launches", [3, 5, 10])
 @pytest.mark.parametrize("sigma", [0.005, 0.01, 0.02])
-def test_a_loss_that_always_scatters_is_no_other_loss(sigma: float, launches: int) -> None:
+def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> None:
     """Not in 200 nights; with 6 standard deviations of each tenth alone it was one in 4 (2 %, 3 launches)."""
     rng = random.Random(4)
     for _ in range(200):
@@ -303,7 +299,7 @@ def scaled(factor: float, *, first: int = 0, last: int = 25) -> tuple[float, ...
     return with_loss(factor, first=first, last=last).loss
 
 
-def test_a_loss_that_scatters_late_is_compared_sharply_where_it_does_not() -> None:
+def test_late_scatter_keeps_early_losses_sharp() -> None:
     late = [scaled(factor, first=20) for factor in (0.9, 0.95, 1.0, 1.05, 1.1)]
     assert told(late, scaled(1.03, last=5)) is not None
     assert told(late, scaled(1.15, first=20)) is None
@@ -312,7 +308,7 @@ def test_a_loss_that_scatters_late_is_compared_sharply_where_it_does_not() -> No
     assert told([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
 
 
-def test_a_loss_may_differ_by_two_percent_or_as_much_as_three_launches_or_more_scatter() -> None:
+def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     for launches, allowed in (
         *(((1.0,), 0.02), ((0.9, 1.1), 0.02)),  # where too few tell: sums in another order
         *(((1.0,) * 3, 0.02), ((1.0,) * 4, 0.02)),  # where nothing scatters
@@ -356,7 +352,7 @@ def test_curves_are_compared_as_far_as_they_go(
     assert (told(baseline, now) is not None) == differs
 
 
-def test_a_spread_is_at_least_that_of_the_tenth_with_its_two_neighbours() -> None:
+def test_spread_is_at_least_that_of_its_neighbours() -> None:
     for spreads, near in (
         ((0, 0, 6, 0, 0), (0, math.sqrt(12), 6, math.sqrt(12), 0)),
         *(((3, 4, 4), (math.sqrt(12.5), 4, 4)), ((4, 4, 3), (4, 4, math.sqrt(12.5))), ((5,), (5,))),
@@ -367,7 +363,7 @@ def test_a_spread_is_at_least_that_of_the_tenth_with_its_two_neighbours() -> Non
 SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)
 
 
-def test_from_a_spike_of_the_baseline_on_a_loss_may_only_not_be_higher() -> None:
+def test_after_a_spike_loss_may_only_not_be_higher() -> None:
     for changed in ({}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}):  # other roundings after it
         assert told([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE))) is None
     for tenth, loss in ((0, 8.3), (1, 6.7), (2, 9.3), (9, math.nan), (9, 9.3)):
@@ -378,7 +374,7 @@ def test_from_a_spike_of_the_baseline_on_a_loss_may_only_not_be_higher() -> None
     assert said == highest
 
 
-def test_a_loss_that_spikes_today_alone_is_another_and_one_that_rises_by_two_percent_has_no_spike() -> None:
+def test_spike_only_today_is_another_loss() -> None:
     """The highest is at its end, and half of it would go unjudged if that were a spike."""
     assert told([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
     flat = (5.0,) * 8
@@ -400,7 +396,7 @@ def changed(curve: tuple[float, ...], tenths: range, factor: float) -> tuple[flo
 @pytest.mark.parametrize("odd", [range(10), range(6, 10), range(6, 7)])
 @pytest.mark.parametrize("factor", [1e-9, -3.0, 1.4, 1e6, math.inf])
 @pytest.mark.parametrize("launches", [3, 5, 10])
-def test_one_odd_launch_does_not_excuse_another_loss(odd: range, factor: float, launches: int) -> None:
+def test_one_odd_launch_excuses_no_other_loss(odd: range, factor: float, launches: int) -> None:
     """However odd: a new launch may differ by 17 % at most after three launches, by 7 % after five."""
     baseline = [changed(TENTHS, odd, factor), *[TENTHS] * (launches - 1)]
     assert told(baseline, TENTHS) is None
@@ -408,7 +404,7 @@ def test_one_odd_launch_does_not_excuse_another_loss(odd: range, factor: float, 
 
 
 @pytest.mark.parametrize("factor", [1.4, 1e6])
-def test_one_odd_launch_among_scattering_ones_is_limited(factor: float) -> None:
+def test_limits_one_odd_launch_among_scattered(factor: float) -> None:
     rng = random.Random(5)
     for _ in range(50):
         baseline = [unseeded(rng, 0.003, factor), *(unseeded(rng, 0.003) for _ in range(4))]
@@ -416,19 +412,19 @@ def test_one_odd_launch_among_scattering_ones_is_limited(factor: float) -> None:
         assert told(baseline, unseeded(rng, 0.003, 1.3)) is not None
 
 
-def test_one_odd_norm_does_not_excuse_other_gradients() -> None:
+def test_one_odd_norm_excuses_no_other_gradients() -> None:
     before = [with_norm(norm) for norm in (1e6, 1.0, 1.0, 1.0, 1.0)]
     for norm, differs in ((1.0, False), (1.4, True), (0.6, True)):
         assert (loss_differs([with_norm(norm)], from_runs(before)) is not None) == differs
 
 
-def test_a_spike_of_one_of_two_launches_ends_no_comparison() -> None:
+def test_one_of_two_spikes_ends_no_comparison() -> None:
     baseline = [TENTHS, changed(TENTHS, range(1, 2), 1.3)]
     assert told(baseline, changed(changed(TENTHS, range(1, 2), 1.15), range(2, 10), 0.5)) is not None
 
 
 @pytest.mark.parametrize("odd", [range(10), range(6, 7)])
-def test_counts_with_one_odd_launch_find_another_loss(odd: range) -> None:
+def test_counts_find_other_loss_despite_odd_launch(odd: range) -> None:
     then = from_runs([make_run(loss=changed(TENTHS, odd, 100)), *[make_run(loss=TENTHS)] * 2]).launches
     now = from_runs([make_run(loss=changed(TENTHS, range(6, 10), 1.1))] * 2).launches
     assert steadily_differ(then, then[1:]) is None
@@ -438,7 +434,7 @@ def test_counts_with_one_odd_launch_find_another_loss(odd: range) -> None:
     )
 
 
-def test_counts_with_one_odd_norm_find_other_gradients() -> None:
+def test_counts_find_other_gradients_despite_odd_norm() -> None:
     then = from_runs([with_norm(norm) for norm in (1e6, 1.0, 1.0)]).launches
     now = from_runs([with_norm(1.1)] * 2).launches
     assert (
@@ -447,7 +443,7 @@ def test_counts_with_one_odd_norm_find_other_gradients() -> None:
     )
 
 
-def test_counts_name_the_difference_that_their_scatter_allows() -> None:
+def test_counts_name_the_difference_allowed() -> None:
     then, now = (
         from_runs([make_run(loss=changed(TENTHS, range(10), factor * near)) for near in (1, 1.01)]).launches
         for factor in (1, 2)
@@ -455,6 +451,6 @@ def test_counts_name_the_difference_that_their_scatter_allows() -> None:
     assert (steadily_differ(then, now) or "").endswith(" (at most 60.0% is allowed)")
 
 
-def test_a_norm_that_is_no_number_has_no_share_that_is_allowed() -> None:
+def test_nan_norm_has_no_allowed_share() -> None:
     then, now = (from_runs([with_norm(norm)]).launches for norm in (math.nan, 1.0))
     assert may_differ(then, now) == "the norm of the gradients in step 4, after clipping: nan -> 1"

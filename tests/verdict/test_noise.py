@@ -85,7 +85,7 @@ def chi_squared_cdf(value: float, degrees: int) -> float:
 
 
 @pytest.mark.parametrize(("degrees", "factor"), [*enumerate(_UPPER_LIMIT, 1)])
-def test_the_limit_of_a_variance_is_that_of_chi_squared(degrees: int, factor: float) -> None:
+def test_variance_limit_is_that_of_chi_squared(degrees: int, factor: float) -> None:
     assert chi_squared_cdf(degrees / factor, degrees) == pytest.approx(0.125, rel=0.005)
 
 
@@ -114,7 +114,7 @@ def test_noise_is_that_of_the_cost() -> None:
 
 
 @pytest.mark.parametrize("lacking", [None, 0])
-def test_a_metric_that_a_baseline_lacks_is_known_from_the_others(lacking: float | None) -> None:
+def test_other_baselines_supply_a_missing_metric(lacking: float | None) -> None:
     """A tiny model's memory on a CPU can be 0 above the level before it."""
     bare = make_launches(*SPEEDS, peak_memory_bytes=lacking)
     assert noise_of(bare).of(PEAK_MEMORY) is None
@@ -130,13 +130,13 @@ def test_a_metric_that_a_baseline_lacks_is_known_from_the_others(lacking: float 
     assert degrees_of(more, TOKENS_PER_S_MEAN) == 2
 
 
-def test_an_exponent_of_0_is_believed_from_20_degrees_of_freedom_on() -> None:
+def test_zero_exponent_needs_20_degrees_of_freedom() -> None:
     for sizes, knows in (([], False), ([10, 10], False), ([10] * 3, True), ([21], True), ([20], False)):
         noise = noise_of(*(make_launches(*(SPEEDS * 3)[:size], probe_s_p50=0.01) for size in sizes))
         assert (noise.probe_exponent, noise.knows_exponent) == (0, knows)
 
 
-def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_only() -> None:
+def test_followed_probe_corrects_only_the_speeds() -> None:
     raw = noise_of(*map(without_probes, GROUPS))
     noise = noise_of(*GROUPS)
     assert PROBE_CORRECTED == (TOKENS_PER_S, TOKENS_PER_S_MEAN)
@@ -150,7 +150,7 @@ def test_a_probe_that_the_speed_follows_takes_the_machine_out_of_both_speeds_onl
     assert known(noise, PEAK_MEMORY) == known(raw, PEAK_MEMORY)
 
 
-def test_a_probe_that_the_speed_does_not_follow_is_left_alone() -> None:
+def test_ignores_a_probe_that_speed_does_not_follow() -> None:
     probes = (1.0, 0.9, 1.1, 1.0, 0.9, 1.1, 1.0, 1.1, 0.9, 1.0)
     runs = make_launches(*SPEEDS)
     noise = noise_of([with_figures(run, probe_s_p50=probe) for run, probe in zip(runs, probes, strict=True)])
@@ -158,7 +158,7 @@ def test_a_probe_that_the_speed_does_not_follow_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0.0, -1.0, math.nan, math.inf])
-def test_a_figure_that_is_no_size_is_left_out_and_of_a_probe_what_that_corrects(value: float | None) -> None:
+def test_ignores_figures_that_have_no_size(value: float | None) -> None:
     for groups in (GROUPS, [*map(without_probes, GROUPS)]):
         group, *others = groups
         bad = with_figures(group[2], **{metric.name: value for metric in GATED})
@@ -189,13 +189,13 @@ SLOWER = tuple(0.95 * speed for speed in LAUNCHES)
 ALIKE = from_runs(make_launches(*LAUNCHES))
 
 
-def test_nothing_is_known_between_sessions_where_no_baseline_has_two() -> None:
+def test_session_noise_needs_two_sessions() -> None:
     named = from_runs(make_launches(*SPEEDS), sessions=["a"] * len(SPEEDS))
     for baselines in ([ONE], [named], [ONE, named], [named, of_sessions(SLOWER, names="b")]):
         assert of_speed(*baselines).session_sigma == 0
 
 
-def test_what_sessions_share_is_no_noise_within_them_and_tells_them_apart_where_it_was_measured() -> None:
+def test_session_noise_stays_out_of_launch_noise() -> None:
     """All else as usual: memory is the same in each, and the floor of its noise explains that."""
     pooled = class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)])
     noise = known(pooled)
@@ -210,13 +210,13 @@ def test_what_sessions_share_is_no_noise_within_them_and_tells_them_apart_where_
     assert of_speed(of_sessions(LAUNCHES, bad, LAUNCHES)).session_sigma < 0.02, "one launch makes no other"
 
 
-def test_few_sessions_that_agree_prove_less_than_many() -> None:
+def test_few_agreeing_sessions_prove_less() -> None:
     for sessions, limit in ((2, 40.4), (5, 3.28), (20, 2.0)):
         noise = of_speed(of_sessions(*[LAUNCHES] * sessions, names="abcdefghijklmnopqrst"))
         assert noise.session_sigma == pytest.approx(noise.sigma * math.sqrt((limit - 1) / 5))
 
 
-def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> None:
+def test_cases_of_one_session_are_one_witness() -> None:
     """Those that agree tell better than one case does how alike their sessions are."""
     (one, ten), (same_one, same_ten) = (
         [of_speed(*[of_sessions(LAUNCHES, other)] * n).session_sigma for n in (1, 10)]
@@ -232,7 +232,7 @@ def test_cases_of_the_same_sessions_are_one_witness_of_them_however_many() -> No
     assert noise.session_sigma == pytest.approx(math.sqrt(expected), rel=1e-3)
 
 
-def test_cases_of_other_sessions_are_further_witnesses() -> None:
+def test_cases_of_other_sessions_add_witnesses() -> None:
     """In a chain of sessions there are as many less one."""
     for sessions, limit in ((("ab", "cd", "ef"), 4.33), (("ab", "bc", "ac"), 7.49)):
         noise = of_speed(*(of_sessions(LAUNCHES, SLOWER, names=names) for names in sessions))
@@ -240,7 +240,7 @@ def test_cases_of_other_sessions_are_further_witnesses() -> None:
         assert noise.session_sigma == pytest.approx(math.sqrt(limit * half - noise.sigma**2 / 5), rel=1e-3)
 
 
-def test_sessions_of_one_launch_each_count_as_both_noises() -> None:
+def test_one_launch_sessions_count_as_both_noises() -> None:
     noise = of_speed(of_sessions(*[(speed,) for speed in LAUNCHES]))
     alone = of_speed(ALIKE)
     assert (noise.sigma, noise.degrees_of_freedom) == (alone.sigma, alone.degrees_of_freedom)
@@ -248,14 +248,14 @@ def test_sessions_of_one_launch_each_count_as_both_noises() -> None:
     assert noise.session_sigma == pytest.approx(math.sqrt(3.28) * spread, rel=1e-3)
 
 
-def test_the_more_sessions_a_baseline_has_the_less_it_differs_from_a_new_one() -> None:
+def test_more_sessions_lower_the_noise_of_a_new_one() -> None:
     noise = Noise(sigma=0.01, degrees_of_freedom=30, session_sigma=0.02)
     for sizes, times in (([7], 2), ([5, 5], 1.5), ([2] * 5, 1.2), ([9, 1], 1.82)):
         assert against(noise, sizes).session_sigma == pytest.approx(0.02 * math.sqrt(times))
     assert against(noise, [3]).sigma == noise.sigma
 
 
-def test_a_session_that_the_probe_explains_is_none() -> None:
+def test_probe_explained_session_is_no_noise() -> None:
     """The machine runs 30 % slower on one day of three, and the probe sees it."""
 
     def slowed(run: Run) -> Run:
@@ -299,7 +299,7 @@ def false_alarms(within: float, between: float, sessions: int, *, trials: int = 
     return alarms / trials, blind / trials
 
 
-def test_noise_within_sessions_is_told_apart_where_half_of_what_is_known_is_of_repeated_launches() -> None:
+def test_splits_noise_if_half_of_it_is_repeated() -> None:
     first = [1.0, 1.001]
     second = [1.1, 1.101]
     for sessions, is_told_apart in (
@@ -315,7 +315,7 @@ def test_noise_within_sessions_is_told_apart_where_half_of_what_is_known_is_of_r
 @pytest.mark.simulation
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 @pytest.mark.parametrize("within", [0.003, 0.01])
-def test_sessions_apart_by_1_percent_raise_few_false_alarms(within: float, sessions: int) -> None:
+def test_sessions_1_percent_apart_rarely_alarm(within: float, sessions: int) -> None:
     """They are 5 in 100 where sessions are taken to be alike. A gate that cannot see 3 % says so."""
     alarms, blind = false_alarms(within, 0.01, sessions)
     assert alarms <= 0.009
@@ -323,7 +323,7 @@ def test_sessions_apart_by_1_percent_raise_few_false_alarms(within: float, sessi
 
 
 @pytest.mark.simulation
-def test_sessions_that_are_alike_leave_the_gate_its_sight() -> None:
+def test_alike_sessions_keep_the_gate_sharp() -> None:
     assert [false_alarms(0.003, 0, sessions, trials=200) for sessions in (3, 5)] == [(0, 0), (0, 0)]
 
 
@@ -337,14 +337,14 @@ def unrelated(count: int, seed: int) -> list[Pair]:
     return [(rng.lognormvariate(0, 0.003), rng.lognormvariate(0, 0.003)) for _ in range(count)]
 
 
-def test_an_unrelated_probe_is_left_alone_the_more_so_in_several_baselines() -> None:
+def test_ignores_an_unrelated_probe() -> None:
     used = [probe_exponent([unrelated(5, seed)]) for seed in range(500)]
     assert sum(exponent > 0 for exponent in used) < 100
     assert (min(used), fmean(used) < 0.05) == (0, True)
     assert max(probe_exponent([unrelated(10, 10 * seed + g) for g in range(6)]) for seed in range(100)) < 0.5
 
 
-def test_an_exponent_is_from_0_to_1_and_above_0_where_it_lowers_the_noise() -> None:
+def test_exponent_is_0_to_1_and_lowers_noise() -> None:
     for groups, exponent in (
         ([[((0.02 * p) ** 3, p) for p in PROBES]], 1),  # never above
         ([[(1 / p, p) for p in PROBES]], 0),  # it runs against the steps
@@ -357,7 +357,7 @@ def test_an_exponent_is_from_0_to_1_and_above_0_where_it_lowers_the_noise() -> N
         assert probe_exponent(groups) <= 1
 
 
-def test_corrected_seconds_are_those_at_the_baselines_probe_speed() -> None:
+def test_corrects_seconds_to_the_baselines_probe() -> None:
     baseline = [(1.0, 0.02), (1.1, 0.022), (1.2, 0.024)]
     assert probe_corrected(baseline, baseline, 1.0) == pytest.approx([1.1, 1.1, 1.1])
     assert probe_corrected([(2.4, 0.024)], baseline, 1.0) == pytest.approx([2.2])
@@ -376,7 +376,7 @@ PARTLY = [
 """Launches of three baselines, which follow their probe in part."""
 
 
-def test_a_slope_is_shrunk_by_what_chance_makes_of_it() -> None:
+def test_shrinks_a_slope_by_the_part_of_chance() -> None:
     """By hand: the slope within the groups, its squared t statistic F, and (1 - E[F] / F)."""
     x: list[float] = []
     y: list[float] = []
@@ -404,7 +404,7 @@ def followed(
     return Differences([cost + effect for cost in y[:count]], y[count:]), Differences(x[:count], x[count:])
 
 
-def test_how_pairs_follow_their_probe_is_from_0_to_1_whatever_an_arm_does() -> None:
+def test_pair_exponent_ignores_what_an_arm_does() -> None:
     none, large, more, against = (
         paired_exponent(*followed(8, 1, exponent=exponent, effect=effect))
         for exponent, effect in ((0.5, 0.0), (0.5, 0.7), (3.0, 0.0), (-0.5, 0.0))

@@ -38,7 +38,7 @@ ALL: tuple[Outcome, ...] = (
 
 
 @pytest.mark.parametrize("outcome", ALL)
-def test_the_worse_of_time_and_counts_is_the_verdict(outcome: Outcome) -> None:
+def test_verdict_is_the_worse_of_time_and_counts(outcome: Outcome) -> None:
     """Less work shows on a new machine, too, where times are merely recorded: else nobody would accept it.
 
     And what is unlike hides no counts."""
@@ -55,7 +55,7 @@ def test_the_worse_of_time_and_counts_is_the_verdict(outcome: Outcome) -> None:
         assert with_counts(timed(outcome), [run], None).outcome == outcome
 
 
-def test_a_slower_case_says_what_changed_first_or_that_nothing_did() -> None:
+def test_slower_case_starts_with_changed_counts() -> None:
     for run, said in (
         (MORE, "host reads in forward: 1 -> 80, in optimizer: 39 -> 0 a step"),
         (FEWER, "host reads in forward: 1 -> 2, in optimizer: 39 -> 0 a step"),
@@ -78,7 +78,7 @@ def test_what_to_look_at_fits_the_machine() -> None:
     assert (unhealthy.explained or "").startswith(THE_SAME), "also of a metric on an unhealthy machine"
 
 
-def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> None:
+def test_growth_explains_before_other_splits() -> None:
     before = counts(flops={"forward": 10, "backward": 20}, host_reads={"forward": 1})
     for changes, said in (
         ({"flops": {"backward": 30}}, "forward: 10 FLOP -> 0, backward: 20 -> 30 FLOP"),
@@ -95,7 +95,7 @@ def test_what_grew_explains_before_what_is_otherwise_split_and_what_shrank() -> 
     assert (shrank or "").startswith("host reads in forward: 1 -> 0")
 
 
-def test_what_the_start_up_imports_explains_its_seconds_alone() -> None:
+def test_imports_explain_only_start_up_seconds() -> None:
     before, now = (
         counts(spans={"start-up": Counts(modules=dict.fromkeys(names, 60))})
         for names in (["torch"], ["torch", "sympy"])
@@ -127,9 +127,7 @@ def test_counts_of_another_method_fail_the_case() -> None:
 
 @pytest.mark.parametrize("outcome", ALL)
 @pytest.mark.parametrize("inject", [None, "slowdown=30%"])
-def test_counts_without_a_baseline_become_one_unless_they_are_worse_or_injected(
-    outcome: Outcome, inject: str | None
-) -> None:
+def test_records_counts_unless_worse_or_injected(outcome: Outcome, inject: str | None) -> None:
     counts = with_counts(timed(outcome), [SAME.replace(inject=inject)], None, "b.json").counts
     recorded = CountCheck(outcome="recorded", compared=False, baseline_file="b.json")
     neither = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
@@ -145,7 +143,7 @@ UNSEEN = {"": taken(unseen_profile(0.9))}
 
 @pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "recorded"])
 @pytest.mark.parametrize("run", [SAME, FEWER, OTHER_BUCKETS, HIDES])
-def test_counts_that_lack_what_a_profile_shows_say_nothing(outcome: Outcome, run: Run) -> None:
+def test_counts_that_lack_profiled_work_say_nothing(outcome: Outcome, run: Run) -> None:
     verdict = with_unseen(with_counts(timed(outcome), [run], baseline_of(), "b.json"), UNSEEN)
     assert (verdict.outcome, verdict.explained) == (outcome, None)
     check = verdict.counts
@@ -159,7 +157,7 @@ def test_counts_that_lack_what_a_profile_shows_say_nothing(outcome: Outcome, run
     assert (first.outcome, first.baseline_file) == ("not counted", None), "nothing is recorded"
 
 
-def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
+def test_visible_growth_regresses_despite_a_profile() -> None:
     before = with_counts(timed("passed"), [MORE], baseline_of())
     verdict = with_unseen(before, UNSEEN)
     assert verdict.counts is not None
@@ -169,7 +167,7 @@ def test_what_grew_in_sight_stays_regressed_whatever_a_profile_shows() -> None:
     assert "the counts do not contain them" in verdict.counts.notes[-1]
 
 
-def test_without_a_word_of_a_profile_counts_stay_as_they_are() -> None:
+def test_profile_without_a_remark_changes_no_counts() -> None:
     before = with_counts(timed("passed"), [FEWER], baseline_of())
     for profile in (taken(), TakenProfile(why_none="out of memory")):
         assert with_unseen(before, {"": profile}) == before

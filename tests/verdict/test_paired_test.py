@@ -42,7 +42,7 @@ def look(
     return paired_test._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
 
-def test_three_pairs_may_decide_five_tell_a_change_and_of_many_some_need_not_show_it() -> None:
+def test_three_pairs_pass_and_five_show_a_change() -> None:
     assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
     assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
     assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
@@ -52,7 +52,7 @@ def test_three_pairs_may_decide_five_tell_a_change_and_of_many_some_need_not_sho
             assert paired_test._is_shown_by_all(toward, 0.01) == (pairs == enough)
 
 
-def test_without_the_pair_most_in_favour_of_it_a_change_must_be_sure_too() -> None:
+def test_change_must_survive_without_its_best_pair() -> None:
     """By 2.6 standard errors of the four others, whose noise is twice as large by a fitted exponent."""
     noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
     seen = paired_test._Evidence(ordered=[], change=0.0, **noise)
@@ -62,7 +62,7 @@ def test_without_the_pair_most_in_favour_of_it_a_change_must_be_sure_too() -> No
     assert paired_test._without_the_most(scattered, seen._replace(error=1.0)) is False
 
 
-def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
+def test_launches_alternate_as_abba() -> None:
     """Launched as A 1, B 2, B 6, A 3, A 12, B 24."""
     assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
     found = pair_differences([1.0, 3.0, 12.0], [2.0, 6.0, 24.0])
@@ -75,9 +75,7 @@ def test_launches_alternate_a_b_b_a_and_neighbours_are_of_one_arm() -> None:
 
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 @pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
-def test_a_change_is_found_with_its_sign_and_what_both_launches_of_a_pair_share_cancels(
-    machine: list[float], change: float, outcome: str
-) -> None:
+def test_signed_change_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
     """The machine is up to twice as slow from pair to pair: noise for the neighbours, none for the pairs."""
     a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
     decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)
@@ -96,7 +94,7 @@ def test_neighbours_of_one_arm_tell_of_noise() -> None:
     assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "not believed beyond the floor"
 
 
-def test_as_much_noise_as_change_is_inconclusive_before_all_pairs_are_used_and_at_the_last_anything() -> None:
+def test_noise_as_large_as_change_is_inconclusive() -> None:
     a = [1.0, 1.2, 0.9, 1.1, 0.8, 1.3, 1.0, 0.9]
     decision = decided(a, [1.1, 1.0, 1.2, 0.9, 1.1, 1.0, 1.2, 0.8], tolerance=0.03)
     assert (decision.outcome, decision.pairs < len(a)) == ("inconclusive", True)
@@ -150,7 +148,7 @@ def test_figures_of_a_decision_are_what_they_were() -> None:
         assert (*found, decision.exponent) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
+def test_ignores_a_probe_launches_do_not_follow() -> None:
     """Nor one of three pairs, which are too few for an exponent."""
     a = A[:8]
     b = [1.06 * cost for cost in B[:8]]
@@ -162,7 +160,7 @@ def test_a_probe_that_launches_do_not_follow_changes_nothing() -> None:
     assert found[0] == 0 < found[1]
 
 
-def test_where_the_probe_differs_between_the_arms_both_ways_must_say_it() -> None:
+def test_differing_probes_need_both_to_agree() -> None:
     """Arm B slows the whole process, the probe with it: that must not make its slowdown disappear."""
     a, b = followed(1.2)
     probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
@@ -184,7 +182,7 @@ def test_where_the_probe_differs_between_the_arms_both_ways_must_say_it() -> Non
     assert (decision.outcome, decision.disputed[1]) == ("inconclusive", "passed")
 
 
-def test_an_exponent_estimated_from_the_same_launches_has_its_price() -> None:
+def test_fitted_exponent_widens_the_error() -> None:
     """Less certain by what the exponent is not known, the more the probes of the arms differ by chance."""
     a, b = followed()
     off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
@@ -216,7 +214,7 @@ def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]
 
 @given(some_pairs, st.floats(0.001, 1000))
 @deterministic
-def test_decisions_are_consistent_whatever_the_unit(pairs: list[tuple[float, float]], unit: float) -> None:
+def test_decisions_are_consistent_in_any_unit(pairs: list[tuple[float, float]], unit: float) -> None:
     a, b = ([pair[arm] for pair in pairs] for arm in (0, 1))
     decision = look(a, b)
     scaled = look([unit * cost for cost in a], [unit * cost for cost in b])
@@ -230,7 +228,7 @@ def test_decisions_are_consistent_whatever_the_unit(pairs: list[tuple[float, flo
     assert len(pairs) < MAX_PAIRS or decision.outcome != "undecided"
 
 
-def test_the_smallest_change_that_is_found_falls_with_the_pairs() -> None:
+def test_detectable_change_shrinks_with_pairs() -> None:
     """As the lab's table has it: 7.1 sigma / sqrt(8) by simulation, 6.5 by the formula; 6.0 at 12."""
     sigma = 1e-6
     assert minimum_detectable_difference(sigma, 8) == pytest.approx(6.5 * sigma / math.sqrt(8), rel=0.03)
@@ -243,7 +241,7 @@ def test_a_tolerance_out_of_range_is_named() -> None:
         decided([1.0], [1.0], tolerance=0.0)
 
 
-def test_an_exponent_that_was_fitted_costs_freedom() -> None:
+def test_fitted_exponent_costs_freedom() -> None:
     found = paired_test.Differences([0.01, -0.02, 0.03, 0.0, 0.02, -0.01], [0.01] * 5)
     plain, fitted = (paired_test._evidence(found, each, 2.6).degrees for each in (None, found))
     assert 0.5 < fitted < plain

@@ -28,7 +28,7 @@ def names(now: Any) -> list[str]:
     return [line.split()[0] for line in calls(now)]
 
 
-def test_what_is_new_or_gone_comes_before_what_is_called_more_often() -> None:
+def test_new_or_gone_calls_precede_more_frequent_ones() -> None:
     more = [Work(name="aten::mm", calls=26, us=9800), BEFORE.operators[1]]
     now = BEFORE.replace(operators=(*more, Work(name="CloneBackward0", calls=8, us=20)))
     assert explained(taken(), taken(now), "arm A").calls == (
@@ -38,7 +38,7 @@ def test_what_is_new_or_gone_comes_before_what_is_called_more_often() -> None:
     )
 
 
-def test_of_equal_changes_the_most_calls_are_first_and_kernels_and_views_are_last() -> None:
+def test_equal_changes_put_kernels_and_views_last() -> None:
     calls = {"permute": (80, 900), "softmax": (4, 100), "exp": (4, 200), "bmm": (24, 100)}
     now = plus(*(Work(name=f"aten::{name}", calls=count, us=us) for name, (count, us) in calls.items()))
     assert names(now) == ["aten::bmm", "aten::exp", "aten::softmax", "aten::permute"]
@@ -64,7 +64,7 @@ def test_unsteady_calls_are_not_compared() -> None:
     assert found(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
 
 
-def test_many_differences_are_cut_and_of_several_ranks_those_that_differ_most_are_named() -> None:
+def test_cuts_many_differences_and_names_ranks() -> None:
     now = plus(*(Work(name=f"aten::new{number}", calls=1, us=number) for number in range(9)))
     assert len(calls(now)) == MOST_CALLS + 1
     assert calls(now)[-1] == "and 4 more names are called more or less often"
@@ -74,7 +74,7 @@ def test_many_differences_are_cut_and_of_several_ranks_those_that_differ_most_ar
     assert ranks.calls == ("aten::bmm 0 -> 24 calls a step (rank 1)",)
 
 
-def test_the_part_that_grew_is_named_beside_what_did_not() -> None:
+def test_names_the_part_that_grew_beside_others() -> None:
     split = BEFORE.split.replace(step_us=121_000, exposed_us={"all_gather": 31_800}, idle_us=19_200)
     now = BEFORE.replace(split=split, kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=51_800)))
     assert found(now).hints == (
@@ -92,7 +92,7 @@ def test_the_part_that_grew_is_named_beside_what_did_not() -> None:
     assert not calls(now)
 
 
-def test_a_slower_collective_on_a_cpu_is_named_first() -> None:
+def test_names_a_slower_cpu_collective_first() -> None:
     """The same calls: only times differ."""
     slower = [{**each, "dur": 480} if each.get("name") == "gloo:all_reduce" else each for each in cpu_trace()]
     told = found(*(reduced(trace, "cpu") for trace in (slower, cpu_trace())))
@@ -100,7 +100,7 @@ def test_a_slower_collective_on_a_cpu_is_named_first() -> None:
     assert told.hints[0].startswith("by time, a hint: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")
 
 
-def test_a_part_that_changed_against_the_step_has_no_share_of_it() -> None:
+def test_part_against_the_step_has_no_share_of_it() -> None:
     split = BEFORE.split.replace(step_us=90_000, exposed_us={"all_gather": 16_100}, compute_us=46_000)
     largest = "compute 60.0 -> 46.0 ms (-14.0 of -10.0 ms)"
     told = f"by time, a hint: {largest}, all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)"
@@ -123,7 +123,7 @@ UNLIKE = "the profile of arm A is of another method, device or number of ranks: 
         (taken(BEFORE.replace(device="cpu")), taken(), UNLIKE),
     ],
 )
-def test_without_two_profiles_that_are_alike_it_is_said_why(
+def test_explains_why_profiles_cannot_be_compared(
     before: TakenProfile | None, now: TakenProfile, note: str
 ) -> None:
     assert explained(before, now, "arm A").notes == (note,)

@@ -16,7 +16,7 @@ from perfsuite.verdict.robust import (
 )
 
 
-def test_the_clipped_square_is_that_of_a_standard_normal() -> None:
+def test_clipped_square_is_that_of_a_normal() -> None:
     """By parts: the integral of z^2 over [-c, c] is P(|z| < c) - 2 c pdf(c); outside it is c^2."""
     normal = NormalDist()
     clip = SCALE_CLIP
@@ -25,7 +25,7 @@ def test_the_clipped_square_is_that_of_a_standard_normal() -> None:
     assert pytest.approx(expected, abs=1e-6) == robust._SCALE_CLIPPED_SQUARE
 
 
-def test_quantiles_have_three_digits_logs_are_sorted_and_squares_are_about_the_median() -> None:
+def test_quantiles_logs_and_squares_are_exact() -> None:
     assert (Z_99, Z_95_ONE_SIDED) == (2.576, 1.645)
     assert sorted_logs([math.e, 1.0]) == [0.0, 1.0]
     assert squares([0.0, 1.0, 4.0]) == [1.0, 0.0, 9.0]
@@ -48,7 +48,7 @@ def test_t_quantile_is_close_and_never_too_small(degrees: float, exact: dict[flo
         assert t_quantile(z, 0.001) == math.inf, "of no knowledge it is endless"
 
 
-def test_the_location_is_a_mean_of_values_clipped_at_two_sigmas_on_either_side() -> None:
+def test_location_clips_values_at_two_sigmas() -> None:
     for values, sigma, expected in (
         *(([-0.01, -0.005, 0.0, 0.005, large], 0.01, (-0.01 + 0.02) / 5) for large in (0.05, 50.0)),
         ([-1000.0, 0.0, 0.0, 0.0, 1.5], 1.0, (-2 + 1.5) / 5),
@@ -58,7 +58,7 @@ def test_the_location_is_a_mean_of_values_clipped_at_two_sigmas_on_either_side()
         assert location(values, sigma) == pytest.approx(expected)
 
 
-def test_squares_below_the_clip_are_only_rescaled_and_one_large_one_in_ten_hardly_counts() -> None:
+def test_one_large_square_in_ten_hardly_counts() -> None:
     """One step: all four are below 1.5^2 of their own variance, and the iteration goes on from there."""
     assert clipped_variance([], 0) == 0.0
     even = [1.0] * 4
@@ -68,7 +68,7 @@ def test_squares_below_the_clip_are_only_rescaled_and_one_large_one_in_ten_hardl
     assert clipped_variance([*[1.0] * 5, *[1e6] * 5], 9) > 1e5
 
 
-def test_the_variance_reproduces_itself_and_a_prior_counts_by_its_degrees() -> None:
+def test_variance_reproduces_itself_with_a_prior() -> None:
     residuals = [0.1, 0.4, 1.0, 2.0, 3.0, 40.0]
     variance = clipped_variance(residuals, 5, prior=0.5, prior_degrees=2)
     clipped = sum(min(each, SCALE_CLIP**2 * variance) for each in residuals) / 0.7784655

@@ -50,7 +50,7 @@ def session(available: Sequence[float], baseline: Sequence[float] = BASELINE) ->
 
 
 @given(baselines, some_launches, st.floats(1e-6, 1e6), st.randoms())
-def test_an_outcome_is_as_its_interval_and_units_and_the_order_of_launches_change_nothing(
+def test_outcome_matches_its_interval_in_any_unit(
     baseline: list[float], launches: list[float], unit: float, random: Random
 ) -> None:
     here = judge(launches, baseline)
@@ -68,7 +68,7 @@ def test_an_outcome_is_as_its_interval_and_units_and_the_order_of_launches_chang
 
 
 @given(baselines, some_launches, st.floats(0, 0.2), st.floats(0.001, 0.2))
-def test_a_larger_drop_is_never_judged_milder_nor_more_of_a_baseline_less_sure(
+def test_larger_drop_is_never_judged_milder(
     baseline: list[float], launches: list[float], drop: float, further: float
 ) -> None:
     """Sure within the class's noise. Beyond it, a repeated "outlier" can prove to be a second mode."""
@@ -83,7 +83,7 @@ def test_a_larger_drop_is_never_judged_milder_nor_more_of_a_baseline_less_sure(
 
 
 @given(st.floats(1.0, 1e9), st.integers(0, MAX_LAUNCHES - 1), st.integers(1, MAX_LAUNCHES))
-def test_one_slow_launch_of_any_size_is_never_a_regression(slow: float, place: int, launches: int) -> None:
+def test_one_slow_launch_never_regresses(slow: float, place: int, launches: int) -> None:
     today = [*UNCHANGED, *UNCHANGED][:launches]
     today[place % launches] *= slow
     assert judge(today).outcome != "regressed"
@@ -91,7 +91,7 @@ def test_one_slow_launch_of_any_size_is_never_a_regression(slow: float, place: i
     assert judge(today).outcome != "improved"
 
 
-def test_one_bad_launch_is_harmless_today_and_in_the_baseline() -> None:
+def test_one_bad_launch_is_harmless_in_both_samples() -> None:
     for slow, place in itertools.product((1.05, 1.1, 2.0, 100.0), (0, 1, 2)):
         today = [s * slow if at == place else s for at, s in enumerate(UNCHANGED)]
         assert session(today).outcome == "passed"
@@ -124,7 +124,7 @@ def test_what_launches_say(today: list[float], settings: dict[str, Any], outcome
     assert judge(today, **settings).outcome == outcome
 
 
-def test_too_noisy_stops_early_and_says_blind_if_the_tolerance_is_below_its_minimum() -> None:
+def test_too_noisy_stops_early_and_may_be_blind() -> None:
     decision = judge([1.03, 1.01, 1.02, 1.0, 1.04, 1.02], noise=LOUD)
     assert (decision.outcome, decision.blind) == ("inconclusive", True)
     assert decision.launches_used < MAX_LAUNCHES
@@ -133,13 +133,13 @@ def test_too_noisy_stops_early_and_says_blind_if_the_tolerance_is_below_its_mini
     assert judge(UNCHANGED[:3], tolerance=minimum - 1e-6).blind
 
 
-def test_next_to_no_knowledge_of_the_noise_is_a_wide_interval_and_not_an_error() -> None:
+def test_unknown_noise_gives_a_wide_interval() -> None:
     decision = judge([1.0], noise=Noise(sigma=0.01, degrees_of_freedom=0.1))
     assert decision.outcome == "undecided"
     assert decision.interval == (-1.0, math.inf)
 
 
-def test_the_minimum_detectable_drop_follows_noise_baseline_and_launches() -> None:
+def test_detectable_drop_follows_noise_and_launches() -> None:
     usual: dict[str, Any] = {"noise": NOISE, "baseline_launches": 10}
     assert 0.02 < minimum_detectable_drop(**usual) < 0.03
     for changes, times in (
@@ -156,7 +156,7 @@ def test_a_tolerance_out_of_range_is_named(bad: float) -> None:
         judge([1.0], tolerance=bad)
 
 
-def test_noise_has_a_floor_needs_launches_to_spare_and_one_outlier_in_five_changes_it_little() -> None:
+def test_noise_has_a_floor_and_resists_outliers() -> None:
     assert pooled_noise([[1.0] * 5]).sigma == SIGMA_FLOOR
     assert judge([1.0] * 5, [1.0] * 5).interval[1] > 0.001
     for groups, fitted in (([[1.0, 1.1, 0.9]], 0), ([[1.0, 1.1, 0.9, 1.05]], 1)):

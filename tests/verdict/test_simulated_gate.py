@@ -31,7 +31,7 @@ def test_without_scatter_each_drop_has_one_outcome() -> None:
     assert table.minimum_detectable_drop < 0.01
 
 
-def test_so_many_baselines_are_drawn_as_give_the_degrees_of_freedom() -> None:
+def test_draws_baselines_for_the_requested_freedom() -> None:
     """0.8 for each launch beyond a baseline's first; the clipped variance is so efficient."""
     for launches, degrees, baselines in (
         *((10, 30, 4), (5, 30, 9), (5, None, 1), (2, 1, 2), (2, 8, 10), (20, 1, 1)),
@@ -57,14 +57,14 @@ def draw(
 
 
 @pytest.mark.parametrize(("session_sigma", "of_means"), [(0.0, 0.01 / math.sqrt(50)), (0.05, 0.05)])
-def test_launches_scatter_and_a_session_may_be_apart(session_sigma: float, of_means: float) -> None:
+def test_launches_scatter_and_sessions_may_differ(session_sigma: float, of_means: float) -> None:
     before, today = draw(session_sigma=session_sigma)
     assert pstdev(before) == pytest.approx(0.01, rel=0.1)
     assert pstdev(today) == pytest.approx(of_means, rel=0.1)
     assert abs(fmean(before)) < 0.001
 
 
-def test_one_launch_in_20_is_contaminated_by_10_percent_and_the_rest_has_heavy_tails() -> None:
+def test_one_launch_in_20_is_10_percent_slow() -> None:
     before, today = draw(sigma=1e-9, trials=4000, is_contaminated=True)
     assert fmean(today) / math.log(1.1) == pytest.approx(1 / 20, abs=0.0012)  # of 200,000 launches
     assert {round(math.exp(value), 4) for value in before} == {1.0, 1.1}
@@ -73,7 +73,7 @@ def test_one_launch_in_20_is_contaminated_by_10_percent_and_the_rest_has_heavy_t
     assert fmean(value < -0.0318 for value in tails) == pytest.approx(0.025 * 0.95, abs=0.01)
 
 
-def test_the_gate_is_told_what_it_knows_of_sessions() -> None:
+def test_known_session_noise_raises_the_minimum() -> None:
     told, untold = (
         simulate(sigma=0.01, drops=(0.0,), trials=5, known_session_sigma=known) for known in (0.02, 0.0)
     )
@@ -81,7 +81,7 @@ def test_the_gate_is_told_what_it_knows_of_sessions() -> None:
 
 
 @pytest.mark.simulation
-def test_unchanged_code_passes_in_two_launches_and_a_drop_as_large_as_the_tolerance_is_found() -> None:
+def test_finds_a_tolerance_sized_drop() -> None:
     """Baseline of 10, noise 1 % known from its class, tolerance 3 %. Fixed thresholds stand beside it."""
     table = simulate(sigma=0.01, drops=(-0.03, 0.0, 0.02, 0.03, 0.05), trials=TRIALS, seed=1)
     faster, same, _, slower, slowest = table.rows
@@ -99,7 +99,7 @@ def test_unchanged_code_passes_in_two_launches_and_a_drop_as_large_as_the_tolera
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("sigma", [0.005, 0.01])
-def test_a_drop_of_the_stated_minimum_is_found_95_times_in_100(sigma: float) -> None:
+def test_finds_the_stated_minimum_95_times_in_100(sigma: float) -> None:
     minimum = simulate(sigma=sigma, drops=(0.0,), trials=200).minimum_detectable_drop
     table = simulate(sigma=sigma, tolerance=minimum, drops=(minimum,), trials=1_000)
     assert table.row(minimum).regressed == pytest.approx(0.955, abs=0.02)
@@ -128,7 +128,7 @@ def test_false_alarms_are_few_and_drops_are_found(
 
 
 @pytest.mark.simulation
-def test_high_noise_is_inconclusive_rather_than_wrong() -> None:
+def test_high_noise_is_inconclusive_not_wrong() -> None:
     table = simulate(sigma=0.02, drops=(0.0, 0.03), trials=TRIALS)
     assert table.row(0.0).regressed <= 0.002
     assert table.row(0.03).inconclusive > table.row(0.03).passed
@@ -136,7 +136,7 @@ def test_high_noise_is_inconclusive_rather_than_wrong() -> None:
 
 
 @pytest.mark.simulation
-def test_drift_of_a_session_is_harmless_where_known() -> None:
+def test_known_session_drift_is_harmless() -> None:
     drift: dict[str, Any] = {"sigma": 0.01, "session_sigma": 0.01, "drops": (0.0,), "trials": 1_000}
     assert simulate(**drift).row(0.0).regressed > 0.01
     assert simulate(**drift, known_session_sigma=0.01).row(0.0).regressed <= 0.002
@@ -149,7 +149,7 @@ def test_equal_seeds_give_equal_tables() -> None:
 
 
 @pytest.mark.simulation
-def test_the_same_data_wait_alarms_in_at_most_two_of_1000_nights() -> None:
+def test_equal_data_wait_rarely_alarms() -> None:
     """A wait of 5% of a step that scatters by 30%, and is three times as long in one launch of 20."""
     same = simulated_data_wait.simulate(wait=0.05, scatter=0.3, trials=TRIALS)
     longer = simulated_data_wait.simulate(wait=0.05, scatter=0.3, growth=0.1, trials=200)
@@ -160,7 +160,7 @@ def test_the_same_data_wait_alarms_in_at_most_two_of_1000_nights() -> None:
 
 
 @pytest.mark.simulation
-def test_the_same_start_up_alarms_in_at_most_two_of_1000_nights() -> None:
+def test_equal_start_up_rarely_alarms() -> None:
     """Imports of 5 s that scatter by 5%, and take twice as long in one launch of 20."""
     same = simulated_spans.simulate(seconds=5, scatter=0.05, trials=TRIALS)
     longer = simulated_spans.simulate(seconds=5, scatter=0.05, growth_s=2, trials=200)

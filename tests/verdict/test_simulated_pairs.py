@@ -21,7 +21,7 @@ def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyP
     assert table.minimum_detectable < 0.01
 
 
-def test_the_launches_scatter_and_drift_as_asked_and_one_in_20_is_10_percent_slow(
+def test_launches_scatter_and_drift_as_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = [value for logs in days(1e-9, 0, 24, trials=400, seed=1) for value in logs]
@@ -36,7 +36,7 @@ def test_the_launches_scatter_and_drift_as_asked_and_one_in_20_is_10_percent_slo
     assert pstdev(last) == pytest.approx(0.05, rel=0.1)
 
 
-def test_a_machine_that_drifts_has_slower_and_faster_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drifting_machine_is_slower_and_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.benchmarks.simulated_pairs.DISTURBED", 0.0)
     changed = [abs(logs[12]) > 0.045 for logs in days(1e-9, 0.001, 24, trials=4000, seed=1)]
     assert fmean(changed) == pytest.approx(6 * 0.0014, rel=0.4)  # they begin as often, and last 6 launches
@@ -52,7 +52,7 @@ def test_the_effect_is_that_of_arm_b() -> None:
 
 
 @pytest.mark.simulation
-def test_unchanged_code_is_rarely_called_changed_and_changes_are_found() -> None:
+def test_finds_changes_and_rarely_false_ones() -> None:
     """Noise 1 %, tolerance 3 %."""
     same, slower = simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1).rows
     assert same.regressed + same.improved <= 0.003
@@ -65,14 +65,14 @@ def test_unchanged_code_is_rarely_called_changed_and_changes_are_found() -> None
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("drift", [0.0, 0.05])
-def test_false_alarms_are_as_few_without_drift_and_with_much(drift: float) -> None:
+def test_false_alarms_are_few_with_any_drift(drift: float) -> None:
     row = simulate(sigma=0.01, drift=drift, changes=(0.0,), trials=2_000, seed=3).row(0.0)
     assert row.regressed + row.improved <= 0.005
 
 
 @pytest.mark.simulation
 @pytest.mark.parametrize(("sigma", "two_speeds"), [(0.005, 0.05), (0.01, 0.1), (0.02, 0.15)])
-def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_speeds: float) -> None:
+def test_two_speed_machine_rarely_alarms(sigma: float, two_speeds: float) -> None:
     """Before most pairs had to show a change, 3 to 4.5 % of such comparisons called one."""
     table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=2_000, seed=5)
     none = table.row(0.0)
@@ -82,7 +82,7 @@ def test_a_machine_with_two_speeds_raises_few_false_alarms(sigma: float, two_spe
 
 
 @pytest.mark.simulation
-def test_a_probe_that_launches_follow_finds_more_with_as_few_false_alarms() -> None:
+def test_followed_probe_finds_more_without_alarms() -> None:
     raw, corrected = (
         simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=9)
         for corrects, trials in ((False, 1_000), (True, 4_000))
@@ -96,7 +96,7 @@ def test_a_probe_that_launches_follow_finds_more_with_as_few_false_alarms() -> N
 
 
 @pytest.mark.simulation
-def test_an_arm_that_slows_its_whole_process_is_not_taken_for_a_slow_machine() -> None:
+def test_slow_process_is_no_slow_machine() -> None:
     """One that slows the probe as much as its steps: rarely `passed`, and never where it is large."""
     table = simulate(**{**FOLLOWING, "changes": (0.1, 0.5)}, slows_probe=True, trials=1_000, seed=9)
     assert table.row(0.1).passed < 0.22
@@ -105,7 +105,7 @@ def test_an_arm_that_slows_its_whole_process_is_not_taken_for_a_slow_machine() -
 
 
 @pytest.mark.simulation
-def test_a_probe_that_launches_do_not_follow_changes_little() -> None:
+def test_unfollowed_probe_changes_little() -> None:
     settings = {**FOLLOWING, "sigma": 0.02, "exponent": 0.0, "trials": 1_000}
     raw, corrected = (simulate(**settings, corrects=corrects) for corrects in (False, True))
     for change in (0.0, 0.1):

@@ -73,7 +73,7 @@ def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: di
     assert all(line.startswith("waived: ") and line.endswith(f": {mine.told}") for line in told)
 
 
-def test_beyond_the_bound_or_past_the_date_it_is_red_and_says_why() -> None:
+def test_refuses_an_exceeded_or_expired_waiver() -> None:
     for result, fields, why in (
         (SLOW, {"tolerated": "18.9%"}, "beyond the waiver of tokens_per_s for fake-*: 18.9%"),
         (SLOW, {"until": YESTERDAY}, f"of tokens_per_s for fake-* ended on 2026-11-23, @me, {ISSUE}"),
@@ -88,7 +88,7 @@ def test_beyond_the_bound_or_past_the_date_it_is_red_and_says_why() -> None:
         assert why in told
 
 
-def test_every_regression_of_a_case_needs_a_waiver_and_the_widest_of_two_is_told_alone() -> None:
+def test_every_regression_needs_its_own_waiver() -> None:
     both = counted(GATHER, NEW, timed=SLOW)
     one = [waiver(), waiver(metric="all_gather")]
     is_waived, told = waive(both, one, TODAY)
@@ -99,7 +99,7 @@ def test_every_regression_of_a_case_needs_a_waiver_and_the_widest_of_two_is_told
     assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().told}",))
 
 
-def test_a_waiver_of_steps_does_not_cover_what_an_event_did() -> None:
+def test_steps_waiver_does_not_cover_an_event() -> None:
     kernels = make_finding(quantity="kernels", field="kernels in forward", unit="calls", before=100, now=110)
     for span, is_covered in (("", True), ("evaluate", False)):
         found = counted(kernels.replace(span=span))
@@ -107,7 +107,7 @@ def test_a_waiver_of_steps_does_not_cover_what_an_event_did() -> None:
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "tokens/s"])
-def test_a_waiver_of_the_speed_covers_it_with_stalls(metric: str) -> None:
+def test_speed_waiver_covers_speed_with_stalls(metric: str) -> None:
     is_waived, told = waive(SLOW_WITH_STALLS, [waiver(metric=metric)], TODAY)
     assert is_waived
     assert [line.split(" -")[0] for line in told] == ["waived: tokens/s", "waived: tokens/s with stalls"]
@@ -115,28 +115,28 @@ def test_a_waiver_of_the_speed_covers_it_with_stalls(metric: str) -> None:
     assert waive(images, [waiver(case="*", metric="samples/s", tolerated="60%")], TODAY)[0]
 
 
-def test_stalls_beyond_the_bound_of_the_speed_are_not_waived() -> None:
+def test_speed_waiver_does_not_cover_more_stalls() -> None:
     stalled = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=60_000)] * 3)
     is_waived, told = waive(stalled, [waiver()], TODAY)
     assert not is_waived
     assert told[1].startswith("not waived: tokens/s with stalls -")
 
 
-def test_a_waiver_of_stalls_does_not_cover_the_speed() -> None:
+def test_stall_waiver_does_not_cover_the_speed() -> None:
     is_waived, told = waive(SLOW_WITH_STALLS, [waiver(metric="tokens/s with stalls")], TODAY)
     assert not is_waived
     assert told[-1].startswith("not waived: tokens/s -")
     assert told[-1].endswith(": no waiver of this case names it")
 
 
-def test_the_example_on_the_page_waives_a_slowdown() -> None:
+def test_example_on_the_page_waives_a_slowdown() -> None:
     page = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
     (example,) = re.findall(r"```toml\n(\[\[waiver\]\]\n.*?)```", page, re.DOTALL)
     (fields,) = tomllib.loads(example)["waiver"]
     assert waive(SLOW_WITH_STALLS, [Waiver(**{**fields, "case": "*"})], TODAY)[0]
 
 
-def test_a_regression_whose_size_is_unknown_is_not_waived() -> None:
+def test_does_not_waive_a_regression_of_unknown_size() -> None:
     checks = tuple(each.replace(change=None) for each in SLOW.verdict.checks)
     unknown = SLOW.replace(verdict=SLOW.verdict.replace(checks=checks))
     is_waived, told = waive(unknown, [waiver(metric="*", tolerated="1000%")], TODAY)
@@ -164,14 +164,14 @@ OF = "perf-waivers.toml: the waiver of tokens_per_s for"
 GONE = f"{OF} fake-* is not needed any more: take it out"
 
 
-def test_a_waiver_that_matches_no_case_is_said_if_all_cases_are_known() -> None:
+def test_reports_a_waiver_that_matches_no_case() -> None:
     mine = waiver(case="ddp-*")
     assert remarks([mine], [GOOD], {CASE, "x"}, TODAY) == (f"{OF} ddp-* matches none of the 2 cases here",)
     assert remarks([mine], [GOOD], (), TODAY) == ()
     assert remarks([waiver()], [], {CASE}, TODAY) == ()  # there, and not selected
 
 
-def test_a_waiver_of_what_an_event_did_is_known_by_its_name() -> None:
+def test_event_waiver_is_known_by_its_name() -> None:
     counts = make_counts(spans={"save checkpoint": make_counts(bytes_written=100)})
     run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=counts),))
     saved = make_result(run, verdict=counted(outcome="passed").verdict)
@@ -179,7 +179,7 @@ def test_a_waiver_of_what_an_event_did_is_known_by_its_name() -> None:
     assert told.endswith("is not needed any more: take it out")
 
 
-def test_a_waiver_that_matches_no_metric_is_said_with_those_that_there_are() -> None:
+def test_unmatched_metric_waiver_lists_the_known() -> None:
     (told,) = remarks([waiver(metric="tokens")], [counted(GATHER)], {CASE}, TODAY)
     head = f"{OF.replace('tokens_per_s', 'tokens')} fake-* matches no metric and no count of them, which are "
     assert told.startswith(head)
@@ -189,7 +189,7 @@ def test_a_waiver_that_matches_no_metric_is_said_with_those_that_there_are() -> 
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "nosuch"])
-def test_nothing_is_said_of_a_waiver_that_a_case_which_was_not_measured_may_need(metric: str) -> None:
+def test_ignores_waivers_that_unmeasured_cases_need(metric: str) -> None:
     mine = waiver(metric=metric)
     (said,) = remarks([mine], [GOOD], {CASE, "ddp-other"}, TODAY)
     assert "of the 2 cases" not in said, "it matches one of them"

@@ -66,22 +66,22 @@ def after_steps(steps: int, *names: str) -> dict[str, float]:
     return metrics.result()
 
 
-def test_a_recorder_begins_after_the_first_step_and_looks_after_each_later_one(calls: Asked) -> None:
+def test_recorder_looks_after_each_step(calls: Asked) -> None:
     assert after_steps(3, "called") == {"called": 3}
     assert calls == [("begin", "a model", 1, 2), ("boundary", 2), ("boundary", 3)]
 
 
-def test_a_recorder_without_a_value_and_what_is_read_on_the_driver_leave_none(calls: Asked) -> None:
+def test_recorder_without_a_value_leaves_no_metric(calls: Asked) -> None:
     assert after_steps(1, "silent", "length", "called") == {"called": 2}
 
 
-def test_an_error_of_a_recorder_is_raised_at_the_end_and_names_the_metric(calls: Asked) -> None:
+def test_recorder_error_names_the_metric_at_the_end(calls: Asked) -> None:
     with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
         after_steps(3, "failing", "called")
     assert ("boundary", 3) not in calls  # nothing is asked any more
 
 
-def test_a_metric_that_the_rank_does_not_know_is_an_error() -> None:
+def test_metric_unknown_to_the_rank_is_an_error() -> None:
     with pytest.raises(ExtensionError, match="'gone' is not installed in the environment of the ranks"):
         after_steps(0, "gone")
 

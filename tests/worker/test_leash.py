@@ -49,14 +49,14 @@ def test_who_was_born_too_late_leaves_at_once(
 
 
 @pytest.mark.parametrize("rank", [None, 3])
-def test_who_listens_writes_its_stacks_each_time_it_is_asked(tmp_path: Path, rank: int | None) -> None:
+def test_listener_writes_stacks_at_each_request(tmp_path: Path, rank: int | None) -> None:
     leash.listen(RunDir(tmp_path), rank)
     try:
         file = RunDir(tmp_path).stacks(rank, os.getpid())
         assert file.read_text() == ""
         os.kill(os.getpid(), STACKS_SIGNAL)
         once = file.read_text()
-        assert "test_who_listens_writes_its_stacks_each_time_it_is_asked" in once
+        assert "test_listener_writes_stacks_at_each_request" in once
         os.kill(os.getpid(), STACKS_SIGNAL)
         assert len(file.read_text()) > len(once)
     finally:

@@ -53,7 +53,7 @@ def test_a_rank_writes_before_it_meets_the_others(run_dir: RunDir, monkeypatch: 
     [(DDP(), torch.device("cuda", 1)), (Nanotron(dp=1, pp=2), None)],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_nccl_connects_lazily_where_the_library_would_have_it_so(
+def test_nccl_connects_lazily_if_the_library_would(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, framework: Framework, device_id: Any
 ) -> None:
     init_process_group = Mock(side_effect=StopError)

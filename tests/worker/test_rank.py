@@ -33,7 +33,7 @@ def simulated(directory: Path, *, inject: str | None = None, rank: int = 0) -> R
     return this
 
 
-def test_a_report_holds_times_tokens_probe_and_memory_if_there_is_a_counter(tmp_path: Path) -> None:
+def test_report_has_times_tokens_probe_and_memory(tmp_path: Path) -> None:
     rank = simulated(tmp_path)
     rank.device_probe = {"matmul_tflops": 1.0}
     rank.start()
@@ -52,7 +52,7 @@ def test_a_report_holds_times_tokens_probe_and_memory_if_there_is_a_counter(tmp_
 
 @pytest.mark.fault("something else runs")
 @pytest.mark.parametrize("mismatch", [None, "wrapper: the case asks for 'FSDP'"])
-def test_memory_is_read_when_the_clock_has_stopped_and_before_the_observer_takes_some(
+def test_reads_memory_after_clock_before_observer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mismatch: str | None
 ) -> None:
     """A run that is not the one asked for keeps its figures."""
@@ -85,7 +85,7 @@ def test_memory_is_read_when_the_clock_has_stopped_and_before_the_observer_takes
     assert failure == (None if mismatch is None else ("mismatch", 1))
 
 
-def test_an_injected_fault_lengthens_steps_and_changes_the_report_of_the_last_rank(tmp_path: Path) -> None:
+def test_injected_fault_changes_steps_and_last_rank(tmp_path: Path) -> None:
     def steps(inject: str | None) -> list[float]:
         rank = simulated(tmp_path, inject=inject)
         rank.start()
@@ -188,7 +188,7 @@ def test_the_cause_is_the_last_error_of_a_chain() -> None:
     ],
     ids=["of two lines", "a lone surrogate", "no message", "too long"],
 )
-def test_an_error_is_written_without_figures_even_if_it_cannot_be_written_as_it_is(
+def test_writes_errors_that_cannot_be_written_as_is(
     tmp_path: Path, error: Exception, message: str, end: str
 ) -> None:
     file = RunDir(tmp_path).rank(1)
@@ -239,6 +239,6 @@ def test_a_slow_file_system_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
     assert written[3:] == ["11 256", f"{rank.case.total_steps} 256"], "the last one is never left out"
 
 
-def test_of_a_progress_that_cannot_be_written_nobody_dies(tmp_path: Path) -> None:
+def test_unwritable_progress_ends_nobody(tmp_path: Path) -> None:
     RunDir(tmp_path).progress.mkdir()
     simulated(tmp_path).start()

@@ -9,7 +9,7 @@ from tests.synthetic import git
 ON = f"{CASE.id} on {MACHINE.hardware_class}"
 
 
-def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Path) -> None:
+def test_accept_writes_the_file_and_what_to_commit(repository: Path) -> None:
     result = accept("1", 5)
     assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json" in result
     assert "tokens/s: new -> 50,150" in result
@@ -20,7 +20,7 @@ def test_accept_writes_the_reviewed_file_and_says_what_to_commit(repository: Pat
     assert (held.accepted.by, held.accepted.commit) == ("Ada", git(repository, "rev-parse", "HEAD"))
 
 
-def test_what_cannot_be_read_or_written_refuses_its_own_case_alone(repository: Path) -> None:
+def test_broken_file_stops_only_its_own_case(repository: Path) -> None:
     other = CASE.replace(micro_batch=3)
     measured("1", 5, case=other)
     measured("1", 5)
@@ -51,7 +51,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(repository: Path) -> None:
     assert "by a[bot]" in commands.flat(told("list"))
 
 
-def test_every_class_of_the_newest_session_is_accepted_or_the_one_that_is_named(repository: Path) -> None:
+def test_accepts_every_class_or_the_named_one(repository: Path) -> None:
     """As cases of one node and of two, whose class has the interconnect, and what another machine was."""
     two = CASE.replace(topology=CASE.topology.replace(nodes=2))
     nodes = MACHINE.replace(hardware_class=f"{MACHINE.hardware_class}-ib400", nodes=2)

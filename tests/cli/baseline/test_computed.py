@@ -30,7 +30,7 @@ def test_the_same_computation_has_no_differences() -> None:
     assert differences() == []
 
 
-def test_the_loss_is_listed_with_the_part_that_differs_most() -> None:
+def test_lists_the_most_different_loss_part() -> None:
     loss = tuple(1.5 * value for value in RUN.loss)
     loss = (*loss[:5], 9.0, *loss[6:])
     assert differences(loss=loss) == [
@@ -50,7 +50,7 @@ def test_figures_of_the_computation_are_listed(figure: str, value: float | None,
     assert differences(figures=FIGURES.replace(**{figure: value})) == [said]
 
 
-def test_halved_elements_and_other_dtypes_are_listed() -> None:
+def test_lists_halved_elements_and_new_dtypes() -> None:
     dtypes = {"parameters": {"float32": 500}, "gradients": {"bfloat16": 1000}}
     assert differences(dtypes=dtypes) == [
         "dtypes.parameters.float32: 1000 -> 500",
@@ -71,7 +71,7 @@ def test_fields_of_the_case_are_listed() -> None:
     assert differences(case=RUN.case.replace(learning_rate=0.5)) == ["case.learning_rate: 0.001 -> 0.5"]
 
 
-def test_one_edited_launch_is_listed_if_the_median_is_the_same() -> None:
+def test_lists_one_edited_launch_of_equal_median() -> None:
     before = baseline.from_runs([RUN] * 3)
     launches = [documents.plain(each) for each in before.launches]
     launches[1]["figures"]["gradient_norm"] = 2
@@ -83,7 +83,7 @@ def test_one_edited_launch_is_listed_if_the_median_is_the_same() -> None:
     ]
 
 
-def test_a_baseline_of_counts_lists_what_was_computed() -> None:
+def test_count_baseline_lists_what_was_computed() -> None:
     run = launch(counts()).replace(figures=FIGURES, loss=RUN.loss, observed=OBSERVED, dtypes=RUN.dtypes)
     other = run.replace(
         figures=FIGURES.replace(tokens_given=2048.0),

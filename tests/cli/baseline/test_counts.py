@@ -48,7 +48,7 @@ def test_counts_are_accepted_with_the_times(repository: Path) -> None:
     assert accepted() == before
 
 
-def test_counts_alone_are_accepted_from_one_launch_on_any_machine_or_from_a_dry_run(repository: Path) -> None:
+def test_accepts_counts_from_one_launch_or_dry_run(repository: Path) -> None:
     accept("1", 5, status=2, **seen(dry=True))  # which has no times
     told("accept", "--counts")
     held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))
@@ -60,7 +60,7 @@ def test_counts_alone_are_accepted_from_one_launch_on_any_machine_or_from_a_dry_
     ]
 
 
-def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(repository: Path) -> None:
+def test_refuses_partial_dry_run_baselines(repository: Path) -> None:
     whole = seen(counts(), MORE, case=CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")), dry=True)
     alone = {**whole, "counts": whole["counts"][:1]}
     measured("1", 1, **whole)
@@ -69,7 +69,7 @@ def test_a_dry_run_of_the_first_rank_alone_is_no_baseline_where_ranks_differ(rep
     counted("4", 1, **{**alone, "case": CASE})
 
 
-def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
+def test_keeps_every_rank_of_the_baseline(repository: Path) -> None:
     whole = seen(counts(), MORE)
     counted("1", 1, **whole)
     result = counted("2", 1, "--reason", "why not", status=1, **{**whole, "counts": whole["counts"][:1]})
@@ -87,13 +87,13 @@ def test_a_rank_that_the_baseline_has_is_never_lost(repository: Path) -> None:
     ],
     ids=["not counted", "injected", "failed", "a dry run of another rank alone"],
 )
-def test_what_tells_nothing_of_a_case_is_never_accepted(repository: Path, changes: dict[str, Any]) -> None:
+def test_never_accepts_what_says_nothing(repository: Path, changes: dict[str, Any]) -> None:
     result = counted("1", 5, status=2, **changes)
     assert "no counted launch of a case matching '*' in .perfsuite/runs" in result
     assert "Measure first, without --perf-no-counts" in result
 
 
-def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository: Path) -> None:
+def test_more_work_needs_a_reason(repository: Path) -> None:
     accept("1", 5, **seen())
     before = written()
     measured("2", 5, tokens_per_s=60_000, **seen(MORE))
@@ -111,7 +111,7 @@ def test_more_work_needs_a_reason_and_without_one_nothing_is_written(repository:
     assert " host reads in forward: 1 -> 40, in optimizer: 39 -> 0 a step " in split
 
 
-def test_earlier_sessions_and_other_versions_make_no_count_unsteady(repository: Path) -> None:
+def test_ignores_earlier_sessions_and_versions(repository: Path) -> None:
     measured("1", 5, **seen(MORE))
     old = launch(counts(host_reads={}), torch="2.12.0")
     keep("2", [*measured("2", 2, counts=old.counts, observed=old.observed), *measured("2", 5, **seen())])
@@ -119,7 +119,7 @@ def test_earlier_sessions_and_other_versions_make_no_count_unsteady(repository: 
     assert (accepted().launches, accepted().unsteady) == (5, ())
 
 
-def test_another_method_needs_a_reason_and_a_file_of_another_schema_is_refused(repository: Path) -> None:
+def test_another_method_needs_a_reason(repository: Path) -> None:
     counted("1", 1, **seen(counts(method="dispatch-0")))
     refused = counted("2", 1, status=1, **seen())
     said = "counted by the method 'dispatch-2', before by 'dispatch-0': not comparable"
@@ -178,7 +178,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     assert f"{CASE.id} counted on cpu\n  launches: 3 -> removed\n" in told("diff")
 
 
-def test_diff_says_once_what_is_true_of_several_ranks(repository: Path) -> None:
+def test_diff_merges_what_several_ranks_share(repository: Path) -> None:
     """Their bytes differ in a digit that is not shown."""
     counted("1", 1, **seen(counts(), counts(host_reads={"forward": 2})))
     commit(repository)

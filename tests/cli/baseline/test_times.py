@@ -30,9 +30,7 @@ UNLIKE = "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa
         ({"observed": EAGER_ATTENTION}, UNLIKE),
     ],
 )
-def test_runs_that_are_no_evidence_are_never_accepted(
-    repository: Path, changes: dict[str, Any], why: str
-) -> None:
+def test_never_accepts_runs_without_evidence(repository: Path, changes: dict[str, Any], why: str) -> None:
     measured("1", 5, **changes)
     result = accept("2", 4, "--sessions", "2", status=1, observed=WITH_SDPA)
     assert "4 healthy launches, a baseline needs 5" in result
@@ -46,7 +44,7 @@ AS_BEFORE, SLOW = (make_figures(probe_s_p50=each) for each in (0.002, 0.02))
 USUAL = make_run(case=CASE, machine=MACHINE, figures=AS_BEFORE)
 
 
-def test_another_machine_is_accepted_by_its_own_option_and_by_no_reason(repository: Path) -> None:
+def test_another_machine_needs_its_option(repository: Path) -> None:
     """It is one machine: the newest launch tells which, those at another speed are not taken with it."""
     accept("1", 5, figures=AS_BEFORE)
     result = accept("2", 5, "--reason", "new", status=1, figures=SLOW, against=accepted())
@@ -60,7 +58,7 @@ def test_another_machine_is_accepted_by_its_own_option_and_by_no_reason(reposito
     assert "3 healthy launches, a baseline needs 5 (left out: 4 unhealthy)" in result
 
 
-def test_launches_that_their_session_set_aside_are_left_out_and_counted(repository: Path) -> None:
+def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
     """Beside a local baseline: there is no reviewed one whose probe could tell."""
     local = from_runs(measured("1", 3, figures=AS_BEFORE))
     keep("2", [USUAL] * 5 + [USUAL.replace(figures=SLOW)] * 3, local)
@@ -68,13 +66,13 @@ def test_launches_that_their_session_set_aside_are_left_out_and_counted(reposito
     assert {launch.figures.probe_s_p50 for launch in accepted().launches} == {0.002}
 
 
-def test_a_disturbed_machine_is_no_baseline_whatever_the_reason(repository: Path) -> None:
+def test_never_accepts_a_disturbed_machine(repository: Path) -> None:
     measured("1", 5, health=DISTURBED)
     for options in ((), ("--reason", "I insist"), ("--another-machine",)):
         assert "0 healthy launches, a baseline needs 5 (left out: 5 " in told("accept", *options, status=1)
 
 
-def test_launches_that_their_session_did_not_judge_are_never_accepted(repository: Path) -> None:
+def test_never_accepts_unjudged_launches(repository: Path) -> None:
     """An interrupted case is in no results; nothing is known of a session whose results cannot be read."""
     run = measured("1", 5)[0]
     results = Path(".perfsuite/runs/1/results.json")
@@ -115,7 +113,7 @@ WHY = "say why with --reason"
         (memory(None), memory(1), None),
     ],
 )
-def test_what_is_worse_needs_a_reason_and_nothing_else_does(
+def test_only_a_regression_needs_a_reason(
     repository: Path, before: dict[str, Any], now: dict[str, Any], said: str | None
 ) -> None:
     accept("1", 5, **before)
@@ -132,7 +130,7 @@ def test_what_is_worse_needs_a_reason_and_nothing_else_does(
     assert {launch.session for launch in accepted().launches} == {"2"}
 
 
-def test_several_sessions_are_pooled_on_request_even_across_an_update_which_is_said(repository: Path) -> None:
+def test_pools_sessions_across_an_update(repository: Path) -> None:
     before, after = ({"torch": version, "nccl": "2.28"} for version in ("2.12.0", "2.13.0"))
     measured("1", 3, observed=Observed(settings={}, environment=before))
     measured("2", 2, inject="leak=20%")
@@ -146,7 +144,7 @@ def test_several_sessions_are_pooled_on_request_even_across_an_update_which_is_s
     assert held.observed.environment["torch"] == "2.13.0"
 
 
-def test_metrics_of_other_packages_are_shown_and_judged(repository: Path, packages: Packages) -> None:
+def test_shows_and_judges_package_metrics(repository: Path, packages: Packages) -> None:
     code = """
         from perfsuite.results import Metric
 
@@ -173,7 +171,7 @@ def write_profile(profile: Profile) -> None:
         documents.write(run_dir.profile(rank), RankProfileFile(profile=profile))
 
 
-def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> None:
+def test_accepts_the_newest_sessions_profile(repository: Path) -> None:
     file = REVIEWED.profiles.reviewed_file(MACHINE.hardware_class, CASE.id)
     accept("1", 5)
     assert not file.exists()
@@ -193,7 +191,7 @@ def test_accept_takes_the_profile_of_the_newest_session(repository: Path) -> Non
     assert "profile: removed" in told("diff")
 
 
-def test_counts_are_accepted_unless_the_profile_says_that_they_lack_work(repository: Path) -> None:
+def test_rejects_counts_that_lack_profiled_work(repository: Path) -> None:
     measured("1", 5, counts=launch().counts)
     for share, files in ((0.9, 0), (0.0, 1)):
         write_profile(unseen_profile(share))

@@ -23,7 +23,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("statuses", "code"), [(("pass",), 0), (("pass", "unknown"), 3), (("unknown", "fail", "pass"), 1)]
 )
-def test_the_exit_status_is_that_of_the_worst_check(
+def test_exit_status_is_the_worst_checks(
     statuses: tuple[Status, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy machine, of which nobody can tell whether it is good, hides no fault."""
@@ -53,7 +53,7 @@ NVML = "NVML found no GPU: NVML/RM version mismatch."
         ("x100", make_machine(), "", "--expect x100: did you mean 'v100'? begin with one of cpu, "),
     ],
 )  # fmt: skip
-def test_a_machine_that_is_not_what_is_expected_is_an_error(
+def test_unexpected_machine_is_an_error(
     monkeypatch: pytest.MonkeyPatch, marker: str, here: Any, found: str, said: str
 ) -> None:
     examined = passed("machine", "")
@@ -74,7 +74,7 @@ def test_the_quick_part_on_this_machine() -> None:
     assert [row.status for row in rows if row.check == "torch"] == ["pass"]
 
 
-def test_a_probe_that_dies_or_lacks_a_package_is_a_row_that_says_so(
+def test_dying_probe_is_a_failed_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -93,7 +93,7 @@ def test_a_probe_that_dies_or_lacks_a_package_is_a_row_that_says_so(
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_broken_extension_ends_it_before_launches(
+def test_broken_extension_stops_launches(
     monkeypatch: pytest.MonkeyPatch, packages: Packages, broken: bool
 ) -> None:
     """Each launch would end in that error, and every other row would be lost."""

@@ -60,7 +60,7 @@ def test_a_gpu_unlike_the_others_is_named(function: str, answer: object, check: 
     assert ("nvidia-fabricmanager" in str(rows[check].advice)) == (function == "fabric")
 
 
-def test_what_nvml_does_not_tell_is_unknown_and_without_nvlink_there_is_no_row_of_it() -> None:
+def test_unreported_nvml_values_are_unknown() -> None:
     no = Nvml.NVMLError_NotSupported("Not Supported")
     silent = {
         **{f"nvmlDeviceGet{name}": no for name in ("EccMode", "EnforcedPowerLimit", "NvLinkState")},
@@ -75,7 +75,7 @@ def test_what_nvml_does_not_tell_is_unknown_and_without_nvlink_there_is_no_row_o
     assert "Driver Not Loaded" in row.found
 
 
-def test_gpus_are_compared_with_each_other_and_with_their_data_sheet() -> None:
+def test_compares_gpus_with_peers_and_data_sheet() -> None:
     reports = [
         make_report(rank, device_probe={"copy_gb_s": 3000.0 if rank != 3 else 2400.0, "matmul_tflops": 700.0})
         for rank in range(8)

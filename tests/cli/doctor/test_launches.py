@@ -13,7 +13,7 @@ from tests.samples import make_gpu_machine, make_launches, make_machine, make_re
 RECORDED = Verdict(outcome="recorded", launches=LAUNCHES)
 
 
-def test_a_few_launches_tell_rates_health_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_launches_show_rates_health_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(case: Any, machine: Any, directory: Path, reference: Any, how: Any) -> Any:
         how.on_launch(case, 1)
         report = make_report(device_probe={"matmul_tflops": 700.0})
@@ -40,7 +40,7 @@ def test_launches_that_were_set_aside_fail() -> None:
     ("speeds", "status"),
     [((1.0, 1.01, 0.99, 1.005, 0.995), "pass"), ((1.0, 1.6, 0.7, 1.3, 0.8), "fail"), ((1.0, 1.0), "unknown")],
 )
-def test_noise_says_which_tolerance_the_machine_can_hold(speeds: tuple[float, ...], status: str) -> None:
+def test_noise_says_which_tolerance_holds(speeds: tuple[float, ...], status: str) -> None:
     """A failed launch is no evidence of it."""
     runs = [*make_launches(*speeds), make_run(failure={"kind": "crash", "message": "x"})]
     row = noise_row(runs, RECORDED.replace(launches=len(runs)), make_machine())

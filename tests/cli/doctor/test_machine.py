@@ -19,7 +19,7 @@ def checked(machine: Machine, root: Path) -> dict[str, Row]:
     return {row.check: row for row in system_rows(machine, root=root)}
 
 
-def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_here() -> None:
+def test_names_the_machine_and_its_markers() -> None:
     rows = machine_rows(H100)
     assert [(row.status, row.found) for row in rows] == [
         ("pass", "h100-80gb-sxm: 8 GPUs, NVIDIA H100 80GB HBM3, 80 GiB"),
@@ -36,7 +36,7 @@ def test_the_machine_is_named_with_its_peak_and_the_markers_that_select_cases_he
     assert "add it to perfsuite/case/accelerators.json" in str(peak.advice)
 
 
-def test_a_container_grants_all_of_the_visible_cores_time(tmp_path: Path) -> None:
+def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
     def cores(quota: str, machine: Machine) -> Row:
         documents.write_text(tmp_path / "sys/fs/cgroup/cpu.max", quota)
         return checked(machine, tmp_path)["cores"]
@@ -78,7 +78,7 @@ def test_shared_memory_matters_to_several_gpus(
     assert (remedy in str(row.advice)) == (mib == 64)
 
 
-def test_gpus_that_a_process_does_not_see_are_told_with_the_remedy(tmp_path: Path) -> None:
+def test_hidden_gpus_are_reported_with_a_remedy(tmp_path: Path) -> None:
     """On a machine of four GPUs, a network card, and a bridge of NVIDIA."""
     for number, (vendor, kind) in enumerate([*[("0x10de", "0x030200")] * 4, ("0x15b3", "0x020000")]):
         documents.write_text(tmp_path / f"sys/bus/pci/devices/{number}/vendor", f"{vendor}\n")
@@ -100,7 +100,7 @@ def test_who_else_uses_the_machine() -> None:
     assert (row.status, row.found) == ("unknown", "2,048 MiB of GPU 3 held by python (pid 7)")
 
 
-def test_extensions_are_listed_and_bad_ones_say_what_is_wrong(packages: Packages) -> None:
+def test_lists_extensions_and_explains_bad_ones(packages: Packages) -> None:
     row = extensions_row()
     assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
     packages.install("perf-mine", MINE, frameworks="mine = perf_mine:Mine")

@@ -50,7 +50,7 @@ def test_the_peak_is_what_was_allocated(read: int, status: str) -> None:
     ],
     ids=str,
 )
-def test_the_clock_agrees_with_others_and_costs_little(changes: Any, check: str, status: str) -> None:
+def test_clock_agrees_with_others_cheaply(changes: Any, check: str, status: str) -> None:
     assert {row.check: row.status for row in clock_rows(CLOCK)} == USUAL
     rows = clock_rows(CLOCK.replace(**changes))
     assert {row.check: row.status for row in rows} == {**USUAL, check: status}
@@ -80,7 +80,7 @@ def test_the_probe_trains_on_this_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert memory_row(probed.memory, probed.expected_peak).status == "pass"
 
 
-def test_gpus_that_the_installed_torch_cannot_use_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"wrong for {machine.device_name}")
     row = probe(make_gpu_machine("NVIDIA H200"), quick=True)
     assert isinstance(row, Row)

@@ -29,7 +29,7 @@ def test_fsdp_is_forced_on_a_cpu_and_said(
     assert precisions == ([] if precision == "no" else [precision])
 
 
-def test_the_launchers_own_code_turns_a_file_into_environment_and_a_users_is_removed(
+def test_turns_a_file_into_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("ACCELERATE_MIXED_PRECISION", "FSDP_VERSION", "TORCH_FSDP"):

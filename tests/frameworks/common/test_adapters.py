@@ -135,19 +135,19 @@ def test_of_a_named_model_the_layers_are_checked(targets: Any, differs: str | No
 
 
 @pytest.mark.parametrize("lora", [LoRA(rank=8, alpha=8), LoRA(rank=4, alpha=4)])
-def test_of_a_named_model_rank_and_alpha_are_checked(lora: LoRA) -> None:
+def test_checks_rank_and_alpha_of_a_named_model(lora: LoRA) -> None:
     model = adapted(target_modules=["to_q"])
     assert difference(NAMED.replace(lora=lora.replace(targets=("to_q",))), model) == "lora"
 
 
-def test_how_many_layers_is_unknown_of_a_named_model() -> None:
+def test_named_models_layer_count_is_unknown() -> None:
     model = adapted(target_modules=["to_q"], layers_to_transform=[0], layers_pattern="down_blocks")
     lora = LoRA(rank=4, alpha=8, targets=("to_q",))
     assert difference(NAMED.replace(lora=lora), model) is None
     assert difference(TINY.replace(lora=lora), model) == "adapters"
 
 
-def test_what_a_case_asks_for_is_told_by_short_names() -> None:
+def test_names_requested_adapters_briefly() -> None:
     """Unless that is what is told of what runs: then the difference is in the whole names."""
     model = adapted(target_modules=["to_q"], layers_to_transform=[0], layers_pattern="down_blocks")
     expected = partial(finetuning.expected, model=model, blocks=blocks_of(model))

@@ -17,7 +17,7 @@ def test_the_digest_is_of_the_content() -> None:
     assert one.digest == same.digest != other.digest
 
 
-def test_the_text_is_read_as_it_is_and_stays_with_the_case(tmp_path: Path) -> None:
+def test_keeps_the_text_with_the_case(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("a: 1  # one\n")
     config = Mine(text=Mine.read_text(file))
@@ -34,9 +34,7 @@ def test_the_text_is_read_as_it_is_and_stays_with_the_case(tmp_path: Path) -> No
         (b"a: [1", "{file}: not YAML (while parsing a flow sequence"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_what_to_give(
-    tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_unreadable_file_says_what_to_give(tmp_path: Path, content: bytes | None, said: str) -> None:
     file = tmp_path / "mine.yaml"
     if content is not None:
         file.write_bytes(content)
@@ -47,7 +45,7 @@ def test_what_cannot_be_read_is_named_with_what_to_give(
 
 
 @pytest.mark.parametrize("content", ["a: 1\ncomet:\n  api_key: hidden\n", "a: 1\nb:\n  c: hf_" + "a1" * 15])
-def test_a_file_with_a_secret_is_refused_and_not_repeated(tmp_path: Path, content: str) -> None:
+def test_refuses_a_secret_without_repeating_it(tmp_path: Path, content: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(content)
     with pytest.raises(FileError, match="line 3 looks like a secret") as raised:

@@ -19,7 +19,7 @@ ADAPTED = TINY.replace(lora=LoRA(rank=4, alpha=8), learning_rate=1e-2)
 ADAPTERS_ONLY = {"trained": "adapters only", "quantised_layers": "0"}
 
 
-def test_adapters_begin_as_nothing_on_the_same_model() -> None:
+def test_adapters_start_as_zero_on_the_model() -> None:
     assert losses(ADAPTED, 1) == losses(TINY, 1)
 
 
@@ -52,7 +52,7 @@ def test_of_a_model_trained_in_full_it_is_said() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_a_layer_that_is_trained_beside_adapters_belongs_to_them() -> None:
+def test_trained_layers_belong_to_adapters() -> None:
     """As peft's `modules_to_save`: it is stored with the adapter."""
     from peft import LoraConfig, get_peft_model
 
@@ -63,7 +63,7 @@ def test_a_layer_that_is_trained_beside_adapters_belongs_to_them() -> None:
     assert finetuning.observed(peft)["trained"] == "others", "it has thawed"
 
 
-def test_the_share_of_frozen_weights_is_by_what_is_multiplied() -> None:
+def test_frozen_share_is_by_multiplied_weights() -> None:
     """Not by how it is packed: two 4-bit weights are one byte."""
     built: Any = build_model(TINY, CPU)
     assert finetuning.frozen_share(built) == 0
@@ -153,7 +153,7 @@ def not_pefts(kind: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_adapters_of_other_libraries_have_the_rank_that_is_asked_for_where_it_is_seen(kind: str) -> None:
+def test_foreign_adapters_have_the_rank_asked_for(kind: str) -> None:
     model = not_pefts(kind)
     told = finetuning.observed(model)
     seen = "4" if kind in ("loralib", "torchtune") else "not seen"
@@ -191,9 +191,7 @@ def peft_on_two() -> torch.nn.Module:
     ],
     ids=["peft", "loralib", "sharded"],
 )
-def test_adapters_that_nobody_asked_for_are_refused(
-    model: Callable[[], torch.nn.Module], are: str, say: str
-) -> None:
+def test_refuses_adapters_nobody_asked_for(model: Callable[[], torch.nn.Module], are: str, say: str) -> None:
     built = model()
     said = f"lora: the case says none, but only adapters are trained, {are}. FLOPs go by it: say lora={say}"
     with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):

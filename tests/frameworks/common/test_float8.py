@@ -30,13 +30,13 @@ TENSORWISE = TINY.replace(framework=DDP(float8="tensorwise"))
         (Accelerate(strategy="fsdp2"), None),
     ],
 )
-def test_accelerate_leaves_the_first_linear_layer_and_the_head(framework: Any, seen: str | None) -> None:
+def test_accelerate_skips_first_layer_and_head(framework: Any, seen: str | None) -> None:
     case = TINY.replace(framework=framework)
     assert framework_of(case).expected(case).get("low_precision_modules") == seen
 
 
 @pytest.mark.parametrize("framework", [DDP(float8="tensorwise"), FSDP2(float8="rowwise_with_gw_hp")])
-def test_every_linear_layer_of_the_blocks_is_observed_and_the_head_stays(framework: Any) -> None:
+def test_observes_block_layers_but_the_head(framework: Any) -> None:
     case = TINY.replace(framework=framework)
     with fake_group(0, 2) as ranks:
         model = framework_of(case).build(case, ranks, None).model  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_without_a_recipe_nothing_is_converted() -> None:
     assert float8.observed(model) == float8.expected(None, TINY) == {}
 
 
-def test_sizes_that_float8_does_not_take_are_named() -> None:
+def test_names_sizes_that_float8_refuses() -> None:
     odd = TINY.replace(model=llama("odd", layers=1, heads=4, kv_heads=2, hidden=32, mlp=40, vocab=64))
     with pytest.raises(
         MismatchError, match=r"the weight of mlp.gate_proj is 40 x 32, expected multiples of 16"
@@ -66,7 +66,7 @@ def test_without_torchao_the_package_is_named(monkeypatch: pytest.MonkeyPatch, c
 
 
 @pytest.mark.parametrize(("recipe", "per_weight"), [("tensorwise", 6), ("rowwise_with_gw_hp", 4)])
-def test_flops_in_float8_are_told_apart_on_a_gpu_alone(recipe: Any, per_weight: int) -> None:
+def test_separates_float8_flops_only_on_a_gpu(recipe: Any, per_weight: int) -> None:
     from perfsuite.worker.counting.flops import count
 
     flops = count(TINY.model, TINY.sample_length)

@@ -60,7 +60,7 @@ def traced(monkeypatch: pytest.MonkeyPatch, *batches: Tensor) -> tuple[Workload,
     return made, events
 
 
-def test_a_step_takes_the_next_micro_batches_and_reduces_gradients_after_the_last(
+def test_reduces_gradients_after_the_last_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, events = traced(monkeypatch, *(torch.tensor([value]) for value in (1.0, 2.0, 6.0)))
@@ -76,7 +76,7 @@ def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(isinstance(loss, FakeTensor) and not loss.requires_grad for loss in made.run(3))
 
 
-def test_micro_batches_train_as_one_batch_of_their_size() -> None:
+def test_micro_batches_train_as_one_large_batch() -> None:
     """While no sequence has come twice: the same tokens, in two parts or in one."""
     whole = losses(TINY.replace(micro_batch=2))
     parts = losses(TINY.replace(micro_batch=1, gradient_accumulation=2))
@@ -84,14 +84,14 @@ def test_micro_batches_train_as_one_batch_of_their_size() -> None:
     assert parts[-1] < parts[0]
 
 
-def test_losses_under_a_gradient_scaler_are_not_scaled() -> None:
+def test_gradient_scaler_leaves_losses_unscaled() -> None:
     whole = losses(TINY)
     scaled = losses(TINY.replace(precision="fp16-mixed"))
     assert scaled == pytest.approx(whole, rel=1e-3)
     assert scaled != whole
 
 
-def test_steps_that_a_gradient_scaler_skips_are_not_taken_for_steps() -> None:
+def test_skipped_scaler_steps_are_not_steps() -> None:
     diverging = workload(TINY.replace(precision="fp16-mixed", learning_rate=1000))
     with pytest.raises(MismatchError, match=r"^fp16-mixed: gradients were not finite .* skipped"):
         diverging.run(5)

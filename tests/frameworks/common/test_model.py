@@ -18,7 +18,7 @@ TINY = make_case(
 
 
 @pytest.mark.launch
-def test_a_rank_that_builds_no_model_needs_no_optional_package() -> None:
+def test_rank_without_a_model_imports_no_extras() -> None:
     code = (
         "import perfsuite.frameworks.common.loop, perfsuite.frameworks.common.model, sys\n"
         "print({'transformers', 'accelerate', 'peft', 'bitsandbytes'} & set(sys.modules))"
@@ -26,7 +26,7 @@ def test_a_rank_that_builds_no_model_needs_no_optional_package() -> None:
     assert python(code) == "set()\n"
 
 
-def test_each_data_rank_has_tokens_of_its_own_whatever_the_micro_batch() -> None:
+def test_each_data_rank_has_its_own_tokens() -> None:
     case = TINY.replace(micro_batch=2)
     first = synthetic_batches(case, 0, CPU)
     second = synthetic_batches(case, 1, CPU)
@@ -37,7 +37,7 @@ def test_each_data_rank_has_tokens_of_its_own_whatever_the_micro_batch() -> None
     assert torch.equal(larger[0][:2], first[0])
 
 
-def test_attention_is_seen_in_configurations_of_older_transformers() -> None:
+def test_sees_attention_in_older_configurations() -> None:
     """A script may bring transformers before 4.45, whose configurations have no `get_text_config`."""
     assert has_attention(SimpleNamespace(num_attention_heads=4))
     assert not has_attention(SimpleNamespace(state_size=16))

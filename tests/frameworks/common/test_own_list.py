@@ -1,7 +1,7 @@
 from perfsuite.frameworks.common.own_list import OwnList, tracked_elements
 
 
-def test_only_elements_that_the_collector_tracks_are_own() -> None:
+def test_own_elements_are_those_the_collector_tracks() -> None:
     kept = OwnList[object]()
     thing: list[int] = []
     kept.append(thing)

@@ -46,20 +46,20 @@ def test_degrees_multiply_to_the_ranks(make: Any) -> None:
 
 
 @BOTH
-def test_each_rank_has_two_equal_parts_of_a_sequence(make: Any) -> None:
+def test_sequence_has_two_equal_parts_for_each_rank(make: Any) -> None:
     case = make_case(framework=make(cp_size=4), topology=FOUR, sequence_length=64)
     framework_of(case).check(case)
     with pytest.raises(CaseError, match="sequence_length=60 is no multiple of 8, twice the cp_size: change"):
         framework_of(case).check(case.replace(sequence_length=60))
 
 
-def test_a_model_whose_mask_accelerate_leaves_is_named() -> None:
+def test_names_a_model_whose_mask_stays() -> None:
     degrees = Degrees(dp_replicate_size=1, dp_shard_size=1, cp_size=2, tp_size=1)
     with pytest.raises(MismatchError, match="drops the mask of modules named self_attn, which GPT2LM"):
         degrees.model(make_case(model="gpt2-tiny"), None, CPU)
 
 
-def test_gaps_in_positions_are_those_of_torch_s_parts() -> None:
+def test_position_gaps_match_torchs_parts() -> None:
     """transformers sees a gap on all ranks but the last, and a dry run is told the same without values."""
     from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
     from transformers.masking_utils import find_packed_sequence_indices
@@ -75,7 +75,7 @@ def test_gaps_in_positions_are_those_of_torch_s_parts() -> None:
         assert real is None or torch.equal(real, told)
 
 
-def test_without_context_parallelism_the_model_is_given_whole_sequences() -> None:
+def test_gives_whole_sequences_by_default() -> None:
     degrees = Degrees(dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1)
     tokens = torch.arange(4)
     with degrees.inputs(None, tokens) as given:
@@ -103,7 +103,7 @@ def test_libraries_that_are_too_old(
     assert told is None if reason is None else str(told).startswith(reason)
 
 
-def test_a_class_that_transformers_has_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_replaces_a_class_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.integrations import tensor_parallel
 
     monkeypatch.setattr(tensor_parallel, "ReplicateParallel", object, raising=False)
@@ -181,7 +181,7 @@ def test_a_step_sends_what_theory_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [accelerate, pytest.param(trainer, marks=pytest.mark.nightly)], ids=["accelerate", "trainer"]
 )
-def test_parts_of_a_sequence_send_and_compute_what_theory_says(make: Any, tmp_path: Path) -> None:
+def test_sequence_parts_match_theory(make: Any, tmp_path: Path) -> None:
     """accelerate gathers keys and values, once more where blocks are computed anew, and in backward. Their
     gradients, in fp32, pass from rank to rank until each is back at its own (Liu et al. 2023)."""
     parts = 4

@@ -16,7 +16,7 @@ class Owner:
         return "at first"
 
 
-def test_a_name_is_replaced_and_a_wrapped_one_knows_what_it_was() -> None:
+def test_wrapped_names_know_their_original() -> None:
     here = type("Here", (Owner,), {})
     patches.replace(here, "says", lambda self: "before")
     patches.wrap(here, "says", lambda says: lambda self: f"{says(self)} and after")
@@ -24,7 +24,7 @@ def test_a_name_is_replaced_and_a_wrapped_one_knows_what_it_was() -> None:
     assert Owner().says() == "at first"
 
 
-def test_whoever_has_imported_a_name_gets_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_importers_of_a_name_get_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def function() -> None: ...
 
     owner, importer, other = (ModuleType(name) for name in ("owner", "importer", "other"))
@@ -63,7 +63,7 @@ def test_so_it_is_for_a_module() -> None:
         patches.module("torch.distributed.renamed.again")
 
 
-def test_what_a_module_lacks_itself_is_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_keep_their_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_module.py").write_text("import nosuch_package\n")
     with pytest.raises(ModuleNotFoundError, match="nosuch_package"):

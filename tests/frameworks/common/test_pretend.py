@@ -13,7 +13,7 @@ from perfsuite.errors import DryRunError
 from perfsuite.frameworks.common import pretend
 
 
-def test_a_name_that_torch_has_dropped_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_torch_name_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(distributed, "_verify_param_shape_across_processes")
     with pytest.raises(DryRunError, match=r"torch has no .*_verify_param_shape_across_processes"):
         pretend.ddp()

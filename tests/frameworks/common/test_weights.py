@@ -42,7 +42,7 @@ def test_weights_follow_transformers_own_rules(name: str) -> None:
     assert all(torch.equal(value, buffers[key]) for key, value in ours.named_buffers())
 
 
-def test_weights_depend_on_the_seed_and_on_the_layer_and_leave_the_seeds_random_state() -> None:
+def test_weights_depend_on_seed_and_layer_alone() -> None:
     one, same, other = (values(build_model(TINY.replace(seed=seed), CPU)) for seed in (1, 1, 2))
     drawn = torch.rand(3)
     torch.manual_seed(2)
@@ -55,7 +55,7 @@ def test_weights_depend_on_the_seed_and_on_the_layer_and_leave_the_seeds_random_
 
 @pytest.mark.parametrize("case", [TINY, TINY.replace(model="gpt2-tiny"), TIED], ids=lambda case: case.id)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_the_shards_of_all_ranks_make_up_the_whole(case: Any, world_size: int) -> None:
+def test_shards_of_all_ranks_form_the_whole(case: Any, world_size: int) -> None:
     shards = [shards_of(case, rank, world_size) for rank in range(world_size)]
     whole = values(build_model(case, CPU))
     assert shards[0].keys() == whole.keys()
@@ -81,7 +81,7 @@ def test_a_sharded_model_is_never_there_in_full() -> None:
     assert full / 8 + block < memory(made).peak < full / 8 + 1.5 * block < full / 3
 
 
-def test_a_unit_has_its_values_before_the_next_one_has() -> None:
+def test_initializes_one_unit_at_a_time() -> None:
     """So that whoever yields them may partition each in between, as DeepSpeed does."""
     model = model_without_weights(TINY, CPU)
 
@@ -97,7 +97,7 @@ def test_a_unit_has_its_values_before_the_next_one_has() -> None:
     assert asked == [0, 1, 2, 3]
 
 
-def test_a_parameter_that_no_rule_knows_is_refused() -> None:
+def test_refuses_a_parameter_without_a_rule() -> None:
     model: Any = model_without_weights(TINY, CPU)
     with parameters_on_meta():
         model.model.layers[2].scale = nn.Parameter(torch.ones(7))

@@ -73,7 +73,7 @@ def mine(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_contradiction_is_an_error_before_anything_is_launched(mine: Path, tmp_path: Path) -> None:
+def test_contradiction_prevents_a_launch(mine: Path, tmp_path: Path) -> None:
     with pytest.raises(
         CaseError, match="nanotron-dp2-tp2: dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2"
     ):
@@ -94,7 +94,7 @@ def test_a_contradiction_is_an_error_before_anything_is_launched(mine: Path, tmp
         ({}, "", "mine.yaml is NoneType, not sections with fields"),
     ],
 )
-def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(
+def test_wrong_file_fails_when_the_case_is_made(
     mine: Path, options: dict[str, Any], text: str | None, said: str
 ) -> None:
     if text is not None:
@@ -103,7 +103,7 @@ def test_a_file_that_is_wrong_is_an_error_when_the_case_is_made(
         Nanotron(config=str(mine), **options)
 
 
-def test_a_file_is_kept_with_the_case_whatever_its_comments(mine: Path, tmp_path: Path) -> None:
+def test_keeps_a_file_whatever_its_comments(mine: Path, tmp_path: Path) -> None:
     case = SMALL.replace(framework=Nanotron(config=mine))
     Nanotron(config=mine).check(case)
     mine.write_text("# mine\n" + mine.read_text())
@@ -115,7 +115,7 @@ def test_a_file_is_kept_with_the_case_whatever_its_comments(mine: Path, tmp_path
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_overlapped_tensor_parallelism_sets_its_environment(mine: Path, asked: bool) -> None:
+def test_overlapped_tp_sets_its_environment(mine: Path, asked: bool) -> None:
     name = "tp_linear_async_communication"
     mine.write_text(mine.read_text().replace(f"{name}: false", f"{name}: {str(asked).lower()}"))
     for options in (Nanotron(tp=2, tp_linear_async_communication=asked), Nanotron(config=mine)):

@@ -37,7 +37,7 @@ print(said, llama.flash_attn_varlen_func.__module__, sep="; ", end="")
 
 
 @pytest.mark.launch
-def test_nanotron_is_changed_in_memory_and_nothing_else_is() -> None:
+def test_changes_nanotron_in_memory_only() -> None:
     changed = "circular import, torch for flash_attn, cpu and gloo for cuda and nccl"
     assert python(LOOK) == f"{changed}; perfsuite.frameworks.nanotron.compat"
 

@@ -105,7 +105,7 @@ def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: 
     assert said.startswith(f"{path}: {problem}")
 
 
-def test_a_users_file_may_train_longer_and_read_data_that_are_not_read_here() -> None:
+def test_users_file_may_train_longer_on_other_data() -> None:
     config = changed("tokens.train_steps", 100_000)
     config["data"] = {"dataset": {"hf_dataset_or_datasets": "wikitext"}, "seed": 1}
     config["checkpoints"]["checkpoint_interval"] = 1000
@@ -137,7 +137,7 @@ def test_sizes_that_do_not_fit(
     assert problems == "" if problem is None else problem in problems
 
 
-def test_experts_and_a_larger_vocabulary_in_a_users_file() -> None:
+def test_refuses_experts_and_an_uneven_vocabulary() -> None:
     config = changed("parallelism.expert_parallel_size", 2)
     config["model"]["make_vocab_size_divisible_by"] = 100
     problems = "; ".join(size_problems(config, nanotron_case(Nanotron(dp=2))))

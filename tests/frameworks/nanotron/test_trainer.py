@@ -14,7 +14,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.launch
-def test_a_pipeline_of_split_batches_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
+def test_split_batch_pipeline_trains_the_same(pipeline: Run, tmp_path: Path) -> None:
     """While no sequence has come twice: four steps of four."""
     case = SMALL.replace(framework=Nanotron(pp=2), micro_batch=1, gradient_accumulation=4, max_warmup_steps=4)
     split = measured(case, tmp_path)
@@ -28,9 +28,7 @@ def test_a_pipeline_of_split_batches_trains_the_same(pipeline: Run, tmp_path: Pa
 
 
 @pytest.mark.launch
-def test_a_pipeline_resumed_from_a_checkpoint_goes_on_as_if_it_had_not_stopped(
-    pipeline: Run, tmp_path: Path
-) -> None:
+def test_resumed_pipeline_continues_unchanged(pipeline: Run, tmp_path: Path) -> None:
     resumed = measured(SMALL.replace(framework=Nanotron(pp=2, resume=True)), tmp_path)
     assert resumed.loss[:10] == pytest.approx(pipeline.loss[2:], rel=1e-4)
     assert not (tmp_path / "checkpoints").exists()

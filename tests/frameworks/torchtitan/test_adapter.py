@@ -74,7 +74,7 @@ def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) 
     assert graphs.expected(case) == {**told, "cuda_graphs": "yes"}
 
 
-def test_cuda_graphs_need_a_gpu_and_are_not_run_dry() -> None:
+def test_cuda_graphs_need_a_gpu_and_no_dry_run() -> None:
     case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=False))
     assert unsupported(case, detect_cpu("no GPU")) == (
         "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"

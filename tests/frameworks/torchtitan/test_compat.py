@@ -17,7 +17,7 @@ def test_a_gpu_needs_fewer_patches() -> None:
     assert "gloo" not in on_gpu
 
 
-def test_the_cpu_is_one_device_without_memory_statistics(titan: Any) -> None:
+def test_cpu_is_one_device_without_memory_stats(titan: Any) -> None:
     from torchtitan.components.metrics import build_device_memory_monitor
     from torchtitan.tools.utils import get_local_device
 
@@ -29,7 +29,7 @@ def test_the_cpu_is_one_device_without_memory_statistics(titan: Any) -> None:
         assert get_local_device() == torch.device("cpu", 0)
 
 
-def test_set_timeout_is_patched_only_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_set_timeout_only_if_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
     own = vars(dist.distributed_c10d)["_set_pg_timeout"]

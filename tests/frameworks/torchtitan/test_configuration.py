@@ -107,7 +107,7 @@ def deepseek_flops() -> Flops:
     ],
     ids=["float8", "pipeline", "deepseek_v3", "kimi", "qwen3_moe", "gpt_oss"],
 )
-def test_a_registered_model_trains_as_it_says_and_runs_dry_alike(
+def test_registered_model_trains_and_runs_dry(
     tmp_path: Path, case: Case, mesh: str, experts: str, notes: tuple[str, ...] | None
 ) -> None:
     """`notes`: of its dry run, where there is one."""
@@ -238,7 +238,7 @@ OF_THE_SUITE = [
 
 
 @pytest.mark.parametrize("case", OF_THE_SUITE, ids=lambda case: case.id)
-def test_each_registered_case_of_the_suite_says_what_torchtitan_reads(
+def test_suite_cases_expect_what_torchtitan_reads(
     titan: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those too that are compiled, which no dry run reads."""

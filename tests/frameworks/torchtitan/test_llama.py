@@ -12,7 +12,7 @@ pytestmark = MARKS
 
 
 @pytest.mark.parametrize("name", LLAMAS)
-def test_its_llama_has_the_parameters_and_flops_of_ours(titan: Any, name: str) -> None:
+def test_llama_has_our_parameters_and_flops(titan: Any, name: str) -> None:
     config = titan.llama.model_spec(MODELS[name]).model
     with torch.device("meta"):
         model = config.build()
@@ -35,7 +35,7 @@ SCALED: Any = MODELS["llama-3.1-8b"].config["rope_parameters"]
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_its_llama_computes_what_transformers_computes(titan: Any, changes: dict[str, Any]) -> None:
+def test_llama_computes_what_transformers_does(titan: Any, changes: dict[str, Any]) -> None:
     from torchtitan.distributed.utils import set_spmd_backend
 
     from tests.frameworks.torchtitan.losses import with_weights_of
@@ -53,9 +53,7 @@ def test_its_llama_computes_what_transformers_computes(titan: Any, changes: dict
     ("mode", "policy", "wrapped"),
     [("full", "FullAC", 4), ("selective-op", "SelectiveAC", 4), ("every-3", "EveryNthAC", 2)],
 )
-def test_activation_checkpointing_by_its_own_policies(
-    titan: Any, mode: str, policy: str, wrapped: int
-) -> None:
+def test_uses_its_own_checkpointing_policies(titan: Any, mode: str, policy: str, wrapped: int) -> None:
     with torch.device("meta"):
         model = titan.llama.model_spec(MODELS["llama-tiny"]).model.build()
     built = titan.llama.activation_checkpoint(mode).build(dump_folder="")

@@ -53,7 +53,7 @@ def test_llama_in_float8(tmp_path: Path) -> None:
     assert known(known(run.dry_facts).roofline).peak_flops == 2 * 989.5e12
 
 
-def test_qwen_with_experts_in_two_groups_that_replicate(tmp_path: Path) -> None:
+def test_qwen_experts_in_two_replicas_match_theory(tmp_path: Path) -> None:
     """A layer of width 256, 16 heads of size 128, 8 of keys; 64 experts, eight for each token."""
     words = (degree("expert", 2), "--parallelism.data_parallel_replicate_degree=2")
     counts = passed(on_gpus(CUT, "qwen3_moe_debug", *words), tmp_path).counts[0].counts
@@ -78,7 +78,7 @@ def test_qwen_with_experts_in_two_groups_that_replicate(tmp_path: Path) -> None:
     }
 
 
-def test_the_first_and_the_last_stage_of_a_pipeline_with_split_layers(tmp_path: Path) -> None:
+def test_pipeline_end_stages_match_theory(tmp_path: Path) -> None:
     """Of two, the first has the embedding and three of six layers of width 256. Each rank has half of all."""
     words = (degree("pipeline", 2), degree("tensor", 2), ONE_BY_ONE)
     first, last = passed(on_gpus("llama3", "llama3_debugmodel", *words), tmp_path).counts

@@ -58,9 +58,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losses]:
 
 @pytest.mark.launch
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_from_the_same_weights_it_learns_what_a_plain_loop_learns(
-    losses: Losses, tensor_parallel: int
-) -> None:
+def test_learns_as_a_plain_loop_does(losses: Losses, tensor_parallel: int) -> None:
     case = SMALL.replace(framework=TorchTitan(tensor_parallel=tensor_parallel))
     plain = learnt(case, data_ranks=2 // tensor_parallel).loss
     assert losses(case) == pytest.approx(plain, rel=1e-5)
@@ -85,9 +83,7 @@ def test_a_pipeline_learns_what_one_rank_learns(losses: Losses, whole: list[floa
     assert losses(overridden(degree("pipeline", 2), by, case=IN_FP32)) == pytest.approx(whole, rel=1e-5)
 
 
-def test_a_model_by_kernels_of_triton_is_refused_by_a_dry_run_alone(
-    titan: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_dry_run_refuses_triton_kernels(titan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Float8Linear(torch.nn.Linear): ...
 
     class MXFP8Linear(torch.nn.Linear): ...
@@ -152,7 +148,7 @@ def test_a_loss_that_a_replay_overwrites_is_kept(titan: Any, monkeypatch: pytest
         assert [float(loss) for loss in trainer._micro_losses] == kept
 
 
-def test_each_data_parallel_rank_trains_on_our_tokens(titan: Any) -> None:
+def test_each_data_rank_trains_on_our_tokens(titan: Any) -> None:
     loader = titan.trainer_config(SMALL).dataloader.build(
         dp_world_size=2, dp_rank=1, tokenizer=None, seq_len=32, local_batch_size=2
     )

@@ -79,7 +79,7 @@ def kept(tmp_path: Path) -> Kept:
     return made
 
 
-def test_asv_reads_every_commit_of_every_hardware_class(kept: Kept) -> None:
+def test_asv_reads_every_commit_and_class(kept: Kept) -> None:
     exported = kept.export(commit_url="https://example.org/commit/")
     assert exported == Exported(commits=frozenset(kept.commits), unplaced={})
     assert {(each.params["machine"], each.commit_hash) for each in kept.results()} == {
@@ -100,7 +100,7 @@ def test_asv_reads_every_commit_of_every_hardware_class(kept: Kept) -> None:
     assert (cpu["cpu"], cpu["num_cpu"], cpu["ram"]) == ("Test CPU", "2", "8 GiB")
 
 
-def test_asv_reads_benchmarks_with_parameters_and_images_in_seconds_per_sample(kept: Kept) -> None:
+def test_asv_reads_parameters_and_image_units(kept: Kept) -> None:
     kept.export(kept.write([IMAGES, *CASES], "images"))
     benchmarks = kept.benchmarks()
     units = {metric: unit for metric, unit in METRICS.items() if metric != "seconds_per_sample"}
@@ -120,7 +120,7 @@ def test_asv_reads_benchmarks_with_parameters_and_images_in_seconds_per_sample(k
     assert {metric: benchmarks[f"{GPT2}.{metric}"]["unit"] for metric in units} == units
 
 
-def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_missing(kept: Kept) -> None:
+def test_values_are_medians_and_gaps_are_missing(kept: Kept) -> None:
     kept.export()
     result = kept.result(kept.commits[0])
     benchmarks = kept.benchmarks()
@@ -134,7 +134,7 @@ def test_values_are_medians_of_launches_and_combinations_that_nobody_ran_are_mis
     assert memory[:2] == [2e10 / 2**20, 2e10 / 2**20 + 1]
 
 
-def test_error_bars_are_the_noise_between_launches_of_the_whole_night(kept: Kept) -> None:
+def test_error_bars_show_noise_between_launches(kept: Kept) -> None:
     many = [make_case(hardware="h100", micro_batch=n) for n in range(1, 101)]
     kept.export(kept.write(many, "many", noise=0.01))
     stats = kept.statistics("seconds_per_step")
@@ -146,7 +146,7 @@ def test_error_bars_are_the_noise_between_launches_of_the_whole_night(kept: Kept
     assert memory["ci_99_a"] == memory["ci_99_b"] == 2e10 / 2**20
 
 
-def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(kept: Kept) -> None:
+def test_pools_sessions_of_one_commit(kept: Kept) -> None:
     commit = kept.commits[0]
     name = f"{GPT2}.seconds_per_step"
     slow: dict[str, Any] = {"levels": lambda case, night: Level(step_s=3), "first": 100, "launches": 4}
@@ -163,7 +163,7 @@ def test_sessions_of_one_commit_are_pooled_and_began_with_the_newest(kept: Kept)
     assert began == 1000 * (BEGIN + timedelta(days=100, hours=3)).timestamp()  # 03:00 UTC: write_history
 
 
-def test_another_export_has_what_came_and_not_what_went(kept: Kept) -> None:
+def test_export_replaces_the_previous_one(kept: Kept) -> None:
     kept.export()
     first, *others = kept.commits
     kept.write([make_case(hardware="h100", micro_batch=32)], commits=others[2:], first=50)
@@ -175,7 +175,7 @@ def test_another_export_has_what_came_and_not_what_went(kept: Kept) -> None:
     assert "llama-tiny.1x2.fp32.peak_memory" in benchmarks
 
 
-def test_commits_that_are_not_on_the_branch_are_left_out_and_named(kept: Kept) -> None:
+def test_omits_and_names_commits_off_the_branch(kept: Kept) -> None:
     git.git("checkout", "-q", "--orphan", "side", cwd=kept.repo)
     kept.write(CASES[:1], commits=["f" * 40], first=20)
     exported = kept.export(branch="main")
@@ -183,7 +183,7 @@ def test_commits_that_are_not_on_the_branch_are_left_out_and_named(kept: Kept) -
     assert exported.commits == {each.commit_hash for each in kept.results()} == set(kept.commits)
 
 
-def test_models_with_one_name_and_a_directory_of_other_things_are_errors(kept: Kept) -> None:
+def test_ambiguous_models_and_directories_fail(kept: Kept) -> None:
     tiny = make_case().model
     assert isinstance(tiny, Model)
     both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]

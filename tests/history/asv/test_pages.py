@@ -17,7 +17,7 @@ def page(published: Published, name: str) -> Any:
     return json.loads((published.root / "out/html" / name).read_text())
 
 
-def test_only_what_got_worse_is_on_the_regressions_page(published: Published) -> None:
+def test_regressions_page_lists_only_regressions(published: Published) -> None:
     commits = page(published, "index.json")["revision_to_hash"]
     found = {
         (entry[0].partition("(")[0], entry[3]): (commits[str(jump[1])], jump[3] / jump[2])
@@ -51,7 +51,7 @@ def test_what_is_left_out_is_named(published: Published, monkeypatch: pytest.Mon
         publish(out, commits=frozenset({UNKNOWN}))
 
 
-def test_without_the_internet_a_page_says_what_is_missing(published: Published) -> None:
+def test_offline_page_says_what_is_missing(published: Published) -> None:
     """asv leads to this page if a script cannot be loaded."""
     pages = published.root / "out/html"
     index = (pages / "index.html").read_text()

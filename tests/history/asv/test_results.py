@@ -72,7 +72,7 @@ def test_median_and_quartiles() -> None:
         assert row["started_at"] == 5
 
 
-def test_intervals_of_memory_are_what_was_seen_and_those_of_times_are_pooled_over_all_cases() -> None:
+def test_pools_intervals_of_times_not_of_memory() -> None:
     """Two cases differ by a hundred times and have the same relative noise."""
     [memory] = rows({SLOT: [8.0, 7.0, 7.0]}, "peak_memory")
     assert [memory[end] for end in ENDS] == [[7.0], [8.0]]

@@ -30,7 +30,7 @@ def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -
     return Described(name=name, machine=make_machine(**machine), **told)
 
 
-def test_a_node_that_sees_other_gpus_than_slurm_gave_is_named() -> None:
+def test_names_a_node_that_sees_other_gpus() -> None:
     eight, seven = (described(granted=8, device="cuda", devices=seen) for seen in (8, 7))
     refuse_other_gpus([eight, described(device="cuda", devices=8)])
     with pytest.raises(MachineError, match=r"^n2: Slurm gave a step 8 GPUs, and it sees 7\. .*--exclude"):
@@ -73,7 +73,7 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
         ("srun: cluster configuration lacks support for cpu binding\n", "", None, None),
     ],
 )
-def test_a_step_that_slurm_aborts_is_told_from_an_agent_that_dies(
+def test_tells_an_aborted_step_from_a_dead_agent(
     tmp_path: Path, said: str, by_agent: str, kind: str | None, message: str | None
 ) -> None:
     run_dir = RunDir(tmp_path)
@@ -89,9 +89,7 @@ def test_a_step_that_slurm_aborts_is_told_from_an_agent_that_dies(
     assert said_by_slurm(run_dir, 2) is None, "the agent knows better"
 
 
-def test_how_steps_are_started_is_told_by_the_environment_before_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_overrides_the_file_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> tuple[list[str], str]:
         ours = SlurmLauncher()
         return list(ours._options), ours._python
@@ -161,23 +159,21 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return Slurm(tmp_path, monkeypatch)
 
 
-def test_an_allocation_with_gpus_that_are_not_asked_for_per_node_is_refused(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_refuses_gpus_not_requested_per_node(slurm: Slurm, tmp_path: Path) -> None:
     slurm.jobs = [replace(RUNNING, spreads_gpus=True)]
     with pytest.raises(MachineError, match="asked for GPUs otherwise than per node"):
         SlurmLauncher().machine(tmp_path)
 
 
 @pytest.mark.fault("allocation is about to end")
-def test_an_allocation_that_is_about_to_end_is_not_begun_with(slurm: Slurm) -> None:
+def test_does_not_start_in_an_ending_allocation(slurm: Slurm) -> None:
     slurm.jobs = [replace(RUNNING, left_s=50)]
     with pytest.raises(AllocationOverError, match="ends in 50 s, and a launch may take 60 s"):
         slurm.launch(SlurmLauncher(), "long")
     assert slurm.launch(SlurmLauncher(), "short", timeout_s=40) is None
 
 
-def test_what_was_measured_is_kept_though_the_allocation_is_over(slurm: Slurm) -> None:
+def test_keeps_results_when_the_allocation_ends(slurm: Slurm) -> None:
     over = replace(RUNNING, state="CANCELLED", state_words="CANCELLED")
     slurm.jobs = [RUNNING, RUNNING, over]  # asked twice before the first launch
     ours = SlurmLauncher()
@@ -186,15 +182,13 @@ def test_what_was_measured_is_kept_though_the_allocation_is_over(slurm: Slurm) -
         slurm.launch(ours, "second")
 
 
-def test_a_controller_that_is_busy_is_asked_again_until_the_step_is_gone(slurm: Slurm) -> None:
+def test_asks_a_busy_controller_until_the_step_ends(slurm: Slurm) -> None:
     slurm.left = [SlurmError("busy"), SlurmError("busy"), ["7.1"], ["7.1"], []]
     assert slurm.launch(SlurmLauncher(), "launch") is None
     assert slurm.cancelled == [("7.1", "--signal=KILL")] * 2
 
 
-def test_a_launch_is_kept_though_its_step_does_not_end_and_the_next_one_waits_for_that(
-    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_launch_waits_for_a_lingering_step(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = SlurmLauncher()
     slurm.left = [SlurmError("still busy")]
     monkeypatch.setattr(launcher, "END_S", 0.05)

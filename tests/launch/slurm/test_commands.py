@@ -65,7 +65,7 @@ def test_what_is_printed_of_a_job_is_read(line: str, told: dict[str, Any]) -> No
     assert {name: getattr(job, name) for name in told} == told
 
 
-def test_fields_may_hold_spaces_and_those_that_tell_nothing_are_none() -> None:
+def test_fields_may_hold_spaces_and_omit_nulls() -> None:
     assert "NodeList" not in fields(PENDING_22_05)
     told = fields(NEWER)
     assert (told["JobName"], told["AllocTRES"]) == (
@@ -120,7 +120,7 @@ def test_durations(text: str, seconds: int | None) -> None:
     ],
     ids=["away", "silent", "denied", "late"],
 )
-def test_an_error_names_the_command_and_slurms_words(
+def test_error_names_the_command_and_slurms_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str, ask: Any, said: str
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

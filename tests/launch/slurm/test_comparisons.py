@@ -24,7 +24,7 @@ REVIEWED = BaselineStore(BENCH_CASES.parent / "baselines", None)
 pytestmark = pytest.mark.launch
 
 
-def test_each_way_to_share_a_model_over_nodes_has_one() -> None:
+def test_each_way_to_share_a_model_has_a_twin() -> None:
     ways = {
         (CASES[name].framework.name, CASES[name].topology.nodes, CASES[name].topology.processes_per_node)
         for name in TWINS
@@ -46,9 +46,7 @@ def test_each_way_to_share_a_model_over_nodes_has_one() -> None:
     ],
     ids=TWINS,
 )
-def test_a_twin_does_what_was_reviewed_and_stands_in_its_table(
-    case: Case, allocation: Allocation, tmp_path: Path
-) -> None:
+def test_twin_matches_its_review_and_table(case: Case, allocation: Allocation, tmp_path: Path) -> None:
     machine = detect_cpu("of two nodes").replace(nodes=2)
     reason = unsupported(case, machine)
     if reason is not None:

@@ -59,7 +59,7 @@ def broken(directory: Path, action: Callable[[], object], case: Case = FAKE) -> 
     return run.failure
 
 
-def test_nodes_are_described_and_steps_have_their_interpreter_options_and_arm(
+def test_steps_have_interpreter_options_and_arm(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container: the interpreter writes down that it ran, and what `srun` and the arm told it."""
@@ -99,7 +99,7 @@ def test_nodes_are_described_and_steps_have_their_interpreter_options_and_arm(
     ]
 
 
-def test_a_directory_that_a_node_does_not_see_is_refused(allocation: Allocation, tmp_path: Path) -> None:
+def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path: Path) -> None:
     cluster = allocation.cluster
     cluster.on("n2", "mount", "-t", "tmpfs", "none", str(tmp_path))
     try:
@@ -109,7 +109,7 @@ def test_a_directory_that_a_node_does_not_see_is_refused(allocation: Allocation,
         cluster.on("n2", "umount", str(tmp_path))
 
 
-def test_a_step_has_all_gpus_of_each_node_or_is_refused(
+def test_refuses_a_step_without_all_gpus_of_a_node(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm gives steps GPUs here that no driver knows: they are counted, and missed."""
@@ -144,9 +144,7 @@ class Wire:
 
 
 @pytest.mark.smoke
-def test_ranks_are_in_the_order_of_the_nodes_and_each_step_sends_the_gradients_once_around(
-    allocation: Allocation, tmp_path: Path
-) -> None:
+def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: Path) -> None:
     """In a ring of P ranks each sends 2 (P - 1) / P times the gradients; one rank of n1 sends them to n2."""
     wire = Wire(allocation)
     on_both = Topology(nodes=2, processes_per_node=2)
@@ -162,7 +160,7 @@ def test_ranks_are_in_the_order_of_the_nodes_and_each_step_sends_the_gradients_o
     assert wire.models_per_step() == pytest.approx(1.5, rel=0.1)
 
 
-def test_fsdp_sends_over_the_network_what_theory_says(allocation: Allocation, tmp_path: Path) -> None:
+def test_fsdp_sends_over_the_network_as_in_theory(allocation: Allocation, tmp_path: Path) -> None:
     """Parameters are gathered twice, half of them sent each time, and gradients are reduced once, which costs
     as much as an all-reduce: gloo's reduce-scatter is made of one."""
     wire = Wire(allocation)
@@ -232,7 +230,7 @@ def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("hang on several nodes")
-def test_a_hang_is_ended_with_the_stacks_of_every_node(
+def test_ends_a_hang_with_every_nodes_stacks(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "HANG_S", 3)

@@ -47,7 +47,7 @@ def start(directory: Path, *options: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.launch
-def test_what_an_allocation_left_is_measured_in_the_next_one(
+def test_next_allocation_measures_what_is_left(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In it the ranks of a script meet across nodes."""

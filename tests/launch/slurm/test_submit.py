@@ -63,9 +63,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Talk:
     return Talk(monkeypatch, tmp_path)
 
 
-def test_a_job_is_submitted_with_its_log_in_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submits_a_job_with_its_log_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called = tmp_path / "called"
     executable(tmp_path / "sbatch", f"printf '%s\\n' \"$@\" > {called}", 'echo "$ANSWER"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -81,9 +79,7 @@ def test_a_job_is_submitted_with_its_log_in_the_store(
     assert called.read_text().endswith(f"--wrap={script(['-k', 'a b'], tmp_path)}\n")
 
 
-def test_the_script_runs_pytest_in_its_directory_by_slurm_unless_another_launcher_is_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_script_runs_pytest_on_slurm_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last launcher wins."""
     where = tmp_path / "a b"
     where.mkdir()
@@ -118,7 +114,7 @@ def test_the_job_is_told_from_queue_to_end(talk: Talk, answers: tuple[Answer, ..
     assert talk.said == ["job 7 is queued: Priority", *said]
 
 
-def test_what_the_job_writes_is_shown_to_the_last_byte(talk: Talk) -> None:
+def test_shows_the_jobs_output_to_the_last_byte(talk: Talk) -> None:
     first = b"1 passed in 2 \xc2"
     second = b"\xb5s\n"  # the write ends within a letter
 
@@ -150,17 +146,13 @@ def test_the_exit_status_is_that_of_pytest(talk: Talk) -> None:
         ("FAILED (JobLaunchFailure)", replace(FAILED, reason="JobLaunchFailure")),
     ],
 )
-def test_a_job_that_ended_otherwise_is_an_error_that_names_the_log(
-    talk: Talk, job: SlurmJob, why: str
-) -> None:
+def test_job_that_ends_otherwise_names_the_log(talk: Talk, job: SlurmJob, why: str) -> None:
     with pytest.raises(SlurmError) as caught:
         talk.follow(RUNNING, job)
     assert str(caught.value) == f"job 7 is over: {why}. What it wrote is in {talk.submitted.log}"
 
 
-def test_a_queue_that_never_starts_is_cancelled_by_a_controller_that_is_away_for_a_while(
-    talk: Talk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancels_a_queue_that_never_starts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     def cancel(job_id: str) -> None:
         talk.cancelled.append(job_id)
         if len(talk.cancelled) < 3:
@@ -182,7 +174,7 @@ def signalled(number: signal.Signals) -> SlurmJob:
     return RUNNING
 
 
-def test_an_interrupt_cancels_the_job_and_waits_for_its_end(talk: Talk) -> None:
+def test_interrupt_cancels_the_job_and_waits(talk: Talk) -> None:
     before = signal.getsignal(signal.SIGTERM)
     assert talk.follow(lambda: signalled(signal.SIGTERM), COMPLETING, COMPLETING, CANCELLED) == 143
     assert (talk.cancelled, talk.answers) == (["7"], [CANCELLED])

@@ -15,7 +15,7 @@ def view(result: Measurement, arms: tuple[ArmFacts, ...] = ()) -> SimpleNamespac
     return SimpleNamespace(**case_view(result, session, anchor="case-x", columns=overview("tokens")))
 
 
-def test_the_band_is_the_baselines_step_time_and_its_tolerance() -> None:
+def test_band_is_the_baselines_step_and_tolerance() -> None:
     seen = view(never_run())
     assert not any((seen.steps, seen.health, seen.told.tracebacks, seen.checks, seen.launches, seen.before))
     assert (seen.loss, seen.band, seen.findings, seen.ranks) == (None, None, None, ())

@@ -39,7 +39,7 @@ def step_chart(step_s: tuple[float, ...], window: tuple[int, int], band: Band | 
     st.integers(2 * BUCKETS + 1, 5000),
     st.lists(st.tuples(st.integers(0, 4999), st.floats(2, 100)), min_size=1, max_size=5),
 )
-def test_thinning_keeps_every_lone_stall_and_the_order(count: int, stalls: list[tuple[int, float]]) -> None:
+def test_thinning_keeps_lone_stalls_and_order(count: int, stalls: list[tuple[int, float]]) -> None:
     values = [1.0] * count
     for step, length in stalls:
         values[step % count] = length
@@ -50,7 +50,7 @@ def test_thinning_keeps_every_lone_stall_and_the_order(count: int, stalls: list[
     assert {max(values), min(values)} <= {value for _, value in kept}
 
 
-def test_only_a_long_series_is_thinned_which_nan_does_not_lead_astray() -> None:
+def test_thins_only_long_series_despite_nan() -> None:
     short = [float(value) for value in range(2 * BUCKETS)]
     assert thin(short) == list(enumerate(short))
     values = [math.nan if step % 2 else 1.0 + step for step in range(1000)]
@@ -60,7 +60,7 @@ def test_only_a_long_series_is_thinned_which_nan_does_not_lead_astray() -> None:
 
 @deterministic
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
-def test_ticks_are_few_and_on_the_scale_and_values_off_it_are_at_its_edge(low: float, span: float) -> None:
+def test_ticks_are_few_and_clamp_to_the_scale(low: float, span: float) -> None:
     scale = Scale(low=low, high=low + span, start=100, end=0)
     if scale.high - scale.low < 1e-9 * abs(low):
         return  # not apart as floats
@@ -71,7 +71,7 @@ def test_ticks_are_few_and_on_the_scale_and_values_off_it_are_at_its_edge(low: f
     assert [scale(value) for value in (low - span, low, low + span, low + 3 * span)] == [100, 100, 0, 0]
 
 
-def test_a_step_chart_tells_its_key_figures_and_marks_a_stall_that_does_not_flatten_the_rest() -> None:
+def test_step_chart_marks_stalls_without_flattening() -> None:
     run = make_run(step_s=(0.5, *[0.1] * 30, 0.25), window=(1, 32), figures=make_figures(step_s_p50=0.1))
     measured = "32 steps, measured from step 1 to 31: median 100.0 ms; longest 500.0 ms at step 0"
     drawn = charts.steps(run, key="k", title="T", range_s=(0, 1), band=BAND)
@@ -87,7 +87,7 @@ def test_a_step_chart_tells_its_key_figures_and_marks_a_stall_that_does_not_flat
     assert parts(step_chart((9.0, 3.0, *[0.1] * 40), (2, 42)), "off") == [], "warm-up has no marks"
 
 
-def test_window_and_band_stand_where_they_are_and_without_a_window_there_is_what_there_is() -> None:
+def test_window_and_band_are_drawn_in_place() -> None:
     svg = step_chart((0.1,) * 101, (50, 101))
     [window], [band], [baseline] = (parts(svg, kind) for kind in ("window", "band", "baseline"))
     middle = charts.LEFT + (charts.WIDTH - charts.LEFT - charts.RIGHT) / 2
@@ -124,7 +124,7 @@ def interval(**changes: object) -> str:
     return svg
 
 
-def test_an_interval_is_drawn_in_order_and_told_and_what_has_no_end_reaches_the_edges() -> None:
+def test_interval_is_drawn_and_open_ends_reach_edges() -> None:
     svg = interval()
     assert told(svg) == "-10.0%, 99 % interval -12.0% to -8.0%, 3.0% allowed."
     kinds = ("axis", "allowed", "interval", "estimate")

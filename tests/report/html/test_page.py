@@ -116,7 +116,7 @@ def page() -> str:
     return render([make_session()])
 
 
-def test_links_have_targets_verdicts_colours_charts_descriptions_and_tables_captions(page: str) -> None:
+def test_page_has_targets_captions_and_descriptions(page: str) -> None:
     parsed = Page(page)
     targets = {str(attrs["href"]) for tag, attrs in parsed.elements if tag == "a"}
     told = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}
@@ -131,7 +131,7 @@ def test_links_have_targets_verdicts_colours_charts_descriptions_and_tables_capt
         assert re.search(r'<caption><span>\S.*<th scope="col".*<th scope="row"', table, re.DOTALL)
 
 
-def test_verdicts_come_first_the_worst_before_all_and_what_needs_attention_is_unfolded(page: str) -> None:
+def test_worst_verdicts_come_first_unfolded(page: str) -> None:
     parsed = Page(page)
     rows = [attrs["data-verdict"] for _, attrs in parsed.elements if "data-verdict" in attrs]
     assert rows == ["failed", *["regressed"] * 2, "unhealthy", "improved", "recorded", *["passed"] * 8]
@@ -144,7 +144,7 @@ def test_verdicts_come_first_the_worst_before_all_and_what_needs_attention_is_un
     assert {(outcome, is_open) for is_open, outcome in found} == {*unfolded, ("recorded", ""), ("passed", "")}
 
 
-def test_what_makes_a_verdict_worth_less_is_marked_in_the_overview_and_an_excused_one_is_folded() -> None:
+def test_overview_marks_qualified_verdicts() -> None:
     page = of(make_gpu_result(2), make_blind(make_gpu_result(2)))
     assert Page(page).said("h1") == ["2 passed (1 blind), 3 skipped"]
     sharp, blind = re.findall(r'<tr data-case.*?data-verdict="passed">.*?</tr>', page, re.DOTALL)
@@ -158,7 +158,7 @@ def test_what_makes_a_verdict_worth_less_is_marked_in_the_overview_and_an_excuse
     assert "<details><summary><h3" in re.sub(r">\s+<", "><", excused)
 
 
-def test_it_asks_for_nothing_from_elsewhere_and_allows_only_its_own_script_and_style(page: str) -> None:
+def test_page_requests_nothing_external(page: str) -> None:
     for tag, attrs in Page(page).elements:
         assert tag not in ("img", "iframe", "object", "embed")
         for name in ("src", "srcset", "action", "style") + (("href",) if tag == "link" else ()):
@@ -204,7 +204,7 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     assert ("MFU" in some.said("th"), "MFU" in none.said("th")) == (True, False), "no column of what none has"
 
 
-def test_what_compares_says_if_nothing_changed_and_if_charts_are_not_corrected() -> None:
+def test_says_if_nothing_changed_or_is_corrected() -> None:
     plain = judged(make_gpu_result(2), changed=(), unhealthy_launches=(1,))
     for reasons, heading in ((("launch 1 set aside: x",), "Launches set aside"), (("a", "b"), "Why")):
         assert heading in parsed(judged(plain, reasons=reasons)).said("h4")
@@ -226,7 +226,7 @@ def test_several_sessions_on_one_page() -> None:
     assert page.count(':2"') > 0
 
 
-def test_counts_are_tables_whether_they_were_judged_or_not_each_rank_under_its_name() -> None:
+def test_counts_are_tables_with_named_ranks() -> None:
     told = make_counted()
     step = "Ranks 0-63: 551.0 TFLOP, 59.9 GiB in collectives, at most 41.0 GiB live"
     page = parsed(judged(told, explained=counted.EXPLAINED))
@@ -245,7 +245,7 @@ def test_counts_are_tables_whether_they_were_judged_or_not_each_rank_under_its_n
     assert "more is in results.json" not in equal
 
 
-def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
+def test_dry_run_says_so_without_a_launch_table() -> None:
     text = render([make_session_file(make_dry(dry_facts=FACTS))])
     page = Page(text)
     assert page.said("h4") == [
@@ -263,7 +263,7 @@ def test_a_dry_run_shows_no_table_of_launches_and_says_what_it_is() -> None:
     assert "vs\N{NO-BREAK SPACE}baseline" not in text
 
 
-def test_a_comparison_of_arms_shows_the_launches_of_both() -> None:
+def test_arm_comparison_shows_both_arms_launches() -> None:
     result = samples.make_compared().replace(profile=taken(), profile_before=taken())
     page = render([make_session_file(result, arms=samples.ARMS)])
     said = Page(page)
@@ -275,7 +275,7 @@ def test_a_comparison_of_arms_shows_the_launches_of_both() -> None:
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)
 
 
-def test_what_nodes_could_do_before_the_first_launch_is_a_table_with_notes() -> None:
+def test_preflight_is_a_table_with_notes() -> None:
     card = DeviceHealth(index=0, sm_clock_mhz=1755, throttled={"SwPowerCap": 0.5})
     health = Health(samples=4, seconds=2, steps=4, devices=(card,), notes=("PCIe width <x8>",))
     good, bad = FOUND.nodes

@@ -80,7 +80,7 @@ def type_filter(page: Browser, text: str) -> None:
     box.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE, text)
 
 
-def test_the_worst_is_first_and_all_is_sorted_by_a_figure_and_back_and_by_keyboard(page: Browser) -> None:
+def test_table_starts_worst_first_and_sorts(page: Browser) -> None:
     assert shown(page)[:3] == ["failed", "regressed", "regressed"]
     assert len(shown(page)) == page.evaluate("document.querySelectorAll('.case').length") == 14
     for direction in ("ascending", "descending"):
@@ -115,7 +115,7 @@ def test_filtering_by_text_and_by_verdict(page: Browser) -> None:
     assert len(shown(page)) == 12
 
 
-def test_a_link_or_an_address_unfolds_its_case_and_all_open_together(page: Browser, file: Path) -> None:
+def test_link_unfolds_its_case(page: Browser, file: Path) -> None:
     page.evaluate("document.querySelector('#overview tr:last-child a').click()")
     assert page.evaluate("document.querySelector('.case:last-child > details').open")
     page.wait_for_frame()  # the browser scrolls in the next one
@@ -214,7 +214,7 @@ def test_without_scripts_all_is_there(page: Browser, file: Path) -> None:
     page.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_markup_in_data_does_nothing_and_no_script_that_got_in_runs(browser: Browser, tmp_path: Path) -> None:
+def test_markup_in_data_runs_no_script(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "evil.html"
     file.write_text(render([make_evil()]), encoding="utf-8")
     browser.open(file.as_uri())

@@ -10,7 +10,7 @@ def columns(table: Table) -> list[dict[str, str]]:
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 
-def test_checks_tell_each_metric_beside_its_baseline_whether_it_is_blind_or_corrected() -> None:
+def test_checks_show_metric_baseline_and_blindness() -> None:
     speed, _, memory = columns(checks(make_gpu_result(2, "regressed"), "a"))
     told = ("metric", "verdict", "measured", "baseline", "allowed")
     assert [speed[name] for name in told] == ["tokens/s", "regressed", "4,336", "4,669", "2.9%"]
@@ -27,7 +27,7 @@ def test_checks_tell_each_metric_beside_its_baseline_whether_it_is_blind_or_corr
     assert (corrected in table.caption, corrected in checks(result, "a").caption) == (True, False)
 
 
-def test_a_launch_tells_memory_of_its_ranks_and_whether_it_counts_or_why_not() -> None:
+def test_launch_row_shows_memory_and_validity() -> None:
     first = Memory(peak=2**30, reserved=2 * 2**30, alloc_retries=1, method="cuda")
     run = BEFORE.replace(memory=(first, first.replace(peak=3 * 2**30, reserved=2**30, alloc_retries=2)))
     [row] = columns(launches(make_result(run), [run]))
@@ -53,7 +53,7 @@ def test_health_of_gpus_and_cores() -> None:
     assert health([make_run()]) == []
 
 
-def test_settings_are_those_of_the_last_launch_that_told() -> None:
+def test_settings_are_those_last_observed() -> None:
     told = Observed(settings={"world_size": "2"}, environment={"torch": "2.13.0"})
     runs = [make_run(observed=told), make_run(device_probe={"matmul_tflops": 712.34})]
     assert settings(runs).rows == [
@@ -64,5 +64,5 @@ def test_settings_are_those_of_the_last_launch_that_told() -> None:
     assert not settings([])
 
 
-def test_what_autotuning_chose_is_listed_under_the_settings() -> None:
+def test_lists_autotuning_choices_under_settings() -> None:
     assert settings([make_run(autotuned={"mm": "extern_mm"})]).rows == [("mm", "extern_mm", "autotuning")]

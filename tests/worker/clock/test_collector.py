@@ -4,7 +4,7 @@ from perfsuite.worker.clock.collector import CollectorClock
 from perfsuite.worker.clock.timers import SimulatedTimer
 
 
-def test_collections_are_timed_until_it_is_stopped() -> None:
+def test_times_collections_until_stopped() -> None:
     timer = SimulatedTimer()
     clock = CollectorClock(timer.host)
 

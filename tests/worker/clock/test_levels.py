@@ -24,7 +24,7 @@ def test_a_launch_has_few_readings(steps: int, every: int) -> None:
     assert len(resident) <= MOST_READINGS
 
 
-def test_the_resident_set_is_as_large_as_the_process() -> None:
+def test_resident_set_is_as_large_as_the_process() -> None:
     levels = after(MemoryLevels(torch.device("cpu"), 1), 1)
     with open("/proc/self/status") as file:
         kib = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))

@@ -71,7 +71,7 @@ def test_each_step_has_the_seconds_of_its_batches(wait: DataWait) -> None:
     assert wait.result() == (0, 2, 4)
 
 
-def test_what_is_loaded_between_steps_is_of_no_step(wait: DataWait) -> None:
+def test_loading_between_steps_is_of_no_step(wait: DataWait) -> None:
     batches = iter(DataLoader(Slow(), batch_size=2))  # type: ignore[arg-type]
     step(wait, lambda: next(batches))
     next(batches)
@@ -84,7 +84,7 @@ def test_without_a_loader_data_wait_is_unknown(wait: DataWait) -> None:
     assert wait.result() == ()
 
 
-def test_a_loader_of_another_thread_is_not_waited_for(wait: DataWait) -> None:
+def test_does_not_wait_for_another_threads_loader(wait: DataWait) -> None:
     loader: Any = DataLoader(Slow(), batch_size=2)  # type: ignore[arg-type]
     step(wait, lambda: in_a_thread(lambda: next(iter(loader))))
     assert wait.result() == ()
@@ -96,14 +96,14 @@ def test_watching_twice_counts_once(wait: DataWait) -> None:
     assert wait.result() == (2,)
 
 
-def test_live_memory_still_knows_that_a_batch_is_made(wait: DataWait) -> None:
+def test_live_memory_knows_that_a_batch_is_made(wait: DataWait) -> None:
     data = Slow()
     next(iter(DataLoader(data, batch_size=2)))  # type: ignore[arg-type]
     assert data.is_data == [True, True]
     assert not _is_loading()
 
 
-def test_an_error_of_a_dataset_passes_and_is_timed(wait: DataWait) -> None:
+def test_dataset_error_passes_and_is_timed(wait: DataWait) -> None:
     def fail() -> None:
         Clock.now += 3
         raise ValueError("bad row")
@@ -116,7 +116,7 @@ def test_an_error_of_a_dataset_passes_and_is_timed(wait: DataWait) -> None:
     assert not loaders._loading
 
 
-def test_the_workers_of_the_counted_step_are_known(wait: DataWait) -> None:
+def test_knows_the_counted_steps_workers(wait: DataWait) -> None:
     def give(pid: int, data: object) -> Callable[[], object]:
         loader = SimpleNamespace(_workers=[SimpleNamespace(pid=pid)], _dataset=data)
         return lambda: loaders.timed(lambda loader: None)(loader)
@@ -130,7 +130,7 @@ def test_the_workers_of_the_counted_step_are_known(wait: DataWait) -> None:
     assert sorted(wait.worker_pids.values()) == [2, 3]
 
 
-def test_a_loader_that_has_ended_is_none_of_the_counted_step(wait: DataWait) -> None:
+def test_ended_loader_is_not_of_the_counted_step(wait: DataWait) -> None:
     def end(loader: Any) -> None:
         raise StopIteration
 
@@ -226,7 +226,7 @@ def test_a_loader_that_gives_no_batch_is_refused(module: ModuleType, name: str, 
         loader.check()
 
 
-def test_an_iterator_of_a_named_loader_keeps_its_methods(wait: DataWait, module: Any) -> None:
+def test_named_loaders_iterator_keeps_its_methods(wait: DataWait, module: Any) -> None:
     Search([NamedLoader(f"{MODULE}:batches")]).begin()
     batches = module.batches()
     assert iter(batches) is batches

@@ -10,7 +10,7 @@ from perfsuite.worker.clock.memory import CudaMemory, HostMemory, keep_peaks, me
 from tests.worker.fake_gpu import GPU, FakeAllocator
 
 
-def test_host_memory_is_the_peak_above_the_level_before() -> None:
+def test_host_memory_is_the_peak_above_its_start() -> None:
     memory = HostMemory()
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     del held
@@ -20,7 +20,7 @@ def test_host_memory_is_the_peak_above_the_level_before() -> None:
     assert memory.read().method == "VmHWM above VmRSS before the model"
 
 
-def test_on_a_gpu_memory_comes_from_its_caching_allocator(allocator: FakeAllocator) -> None:
+def test_gpu_memory_is_that_of_its_allocator(allocator: FakeAllocator) -> None:
     memory = memory_for(GPU)
     assert isinstance(memory, CudaMemory)
     allocator.stats["num_alloc_retries"] = 5
@@ -34,7 +34,7 @@ def test_on_a_gpu_memory_comes_from_its_caching_allocator(allocator: FakeAllocat
 @pytest.mark.parametrize(
     "owner", [torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory], ids=str
 )
-def test_a_script_that_resets_the_peaks_does_not_lose_ours(allocator: FakeAllocator, owner: Any) -> None:
+def test_resetting_peaks_in_a_script_keeps_ours(allocator: FakeAllocator, owner: Any) -> None:
     keep_peaks()
     held = owner.reset_peak_memory_stats  # as `from torch.cuda import ...` in the script's first lines
     memory = CudaMemory(GPU)
@@ -55,7 +55,7 @@ def test_unreadable_peaks_end_no_training(allocator: FakeAllocator, monkeypatch:
         memory.read()
 
 
-def test_what_counting_keeps_is_in_no_peak_of_a_gpu(allocator: FakeAllocator) -> None:
+def test_gpu_peaks_exclude_what_counting_keeps(allocator: FakeAllocator) -> None:
     memory = CudaMemory(GPU)
     memory.begin_counting()
     allocator.allocate(100)
@@ -79,7 +79,7 @@ def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
 
 
-def test_code_that_only_counting_reads_is_not_the_model_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_paged_in_by_counting_is_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     status = {"VmRSS": 100, "VmHWM": 100, "RssFile": 10}
     monkeypatch.setattr(module, "_status_bytes", status.__getitem__)
     memory = HostMemory()

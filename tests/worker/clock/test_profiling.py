@@ -77,7 +77,7 @@ def first_cause(before: Profile, now: Profile) -> str:
     return compared(merged({0: before}), merged({0: now}), "the baseline").calls[0]
 
 
-def test_three_steps_are_recorded_after_the_warm_up_and_then_it_is_over(usual: Profile) -> None:
+def test_records_three_steps_after_warm_up(usual: Profile) -> None:
     assert usual.steps == PROFILED_STEPS
     assert not usual.unsteady
     assert (usual.calls()["aten::linear"], usual.calls()["Optimizer.step#SGD.step"]) == (2, 1)
@@ -99,7 +99,7 @@ def test_a_trace_that_is_too_large_is_only_kept(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [trace]
 
 
-def test_a_training_that_ends_too_early_leaves_no_profile(tmp_path: Path) -> None:
+def test_short_training_leaves_no_profile(tmp_path: Path) -> None:
     assert taken(tmp_path, warmup=30).notes == []
     assert not list(tmp_path.iterdir())
 

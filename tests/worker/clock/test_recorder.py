@@ -32,7 +32,7 @@ def after_steps(
     return recorder
 
 
-def test_steps_are_timed_and_what_is_done_between_or_after_them_is_not() -> None:
+def test_times_steps_without_what_lies_between() -> None:
     timer = SimulatedTimer()
     recorder = after_steps(Recorder(timer, probe=lambda: timer.sleep(7)), 3, 1, 2)
     assert recorder.step_s == [3, 1, 2]
@@ -43,7 +43,7 @@ def test_steps_are_timed_and_what_is_done_between_or_after_them_is_not() -> None
     assert recorder.cpu_s == [], "a simulated clock knows none"
 
 
-def test_cpu_time_is_without_what_is_done_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_excludes_work_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = SimulatedTimer()
     monkeypatch.setattr(SimulatedTimer, "cpu", lambda timer: spent.now)
     recorder = Recorder(SimulatedTimer(), probe=lambda: spent.sleep(7))
@@ -61,7 +61,7 @@ def test_threads_count_and_sleep_does_not() -> None:
     assert busy > 4 * asleep
 
 
-def test_counting_ends_before_and_begins_after_what_is_done_between_steps() -> None:
+def test_counting_excludes_work_between_steps() -> None:
     timer = SimulatedTimer()
     told = list[tuple[str, float]]()
     recorder = Recorder(timer, probe=lambda: timer.sleep(7), before_end=lambda step, recorder: timer.sleep(2))
@@ -89,7 +89,7 @@ def test_the_peak_begins_after_the_counted_steps(counts: bool) -> None:
     recorder.finish()
 
 
-def test_the_peak_is_read_before_a_late_step_is_counted() -> None:
+def test_reads_the_peak_before_counting_a_late_step() -> None:
     memory = Mock()
     recorder = Recorder(SimulatedTimer(), memory=memory)
     recorder.counting = Mock(steps=StepsToCount(until=4, late=6))
@@ -102,7 +102,7 @@ def test_the_peak_is_read_before_a_late_step_is_counted() -> None:
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_the_collector_stays_as_the_training_has_it(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_the_trainings_collector_settings(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     thresholds = gc.get_threshold()
     if not is_on:
         gc.disable()
@@ -144,7 +144,7 @@ class FakeCollector(CollectorClock):
         self._see("stop", {})
 
 
-def test_counting_objects_is_in_no_step_and_in_no_peak() -> None:
+def test_counting_objects_is_in_no_step_or_peak() -> None:
     timer = SimulatedTimer()
     told = Mock()
     recorder = Recorder(timer, memory=told.memory)
@@ -159,7 +159,7 @@ def test_counting_objects_is_in_no_step_and_in_no_peak() -> None:
     assert set(recorder.step_s) == {1}
 
 
-def test_perfsuite_itself_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
+def test_perfsuite_keeps_no_object_in_a_step(gpu: FakeGPU) -> None:
     """On a GPU, where each stamp is an object, with everything that a recorder does between steps."""
     recorder = Recorder(CudaTimer(GPU), probe=lambda: None, before_end=lambda step, recorder: None)
     recorder.collector = CollectorClock(recorder.timer.host)
@@ -194,7 +194,7 @@ def test_progress_is_told_seldom_and_at_the_end() -> None:
     assert told == [3, 6, 9, 12, 15, 18, 20]
 
 
-def test_on_a_gpu_steps_are_events_on_its_stream_and_it_is_waited_for_once(gpu: FakeGPU) -> None:
+def test_gpu_steps_are_events_awaited_once(gpu: FakeGPU) -> None:
     timer, probe = clock_for(GPU)
     assert probe is None
     recorder = after_steps(Recorder(timer), 30, 10, 20, work=partial(gpu.work, ahead_ms=1000))
@@ -212,7 +212,7 @@ def test_progress_is_what_the_gpu_has_finished(gpu: FakeGPU, monkeypatch: pytest
     assert gpu.waits == [0, 60]
 
 
-def test_an_injected_slowdown_of_a_gpu_is_as_large_as_asked_and_waits_for_no_step(gpu: FakeGPU) -> None:
+def test_gpu_slowdown_is_exact_and_never_waits(gpu: FakeGPU) -> None:
     recorder = Recorder(CudaTimer(GPU), before_end=lambda step, recorder: recorder.lengthen(0.3))
     compiling = [9000, 400]
     after_steps(recorder, *compiling, *[100] * 17, work=partial(gpu.work, ahead_ms=50))

@@ -108,14 +108,14 @@ def test_the_first_batch_begins_the_first_step(clock: Clock) -> None:
     assert clock.ended() == {"start-up": 15, IMPORTS: 1, BUILD: 2, DATA: 3, FIRST_STEP: 9}
 
 
-def test_without_a_loader_a_loop_of_ours_begins_it(clock: Clock) -> None:
+def test_our_own_loop_starts_the_first_step(clock: Clock) -> None:
     clock.passes(2)
     clock.begin_loop()
     clock.passes(3)
     assert clock.ended() == {"start-up": 6, IMPORTS: 1, BUILD: 2, FIRST_STEP: 3}
 
 
-def test_build_and_first_step_are_one_where_nothing_parts_them(clock: Clock) -> None:
+def test_undivided_build_and_first_step_are_one_part(clock: Clock) -> None:
     clock.passes(2)
     assert clock.ended() == {"start-up": 3, IMPORTS: 1, "build and first step": 2}
 
@@ -147,13 +147,13 @@ def test_torch_may_be_imported_in_another_thread(clock: Clock) -> None:
     assert clock.ended()[IMPORTS] == 3
 
 
-def test_a_first_step_of_another_thread_is_unknown(clock: Clock) -> None:
+def test_other_threads_first_step_is_unknown(clock: Clock) -> None:
     ended: list[StartUp | None] = []
     in_a_thread(lambda: ended.append(clock.end()))
     assert ended == [None]
 
 
-def test_a_first_step_of_another_thread_ends_the_clock(clock: Clock) -> None:
+def test_other_threads_first_step_ends_the_clock(clock: Clock) -> None:
     """Else each later step would wait for the device, as the first one does."""
     in_a_thread(clock.end)
 
@@ -172,7 +172,7 @@ def test_a_part_ends_by_an_error_as_well(clock: Clock) -> None:
     assert clock.ended() == {"start-up": 6, IMPORTS: 1, DATA: 2, "build and first step": 3}
 
 
-def test_a_forked_rank_goes_on_with_the_clock_of_its_server(clock: Clock) -> None:
+def test_forked_rank_continues_its_servers_clock(clock: Clock) -> None:
     startup_clock.pause()
     clock.passes(2)
     startup_clock.go_on()
@@ -181,9 +181,7 @@ def test_a_forked_rank_goes_on_with_the_clock_of_its_server(clock: Clock) -> Non
     assert clock.ended() == {"start-up": 4, IMPORTS: 1, BUILD: 0, FIRST_STEP: 3}
 
 
-def test_a_watched_function_is_timed_wherever_it_was_imported(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_a_watched_function_in_every_importer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     def connects(seconds: float) -> float:
         clock.time += seconds
         return seconds
@@ -196,7 +194,7 @@ def test_a_watched_function_is_timed_wherever_it_was_imported(
     assert clock.ended()[PROCESS_GROUP] == 5
 
 
-def test_imports_are_timed_and_modules_counted_by_package(
+def test_times_imports_and_counts_their_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: Callable[[], StartUp]
 ) -> None:
     package = tmp_path / "slow_package"
@@ -220,7 +218,7 @@ def test_what_perfsuite_imports_is_not_counted(
     assert "of_ours" not in begun().modules
 
 
-def test_imports_are_left_alone_after_the_first_step(begun: Callable[[], StartUp]) -> None:
+def test_ignores_imports_after_the_first_step(begun: Callable[[], StartUp]) -> None:
     bootstrap: Any = importlib._bootstrap
     timed = bootstrap._find_and_load
     begun()
@@ -303,20 +301,20 @@ def test_a_function_that_is_timed_counts(counting: Clock, monkeypatch: pytest.Mo
     assert calls_of_work(counting) == {PROCESS_GROUP: 1}
 
 
-def test_calls_after_the_first_step_are_not_counted(counting: Clock) -> None:
+def test_ignores_calls_after_the_first_step(counting: Clock) -> None:
     calls = known(counting.end()).calls
     assert sys.getprofile() is None
     work()
     assert all((__name__, "work") not in each for each in known(calls).values())
 
 
-def test_calls_are_unknown_beside_a_profiler_of_the_training(counting: Clock) -> None:
+def test_calls_are_unknown_beside_a_profiler(counting: Clock) -> None:
     sys.setprofile(lambda *_: None)
     assert known(counting.end()).calls is None
     assert sys.getprofile() is not None
 
 
-def test_calls_that_are_unknown_are_noted_with_the_reason(counting: Clock) -> None:
+def test_notes_why_calls_are_unknown(counting: Clock) -> None:
     sys.setprofile(lambda *_: None)
     assert known(counting.end()).note == NOT_COUNTED + OTHER_PROFILER
 
@@ -331,7 +329,7 @@ def test_an_error_of_the_count_is_noted(counting: Clock) -> None:
     assert found.note == f"{NOT_COUNTED}IndexError: list index out of range"
 
 
-def test_a_first_step_in_another_thread_ends_the_count(counting: Clock) -> None:
+def test_other_threads_first_step_ends_the_count(counting: Clock) -> None:
     in_a_thread(counting.end)
     work()
     assert sys.getprofile() is None
@@ -345,7 +343,7 @@ def is_counted_in_a_fork(clock: Clock) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_process_that_makes_no_step_stops_counting_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_a_step_stops_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     at_exit = list[Callable[[], object]]()
     monkeypatch.setattr(atexit, "register", at_exit.append)
     Clock().count_calls(in_forks=False)
@@ -354,7 +352,7 @@ def test_a_process_that_makes_no_step_stops_counting_at_its_end(monkeypatch: pyt
     assert sys.getprofile() is None
 
 
-def test_a_worker_that_a_rank_forks_counts_nothing(counting: Clock) -> None:
+def test_forked_worker_counts_nothing(counting: Clock) -> None:
     assert not is_counted_in_a_fork(counting)
 
 

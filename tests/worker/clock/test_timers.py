@@ -8,7 +8,7 @@ from perfsuite.worker.clock.timers import CudaTimer, HostTimer, SimulatedTimer, 
 from tests.worker.fake_gpu import GPU, FakeGPU
 
 
-def test_an_injected_slowdown_keeps_the_host_busy_too(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_injected_slowdown_keeps_the_host_busy(gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the host sets the pace, a delay of the device alone would end before it has more work."""
     spun: list[float] = []
     monkeypatch.setattr(HostTimer, "sleep", lambda timer, seconds: spun.append(seconds))
@@ -18,7 +18,7 @@ def test_an_injected_slowdown_keeps_the_host_busy_too(gpu: FakeGPU, monkeypatch:
 
 
 @pytest.mark.parametrize("timer", [HostTimer(), SimulatedTimer()], ids=lambda timer: timer.name)
-def test_a_clock_of_the_host_knows_every_mark_at_once(timer: HostTimer) -> None:
+def test_host_clock_knows_every_mark_at_once(timer: HostTimer) -> None:
     start = timer.stamp()
     timer.sleep(1e-3)
     end = timer.stamp()
@@ -32,7 +32,7 @@ def test_a_clock_of_the_host_knows_every_mark_at_once(timer: HostTimer) -> None:
         assert timer.stamp() == timer.host() == 1e-3, "it stands still"
 
 
-def test_a_clock_that_a_script_replaces_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_replaced_by_a_script_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("perf_counter", "process_time", "monotonic", "clock_gettime", "time"):
         monkeypatch.setattr(time, name, lambda *args: 0.0)
     timer = HostTimer()
@@ -45,7 +45,7 @@ def test_a_clock_that_a_script_replaces_is_not_ours(monkeypatch: pytest.MonkeyPa
     assert (timer.cpu() or 0) > cpu
 
 
-def test_the_kernel_s_uptime_is_read_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_the_kernels_uptime_if_any(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = HostTimer()
     assert 0 < (timer.uptime() or 0) <= (timer.uptime() or 0)
     assert SimulatedTimer().uptime() is None

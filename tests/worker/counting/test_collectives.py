@@ -43,7 +43,7 @@ def world() -> str:
         (lambda: in_parts.flex_cp_allgather_backward(FULL, FULL, 0, world()), "reduce_scatter", 2, 64),
     ],
 )
-def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, calls: int, size: int) -> None:
+def test_each_kind_has_its_whole_message(call: Any, kind: str, calls: int, size: int) -> None:
     with fake_group(0, WORLD):
         (message,) = counted(call).collectives
     assert (message.kind, message.count, message.bytes) == (kind, calls, size)
@@ -51,7 +51,7 @@ def test_each_kind_is_known_with_its_whole_message(call: Any, kind: str, calls: 
     assert message.dtype == ("" if kind == "barrier" else "float32")
 
 
-def test_groups_of_one_size_are_told_apart_by_their_distance() -> None:
+def test_distance_separates_groups_of_one_size() -> None:
     def reduce_in_each() -> None:
         for group in groups:
             dist.all_reduce(torch.zeros(1, dtype=torch.bfloat16), group=group)

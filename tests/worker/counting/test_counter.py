@@ -58,7 +58,7 @@ class Training:
         return counts
 
 
-def test_flops_by_phase_are_those_of_the_products_each_time_and_checkpointing_is_recomputation() -> None:
+def test_counts_products_by_phase_and_recompute() -> None:
     training = Training()
     counts = training.counted()
     # The first layer's input needs no gradient: three products in backward.
@@ -103,7 +103,7 @@ def test_what_makes_a_device_wait_is_a_host_read(function: Callable[[Tensor], ob
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_step_counters_of_torchs_optimizers_are_no_host_reads(foreach: bool) -> None:
+def test_step_counters_are_no_host_reads(foreach: bool) -> None:
     """They are on the host on every machine; without a GPU those of another optimizer count."""
     training = Training()
     training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=foreach)
@@ -117,7 +117,7 @@ def test_step_counters_of_torchs_optimizers_are_no_host_reads(foreach: bool) -> 
 
 
 @pytest.mark.parametrize(("device", "reads"), [("cpu", 0), ("cuda", 1)])
-def test_with_a_gpu_the_host_waits_for_its_tensors_alone(
+def test_only_gpu_tensors_make_the_host_wait(
     monkeypatch: pytest.MonkeyPatch, device: str, reads: int
 ) -> None:
     counter = StepCounter([Training().optimizer])
@@ -128,7 +128,7 @@ def test_with_a_gpu_the_host_waits_for_its_tensors_alone(
     assert counter._is_waited_for(value), "without one all are counted"
 
 
-def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
+def test_optimizer_closure_is_forward_and_backward() -> None:
     """Lightning's `fit` passes one."""
     training = Training()
 
@@ -148,7 +148,7 @@ def test_a_closure_of_the_optimizer_is_forward_and_backward() -> None:
     assert (counts.flops, counts.kernels) == (plain.flops, plain.kernels)
 
 
-def test_an_optimizer_that_steps_in_hooks_of_backward_is_the_optimizer() -> None:
+def test_steps_in_backward_hooks_are_the_optimizer() -> None:
     training = Training()
 
     def step(counter: StepCounter) -> None:
@@ -174,7 +174,7 @@ def received() -> Tensor:
 
 
 @pytest.mark.parametrize("arriving", [(0, 1, 1), (0, 2, 0), (0, 1, 2), (1, 0, 2), (1, 1, 0)])
-def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tuple[int, ...]) -> None:
+def test_arrival_of_batches_changes_no_count(arriving: tuple[int, ...]) -> None:
     """So many before the counted steps, in the first and in the second. Each takes one."""
 
     def counts_of(first: int, *later: int) -> Counts:
@@ -195,7 +195,7 @@ def test_when_batches_of_a_loader_s_workers_arrive_changes_no_count(arriving: tu
     assert memory(counts).saved_for_backward > 0
 
 
-def test_a_loader_without_workers_makes_no_activations() -> None:
+def test_loader_without_workers_has_no_activations() -> None:
     """Its batches count as those that a worker sends."""
 
     def memory_with(batches: Iterator[Any]) -> StepMemory:
@@ -234,7 +234,7 @@ def test_views_and_allocations_are_no_kernels() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["cudnn", "efficient", "flash"])
-def test_grouped_query_attention_has_the_flops_of_its_queries(kernel: str) -> None:
+def test_grouped_attention_has_its_queries_flops(kernel: str) -> None:
     query = torch.empty(2, 8, 16, 32, device="meta")
     shared = torch.empty(2, 2, 24, 32, device="meta")  # one head of keys for four of queries
     name = f"_scaled_dot_product_{kernel}_attention"
@@ -253,7 +253,7 @@ def test_attention_on_a_cpu_has_flops() -> None:
     assert flops == {"forward": 2 * product, "backward": 5 * product}
 
 
-def test_a_formula_of_a_newer_torch_counts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_torch_formula_counts_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(flop_counter.flop_registry, aten.mul, lambda *args, **kwargs: 10**9)
     monkeypatch.delitem(flop_counter.flop_registry, aten.cudnn_convolution)
     under_that_torch = runpy.run_path(counter_module.__file__)["FLOPS"]
@@ -267,7 +267,7 @@ def test_collectives_of_nothing_are_told_apart() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
-def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
+def test_backend_buffer_is_not_the_trainings_memory() -> None:
     """gloo's reduce-scatter sums in a copy of its input, which its thread lets go some time later."""
     with alone():
         training = Training()
@@ -283,7 +283,7 @@ def test_a_buffer_of_the_backend_is_not_the_training_s_memory() -> None:
     assert dist.Work.wait is wait
 
 
-def test_an_optimizer_that_steps_others_has_their_state() -> None:
+def test_optimizer_of_optimizers_has_their_state() -> None:
     training = Training()
     container = torch.optim.Optimizer(training.model.parameters(), {})
     with StepCounter([container, training.optimizer]) as counter:
@@ -318,7 +318,7 @@ def test_the_dtype_of_a_result_changes_no_flops() -> None:
         assert counted(lambda: torch.addmm(total, a, b, torch.float32)).flops == {"forward": 2 * 4 * 8 * 2}
 
 
-def test_copies_that_the_host_waits_for_are_those_without_non_blocking() -> None:
+def test_blocking_copies_lack_non_blocking() -> None:
     """Of a device that this torch lacks: fake tensors can be copied to it all the same."""
     with FakeTensorMode():
         made = torch.empty(2)

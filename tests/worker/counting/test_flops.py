@@ -49,7 +49,7 @@ def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence
     assert counted.parameters == parameters_in(built)
 
 
-def test_of_a_mamba_torch_counts_the_scan_too_which_is_little_in_one_of_real_size() -> None:
+def test_mamba_counts_include_the_small_scan() -> None:
     """Linear layers are counted exactly; the scan's product of states of 16 is left out, 4.4 % when tiny.
 
     torch counts the backward of a depthwise convolution as that of a full one, so convolutions are set aside.
@@ -76,7 +76,7 @@ def test_of_a_mamba_torch_counts_the_scan_too_which_is_little_in_one_of_real_siz
         ({"model_type": "gpt_neo", "window_size": 32}, False),
     ],
 )
-def test_the_formula_is_for_layers_that_attend_to_all(fields: dict[str, Any], is_known: bool) -> None:
+def test_formula_is_for_full_attention_only(fields: dict[str, Any], is_known: bool) -> None:
     case = make_case(model=Model(name="x", config=fields), sequence_length=64)
     why = "MFU is unknown: not all layers of x attend to all tokens, as palm-1 has it"
     assert notes(case) == (() if is_known else (why,))
@@ -106,7 +106,7 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize("kind", EXPERTS)
-def test_of_experts_the_formula_counts_those_that_a_token_passes(kind: str) -> None:
+def test_formula_counts_the_experts_of_a_token(kind: str) -> None:
     """As torch does, whichever experts the router chooses."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 101}
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None)
@@ -127,7 +127,7 @@ def test_of_experts_the_formula_counts_those_that_a_token_passes(kind: str) -> N
         ({"model_type": "dbrx"}, "the configuration of x does not say how many experts a token passes"),
     ],
 )
-def test_a_configuration_that_does_not_fit_costs_the_mfu_alone(config: dict[str, Any], why: str) -> None:
+def test_unfit_configuration_costs_only_the_mfu(config: dict[str, Any], why: str) -> None:
     case = make_case(model=Model(name="x", config=config))
     assert count_known(case) is None
     (note,) = notes(case)
@@ -137,7 +137,7 @@ def test_a_configuration_that_does_not_fit_costs_the_mfu_alone(config: dict[str,
 @pytest.mark.parametrize(
     "lora", [LoRA(rank=4, alpha=8), LoRA(rank=3, alpha=8, targets=("q_proj", "k_proj", "v_proj"))]
 )
-def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
+def test_frozen_weights_and_adapters_match_torch(lora: LoRA) -> None:
     """Exactly, but for the gradient of the first block's input, which nothing before it wants."""
     case = TINY_CASE.replace(model="llama-tiny", lora=lora, sequence_length=16, attention="eager")
     built: Any = build_model(case, torch.device("cpu"))
@@ -150,7 +150,7 @@ def test_frozen_weights_and_adapters_are_what_torch_counts(lora: LoRA) -> None:
     assert counted.parameters == parameters_in(built)
 
 
-def test_full_training_counts_as_before_and_what_a_script_freezes_has_no_gradient_of_its_own() -> None:
+def test_script_freezing_removes_gradient_flops() -> None:
     """Stored baselines refuse another formula."""
     full = count(MODELS["llama-tiny"], 32)
     half = count(MODELS["llama-tiny"], 32, frozen_share=0.5)

@@ -74,7 +74,7 @@ def test_the_norm_is_read_before_clipping(clip: Clip) -> None:
     assert counting.notes == []
 
 
-def test_without_clipping_the_norm_is_that_of_the_optimizer() -> None:
+def test_unclipped_norm_is_that_of_the_optimizer() -> None:
     counting, before = norms()
     assert counting.unclipped_squares == counting.gradient_squares == pytest.approx(before)
 
@@ -87,7 +87,7 @@ def test_reading_adds_no_kernel_to_the_step() -> None:
     assert ops.get("aten._foreach_norm", 0) + ops.get("aten.linalg_vector_norm", 0) <= 3, "those of the clip"
 
 
-def test_clipping_in_a_way_of_its_own_leaves_the_norm_unknown() -> None:
+def test_custom_clipping_leaves_the_norm_unknown() -> None:
     def scaled(model: nn.Module) -> None:
         for parameter in model.parameters():
             known(parameter.grad).mul_(0.1)
@@ -98,7 +98,7 @@ def test_clipping_in_a_way_of_its_own_leaves_the_norm_unknown() -> None:
     assert "none of the known functions that clip was called" in counting.notes[0]
 
 
-def test_without_a_backward_that_was_seen_the_norm_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unseen_backward_leaves_the_norm_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients.NormBeforeClipping, "backward_ended", lambda _: None)
     counting, _ = norms()
     assert counting.unclipped_squares is None
@@ -123,7 +123,7 @@ def test_a_skipped_attempt_of_fp16_is_forgotten(clips: bool) -> None:
     assert counting.notes == []
 
 
-def test_a_norm_that_overflows_in_the_step_is_kept() -> None:
+def test_keeps_a_norm_that_overflows_in_the_step() -> None:
     counting, before = norms(lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3), torch.inf)
     assert not math.isfinite(before)
     assert not math.isfinite(known(counting.unclipped_squares))
@@ -140,7 +140,7 @@ def test_a_norm_that_cannot_be_read_is_unknown(
     assert counting.unclipped_squares is None
 
 
-def test_other_modules_clip_with_their_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_modules_clip_with_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     called = list[str]()
     library = SimpleNamespace(clip_grad_norm=lambda: called.append("clips"))
     monkeypatch.setitem(sys.modules, "nanotron.trainer", library)
@@ -180,7 +180,7 @@ OPTIMIZER = SimpleNamespace()
         ([SimpleNamespace(is_enabled=lambda: True)], None),
     ],
 )
-def test_the_scale_of_fp16_is_taken_out_where_it_is_known(scalers: list[Any], scale: float | None) -> None:
+def test_removes_the_known_scale_of_fp16(scalers: list[Any], scale: float | None) -> None:
     assert gradients.scale_of(OPTIMIZER, scalers) == scale
 
 
@@ -188,7 +188,7 @@ def test_a_fused_optimizer_names_its_scale() -> None:
     assert gradients.scale_of(SimpleNamespace(grad_scale=torch.tensor(64.0)), []) == 64.0
 
 
-def test_torch_has_the_private_names_of_its_scaler() -> None:
+def test_torch_has_its_scalers_private_names() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -199,7 +199,7 @@ def test_torch_has_the_private_names_of_its_scaler() -> None:
     assert gradients.scale_of(optimizer, [scaler]) == 1.0
 
 
-def test_the_scale_is_that_of_a_scaler_built_since() -> None:
+def test_knows_the_scale_of_a_later_built_scaler() -> None:
     gradients.watch()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     weight = nn.Parameter(torch.ones(2))

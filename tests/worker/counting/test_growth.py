@@ -46,14 +46,14 @@ def leak(number: int) -> None:
     LEAK[number] = (Spec(), (Spec(), []))
 
 
-def test_a_leak_is_exact_and_its_type_and_holder_are_named() -> None:
+def test_exact_leak_names_its_type_and_holder() -> None:
     found = kept(leak)
     assert found.by_type == {"Spec": 2, "list": 1, "tuple": 2}
     assert found.total == 5
     assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
-def test_what_the_last_step_holds_is_not_taken_for_the_leak() -> None:
+def test_last_steps_objects_are_not_the_leak() -> None:
     def leak_and_hold(number: int) -> None:
         leak(number)
         HELD[:] = [(Spec(), []) for _ in range(100)]
@@ -61,7 +61,7 @@ def test_what_the_last_step_holds_is_not_taken_for_the_leak() -> None:
     assert kept(leak_and_hold).holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
-def test_a_leak_is_found_where_many_old_objects_die() -> None:
+def test_finds_a_leak_where_many_old_objects_die() -> None:
     HELD[:] = [Spec() for _ in range(1000)]
 
     def leak_and_forget(number: int) -> None:
@@ -76,7 +76,7 @@ def test_a_leak_is_found_where_many_old_objects_die() -> None:
     assert found.holders == ("`tests.worker.counting.test_growth.LEAK`",)
 
 
-def test_a_full_collection_on_the_way_names_no_holder() -> None:
+def test_full_collection_midway_names_no_holder() -> None:
     """It changes the order of objects, by which old and new ones are told apart."""
 
     def leak_and_collect(number: int) -> None:
@@ -88,7 +88,7 @@ def test_a_full_collection_on_the_way_names_no_holder() -> None:
     assert found.holders == ()
 
 
-def test_a_training_that_keeps_nothing_has_no_holder() -> None:
+def test_clean_training_has_no_holder() -> None:
     assert kept(lambda number: [Spec()]) == KeptObjects()
 
 
@@ -119,13 +119,13 @@ def test_cycles_that_are_garbage_are_not_kept() -> None:
     assert kept(cycle) == KeptObjects()
 
 
-def test_what_perfsuite_keeps_of_each_step_is_left_out() -> None:
+def test_omits_what_perfsuite_keeps_of_each_step() -> None:
     own = OwnList[Spec]()
     assert kept(lambda number: own.append(Spec())) == KeptObjects()
     assert len(own) == 25
 
 
-def test_a_type_that_is_made_anew_in_each_step_is_one() -> None:
+def test_type_remade_in_each_step_is_one_type() -> None:
     def leak_type(number: int) -> None:
         LEAK[number] = type("Made", (), {})()
 
@@ -141,7 +141,7 @@ def test_a_launch_that_ends_early_is_unknown() -> None:
     assert counting.notes == [f"{UNKNOWN}the training ended before step 25"]
 
 
-def test_an_error_of_the_search_leaves_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_error_keeps_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> tuple[str, ...]:
         raise LookupError("a proxy")
 
@@ -158,7 +158,7 @@ def test_an_error_of_the_count_is_a_note(monkeypatch: pytest.MonkeyPatch) -> Non
     assert counting.notes == [f"{UNKNOWN}LookupError: a type"]
 
 
-def test_the_collector_stays_as_the_training_has_it() -> None:
+def test_keeps_the_trainings_collector_settings() -> None:
     gc.disable()
     try:
         counting = counted(leak)
@@ -169,7 +169,7 @@ def test_the_collector_stays_as_the_training_has_it() -> None:
     assert counting.notes == [DISABLED]
 
 
-def test_what_perfsuite_froze_again_is_not_told_of_the_training() -> None:
+def test_own_refreezing_is_not_the_trainings() -> None:
     gc.freeze()
     frozen.watch()
     living(Spec)
@@ -177,7 +177,7 @@ def test_what_perfsuite_froze_again_is_not_told_of_the_training() -> None:
     assert counting.notes == []
 
 
-def test_what_was_frozen_before_is_told_and_the_rest_is_exact() -> None:
+def test_reports_frozen_objects_and_counts_the_rest() -> None:
     LEAK.update({each: Spec() for each in range(1000)})
     gc.freeze()
     LEAK.clear()  # also objects that are frozen may die
@@ -199,7 +199,7 @@ def test_freezing_in_between_makes_it_unknown(at: int) -> None:
     assert counting.notes == [UNKNOWN + FROZEN_MEANWHILE]
 
 
-def test_nothing_refers_to_objects_of_the_training() -> None:
+def test_keeps_no_object_of_the_training_alive() -> None:
     died = list[int]()
 
     class Mortal:

@@ -323,7 +323,7 @@ def test_models_of_all_kinds_hide_nothing(kind: str, to_none: bool) -> None:
     assert (counting.notes, counting.hidden) == ([], ())
 
 
-def test_optimizers_that_step_seldom_may_keep_old_gradients() -> None:
+def test_rare_optimizers_may_keep_old_gradients() -> None:
     """As the other network's of a GAN."""
     training = Loop()
     other = nn.Linear(4, 4)
@@ -334,7 +334,7 @@ def test_optimizers_that_step_seldom_may_keep_old_gradients() -> None:
     assert training.run().hidden == ()
 
 
-def test_small_gradients_of_a_package_s_kernels_are_no_hidden_step() -> None:
+def test_small_gradients_of_kernels_hide_no_step() -> None:
     def train(training: Loop) -> None:
         training.backward()
         training.model.scan.grad = torch.empty(16)
@@ -346,7 +346,7 @@ def test_small_gradients_of_a_package_s_kernels_are_no_hidden_step() -> None:
     assert training.run(train).hidden == ()
 
 
-def test_kernels_of_a_compiled_model_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_model_needs_no_visible_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
     monkeypatch.setattr(software, "compiled_counts", lambda: None)
     assert Loop().run(by_numpy).hidden == ()
@@ -429,5 +429,5 @@ def as_rank(rank: int, file: str) -> None:
 @pytest.mark.launch
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # functions that torch is about to rename
-def test_of_two_real_ranks_only_collectives_that_nobody_sees_are_told(tmp_path: Path) -> None:
+def test_two_ranks_report_only_unseen_collectives(tmp_path: Path) -> None:
     start_processes(as_rank, (str(tmp_path / "meet"),), nprocs=2, start_method="fork")

@@ -82,18 +82,18 @@ def test_an_attribute_of_what_grows_is_followed() -> None:
     assert holders([outer.inner]) == ("`tests.worker.counting.test_holders.HELD`",)  # type: ignore[attr-defined]
 
 
-def test_a_variable_of_a_function_that_runs_is_named() -> None:
+def test_names_a_variable_of_a_running_function() -> None:
     kept = [Leaf()]
-    name = f"{__name__}.test_a_variable_of_a_function_that_runs_is_named.kept"
+    name = f"{__name__}.test_names_a_variable_of_a_running_function.kept"
     assert holders([kept[0]]) == (f"`{name}`",)
 
 
-def test_what_no_object_of_python_holds_is_outside() -> None:
+def test_what_python_does_not_hold_is_outside() -> None:
     assert holders([Leaf()]) == (OUTSIDE,)
     assert holders([]) == ()
 
 
-def test_an_attribute_that_instances_share_is_named() -> None:
+def test_names_an_attribute_that_instances_share() -> None:
     shared = Shared()
     shared.attributes["entries"] = [Leaf() for _ in range(5)]
     leaves = list(shared.attributes["entries"])
@@ -116,7 +116,7 @@ def test_a_holder_of_few_is_not_named() -> None:
     assert holders(leaves) == (OUTSIDE,)
 
 
-def test_what_only_leads_to_the_holder_is_not_named() -> None:
+def test_names_the_holder_and_no_path_to_it() -> None:
     """A global that holds the newest object, which reaches all others through the attributes they share."""
     leaves = [Leaf() for _ in range(10)]
     Shared.attributes["entries"] = [*leaves]
@@ -126,7 +126,7 @@ def test_what_only_leads_to_the_holder_is_not_named() -> None:
     assert holders_of(leaves, {"Leaf", "Shared"}) == ("`Shared.attributes`",)
 
 
-def test_a_function_that_is_a_key_is_held_by_the_dictionary() -> None:
+def test_dictionary_holds_a_function_used_as_key() -> None:
     """As those of a closure that is made in each step."""
 
     def made() -> Any:

@@ -39,7 +39,7 @@ def test_the_peak_is_told_with_its_parts() -> None:
     assert (step.growth, step.allocations) == (40, 2)
 
 
-def test_tensors_of_one_storage_count_once_and_a_sparse_one_has_none(memory: LiveMemory) -> None:
+def test_shared_storage_counts_once(memory: LiveMemory) -> None:
     one = floats(10)
     sparse = torch.eye(3).to_sparse()
     for tensor in (one, one[2:4], one.view(2, 5), sparse):
@@ -49,7 +49,7 @@ def test_tensors_of_one_storage_count_once_and_a_sparse_one_has_none(memory: Liv
     assert memory.end_step().peak == 40
 
 
-def test_beside_a_model_on_a_gpu_host_memory_is_not_counted(memory: LiveMemory) -> None:
+def test_gpu_model_leaves_host_memory_uncounted(memory: LiveMemory) -> None:
     memory.counts_host = False
     batch = floats(100)
     step_counter = floats(1)
@@ -60,7 +60,7 @@ def test_beside_a_model_on_a_gpu_host_memory_is_not_counted(memory: LiveMemory) 
     assert memory.end_step().at_peak == {"forward": 40, "optimizer state": 4}
 
 
-def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory: LiveMemory) -> None:
+def test_late_storage_was_made_out_of_sight(memory: LiveMemory) -> None:
     early = floats(1)
     hidden = floats(100)
     memory.see(early, "kept")
@@ -69,7 +69,7 @@ def test_a_storage_that_shows_only_in_a_later_step_was_made_out_of_sight(memory:
     assert memory.end_step().growth == 400
 
 
-def test_what_was_sent_is_communication_and_a_permanent_part_stays(memory: LiveMemory) -> None:
+def test_sent_memory_is_communication(memory: LiveMemory) -> None:
     weight = floats(1)
     bucket = floats(2)
     memory.assign(weight, "parameter")
@@ -97,7 +97,7 @@ def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
     assert "resize_" not in vars(torch.UntypedStorage)
 
 
-def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: LiveMemory) -> None:
+def test_memory_freed_elsewhere_ends_at_its_last_use(memory: LiveMemory) -> None:
     held = [floats(100)]
     later = floats(10)
     memory.see(held[0], "forward", born=True)
@@ -109,7 +109,7 @@ def test_what_another_thread_lets_go_last_counts_until_it_was_last_used(memory: 
     assert memory.error is None
 
 
-def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveMemory) -> None:
+def test_work_beside_a_waiting_thread_is_the_trainings(memory: LiveMemory) -> None:
     buffer = floats(100)
     activation = floats(10)
 
@@ -130,7 +130,7 @@ def test_what_others_make_while_one_thread_waits_is_the_training_s(memory: LiveM
     assert memory.end_step().at_peak == {"forward": 40}
 
 
-def test_the_log_tells_births_and_deaths_by_number_until_all_is_forgotten(memory: LiveMemory) -> None:
+def test_log_lists_births_and_deaths_by_number(memory: LiveMemory) -> None:
     old = floats(1)
     new = floats(2)
     memory.see(old, "kept")

@@ -102,12 +102,12 @@ def test_too_few_batches_are_unknown(run_dir: RunDir) -> None:
     assert counted(run_dir, Rows(3), batch_size=BATCHES) is None
 
 
-def test_an_error_of_a_dataset_is_that_of_the_script(run_dir: RunDir) -> None:
+def test_dataset_error_is_that_of_the_script(run_dir: RunDir) -> None:
     with pytest.raises(ValueError, match="bad row"):
         counted(run_dir, Failing(3))
 
 
-def test_a_directory_that_takes_no_file_ends_no_training(run_dir: RunDir) -> None:
+def test_unwritable_directory_ends_no_training(run_dir: RunDir) -> None:
     run_dir.path.rmdir()
     run_dir.path.write_text("")
     assert counted(run_dir, Rows(3)) is None
@@ -118,9 +118,7 @@ def test_batches_of_this_process_are_not_counted(run_dir: RunDir) -> None:
     assert not list(run_dir.path.iterdir())
 
 
-def test_what_the_training_s_thread_calls_counts_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_threads_calls_count_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def calls() -> Any:
         batches = iter(DataLoader(Rows(3), batch_size=2))  # type: ignore[arg-type]
         counter = PythonCounter(lambda: "forward")
@@ -141,7 +139,7 @@ def test_what_the_training_s_thread_calls_counts_as_before(
     assert calls() == before
 
 
-def test_a_worker_forked_in_a_counted_step_counts_alike(run_dir: RunDir) -> None:
+def test_worker_forked_in_a_counted_step_is_alike(run_dir: RunDir) -> None:
     """It inherits the counter of its rank, which it would drag along in every batch."""
     alone = counted(run_dir, Rows(50))
     counter = StepCounter([])
@@ -149,7 +147,7 @@ def test_a_worker_forked_in_a_counted_step_counts_alike(run_dir: RunDir) -> None
         assert counted(run_dir, Rows(50)) == alone
 
 
-def test_a_worker_forked_in_the_search_for_a_loader_counts_alike(run_dir: RunDir) -> None:
+def test_worker_forked_in_a_loader_search_is_alike(run_dir: RunDir) -> None:
     alone = counted(run_dir, Rows(50))
     profiler = sys.getprofile()
     sys.setprofile(None)
@@ -162,7 +160,7 @@ def test_a_worker_forked_in_the_search_for_a_loader_counts_alike(run_dir: RunDir
         sys.setprofile(profiler)
 
 
-def test_loaders_are_added_up_and_one_unknown_makes_all_unknown(tmp_path: Path) -> None:
+def test_one_unknown_loader_makes_all_unknown(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     counting = _Counting(run_dir)
     for _ in range(3):

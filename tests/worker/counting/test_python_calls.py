@@ -67,7 +67,7 @@ def helper() -> None:
     """Something that a step calls."""
 
 
-def test_what_perfsuite_does_in_a_step_adds_no_call_of_python() -> None:
+def test_perfsuite_adds_no_python_call_to_a_step() -> None:
     """It sees each operator, and squares the gradients before the optimizer's step."""
     parameters, step, optimizer = training()
     plain = Counter[str]()
@@ -95,7 +95,7 @@ def test_what_perfsuite_does_in_a_step_adds_no_call_of_python() -> None:
     assert sum(told.calls.values()) == plain.total()
 
 
-def test_no_function_of_another_folder_of_perfsuite_is_counted() -> None:
+def test_counts_no_function_of_perfsuites_folders() -> None:
     def step() -> None:
         OwnList[int]()
         helper()
@@ -105,7 +105,7 @@ def test_no_function_of_another_folder_of_perfsuite_is_counted() -> None:
     assert not [name for name in functions if name.startswith("perfsuite.")]
 
 
-def test_calls_have_the_phase_of_the_step_in_which_they_are_made() -> None:
+def test_calls_have_the_phase_they_are_made_in() -> None:
     parameters, _, optimizer = training()
     parameters[0].register_hook(lambda gradient: helper())
     optimizer.register_step_pre_hook(lambda *_: counter.before_optimizer())
@@ -123,7 +123,7 @@ def test_calls_have_the_phase_of_the_step_in_which_they_are_made() -> None:
     assert told.calls["optimizer"] > 0
 
 
-def test_what_one_of_the_steps_alone_calls_is_not_counted() -> None:
+def test_ignores_calls_of_only_one_step() -> None:
     def more() -> None:
         helper()
         helper()
@@ -132,7 +132,7 @@ def test_what_one_of_the_steps_alone_calls_is_not_counted() -> None:
     assert names(more, more) == {"more": 1, "helper": 2}
 
 
-def test_neither_finalizers_nor_comparisons_of_keys_are_seen() -> None:
+def test_sees_no_finalizers_or_key_comparisons() -> None:
     class Cycle:
         def __init__(self) -> None:
             self.me = self
@@ -166,7 +166,7 @@ def test_other_threads_are_seen_since_python_3_12() -> None:
     assert seen.all_threads == sees_all
 
 
-def test_functions_of_hidden_files_are_unseen_with_all_that_they_call() -> None:
+def test_hidden_files_hide_all_that_they_call() -> None:
     for hidden, seen in (((), 2), ((json.__file__,), 1)):
         counter = PythonCounter(lambda: "forward", hidden)
         counter.start()
@@ -176,7 +176,7 @@ def test_functions_of_hidden_files_are_unseen_with_all_that_they_call() -> None:
         assert known(counter.result()).functions[f"{__name__}.helper"] == seen
 
 
-def test_what_operators_call_is_unseen_in_the_thread_that_asks() -> None:
+def test_operator_calls_are_unseen_in_one_thread() -> None:
     counter = PythonCounter(lambda: "forward")
 
     def unseen() -> None:
@@ -201,7 +201,7 @@ def test_cprofile_keeps_its_place() -> None:
     assert any(entry.code is helper.__code__ for entry in profiler.getstats())
 
 
-def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None:
+def test_users_profiler_stays_and_ends_counting() -> None:
     seen = list[str]()
 
     def theirs(frame: Any, event: str, _: Any) -> None:
@@ -219,7 +219,7 @@ def test_a_profiler_of_the_user_keeps_its_place_and_nothing_is_counted() -> None
     assert (called(lambda: sys.setprofile(None)) is None) == needs_its_place, "one that goes in a step"
 
 
-def test_a_dry_run_counts_no_python_of_its_fake_tensors() -> None:
+def test_dry_run_counts_no_python_of_fake_tensors() -> None:
     with FakeTensorMode():
         counter = StepCounter([])
         with counter:

@@ -25,7 +25,7 @@ from tests.samples import known
 from tests.worker.loops import Loop, in_a_thread, memory
 
 
-def test_two_steps_are_counted_and_the_second_is_reported() -> None:
+def test_counts_two_steps_and_reports_the_second() -> None:
     loop = Loop()
     counting = loop.run()
     assert loop.counted_at == [FIRST_COUNTED, COUNTED_STEP]
@@ -62,7 +62,7 @@ def test_consecutive_steps_are_counted() -> None:
     assert_nothing_is_left()
 
 
-def test_a_late_step_is_counted_without_its_memory() -> None:
+def test_counts_a_late_step_without_memory() -> None:
     loop = Loop(StepsToCount(until=4, late=9))
 
     counts = known(loop.run(with_more_work_in(9), steps=10).result())
@@ -84,7 +84,7 @@ def helper() -> None:
 
 
 @pytest.mark.parametrize("steps", [StepsToCount(until=7, late=None), StepsToCount(until=4, late=6)])
-def test_python_calls_of_a_later_step_alone_are_counted(steps: StepsToCount) -> None:
+def test_counts_python_calls_of_a_later_step(steps: StepsToCount) -> None:
     def train(loop: Loop) -> None:
         loop.backward()
         for _ in range(1000 if loop.number == 6 else 0):
@@ -131,13 +131,13 @@ def test_an_equal_late_step_adds_nothing() -> None:
     assert not counts.spans
 
 
-def test_a_training_that_ends_early_has_the_steps_that_it_made() -> None:
+def test_short_training_keeps_its_steps() -> None:
     counting = Loop(StepsToCount(until=15, late=None)).run(steps=6)
 
     assert known(counting.result()).also_counted == (5, 6)
 
 
-def test_an_error_in_a_later_step_keeps_those_before() -> None:
+def test_later_steps_error_keeps_earlier_ones() -> None:
     loop = Loop(StepsToCount(until=9, late=None))
 
     def train(loop: Loop) -> None:
@@ -152,7 +152,7 @@ def test_an_error_in_a_later_step_keeps_those_before() -> None:
     assert_nothing_is_left()
 
 
-def test_work_out_of_sight_leaves_a_later_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unseen_work_excludes_a_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(watch: Watch, counter: StepCounter, counts: Counts, model: Any) -> tuple[str, ...]:
         return ("a CUDA graph was replayed",) if counts.step == 6 else ()
 
@@ -164,7 +164,7 @@ def test_work_out_of_sight_leaves_a_later_step_out(monkeypatch: pytest.MonkeyPat
     assert counting.notes == ["step 6 was not counted: a CUDA graph was replayed"]
 
 
-def test_a_new_optimizer_ends_the_counting_of_later_steps() -> None:
+def test_new_optimizer_ends_later_counting() -> None:
     loop = Loop(StepsToCount(until=9, late=None))
 
     def train(loop: Loop) -> None:
@@ -221,7 +221,7 @@ def assert_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize(("more", "is_alike"), [(FLOOR // 3, True), (FLOOR * 2 // 3, False)])
-def test_memory_of_a_later_step_hides_half_of_what_is_judged(more: int, is_alike: bool) -> None:
+def test_later_memory_may_hide_half_of_the_bound(more: int, is_alike: bool) -> None:
     """A baseline and a launch of today may both hide some."""
     reported = make_memory(peak=2**30)
     later = reported.replace(peak=2**30 + more)
@@ -247,7 +247,7 @@ def test_batches_of_the_steps_before_are_data(ahead: int) -> None:
     assert_nothing_is_left()
 
 
-def test_the_gradients_of_the_counted_step_are_squared_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_squares_gradients_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an engine that keeps them tells their norm: then nothing is unknown."""
 
     def squared(optimizer: Any, *_: Any) -> None:
@@ -264,7 +264,7 @@ def test_the_gradients_of_the_counted_step_are_squared_out_of_sight(monkeypatch:
     assert (told.gradient_squares, told.unclipped_squares, told.notes) == (9, 9, [])
 
 
-def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:
+def test_first_optimizer_to_step_counts() -> None:
     loop = Loop()
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
@@ -278,7 +278,7 @@ def test_the_first_optimizer_that_steps_is_the_one_that_counts() -> None:
     assert counts.kernels == without.kernels  # it began no phase
 
 
-def test_a_mode_around_the_training_s_step_is_told_and_nothing_is_counted() -> None:
+def test_foreign_dispatch_mode_prevents_counting() -> None:
     mode = FlopCounterMode(display=False)
 
     def enter(loop: Loop) -> None:
@@ -291,7 +291,7 @@ def test_a_mode_around_the_training_s_step_is_told_and_nothing_is_counted() -> N
     assert "TorchDispatchMode of its own" in told(counting)
 
 
-def test_what_cannot_be_counted_is_a_note_and_of_a_compiled_model_the_memory_is_left_out(
+def test_uncountable_step_is_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = Loop()
@@ -309,7 +309,7 @@ def test_what_cannot_be_counted_is_a_note_and_of_a_compiled_model_the_memory_is_
 
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
-def test_an_optimizer_that_steps_in_backward_is_not_counted(outside: int) -> None:
+def test_does_not_count_an_optimizer_in_backward(outside: int) -> None:
     """Autograd takes away a mode that is entered in its backward, and puts one back that is left there.
 
     `outside`: steps before the first that is made in backward.
@@ -348,7 +348,7 @@ def test_a_mode_that_was_taken_away_is_told() -> None:
     assert reason == "RuntimeError: its TorchDispatchMode was taken away during the step"
 
 
-def test_without_a_sign_of_the_backward_pass_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_nothing_without_a_backward_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, BACKWARD)
     with pytest.raises(RuntimeError, match=r"has no torch\._C\._current_graph_task_id"):
         Counting(lambda: None)

@@ -45,7 +45,7 @@ def test_effect_on_the_steps(text: str | None, step_s: list[float], is_last_rank
     assert recorder.wall_s == pytest.approx(sum(step_s))
 
 
-def test_a_structural_fault_begins_after_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_structural_fault_starts_after_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Mock()
     monkeypatch.setattr(structural_faults, "begin", begin)
     injector = Injector(Fault.parse("host-read"), is_last_rank=False, training=lambda: ("model", "optimizer"))
@@ -65,7 +65,7 @@ def test_a_structural_fault_begins_after_the_second_step(monkeypatch: pytest.Mon
         ("hang", Left, "^with 1$"),
     ],
 )
-def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
+def test_breakdown_is_only_the_last_ranks(
     text: str, error: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in ((os, "_exit"), (time, "sleep")):  # the process does not end, nor sleep for ever
@@ -76,7 +76,7 @@ def test_a_breakdown_is_the_last_ranks_alone_at_its_step(
         series(text, steps=AT_STEP + 1)
 
 
-def test_on_a_gpu_its_own_allocator_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_runs_out_of_its_allocators_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7, 100))
     monkeypatch.setattr(torch, "empty", empty)
@@ -106,7 +106,7 @@ def test_effect_on_the_report(is_last_rank: bool) -> None:
     assert changed("missing-rank") == (None if is_last_rank else report)
 
 
-def test_a_leak_is_a_share_of_the_peak_that_is_gated() -> None:
+def test_leak_is_a_share_of_the_gated_peak() -> None:
     """And not of all that the process holds: torch alone is hundreds of megabytes."""
     memory = HostMemory()
     held = torch.ones(64 * 2**20, dtype=torch.uint8)

@@ -77,7 +77,7 @@ def collectives(counts: Counts) -> dict[tuple[str, str, str], tuple[int, int]]:
     return {(c.kind, c.dtype, c.phase): (c.count, c.bytes) for c in counts.collectives}
 
 
-def test_blocks_that_were_freed_are_kept_and_the_other_way_round(sharded: Counts) -> None:
+def test_toggles_which_freed_blocks_are_kept(sharded: Counts) -> None:
     kept = counted(SHARDED, "reshard-toggled")
     freed = counted(SHARDED.replace(framework=FSDP2(reshard_after_forward=False)), "reshard-toggled")
     told = [collectives(each) for each in (sharded, kept, freed)]
@@ -118,13 +118,13 @@ def test_more_buckets_hold_the_same(replicated: Counts) -> None:
     assert collectives(counted(REPLICATED, "small-buckets"))[key] == (3, 4 * PARAMETERS)
 
 
-def test_a_fused_optimizer_becomes_a_list_of_operators(replicated: Counts) -> None:
+def test_fused_optimizer_becomes_a_foreach_list(replicated: Counts) -> None:
     fused = counted(REPLICATED, fused=True)
     lists = counted(REPLICATED, "optimizer-foreach", fused=True)
     assert fused.kernels["optimizer"] < lists.kernels["optimizer"] < replicated.kernels["optimizer"]
 
 
-def test_no_form_of_an_optimizer_waits_for_its_step_counters(replicated: Counts) -> None:
+def test_no_optimizer_waits_for_its_step_counters(replicated: Counts) -> None:
     fused = counted(REPLICATED, fused=True)
     lists = counted(REPLICATED, "optimizer-foreach", fused=True)
     assert [each.host_reads.get("optimizer", 0) for each in (fused, replicated, lists)] == [0, 0, 0]

@@ -9,7 +9,7 @@ import torch
 from perfsuite.worker.hooks import calls
 
 
-def test_a_call_is_noticed_once_however_often_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notices_a_call_once_if_watched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: "replayed")
     before = calls.seen.copy()
     calls.watch()
@@ -29,7 +29,7 @@ def test_a_stall_is_counted_by_its_name(function: str, monkeypatch: pytest.Monke
     assert calls.stalls - before == {function: 1}
 
 
-def test_of_a_package_only_methods_that_send_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaces_only_methods_that_send(monkeypatch: pytest.MonkeyPatch) -> None:
     class Buffer:
         combine_limit = 8
 

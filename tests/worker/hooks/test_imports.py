@@ -47,18 +47,18 @@ def change(module: Any) -> None:
     module.value += 1
 
 
-def test_a_module_is_changed_before_who_imports_it_sees_it(after: Begin) -> None:
+def test_changes_a_module_before_its_importers(after: Begin) -> None:
     after(change)
     assert importlib.import_module(NAME).value == 2
 
 
-def test_a_module_that_is_imported_already_is_changed_at_once(after: Begin) -> None:
+def test_changes_an_imported_module_at_once(after: Begin) -> None:
     module = importlib.import_module(NAME)
     after(change)
     assert module.value == 2
 
 
-def test_a_module_that_is_being_imported_is_changed_later(
+def test_changes_a_half_imported_module_later(
     after: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library imports torch, which has perfsuite begin in the middle of it."""
@@ -71,13 +71,13 @@ def test_a_module_that_is_being_imported_is_changed_later(
     assert module.value == 2
 
 
-def test_a_module_that_is_loaded_again_is_not_changed_again(after: Begin) -> None:
+def test_does_not_change_a_reloaded_module_again(after: Begin) -> None:
     after(change)
     module = importlib.import_module(NAME)
     assert importlib.reload(module).value == 1
 
 
-def test_an_error_of_an_action_does_not_reach_the_import(after: Begin, errors: list[Exception]) -> None:
+def test_action_error_does_not_reach_the_import(after: Begin, errors: list[Exception]) -> None:
     after(lambda module: 1 / 0)
     assert importlib.import_module(NAME).value == 1
     assert [type(error) for error in errors] == [ZeroDivisionError]

@@ -37,9 +37,7 @@ def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: 2 * function(*args)
 
 
-def test_a_function_is_also_wrapped_where_it_was_imported(
-    module: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wraps_a_function_in_its_importers_too(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module.get = lambda: 1
     importer: Any = ModuleType("importer")
     importer.get = module.get
@@ -48,9 +46,7 @@ def test_a_function_is_also_wrapped_where_it_was_imported(
     assert (module.get(), importer.get()) == (2, 2)
 
 
-def test_a_lazy_module_is_not_loaded_to_look_for_a_function(
-    module: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_does_not_load_a_lazy_module_to_search_it(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lazy(ModuleType):
         def __getattribute__(self, name: str) -> Any:
             raise AssertionError("it was loaded")
@@ -63,7 +59,7 @@ def test_a_lazy_module_is_not_loaded_to_look_for_a_function(
 
 
 @pytest.mark.usefixtures("no_profiler")
-def test_functions_defined_later_are_found_before_they_are_called(module: Any) -> None:
+def test_finds_later_functions_before_their_calls(module: Any) -> None:
     Search([NamedFunction(f"{MODULE}:{name}", doubled) for name in ("get", "give")]).begin()
     module.get = lambda: 1
     doubled(len)  # any call
@@ -73,7 +69,7 @@ def test_functions_defined_later_are_found_before_they_are_called(module: Any) -
 
 
 @pytest.mark.usefixtures("no_profiler")
-def test_the_search_leaves_the_count_of_the_start_up_as_it_was(module: Any) -> None:
+def test_search_keeps_the_count_of_the_start_up(module: Any) -> None:
     clock = StartUpClock(0.0, before="imports", now=lambda: 0.0)
     clock.count_calls(in_forks=False)
     counting = sys.getprofile()
@@ -86,7 +82,7 @@ def test_the_search_leaves_the_count_of_the_start_up_as_it_was(module: Any) -> N
 
 
 @pytest.mark.usefixtures("no_profiler")
-def test_a_count_that_fails_while_a_function_is_found_is_unknown(module: Any) -> None:
+def test_failed_count_during_a_search_is_unknown(module: Any) -> None:
     clock = StartUpClock(0.0, before="imports", now=lambda: 0.0)
     clock.count_calls(in_forks=False)
     Search([NamedFunction(f"{MODULE}:get", doubled)]).begin()
@@ -109,7 +105,7 @@ def test_the_search_ends_with_the_first_step() -> None:
     assert sys.getprofile() is None
 
 
-def test_a_function_defined_after_the_first_step_is_found_late(module: Any) -> None:
+def test_finds_functions_made_after_the_first_step(module: Any) -> None:
     named = NamedFunction(f"{MODULE}:get", doubled)
     search = Search([named])
     search.end()
@@ -119,7 +115,7 @@ def test_a_function_defined_after_the_first_step_is_found_late(module: Any) -> N
     assert module.get() == 2
 
 
-def test_a_class_is_no_function_unless_methods_are_given(module: Any) -> None:
+def test_class_is_no_function_without_methods(module: Any) -> None:
     module.Kind = type("Kind", (), {"__call__": lambda self: 1})
     name = f"{MODULE}:Kind"
     alone = NamedFunction(name, doubled)
@@ -129,7 +125,7 @@ def test_a_class_is_no_function_unless_methods_are_given(module: Any) -> None:
     assert module.Kind()() == 2
 
 
-def test_an_inherited_method_is_wrapped_for_the_class_that_is_named(module: Any) -> None:
+def test_wraps_an_inherited_method_of_a_class(module: Any) -> None:
     class Base:
         def step(self) -> int:
             return 1
@@ -153,7 +149,7 @@ def test_a_method_of_an_object_is_wrapped(module: Any) -> None:
     assert module.trainer.step() == 2
 
 
-def test_a_function_that_a_module_gives_when_asked_is_wrapped(module: Any) -> None:
+def test_wraps_a_function_from_module_getattr(module: Any) -> None:
     def get() -> int:
         return 1
 

@@ -29,19 +29,19 @@ def products(**seconds: float) -> dict[str, Any]:
     return {"system": {}, "cache": {"mm": {"('cpu', 64, 32)": {"highest": seconds}}}}
 
 
-def test_the_configuration_of_a_triton_kernel_is_read(tmp_path: Path) -> None:
+def test_reads_the_configuration_of_a_triton_kernel(tmp_path: Path) -> None:
     write(tmp_path / "ab" / "abcdefabcdefabc.best_config", {**CONFIGURATION, **BOOKKEEPING})
     assert choices(tmp_path) == {"Triton kernel abcdefabcdef": "XBLOCK=256, num_stages=1, num_warps=4"}
 
 
-def test_the_fastest_candidate_for_a_product_is_the_choice(tmp_path: Path) -> None:
+def test_fastest_product_candidate_is_the_choice(tmp_path: Path) -> None:
     write(tmp_path / "cache" / "0123", products(extern_mm=0.2, cpp_gemm=0.1))
     ((name, choice),) = choices(tmp_path).items()
     assert name.startswith("mm of inputs ")
     assert choice == "cpp_gemm"
 
 
-def test_the_same_kernel_has_the_same_name_in_two_launches(tmp_path: Path) -> None:
+def test_equal_kernels_have_equal_names(tmp_path: Path) -> None:
     write(tmp_path / "a" / "cache" / "0123", products(extern_mm=0.2, cpp_gemm=0.1))
     write(tmp_path / "b" / "cache" / "4567", products(extern_mm=0.1, cpp_gemm=0.2))
     assert choices(tmp_path / "a").keys() == choices(tmp_path / "b").keys()

@@ -81,7 +81,7 @@ Trainer(model=model, args=arguments, train_dataset=data).train()  # it makes two
     [(BY_HAND, 0), (BY_ACCELERATE, 1), (BY_HAND, 2), (BY_THE_TRAINER, 3)],
     ids=["by hand, 0", "by accelerate, 1", "by hand, 2", "by the Trainer, 3"],
 )
-def test_a_step_of_the_engine_is_a_step_of_whomsoever_it_is(tmp_path: Path, text: str, stage: int) -> None:
+def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: int) -> None:
     """Of two micro-batches, with two groups of parameters, each stepped apart."""
     framework = Script(
         path=script(tmp_path, TWO_GROUPS + text),
@@ -157,7 +157,7 @@ def flat() -> tuple[torch.optim.Optimizer, list[str]]:
     return optimizer, told
 
 
-def test_the_clock_is_told_of_each_step_of_the_engine_from_the_second_on(stand_in: Any, flat: Any) -> None:
+def test_clock_hears_engine_steps_from_the_second(stand_in: Any, flat: Any) -> None:
     optimizer, told = flat
     engine = stand_in.DeepSpeedEngine(optimizer, 3)
     assert told == [], "the state is made, nothing is trained"
@@ -171,7 +171,7 @@ def test_the_clock_is_told_of_each_step_of_the_engine_from_the_second_on(stand_i
     assert wrapping(engine) == seen
 
 
-def test_the_engine_tells_the_norm_of_gradients_that_it_keeps_to_itself(stand_in: Any, flat: Any) -> None:
+def test_reads_the_gradient_norm_an_engine_keeps(stand_in: Any, flat: Any) -> None:
     optimizer, _ = flat
     assert deepspeed.gradient_norm(optimizer) is None, "in no engine"
     engine = stand_in.DeepSpeedEngine(optimizer, 2)
@@ -180,7 +180,7 @@ def test_the_engine_tells_the_norm_of_gradients_that_it_keeps_to_itself(stand_in
     assert deepspeed.gradient_norm(optimizer) == 1.5
 
 
-def test_a_deepspeed_that_steps_elsewhere_is_refused_by_name(stand_in: Any, flat: Any) -> None:
+def test_refuses_a_deepspeed_that_steps_elsewhere(stand_in: Any, flat: Any) -> None:
     said = r"^DeepSpeed 9\.9 steps SGD outside of DeepSpeedEngine\._take_model_step, by elsewhere: "
     with pytest.raises(MismatchError, match=said):
         stand_in.elsewhere(flat[0])

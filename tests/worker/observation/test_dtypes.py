@@ -31,7 +31,7 @@ def test_each_kind_is_counted_by_elements() -> None:
     }
 
 
-def test_scalars_of_the_state_and_frozen_weights_are_left_out() -> None:
+def test_omits_state_scalars_and_frozen_weights() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False).requires_grad_(False))
     optimizer = torch.optim.AdamW(model[0].parameters())
     model[0].weight.sum().backward()
@@ -43,7 +43,7 @@ def test_scalars_of_the_state_and_frozen_weights_are_left_out() -> None:
     assert dtypes_of(model, torch.optim.SGD(model[0].parameters()))["stepped weights"] == {"float32": 32}
 
 
-def test_state_of_8_bits_is_known_though_it_claims_to_be_float32() -> None:
+def test_recognizes_8_bit_state_posing_as_float32() -> None:
     """As torchao's: a tensor around codes and scales."""
     from torchao.optim.subclass_8bit import OptimState8bit
 

@@ -35,7 +35,7 @@ def test_frozen_objects_are_found_meanwhile() -> None:
     assert not is_found(thing)
 
 
-def test_only_what_the_training_freezes_is_its_own() -> None:
+def test_owns_only_what_the_training_freezes() -> None:
     things = [Thing()]
     with unfrozen(collects=False):
         pass
@@ -47,7 +47,7 @@ def test_only_what_the_training_freezes_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_garbage_is_frozen_only_where_nothing_collects_it(collects: bool) -> None:
+def test_freezes_garbage_only_if_nothing_collects(collects: bool) -> None:
     thing = Thing()
     thing.itself = thing  # type: ignore[attr-defined]
     reference = weakref.ref(thing)

@@ -75,14 +75,14 @@ def test_which_attention_runs_and_what_recomputes(changes: dict[str, Any], setti
 
 
 @pytest.mark.parametrize(("asked", "fits"), [("sdpa", True), ("eager", False), ("flash_attention_2", False)])
-def test_a_model_without_attention_runs_the_default_and_no_other(asked: str, fits: bool) -> None:
+def test_model_without_attention_only_runs_the_default(asked: str, fits: bool) -> None:
     observer, result = observed(in_one_process("mamba-tiny", attention=asked))
     said = f"attention: the case asks for '{asked}', but 'none' ran"
     with nullcontext() if fits else pytest.raises(MismatchError, match=said):
         observer.check(as_ddp(result))
 
 
-def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None:
+def test_names_the_case_field_for_recomputation() -> None:
     observer, result = in_a_script(activation_checkpointing="full")
     observer.check(result)
     said = refused(observer, result, activation_checkpointing="none")
@@ -91,7 +91,7 @@ def test_of_what_recomputes_in_a_script_the_field_of_the_case_is_named() -> None
     assert said.endswith(end)
 
 
-def test_what_recomputes_is_checked_where_only_the_name_is_known() -> None:
+def test_checks_recomputation_known_by_name_only() -> None:
     """How many blocks do is not: the model may have others than those that are found."""
     net = Model.named("net")
     observer, result = in_a_script(activation_checkpointing="every-2")
@@ -105,7 +105,7 @@ def test_what_recomputes_is_checked_where_only_the_name_is_known() -> None:
     assert said.startswith("recomputing_blocks: the case asks for '4 of 4', but '0 of 4' ran")
 
 
-def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
+def test_checks_script_adapters_against_the_case() -> None:
     lora = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj"))
     observer, result = in_a_script(lora=lora)
     observer.check(result)
@@ -116,14 +116,14 @@ def test_adapters_in_a_script_are_checked_as_the_case_describes_them() -> None:
     assert refused(observer, result, lora=None).endswith(f"FLOPs go by it: {code} in the case")
 
 
-def test_a_case_with_lora_is_told_that_no_adapters_run() -> None:
+def test_case_with_lora_hears_of_missing_adapters() -> None:
     observer, result = in_a_script()
     said = refused(observer, result, lora=LoRA(rank=4, alpha=8))
     assert said.startswith("trained: the case asks for 'adapters only', but 'all' ran.")
     assert said.endswith("leave lora out of the case.")
 
 
-def test_a_rank_that_holds_no_trained_element_has_nothing_to_change() -> None:
+def test_rank_without_trained_elements_changes_none() -> None:
     """As a rank of FSDP1 with adapters may: its shard is of frozen weights."""
     observer, result = observed(in_one_process())
     assert result.settings["parameters_changed"] == "yes"
@@ -133,7 +133,7 @@ def test_a_rank_that_holds_no_trained_element_has_nothing_to_change() -> None:
     assert observer.result().settings["parameters_changed"] == "yes"
 
 
-def test_weights_that_diverge_are_told_where_nothing_looks_at_the_loss() -> None:
+def test_reports_diverged_weights_without_a_loss() -> None:
     observer, result = in_a_script()
     name = next(iter(observer._after))
     observer._after[name] = math.nan
@@ -142,14 +142,14 @@ def test_weights_that_diverge_are_told_where_nothing_looks_at_the_loss() -> None
     assert said.startswith(f"{name} is nan after the last step: training div")
 
 
-def test_in_a_script_the_kernel_of_attention_is_no_setting_as_it_depends_on_padding() -> None:
+def test_attention_kernel_is_no_script_setting() -> None:
     observer, _ = in_a_script()
     result = observer.result()
     assert "attention_kernel" not in result.settings
     assert result.environment["attention_kernel"] == "FlashAttentionForCpu"
 
 
-def test_a_case_that_asks_for_compilation_and_has_no_graph_is_refused() -> None:
+def test_refuses_a_compiled_case_without_a_graph() -> None:
     """As where TORCHDYNAMO_DISABLE is set."""
     observer, result = observed(in_one_process())
     assert result.settings["compiled"] == "no"
@@ -157,13 +157,13 @@ def test_a_case_that_asks_for_compilation_and_has_no_graph_is_refused() -> None:
     assert said.startswith("compiled: the case asks for 'yes', but 'no' ran")
 
 
-def test_evidence_is_of_the_second_step_and_of_replicas() -> None:
+def test_evidence_is_of_step_two_and_replicas() -> None:
     evidence = observed(in_one_process())[0].evidence()
     assert (evidence.samples, evidence.tokens, evidence.padding, evidence.forwards) == (2, 2 * 16, 0, 1)
     assert (evidence.collectives, evidence.replicated) == (None, {}), "one process has no replica"
 
 
-def test_attention_that_cannot_be_observed_in_a_script_is_not_judged() -> None:
+def test_does_not_judge_unobservable_attention() -> None:
     """As in models of torchtune, which have no configuration of transformers."""
     observer, result = in_a_script()
     result = result.replace(settings={**result.settings, **_attention(nn.Linear(2, 2))})
@@ -177,7 +177,7 @@ def sgd(*parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters)
 
 
-def test_several_modules_of_one_optimizer_are_observed_together() -> None:
+def test_observes_several_modules_of_an_optimizer() -> None:
     embeddings = nn.Embedding(8, 4)
     model = nn.Sequential(nn.Linear(4, 4))
     optimizer = sgd(*model.parameters(), *embeddings.parameters())
@@ -196,7 +196,7 @@ def test_several_modules_of_one_optimizer_are_observed_together() -> None:
     assert not embeddings._forward_pre_hooks
 
 
-def test_what_trains_is_the_outermost_module_and_tensors_that_no_module_owns_are_counted() -> None:
+def test_outermost_module_trains() -> None:
     inner = nn.Linear(2, 2)
     alone = torch.ones(2, requires_grad=True)
     outer = nn.Sequential(inner)
@@ -205,7 +205,7 @@ def test_what_trains_is_the_outermost_module_and_tensors_that_no_module_owns_are
     assert owner(sgd(*inner.parameters())) is outer
 
 
-def test_a_case_is_not_refused_for_recomputation_that_torch_does_not_show(
+def test_accepts_recomputation_torch_does_not_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(second_step, "BACKWARD", "gone")  # torch's own checkpoints need the real one

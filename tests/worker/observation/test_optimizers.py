@@ -33,13 +33,13 @@ def stepping(optimizers: Optimizers, order: Sequence[object], there: Sequence[ob
     ("wanted", "clock"),
     [(None, 0), ("RMSprop", 0), ("Adam", 1), ("Adam:1", 1), ("Adam:2", 2), ("SGD", None), ("Adam:3", None)],
 )
-def test_the_clock_is_the_first_or_the_one_that_is_named(wanted: str | None, clock: int | None) -> None:
+def test_clock_is_the_first_or_the_named_one(wanted: str | None, clock: int | None) -> None:
     made = [RMSprop(), Adam(), Adam()]
     ticks = stepping(Optimizers(wanted), [*made, *made])
     assert ticks == ([] if clock is None else [made[clock]] * 2)
 
 
-def test_another_rate_is_a_note_but_not_what_stepped_before() -> None:
+def test_notes_another_rate_after_the_first_step() -> None:
     critic = RMSprop()
     generator = Adam()
     also = Adam()
@@ -78,7 +78,7 @@ ONE = object()
 TWO = object()
 
 
-def test_an_optimizer_that_is_built_anew_goes_on_as_the_clock() -> None:
+def test_rebuilt_optimizer_continues_as_the_clock() -> None:
     """As by progressive unfreezing, or warm restarts."""
     optimizers = Optimizers()
     made = [Over(ONE), Over(TWO, ONE), Over(TWO)]
@@ -124,7 +124,7 @@ def test_which_of_two_is_the_clock(order: list[object], there: Sequence[object],
     assert stepping(Optimizers(), order, there) == ticks
 
 
-def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
+def test_deleted_optimizer_is_not_a_new_one() -> None:
     """A new object may have the address of an old one."""
     optimizers = Optimizers()
     for _ in range(50):
@@ -133,7 +133,7 @@ def test_an_optimizer_that_is_gone_is_not_taken_for_a_new_one() -> None:
     assert len(optimizers.seen) == 50
 
 
-def test_living_objects_are_found_by_their_class_and_stay_frozen() -> None:
+def test_finds_live_objects_by_class_still_frozen() -> None:
     frozen = Adam(), Over(ONE)
     gc.freeze()  # and never back: all later collections would look at what is imported
     new = Adam(), Over(ONE)

@@ -13,7 +13,7 @@ from tests.fake_group import fake_group, sharded_without_weights
 from tests.frameworks.common.test_model import TINY
 
 
-def test_a_step_changes_the_fingerprint_of_what_is_trained() -> None:
+def test_step_changes_the_trained_fingerprint() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].requires_grad_(False)
     before = replicas.fingerprint(model)
@@ -24,7 +24,7 @@ def test_a_step_changes_the_fingerprint_of_what_is_trained() -> None:
     assert {name for name in before if before[name] != after[name]} == {"0.bias"}
 
 
-def test_parameters_are_whole_where_nobody_shards_them() -> None:
+def test_unsharded_parameters_are_whole() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     model[1].weight.ds_id = 7  # as ZeRO 3 marks its partitions
     model[1].bias.allreduce = False  # an expert's
@@ -46,7 +46,7 @@ def test_of_fsdp_only_no_shard_leaves_them_whole(strategy: str, whole: int) -> N
         assert len(replicas.replicated(model)) == whole
 
 
-def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
+def test_dtensor_is_whole_if_all_replicate() -> None:
     with fake_group(0, 4):
         mesh = init_device_mesh("cpu", (2, 2))
         model = nn.Module()
@@ -56,7 +56,7 @@ def test_a_dtensor_is_whole_where_every_placement_replicates() -> None:
         assert replicas.replicated(model) == {"a"}
 
 
-def test_where_nobody_counts_collectives_their_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncounted_collectives_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replicas.collectives_begun() is None
     with fake_group(0, 2):
         assert replicas.collectives_begun() is None
@@ -67,7 +67,7 @@ def test_where_nobody_counts_collectives_their_number_is_unknown(monkeypatch: py
         assert replicas.collectives_begun() is None
 
 
-def test_gradients_of_every_kind_are_squared_and_what_has_none_is_unknown() -> None:
+def test_squares_gradients_of_every_kind() -> None:
     table = torch.nn.Embedding(8, 2, sparse=True)
     table(torch.tensor([1, 1, 3])).sum().backward()
     dense = torch.full((3,), 2.0)

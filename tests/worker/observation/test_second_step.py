@@ -91,7 +91,7 @@ def test_the_kernel_is_seen_if_blocks_recompute(attend: Any, kernel: str, reentr
 
 
 @pytest.mark.parametrize(("attend", "kernel"), [(sdpa, "FlashAttentionForCpu"), (eager, "math")])
-def test_the_kernel_is_seen_if_one_block_runs_for_all(attend: Any, kernel: str) -> None:
+def test_sees_the_kernel_of_one_reused_block(attend: Any, kernel: str) -> None:
     class Looped(Model):
         def forward(self, input_ids: Tensor, **others: Tensor) -> Tensor:
             x = self.embedding(input_ids)
@@ -127,7 +127,7 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
     assert attention_kernel(output) == (kernel or "math")
 
 
-def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
+def test_compiled_models_are_neither_hooked_nor_judged() -> None:
     model = Model(sdpa)
     SecondStep(model, inside=False)
     assert not any(map(has_hooks, model.children()))
@@ -136,7 +136,7 @@ def test_of_what_is_compiled_nothing_is_said_and_nothing_hooked() -> None:
     assert seen.tokens.tokens == TOKENS.numel()
 
 
-def test_weights_that_layers_release_still_count_by_dtype() -> None:
+def test_released_weights_still_count_by_dtype() -> None:
     """As ZeRO 3 does; what reads a weight there is, for DeepSpeed, who computes with it."""
     model = Model(sdpa)
     for linear in (each for each in model.modules() if isinstance(each, nn.Linear)):
@@ -146,7 +146,7 @@ def test_weights_that_layers_release_still_count_by_dtype() -> None:
     assert seen.linear_layers() == {"float32": 2 * (3 * WIDTH * WIDTH + WIDTH * WIDTH) + 10 * WIDTH}
 
 
-def test_micro_batches_are_summed_and_are_no_recomputation() -> None:
+def test_micro_batches_are_not_recomputation() -> None:
     model = Model(sdpa)
     seen = step(model, {"input_ids": TOKENS}, {"input_ids": TOKENS[:1]})
     assert (seen.forwards, seen.recomputing()) == ([2, 2], "0 of 2")
@@ -154,7 +154,7 @@ def test_micro_batches_are_summed_and_are_no_recomputation() -> None:
     assert not has_hooks(model)
 
 
-def test_padding_is_what_the_mask_takes_out_and_packed_sequences_have_none() -> None:
+def test_padding_is_what_the_mask_removes() -> None:
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
     tokens = step(Model(sdpa), {"attention_mask": mask, "input_ids": TOKENS}).tokens
     assert (tokens.tokens, tokens.padding()) == (8, 3)
@@ -163,7 +163,7 @@ def test_padding_is_what_the_mask_takes_out_and_packed_sequences_have_none() -> 
     assert (tokens.tokens, tokens.padding()) == (64, 0)
 
 
-def test_calls_without_gradients_are_no_training_and_a_failed_one_does_not_hide_the_next() -> None:
+def test_gradientless_calls_are_no_training() -> None:
     """Also of what a script has wrapped and calls itself, as a LightningModule, whose own forward is not."""
     model = Model(sdpa)
     seen = SecondStep(nn.Sequential(model), inside=True)
@@ -200,7 +200,7 @@ def test_recomputed_calls_do_not_count_again(reentrant: bool) -> None:
         ((None, 3), {}, 0),
     ],
 )
-def test_tokens_are_the_first_tensor_where_that_holds_integers(args: Any, kwargs: Any, count: int) -> None:
+def test_first_tensor_holds_tokens_if_integers(args: Any, kwargs: Any, count: int) -> None:
     model = nn.Linear(1, 1)
     model.forward = lambda *args, **kwargs: None  # type: ignore[assignment]
     seen = SecondStep(model, inside=True)
@@ -209,7 +209,7 @@ def test_tokens_are_the_first_tensor_where_that_holds_integers(args: Any, kwargs
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_what_torchscript_has_compiled_is_left_out() -> None:
+def test_omits_what_torchscript_compiled() -> None:
     """It takes no hooks; the model around it does."""
     scripted = torch.jit.script(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
     around = nn.Sequential(Model(sdpa), nn.Flatten(0), nn.Unflatten(0, (1, 1)), scripted)
@@ -220,7 +220,7 @@ def test_what_torchscript_has_compiled_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention_kernel", "_tensors", "_linears"])
-def test_what_a_hook_raises_is_kept_from_the_model(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_keeps_hook_errors_from_the_model(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(second_step, name)
     model = Model(sdpa)
     with pytest.raises(NameError, match=name):
@@ -232,7 +232,7 @@ def test_what_a_hook_raises_is_kept_from_the_model(monkeypatch: pytest.MonkeyPat
     ("output", "dtype"),
     [({"out": torch.ones(2)}, NO_LINEAR), ((torch.ones(2),), "float32"), ([None, torch.ones(2)], NO_LINEAR)],
 )
-def test_a_linear_layer_that_returns_no_tensor_is_no_error(output: Any, dtype: str) -> None:
+def test_layer_returning_no_tensor_is_no_error(output: Any, dtype: str) -> None:
     model = nn.Linear(1, 1)
     model.forward = lambda x: output  # type: ignore[method-assign, assignment]
     seen = SecondStep(model, inside=True)
@@ -241,12 +241,12 @@ def test_a_linear_layer_that_returns_no_tensor_is_no_error(output: Any, dtype: s
     assert seen.compute_dtype == dtype
 
 
-def test_a_torch_that_tells_of_no_backward_is_taken_to_be_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_the_sign_is_in_no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_current_graph_task_id")
     assert second_step.in_backward() is False
 
 
-def test_a_torch_that_hides_its_backward_pass_leaves_recomputation_unknown(
+def test_hidden_backward_hides_recomputation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(torch._C, BACKWARD)

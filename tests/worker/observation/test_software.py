@@ -12,7 +12,7 @@ from perfsuite.worker.observation import software
 from tests.processes import python
 
 
-def test_versions_of_what_is_installed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_versions_installed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     have = {"triton": "3.6", "flash_attn": "2.8", "transformers": "5", "x": "1"}
 
     def version(package: str) -> str:
@@ -26,7 +26,7 @@ def test_versions_of_what_is_installed_beside_torch(monkeypatch: pytest.MonkeyPa
     assert not {"mamba_ssm", "deepspeed", "peft", "bitsandbytes", "a-clone-on-pythonpath"} & set(seen)
 
 
-def test_on_a_gpu_the_libraries_and_the_cores_of_a_rank_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_gpu_libraries_and_rank_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 2))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91500)
@@ -36,7 +36,7 @@ def test_on_a_gpu_the_libraries_and_the_cores_of_a_rank_are_recorded(monkeypatch
 
 
 @pytest.mark.parametrize("misses", [0, 3])
-def test_a_graph_that_no_cache_had_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, misses: int) -> None:
+def test_graph_missing_in_the_cache_is_compiled(monkeypatch: pytest.MonkeyPatch, misses: int) -> None:
     counters = {"inductor": {"fxgraph_cache_miss": misses, "fxgraph_cache_hit": 1}}
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
     assert software.is_compiled_anew() is (misses > 0)
@@ -91,7 +91,7 @@ for matmul, all_of_torch in (("ieee", "none"), ("tf32", "none"), ("none", "tf32"
 
 @pytest.mark.launch
 @pytest.mark.usefixtures("precision")
-def test_tf32_is_seen_by_torchs_variable_and_its_newer_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sees_tf32_by_variable_and_new_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: torch refuses to mix the two kinds of switches."""
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
     assert python(NEWER_SWITCHES) == "tf32 ieee tf32 tf32 ieee "
@@ -105,7 +105,7 @@ def test_graphs_of_torch_compile_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert software.compiled_graphs() == 0
 
 
-def test_every_distribution_that_is_imported_is_named_with_its_version() -> None:
+def test_names_imported_distributions_and_versions() -> None:
     found = software.imported()
     assert found["torch"] == importlib.metadata.version("torch")
     assert found["pytest"] == pytest.__version__
@@ -113,13 +113,13 @@ def test_every_distribution_that_is_imported_is_named_with_its_version() -> None
     assert "nanotron" not in found, "installed, and not imported"
 
 
-def test_a_distribution_without_its_metadata_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omits_a_distribution_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     provided = {"torch": ["torch"], "pytest": [None, "no-such-distribution"]}
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: provided)
     assert software.imported() == {"torch": importlib.metadata.version("torch")}
 
 
-def test_the_script_that_runs_is_named_with_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_the_running_script_with_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "train.py"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file), raising=False)
     assert software.program() == {}, "it deleted itself"

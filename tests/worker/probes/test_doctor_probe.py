@@ -18,7 +18,7 @@ GPU = torch.device("cuda", 0)
 CLOCK = ClockFacts(overhead=(1.0,), wall=(1.0,), step_s=0.1)
 
 
-def test_gpus_are_counted_or_it_is_told_in_one_line_why_none_is_reached(
+def test_counts_gpus_or_says_why_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -31,7 +31,7 @@ def test_gpus_are_counted_or_it_is_told_in_one_line_why_none_is_reached(
         assert reached_gpus() == DoctorFile(error="The NVIDIA driver on your system is too old.")
 
 
-def test_the_peak_that_a_rank_reads_moves_by_what_is_allocated() -> None:
+def test_peak_moves_by_what_is_allocated() -> None:
     memory, expected = peak_memory(CPU)
     assert expected == BLOCK_BYTES
     assert memory.peak == pytest.approx(BLOCK_BYTES, rel=0.1)

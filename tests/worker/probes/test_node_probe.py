@@ -32,7 +32,7 @@ def test_one_rank_has_nobody_to_reduce_with() -> None:
 
 
 @pytest.mark.usefixtures("in_a_group")
-def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_of_twenty_all_reduces_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of them are disturbed: what the links can do is what the best one shows."""
     asked = Mock()
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -47,7 +47,7 @@ def test_the_best_of_twenty_all_reduces_after_a_barrier_counts(monkeypatch: pyte
     assert asked.all_reduce.call_args.args[0].nbytes == 4 * 2**20
 
 
-def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
+def test_keeps_the_workloads_randomness_and_memory() -> None:
     assert not dist.is_initialized()  # which it does not need
     device_probe(CPU)  # the libraries' own buffers are there from now on
     state = torch.get_rng_state()
@@ -58,7 +58,7 @@ def test_the_workloads_random_numbers_and_memory_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("nodes", range(2, 9))
-def test_every_pair_of_neighbours_talks_once_and_no_node_to_two_at_a_time(nodes: int) -> None:
+def test_neighbours_talk_once_one_pair_at_a_time(nodes: int) -> None:
     rounds = pair_rounds(nodes)
     ring = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
     assert sorted(pair for pairs in rounds for pair in pairs) == sorted(ring)
@@ -88,7 +88,7 @@ def test_three_nodes_are_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("in_a_group")
-def test_the_best_round_and_in_it_the_best_matmul_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_round_and_its_best_matmul_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever others do on it in the other rounds, and in most of this one."""
     rounds: list[int] = []
     times = iter([[9.0, 9.0, 9.0], [8.0], [9.0, 2.0, 9.0], [4.0], *[[9.0, 9.0, 9.0], [8.0]] * 8])

@@ -137,7 +137,7 @@ def test_start_up_ends_with_the_first_step(start: Start, monkeypatch: pytest.Mon
     assert known(report.counts).spans["start-up"].modules == {}
 
 
-def test_a_script_that_is_profiled_ends_after_its_steps_without_figures(start: Start) -> None:
+def test_profiled_script_has_no_figures(start: Start) -> None:
     attached = start(ALONE.replace(steps=1000), profile=True)
     report = measured(attached)
     assert (report.step_s, report.notes) == ((), ())
@@ -145,7 +145,7 @@ def test_a_script_that_is_profiled_ends_after_its_steps_without_figures(start: S
     assert attached.run_dir.profile(0).exists()
 
 
-def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Start) -> None:
+def test_work_after_the_step_counts_in_the_next(start: Start) -> None:
     """In the loop, in a hook of another optimizer, and in one of all optimizers, which are two."""
 
     def work(*args: object) -> None:
@@ -175,7 +175,7 @@ def test_work_behind_the_optimizer_s_step_is_counted_in_the_next_step(start: Sta
         (torch.utils._python_dispatch, "is_traceable_wrapper_subclass_type"),
     ],
 )
-def test_a_torch_without_what_counting_needs_costs_the_counts_alone(
+def test_missing_torch_names_cost_only_the_counts(
     start: Start, monkeypatch: pytest.MonkeyPatch, module: Any, lacks: str
 ) -> None:
     """Another version of torch may lack what is private in this one."""
@@ -231,7 +231,7 @@ def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("others_failed", [False, True])
-def test_a_probe_that_fails_is_left_out_and_none_is_made_where_another_rank_has_failed(
+def test_probe_needs_all_ranks_and_may_fail(
     start: Start, monkeypatch: pytest.MonkeyPatch, others_failed: bool
 ) -> None:
     """It would wait for that one in the all-reduce."""
@@ -242,7 +242,7 @@ def test_a_probe_that_fails_is_left_out_and_none_is_made_where_another_rank_has_
     assert probe.called is not others_failed
 
 
-def test_what_counts_operations_without_data_gives_no_loss(start: Start) -> None:
+def test_counting_without_data_gives_no_loss(start: Start) -> None:
     """As Lightning's `measure_flops`: forward and backward of a copy on the meta device."""
 
     def measure_flops() -> None:
@@ -275,7 +275,7 @@ def test_a_loss_is_one_however_backward_is_called(start: Start, backward: Callab
     assert len(measured(attached, trained).loss) == ALONE.total_steps
 
 
-def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
+def test_clock_can_be_named_and_notes_another_rate(start: Start) -> None:
     def train_critic() -> None:
         for _ in range(5):
             critic(torch.ones(1, 2)).sum().backward()
@@ -293,7 +293,7 @@ def test_the_clock_can_be_named_and_another_rate_is_noted(start: Start) -> None:
     assert note.startswith("RMSprop made 55 steps in 12 of the clock, Adam: ")
 
 
-def test_two_optimizers_in_turn_of_which_one_steps_more_are_told_apart(start: Start) -> None:
+def test_separates_two_alternating_optimizers(start: Start) -> None:
     def trained() -> None:
         for optimizer in itertools.cycle((first, second)):
             turns.append(optimizer)
@@ -341,7 +341,7 @@ def test_a_script_that_ends_early_is_told_why(
     assert len(kept) == len(trainings)
 
 
-def test_a_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes were started by the script itself, without torchrun's variables."""
     attached = start(TWO)
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
@@ -372,7 +372,7 @@ def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said
 
 
 @pytest.mark.parametrize(("of_the_other", "is_told"), [(None, False), (8, True), (40, False)])
-def test_tokens_are_told_when_all_ranks_know_theirs(
+def test_judges_tokens_once_all_ranks_know_theirs(
     start: Start, monkeypatch: pytest.MonkeyPatch, of_the_other: int | None, is_told: bool
 ) -> None:
     """48 are claimed for two ranks, and this one has 8."""
@@ -400,7 +400,7 @@ def test_an_uncaught_error_tells_the_steps(start: Start, monkeypatch: pytest.Mon
     assert (failure_of(attached).kind, report_of(attached).steps) == ("out_of_memory", 8)
 
 
-def test_a_rank_that_the_agent_started_tells_its_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no RANK if it is the only one."""
     start().crashed(KeyError("RANK"))
     assert not start().run_dir.rank(0).exists(), "maybe a helper"
@@ -428,7 +428,7 @@ def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pyte
     assert attached.rank is None
 
 
-def test_a_loop_without_an_optimizer_of_torch_is_told_at_once_if_it_must_be_a_rank(start: Start) -> None:
+def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
     attached = start(TWO)
     backward_of_a_sum(300)  # a helper of a rank, maybe
     attached = start(ALONE.replace(gradient_accumulation=11))
@@ -443,7 +443,7 @@ def test_a_loop_without_an_optimizer_of_torch_is_told_at_once_if_it_must_be_a_ra
     )
 
 
-def test_a_script_whose_report_cannot_be_written_tells_it_in_its_log(
+def test_unwritable_report_is_in_the_scripts_log(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has become another user, say."""
@@ -454,7 +454,7 @@ def test_a_script_whose_report_cannot_be_written_tells_it_in_its_log(
     assert "FileError: cannot write " in capsys.readouterr().err
 
 
-def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: Start) -> None:
+def test_second_process_fails_the_launch(start: Start) -> None:
     """Two stages after each other, or two workers at once: the first one is measured, and told."""
     first = start()
     train(steps=3)
@@ -471,7 +471,7 @@ def test_a_process_that_trains_beside_another_ends_and_fails_the_launch(start: S
     assert failure_of(first).message == failure.message
 
 
-def test_a_process_that_goes_on_after_one_that_ended_is_measured_with_a_note(start: Start) -> None:
+def test_successor_process_is_measured_and_noted(start: Start) -> None:
     first = start()
     train(steps=3)
     first.exits()
@@ -512,7 +512,7 @@ def test_which_device_trains(monkeypatch: pytest.MonkeyPatch, devices: list[str]
     assert device_of(SimpleNamespace(param_groups=groups)) == torch.device(expected)
 
 
-def test_another_allocator_leaves_peak_memory_unknown(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_allocator_hides_peak_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure is then missing, and the reason is told; the script trains on."""
     refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not support resetPeakStats.\nmore"))
     monkeypatch.setattr(script_rank, "device_of", lambda optimizer: torch.device("cuda", 0))
@@ -527,7 +527,7 @@ def test_another_allocator_leaves_peak_memory_unknown(start: Start, monkeypatch:
     )
 
 
-def test_clock_and_memory_are_those_of_that_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_and_memory_are_of_one_device(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     third = torch.device("cuda", 3)
     kept = Mock()
     monkeypatch.setattr(script_rank, "device_of", lambda optimizer: third)
@@ -563,9 +563,7 @@ def test_no_error_of_ours_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPat
     assert failure_of(attached) == failure
 
 
-def test_a_phase_that_is_defined_late_is_timed_from_then_on(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_a_late_phase_from_its_definition(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("imported_late")
     module.generate = lambda: None
     script = Script(path="train.py", phases={"rollout": f"{module.__name__}:generate"})

@@ -27,7 +27,7 @@ def sgd(*parameters: torch.Tensor) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.0)
 
 
-def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches(losses: Losses) -> None:
+def test_step_loss_sums_its_micro_batches(losses: Losses) -> None:
     weight = torch.ones(2, requires_grad=True)
     for _ in range(4):
         for micro in (1.0, 2.0):
@@ -51,7 +51,7 @@ def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches(losses: Losses) ->
         ((4, 4, 4, 0), "on no scalar in step 3: say loss=None", False),
     ],
 )
-def test_losses_that_are_not_as_the_case_says_are_a_mismatch(
+def test_losses_unlike_the_case_mismatch(
     losses: Losses, passes: tuple[int, ...], said: str, is_early: bool
 ) -> None:
     """If the first steps differ not yet: a scaler of fp16 gradients leaves out steps until its scale fits."""
@@ -66,7 +66,7 @@ def test_losses_that_are_not_as_the_case_says_are_a_mismatch(
         losses.check(4, more_come=True)
 
 
-def test_what_came_before_the_first_step_is_no_training(losses: Losses) -> None:
+def test_work_before_the_first_step_is_no_training(losses: Losses) -> None:
     """As a library that calls backward on a copy of the model, to count its operations."""
     model = nn.Linear(2, 1)
     copy = nn.Linear(2, 1)
@@ -79,7 +79,7 @@ def test_what_came_before_the_first_step_is_no_training(losses: Losses) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_another_models_loss_is_left_out_of_every_step(losses: Losses, *, first: bool) -> None:
+def test_omits_another_models_loss_in_every_step(losses: Losses, *, first: bool) -> None:
     """As of a discriminator, whose optimizer is not the clock."""
     model = torch.ones(3, requires_grad=True)
     other = torch.ones(3, requires_grad=True)
@@ -90,7 +90,7 @@ def test_another_models_loss_is_left_out_of_every_step(losses: Losses, *, first:
     assert losses.of_steps(1) == pytest.approx([3 * torch.tanh(torch.tensor(2.0)).item()] * 4)
 
 
-def test_where_no_loss_leads_to_what_is_stepped_all_count(losses: Losses) -> None:
+def test_all_losses_count_if_none_leads_to_a_shard(losses: Losses) -> None:
     """As under FSDP, which steps shards and computes with what it gathers."""
     gathered = torch.ones(2, requires_grad=True)
     shard = torch.ones(1, requires_grad=True)

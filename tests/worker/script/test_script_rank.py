@@ -40,7 +40,7 @@ def rank(run_dir: RunDir) -> ScriptRank:
     return ScriptRank(run_dir, request, report, losses=None, optimizers=Optimizers(), search=search)
 
 
-def test_all_are_measured_when_each_has_reported_no_failure(rank: ScriptRank) -> None:
+def test_all_are_measured_when_none_has_failed(rank: ScriptRank) -> None:
     write_failure(rank.run_dir, OTHER, failure_of(ValueError("x"), 1))
     assert not rank.are_all_measured(), "rank 0 has not reported"
     rank.write(rank.report)
@@ -78,12 +78,12 @@ def is_refused() -> Any:
     return pytest.raises(MismatchError, match=r"^two processes of this command trained as rank 0: ")
 
 
-def test_the_first_process_that_trains_as_a_rank_is_measured(run_dir: RunDir) -> None:
+def test_measures_a_ranks_first_process(run_dir: RunDir) -> None:
     assert Claim(run_dir, 0).stand() == "first"
     assert Claim(run_dir, 1).stand() == "first", "of another rank"
 
 
-def test_another_process_is_a_child_of_the_rank_or_the_second(run_dir: RunDir) -> None:
+def test_other_process_is_a_child_or_is_refused(run_dir: RunDir) -> None:
     assert os.getppid() in leash.ancestors()
     assert trained(run_dir, leash.ancestors()[-1]).stand() == "child"
     run_dir.training(0).unlink()

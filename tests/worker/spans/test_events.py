@@ -75,13 +75,13 @@ def test_libraries_still_have_the_names(module: str, path: str) -> None:
     assert defined(Path(known(spec.origin)).parent, module, path)
 
 
-def test_a_checkpoint_in_a_file_has_the_bytes_of_the_file(spans: Spans, tmp_path: Path) -> None:
+def test_file_checkpoint_has_the_files_bytes(spans: Spans, tmp_path: Path) -> None:
     torch.save(STATE, tmp_path / "model.pt")
     assert names(spans) == {SAVE: 1}
     assert counts(spans).bytes_written == (tmp_path / "model.pt").stat().st_size
 
 
-def test_a_checkpoint_in_an_open_file_has_what_was_added(spans: Spans, tmp_path: Path) -> None:
+def test_open_file_checkpoint_has_the_added_bytes(spans: Spans, tmp_path: Path) -> None:
     with (tmp_path / "model.pt").open("wb") as file:
         file.write(b"head")
         torch.save(STATE, f=file)
@@ -102,7 +102,7 @@ def test_what_stays_in_memory_is_no_event(spans: Spans) -> None:
     assert names(spans) == {}
 
 
-def test_data_that_a_loader_reads_is_no_checkpoint(spans: Spans, tmp_path: Path) -> None:
+def test_loader_data_is_not_a_checkpoint(spans: Spans, tmp_path: Path) -> None:
     torch.save(STATE, tmp_path / "rows.pt")
     loaders.timed(lambda: torch.load(tmp_path / "rows.pt"))()
     assert names(spans) == {SAVE: 1}
@@ -126,7 +126,7 @@ def shards(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_sharded_checkpoint_has_the_bytes_of_its_shards(spans: Spans, tmp_path: Path, threads: int) -> None:
+def test_sharded_checkpoint_has_its_shards_bytes(spans: Spans, tmp_path: Path, threads: int) -> None:
     state = {**STATE, "bias": torch.ones(10), "step": 7}
     writer = dcp.FileSystemWriter(tmp_path, thread_count=threads)
     dcp.save(state, storage_writer=writer, no_dist=True)
@@ -135,7 +135,7 @@ def test_a_sharded_checkpoint_has_the_bytes_of_its_shards(spans: Spans, tmp_path
     assert counts(spans).bytes_written == shards(tmp_path) > 4000
 
 
-def test_an_asynchronous_checkpoint_has_what_is_written_later(
+def test_async_checkpoint_counts_later_writes(
     spans: Spans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
@@ -157,7 +157,7 @@ def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:
     assert torch.save is torch.serialization.save is wrapped
 
 
-def test_the_outermost_saver_of_a_library_names_the_event(spans: Spans, tmp_path: Path) -> None:
+def test_outermost_saver_names_the_event(spans: Spans, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     model = torch.nn.Linear(8, 8)
@@ -169,7 +169,7 @@ def test_the_outermost_saver_of_a_library_names_the_event(spans: Spans, tmp_path
     assert names(spans) == {SAVE: 1, LOAD: 1}
 
 
-def test_a_trainer_saves_and_evaluates_in_one_event_each(spans: Spans, tmp_path: Path) -> None:
+def test_trainer_saves_and_evaluates_in_one_event(spans: Spans, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
 
     class Net(torch.nn.Module):

@@ -69,13 +69,13 @@ def test_a_block_is_a_phase(spans: Spans) -> None:
     assert (spans.times()["rollout"].seconds, spans.times()["rollout"].steps) == ((2,), (7,))
 
 
-def test_each_call_of_a_decorated_function_is_a_phase(spans: Spans) -> None:
+def test_each_decorated_call_is_a_phase(spans: Spans) -> None:
     rollout = perfsuite.phase("rollout")(work)
     assert (rollout(2), rollout(seconds=3)) == ("done", "done")
     assert spans.times()["rollout"].seconds == (2, 3)
 
 
-def test_static_and_class_methods_are_phases_and_still_called_so(spans: Spans) -> None:
+def test_static_and_class_methods_may_be_phases(spans: Spans) -> None:
     class Model:
         @perfsuite.phase("score")
         @staticmethod
@@ -113,7 +113,7 @@ def test_one_phase_may_be_entered_again_and_again(spans: Spans) -> None:
     assert spans.times()["rollout"].seconds == (1, 1)
 
 
-def test_an_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
+def test_error_passes_through_a_phase_and_ends_it(spans: Spans) -> None:
     with pytest.raises(ValueError, match="mine"), perfsuite.phase("rollout"):
         raise ValueError("mine")
     assert len(spans.times()["rollout"].seconds) == 1
@@ -129,9 +129,7 @@ def test_what_is_compiled_has_no_phases(spans: Spans, monkeypatch: pytest.Monkey
     assert spans.times() == {}
 
 
-def test_a_launch_that_gives_up_in_a_phase_does_no_harm(
-    spans: Spans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_giving_up_in_a_phase_does_no_harm(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up() -> str:
         monkeypatch.setattr(phases, "spans", None)
         return "done"
@@ -142,7 +140,7 @@ def test_a_launch_that_gives_up_in_a_phase_does_no_harm(
 
 
 @pytest.mark.parametrize("function", [wait, give, stream])
-def test_a_function_that_only_begins_its_work_is_refused(function: Any) -> None:
+def test_refuses_a_function_that_only_starts_work(function: Any) -> None:
     with pytest.raises(CaseError, match=r"^phase\('rollout'\): \w+ is a generator or async"):
         perfsuite.phase("rollout")(function)
 
@@ -174,5 +172,5 @@ def test_a_name_of_no_function_is_refused(module: ModuleType, name: str, said: s
     assert str(error.value).startswith(f"phases={{'rollout': '{MODULE}:{name}'}}: {said}")
 
 
-def test_a_module_that_is_not_imported_yet_is_waited_for() -> None:
+def test_waits_for_a_module_not_yet_imported() -> None:
     NamedPhase("rollout", "elsewhere:generate").check()

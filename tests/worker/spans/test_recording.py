@@ -59,7 +59,7 @@ def counts(spans: Spans, name: str = SAVE) -> Counts:
     return known(spans.counts().get(name))
 
 
-def test_each_time_has_its_seconds_and_the_steps_before(spans: Spans, machine: Machine) -> None:
+def test_each_time_has_its_seconds_and_prior_steps(spans: Spans, machine: Machine) -> None:
     span(spans, takes(machine, 2))
     machine.steps = 10
     span(spans, takes(machine, 3))
@@ -88,7 +88,7 @@ def test_what_another_thread_does_delays_nothing(spans: Spans, machine: Machine)
     assert (spans.times(), spans.counts()) == ({}, {})
 
 
-def test_a_span_before_the_first_step_is_of_the_thread_that_trains_later(machine: Machine) -> None:
+def test_early_span_is_of_the_thread_that_trains(machine: Machine) -> None:
     spans = Spans(Meters(now=lambda: machine.now))
     span(spans, takes(machine, 2))
     spans.train(lambda: 0)
@@ -117,7 +117,7 @@ def test_bytes_count_for_the_phase_around_an_event(spans: Spans) -> None:
     assert [counts(spans, name).bytes_written for name in ("validate", SAVE)] == [100, 100]
 
 
-def test_collectives_are_those_that_the_span_began(spans: Spans, machine: Machine) -> None:
+def test_counts_collectives_that_the_span_began(spans: Spans, machine: Machine) -> None:
     machine.collectives = 40
 
     def gather() -> None:
@@ -128,9 +128,7 @@ def test_collectives_are_those_that_the_span_began(spans: Spans, machine: Machin
 
 
 @pytest.mark.parametrize("after", [None, 39])
-def test_collectives_of_a_group_that_is_gone_are_unknown(
-    spans: Spans, machine: Machine, after: int | None
-) -> None:
+def test_collectives_of_a_gone_group_are_unknown(spans: Spans, machine: Machine, after: int | None) -> None:
     machine.collectives = 40
 
     def destroy() -> None:
@@ -164,7 +162,7 @@ def write_behind(spans: Spans) -> None:
     in_a_thread(lambda: spans.wrote(100, in_background=True))
 
 
-def test_what_is_written_in_the_background_counts_for_what_left_it(spans: Spans, machine: Machine) -> None:
+def test_background_writes_count_for_their_span(spans: Spans, machine: Machine) -> None:
     future = Future[None]()
     span(spans, leave(spans, future), takes(machine, 1))
     machine.now = 50
@@ -173,7 +171,7 @@ def test_what_is_written_in_the_background_counts_for_what_left_it(spans: Spans,
     assert (counts(spans).bytes_written, spans.times()[SAVE].seconds) == (100, (1,))
 
 
-def test_what_is_written_before_the_future_is_known_counts(spans: Spans) -> None:
+def test_writes_before_the_future_count(spans: Spans) -> None:
     def begin_and_write() -> None:
         left = spans.leave()
         write_behind(spans)
@@ -184,7 +182,7 @@ def test_what_is_written_before_the_future_is_known_counts(spans: Spans) -> None
     assert counts(spans).bytes_written == 100
 
 
-def test_what_is_not_written_at_the_end_is_unknown(spans: Spans) -> None:
+def test_write_unfinished_at_the_end_is_unknown(spans: Spans) -> None:
     span(spans, leave(spans, Future[None]()))
     write_behind(spans)
     assert counts(spans).bytes_written is None
@@ -203,7 +201,7 @@ def test_what_two_write_at_once_is_unknown(spans: Spans) -> None:
     assert spans.notes[0].endswith("it was still being written when the next one began")
 
 
-def test_collectives_next_to_work_in_the_background_are_unknown(spans: Spans) -> None:
+def test_background_work_leaves_collectives_unknown(spans: Spans) -> None:
     future = Future[None]()
     future.set_result(None)
     span(spans, leave(spans, future))
