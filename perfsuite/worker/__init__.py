@@ -1,1 +1,1 @@
-"""Inside a rank: measure a training loop from within its process."""
+"""Measure a training loop from within its own process, a rank."""

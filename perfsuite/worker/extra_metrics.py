@@ -1,4 +1,4 @@
-"""Metrics of other packages, recorded in one rank between its steps. Imports no torch itself."""
+"""Record metrics of other packages in one rank, between its steps. Imports no torch itself."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from perfsuite.results.metric import MetricRecorder, find
 
 
 class ExtraMetrics:
-    """The recorders of the metrics that a case file names. An error of one is kept until `result`."""
+    """The recorders of the metrics that a case file names. The first error is kept until `result`."""
 
     def __init__(self, names: Sequence[str], model: Callable[[], Any], rank: int, world_size: int) -> None:
         self._recorders: dict[str, MetricRecorder] = {}
@@ -27,7 +27,7 @@ class ExtraMetrics:
                 self._recorders[name] = self._call(name, metric.recorder)
 
     def boundary(self, step: int) -> None:
-        """Let every recorder begin after step 1 (the first), and look after each later one."""
+        """Let every recorder begin after step 1, the first one, and look after each later one."""
         for name, recorder in self._recorders.items():
             if step == 1:
                 self._call(name, recorder.begin, self._model(), self._rank, self._world_size)
@@ -35,7 +35,7 @@ class ExtraMetrics:
                 self._call(name, recorder.boundary, step)
 
     def result(self) -> dict[str, float]:
-        """Return the value of each metric that has one. Raises `ExtensionError` for the first that failed."""
+        """Return the value of each metric that has one. Raises `ExtensionError` for the first failure."""
         values = {name: self._call(name, recorder.result) for name, recorder in self._recorders.items()}
         told = {name: self._call(name, float, value) for name, value in values.items() if value is not None}
         if self._error is not None:

@@ -25,7 +25,7 @@ from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_o
 
 
 def main(path: str) -> None:
-    """Measure as the rank that RANK and WORLD_SIZE name. A failure is reported before it is raised."""
+    """Measure as the rank given by RANK and WORLD_SIZE. Failures are reported before they are raised."""
     run_dir = RunDir(Path(path))
     report = empty_report()
     leash.die_with_parent()
@@ -43,10 +43,11 @@ def main(path: str) -> None:
 
 
 def forked(path: str, environment: Mapping[str, str]) -> None:
-    """Call `main` in a process that was forked to be a rank, with all that it prints in a log of its own."""
-    for number in leash.ENDING:  # not as in the process that it was forked from
+    """Call `main` in a process forked to be a rank, with its output in a log of its own."""
+    for number in leash.ENDING:  # undo the handlers of the process that it was forked from
         signal.signal(number, signal.SIG_DFL)
-    multiprocessing.set_start_method(None, force=True)  # of processes that it starts itself: as usual
+    # Processes that it starts itself use the default method.
+    multiprocessing.set_start_method(None, force=True)
     os.environ.update(environment)
     file = RunDir(Path(path)).rank_log(int(os.environ["RANK"]))
     log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -63,7 +64,7 @@ def _simulate(rank: Rank) -> RankReport:
 
 
 def _measure(rank: Rank) -> RankReport:
-    """Train and measure. What comes before `memory_for` must not count as the model's memory."""
+    """Train and measure. Whatever runs before `memory_for` does not count as the model's memory."""
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -83,7 +84,7 @@ def _measure(rank: Rank) -> RankReport:
     startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
     events.watch()
     if rank.request.counts:
-        with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
+        with contextlib.suppress(Exception):  # what torch lacks is reported where a step is to be counted
             from perfsuite.worker.counting import loader_workers
 
             loader_workers.watch(rank.run_dir)
@@ -98,12 +99,12 @@ def _measure(rank: Rank) -> RankReport:
     rank.framework.load(case, device)
     with Part(PERFSUITE):
         _warm_up(device, counts=rank.request.counts)
-        # While nothing else runs. On a CPU it raises the peak of memory.
+        # Probe while nothing else runs. On a CPU this raises the peak of memory.
         rank.device_probe = device_probe(device)
         memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
     with Part(PERFSUITE):
-        if process_group == "library":  # until now there was none for an all-reduce
+        if process_group == "library":  # there was no group for an all-reduce until now
             rank.device_probe |= all_reduce_probe(device)
         rank.observe()
     register_optimizer_step_pre_hook(rank.before_optimizer_step)
@@ -112,7 +113,8 @@ def _measure(rank: Rank) -> RankReport:
     with contextlib.suppress(ProfileTaken):
         rank.start()
         startup_clock.begin_loop()
-        losses = rank.workload.run(case.total_steps)  # unread: to read one on a GPU is to wait for its step
+        # Kept unread, because reading a loss on a GPU waits for its step.
+        losses = rank.workload.run(case.total_steps)
         rank.recorder.finish()
     if rank.is_profiled:
         return rank.profiled()
@@ -121,7 +123,7 @@ def _measure(rank: Rank) -> RankReport:
 
 
 def _preflight(rank: Rank) -> RankReport:
-    """Rank 0 tells the rounds of the probe as steps: the health of the nodes is sampled between them."""
+    """Probe the nodes. Rank 0 reports each round as a step, so that their health is sampled in between."""
     from perfsuite.worker.probes.node_probe import node_probe
 
     device = _device(rank.request)
@@ -132,25 +134,28 @@ def _preflight(rank: Rank) -> RankReport:
 
 
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
-    """`connects_at_once`: NCCL, given the device, connects all ranks now, not when they first talk."""
+    """Create the process group.
+
+    With `connects_at_once`, NCCL gets the device and connects all ranks now, not on their first collective.
+    """
     import torch.distributed as dist
 
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         device_id=device if on_gpu and connects_at_once else None,
-        # NCCL's watchdog ends a rank that waits later than the driver does.
+        # NCCL's watchdog must end a waiting rank only after the driver would have done so.
         timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
     )
 
 
 def _leave_process_group() -> None:
-    """Leave together with the other ranks. A process that hangs here is ended by the kernel."""
+    """Leave together with the other ranks. The kernel ends a process that hangs here."""
     import torch.distributed as dist
 
     signal.alarm(WAIT_S + LEAVE_S)
     if dist.is_initialized():
-        dist.barrier()  # a rank that leaves early breaks the connections of the others
+        dist.barrier()  # a rank that left early would break the connections of the others
         dist.destroy_process_group()
 
 
@@ -166,7 +171,7 @@ def _device(request: CaseFile) -> Any:
 
 
 def _warm_up(device: Any, *, counts: bool) -> None:
-    """Make one small step, in which the libraries load and allocate what they keep."""
+    """Make one small step, in which libraries load and allocate what they keep."""
     import torch
 
     weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
@@ -174,7 +179,7 @@ def _warm_up(device: Any, *, counts: bool) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
-    with contextlib.suppress(Exception):  # what torch lacks for it is said where a step is to be counted
+    with contextlib.suppress(Exception):  # what torch lacks is reported where a step is to be counted
         from perfsuite.worker.counting.steps import warm_up
 
         if counts and device.type == "cpu":  # a GPU's allocator does not see what counting loads

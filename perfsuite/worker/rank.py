@@ -1,4 +1,4 @@
-"""One rank of a job: assembles its measurement and writes its report.
+"""One rank of a job: assemble its measurement and write its report.
 
 `worker.main` runs it for our own loops, `worker.script.attach` for those of scripts.
 """
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from perfsuite.worker.counting.steps import Counting
     from perfsuite.worker.observation.observe import Observer
 
-WAIT_S = 60  # seconds that a rank waits for the reports of others: if it left, their connections would break
+WAIT_S = 60  # seconds that a rank waits for the others' reports; if it left, their connections would break
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Errors of the system that the machine has to answer for: a disk that is full or may not be written."""
+"""System errors that are the machine's fault: a disk that is full or cannot be written to."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
-LEAVE_S = 30  # seconds in which a rank has to end when everything is measured; then the kernel ends it
+LEAVE_S = 30  # seconds that a rank has to exit after all measurements, before the kernel ends it
 
 
 class Rank:
-    """The measurement of one process. `report` names the rank and holds no figures yet."""
+    """The measurement of one process. `report` names the rank and has no measurements yet."""
 
-    workload: Workload  # what trains; there since `build`
-    recorder: Recorder  # the clock; there since `build`
-    observer: Observer | None = None  # there since `observe`; a simulated job has none
+    workload: Workload  # what trains; set by `build`
+    recorder: Recorder  # the clock; set by `build`
+    observer: Observer | None = None  # set by `observe`; a simulated job has none
 
     def __init__(self, run_dir: RunDir, request: CaseFile, report: RankReport) -> None:
         self.run_dir = run_dir
@@ -63,10 +63,10 @@ class Rank:
         self.framework = framework_of(request.case)
         self.plan = self.framework.plan(request.case)
         self.report = report
-        self.device: Any = None  # `torch.device` since `build`; None in a simulated job
+        self.device: Any = None  # the `torch.device`, set by `build`; None in a simulated job
         self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.probes.node_probe`)
-        self.notes: list[str] = []  # what a reader of the figures has to know
-        self._shown_in: dict[int, int] = {}  # optimizers by identity: the step in which each was shown last
+        self.notes: list[str] = []  # what a reader of the results has to know
+        self._shown_in: dict[int, int] = {}  # the last step in which each optimizer was shown, by its id
         self._extra: ExtraMetrics | None = None
         self._injector: Injector | None = None
         if request.inject is not None:
@@ -83,13 +83,13 @@ class Rank:
         probe: Callable[[], object] | None = None,
         memory: HostMemory | CudaMemory | None = None,
     ) -> None:
-        """Make the clock, then let the framework build its training job on `device` (a `torch.device`)."""
+        """Create the clock, then let the framework build its training job on `device` (a `torch.device`)."""
         self.device = device
         before_end = None if self._injector is None else self._injector.before_end
         profiling = None
         if self.request.profile:
             profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
-            probe = None  # its operators are none of the step's
+            probe = None  # its operators do not belong to the step
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
         self.recorder.profiling = profiling
         if device is not None:
@@ -101,7 +101,10 @@ class Rank:
         self.workload = self.framework.build(self.case, ranks, self.recorder)
 
     def observe(self) -> None:
-        """Make the observer of what `build` returned. `before_optimizer_step` must see every step."""
+        """Create the observer of the job that `build` returned.
+
+        `before_optimizer_step` must be called for every step from then on.
+        """
         from perfsuite.worker.observation.observe import Observer
 
         self.observer = Observer(self.case, self.workload)
@@ -109,10 +112,10 @@ class Rank:
             self._count()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step that is about to be made to whatever looks at it; for torch's optimizer hook.
+        """Show an optimizer step to the observer and the counting: a hook for torch's optimizers.
 
-        Raises `MismatchError` if the training cannot be observed. Of the steps that an engine has an
-        optimizer make in one step of training, the first is shown.
+        Raises `MismatchError` if the training cannot be observed. If an engine makes several optimizer steps
+        in one training step, only the first is shown.
         """
         assert self.observer is not None
         with Part(PERFSUITE):
@@ -130,11 +133,11 @@ class Rank:
 
     @property
     def is_profiled(self) -> bool:
-        """Whether this launch is made for a profile, and its steps are recorded."""
+        """Whether this launch was made for a profile, and all of its steps are recorded."""
         return self.recorder.profiling is not None and self.recorder.profiling.is_over
 
     def profiled(self) -> RankReport:
-        """Stop the clock and write the profile. Returns a report without figures, as nothing is judged."""
+        """Stop the clock and write the profile. Return a report without measurements to judge."""
         self.recorder.finish()
         assert self.recorder.profiling is not None
         self.recorder.profiling.write(self.run_dir, self.report.rank)
@@ -151,11 +154,12 @@ class Rank:
                 f"step before the measured ones for it: give {COUNTED_STEP} or more"
             )
             return
-        if self.recorder.profiling is None:  # such a launch ends before the last step
-            first = max(steps.until + 1, case.max_warmup_steps)  # counting has freed what it kept of steps
+        if self.recorder.profiling is None:  # a profiled launch ends before the last step
+            # By then counting has freed what it kept of steps.
+            first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
-        try:  # it uses names that are private to torch: another version may lack one
+        try:  # it uses names that are private to torch, which another version may lack
             from perfsuite.worker.counting.steps import Counting
 
             self.recorder.counting = Counting(self.model, steps)
@@ -163,12 +167,12 @@ class Rank:
             self.notes.append(f"what a step does was not counted: {type(error).__name__}: {error}")
 
     def start(self) -> None:
-        """Tell the driver that training begins, then start the clock."""
+        """Report to the driver that training begins, then start the clock."""
         with Part(PERFSUITE):
             self._start()
 
     def _start(self) -> None:
-        self._tell_progress()  # first: the file system may be slow
+        self._tell_progress()  # first of all, because the file system may be slow
         if self.request.metrics:
             report = self.report
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
@@ -184,16 +188,19 @@ class Rank:
         self.recorder.start()
 
     def model(self) -> Any:
-        """Return the model that trains; None if nobody knows it yet."""
+        """Return the model that trains; None while it is unknown."""
         return self.workload.model if self.observer is None else self.observer.model
 
     def _training(self) -> tuple[Any, Any]:
         return (None, None) if self.observer is None else (self.observer.model, self.observer.optimizer)
 
     def finish(self) -> RankReport:
-        """Stop the clock; collect all but loss and FLOPs, with a failure if what ran was not asked for."""
+        """Stop the clock and collect everything except loss and FLOPs.
+
+        The report has a failure if something else ran than the case asks for.
+        """
         self.recorder.finish()
-        # Read first: the observer's fingerprint and the losses take memory, too.
+        # Read memory first, because the observer's fingerprint and the losses take memory as well.
         own_memory = self.workload.memory
         memory: Any = self.recorder.peak_memory() if own_memory is None else own_memory()
         report = self.report.replace(
@@ -231,7 +238,7 @@ class Rank:
             self.notes += counting.notes
         if phases.spans is not None:
             self.notes += phases.spans.notes
-        observed = observer.result()  # before `evidence`, which compares with its fingerprint
+        observed = observer.result()  # before `evidence`, which compares with the fingerprint that it takes
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())
         if report.rank == 0 and software.compiled_graphs():
@@ -241,12 +248,12 @@ class Rank:
         )
         try:
             observer.check(observed)
-        except errors.MismatchError as error:  # an error of every rank: none waits for another
+        except errors.MismatchError as error:  # all ranks get this error, so none waits for another
             return report.replace(failure=failure_of(error, report.rank))
         return report
 
     def _gc_s(self) -> tuple[float, ...]:
-        """Return the time of Python's garbage collector in each step; nothing if it is not known."""
+        """Return the time of Python's garbage collector in each step, or nothing if it is unknown."""
         collector = self.recorder.collector
         if collector is None or collector.error is None:
             return tuple(self.recorder.gc_s)
@@ -262,11 +269,11 @@ class Rank:
         return self.recorder.levels.bytes_at
 
     def _spans(self) -> dict[str, SpanTimes]:
-        """Return the events and phases of the training."""
+        """Return the times of the training's events and phases."""
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:
-        """Return what was counted, with what loaders' workers do and the objects that are kept by steps."""
+        """Return the counts, including those of loader workers and the objects that steps keep."""
         counts = counting.result()
         if counts is None:
             return None
@@ -291,7 +298,7 @@ class Rank:
         return counts
 
     def abandon(self) -> None:
-        """Take everything of ours out of a training that goes on without us, after an error of ours."""
+        """Remove everything of ours from a training that goes on without us, after an error of ours."""
         phases.spans = None
         if self.recorder.collector is not None:
             self.recorder.collector.stop()
@@ -301,23 +308,24 @@ class Rank:
                     each.abandon()
 
     def write(self, report: RankReport) -> None:
-        """Write what this rank measured, or what an injected fault makes of it."""
+        """Write what this rank measured, or what an injected fault turns it into."""
         changed = report if self._injector is None else self._injector.report(report)
         if changed is not None:
             documents.write(self.run_dir.rank(report.rank), changed)
 
     def _tell_progress(self) -> None:
-        """A thread writes the steps: on a slow file system the other ranks would wait for this one."""
+        """Report progress from a thread: on a slow file system, other ranks would wait for this one."""
         tokens = self.workload.tokens_per_step(self.case)
         writer = threading.Thread()
 
         def tell(step: int) -> None:
             nonlocal writer
-            if step >= self.case.total_steps:  # it is after the last stamp: nothing is measured any more
+            if step >= self.case.total_steps:  # nothing is measured after the last stamp
                 if writer.ident is not None:
                     writer.join(WAIT_S)
                 self.tell(step, tokens)
-            elif not writer.is_alive():  # else it still writes an earlier step, and this one is left out
+            elif not writer.is_alive():
+                # Otherwise it is still writing an earlier step, and this one is skipped.
                 writer = threading.Thread(target=self.tell, args=(step, tokens), daemon=True)
                 writer.start()
 
@@ -326,14 +334,14 @@ class Rank:
             self.recorder.on_progress = tell
 
     def tell(self, steps: int, tokens: int) -> None:
-        """Write, as rank 0, how many steps have ended, and the tokens of each."""
+        """Write how many steps have ended, and the tokens of each, if this is rank 0."""
         if self.report.rank == 0:
-            with contextlib.suppress(OSError):  # the report goes the same way: its error will say it
+            with contextlib.suppress(OSError):  # writing the report will fail the same way, and say so
                 self.run_dir.progress.write_text(f"{steps} {tokens}")
 
 
 def empty_report(rank: int | None = None, world_size: int | None = None) -> RankReport:
-    """Return the report of a rank that has measured nothing; torchrun's variables name it by default."""
+    """Return the report of a rank that has measured nothing, by default named by torchrun's variables."""
     if rank is None or world_size is None:
         rank = int(os.environ.get("RANK", "0"))
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -341,12 +349,15 @@ def empty_report(rank: int | None = None, world_size: int | None = None) -> Rank
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Write why a rank has measured nothing. Raises `FileError` if there can be no report."""
+    """Report why a rank has measured nothing. Raises `FileError` if the report cannot be written."""
     documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """Return what a report says of an error. A `ScriptError` is a script's end, which has no traceback."""
+    """Return the failure to report for an error.
+
+    A `ScriptError` means that the script ended, so it has no traceback.
+    """
     is_end = isinstance(error, errors.ScriptError)
     message = errors.message_of(error)
     if not isinstance(error, errors.PerfsuiteError):
@@ -363,7 +374,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 def _in_a_line(error: BaseException) -> str:
     """Return the class and the first line of an error, and of the error that caused it.
 
-    Libraries that import lazily raise an error of their own, which may say no more than to look elsewhere.
+    Libraries that import lazily raise an error of their own, which may say nothing but where to look.
     """
     told = _told(error)
     root = _root(error)
@@ -378,13 +389,13 @@ def _told(error: BaseException) -> str:
 
 
 def _first_line(message: str) -> str:
-    """Return the first line of a message; with the next one if it only announces that."""
+    """Return the first line of a message, with the next one if the first only announces it."""
     first, *others = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     return f"{first} {others[0]}" if others and first.endswith(":") else first
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error at the end of a chain: of `raise ... from`, and of a failed import on the way."""
+    """Return the error at the end of a chain of `raise ... from` and of failed imports."""
     seen = [error]
     while (cause := _cause(seen[-1])) is not None and cause not in seen:
         seen.append(cause)
@@ -394,13 +405,13 @@ def _root(error: BaseException) -> BaseException:
 def _cause(error: BaseException) -> BaseException | None:
     if error.__cause__ is not None or error.__suppress_context__:
         return error.__cause__
-    # An error of something else may have been handled meanwhile, and is no cause.
+    # An unrelated error may have been in handling at the time; it is not the cause.
     is_of_import = isinstance(error, ImportError) or "import" in errors.message_of(error)
     return error.__context__ if is_of_import and isinstance(error.__context__, ImportError) else None
 
 
 def failure_of_ours(error: BaseException, rank: int) -> Failure:
-    """Return what a report says of an error that observing a script has raised, which is none of its own."""
+    """Return the failure to report for an error of observing a script, which is not the script's fault."""
     failure = failure_of(error, rank)
     if failure.kind != "crash":
         return failure
@@ -423,7 +434,7 @@ def _kind(error: BaseException) -> FailureKind:
         return "mismatch"
     if isinstance(error, errors.DryRunError):
         return "not_dry"
-    # The CPU's allocator and the driver have no type of their own.
+    # The CPU's allocator and the driver raise no type of their own.
     is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, errors.message_of(error))
     if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"

@@ -1,4 +1,4 @@
-"""Times Python's garbage collector, whenever it runs. Imports no torch."""
+"""Time Python's garbage collector. Imports no torch."""
 
 import gc
 from collections.abc import Callable
@@ -6,24 +6,24 @@ from typing import Any
 
 
 class CollectorClock:
-    """Adds up the seconds of all collections between `start` and `stop`, by the clock `now`.
+    """Adds up the seconds of all collections between `start` and `stop`, measured with the clock `now`.
 
-    An error is kept: nobody can catch what a callback of the collector raises.
+    Errors are kept in `error`, because nobody can catch what a callback of the collector raises.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.seconds = 0.0  # of the collections that have ended
-        self.error: Exception | None = None  # then the seconds are not known
+        self.seconds = 0.0  # collections that have ended
+        self.error: Exception | None = None  # if set, the seconds are unknown
         self._now = now
         self._begun_at: float | None = None
-        self._callback = self._see  # one object, to be found again
+        self._callback = self._see  # one bound method, so that `stop` finds it in the list
 
     def start(self) -> None:
-        """Begin to time collections."""
+        """Start timing collections."""
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Time no more collections."""
+        """Stop timing collections."""
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
 

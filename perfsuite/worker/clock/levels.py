@@ -1,4 +1,4 @@
-"""Reads how much memory a process holds, at step boundaries. Imports torch on a GPU alone."""
+"""Read how much memory a process holds at step boundaries. Imports torch only on a GPU."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from typing import Any
 
 from perfsuite.results.rank_report import LIVE_MEMORY, PINNED_MEMORY, RESIDENT_MEMORY
 
-MOST_READINGS = 100  # of each kind in a launch: a slope needs no more
+MOST_READINGS = 100  # per kind and launch; a slope needs no more
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class MemoryLevels:
-    """Reads the levels of memory after every n-th step. An error ends the readings of its kind: a note."""
+    """Reads the memory levels after every n-th step.
+
+    After an error, its kind of memory is no longer read, and a note says why.
+    """
 
     def __init__(self, device: Any, steps: int) -> None:
         self.notes: list[str] = []
-        self.bytes_at: dict[str, dict[int, int]] = {}  # by kind and by the steps that had ended
+        self.bytes_at: dict[str, dict[int, int]] = {}  # by kind, then by the number of steps that had ended
         self._every = -(-steps // MOST_READINGS)
         self._readers: dict[str, Callable[[], int | None]] = {RESIDENT_MEMORY: _resident}
         if device.type == "cuda":
             self._readers |= {LIVE_MEMORY: lambda: _live(device), PINNED_MEMORY: _pinned}
 
     def boundary(self, steps: int) -> None:
-        """Read all levels, if it is time to: so many steps have ended."""
+        """Read all levels if they are due after this number of steps."""
         if steps % self._every:
             return
         for kind, read in [*self._readers.items()]:
             try:
                 level = read()
-            except Exception as error:  # an allocator of the script's own; /proc that is not there
+            except Exception as error:  # such as a custom allocator, or a missing /proc
                 level = None
                 self.notes.append(f"{kind}: not read between the steps ({type(error).__name__}: {error})")
             if level is None:

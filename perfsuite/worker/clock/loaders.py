@@ -1,8 +1,9 @@
-"""Times the batches that the training waits for, whatever makes them. Imports torch.
+"""Time how long the training waits for batches, whatever produces them. Imports torch.
 
-`_BaseDataLoaderIter.__next__` gives every batch of a `DataLoader`, and of what derives from it or wraps it:
-torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, the loaders of the Trainer,
-Lightning and nanotron. The name is private to torch (seen in 2.13). Without it data wait is unknown.
+`_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader` and of the classes that derive from it or
+wrap it: torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, the loaders of the
+Trainer, Lightning and nanotron. The name is private to torch (seen in 2.13). Without it, data wait is
+unknown.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.hooks.named import NamedFunction
 
 _now = HostTimer().stamp
-_loading: set[int] = set()  # threads in which a loader makes a batch
-_wait: DataWait | None = None  # of the training in this process
+_loading: set[int] = set()  # threads in which a loader is producing a batch
+_wait: DataWait | None = None  # the wait of the training in this process
 
 
 class DataWait:
-    """The seconds that one thread, which makes this, waits for batches in each step."""
+    """The seconds that the thread that creates this object waits for batches in each step."""
 
     def __init__(self) -> None:
-        self.is_seen = False  # whether any loader gave this thread a batch
+        self.is_seen = False  # whether any loader has given this thread a batch
         self.worker_pids: dict[int, int] = {}
-        """The process of the first worker of each loader that gave a batch in step `COUNTED_STEP`, by the
-        identity of its dataset."""
+        """The process id of the first worker of each loader that yielded a batch in step `COUNTED_STEP`, by
+        the identity of the loader's dataset."""
         self._thread = get_ident()
         self._by_step: list[float] = []
         self._running_s = 0.0
 
     def begin_step(self) -> None:
-        """Begin a step: what was loaded between two steps is part of neither."""
+        """Begin a step. Loading between two steps belongs to neither."""
         self._running_s = 0.0
 
     def end_step(self) -> None:
@@ -46,17 +47,17 @@ class DataWait:
         self._by_step.append(self._running_s)
 
     def result(self) -> tuple[float, ...]:
-        """Return the seconds of each step; nothing if no loader was seen."""
+        """Return the seconds of each step, or nothing if no loader was seen."""
         return tuple(self._by_step) if self.is_seen else ()
 
     def add(self, thread: int, seconds: float) -> None:
-        """Add the seconds that a thread waited."""
+        """Add the seconds that a thread has waited."""
         if thread == self._thread:
             self.is_seen = True
             self._running_s += seconds
 
     def note_workers(self, maker: Any) -> None:
-        """Note the first worker of what gave a batch, if that is a loader with workers."""
+        """Record the first worker of a loader that has just yielded a batch, if it has workers."""
         if len(self._by_step) == COUNTED_STEP - 1:
             workers = getattr(maker, "_workers", None)
             if workers:
@@ -64,19 +65,19 @@ class DataWait:
 
 
 def begin() -> DataWait:
-    """Watch the calling thread, which trains, from now on."""
+    """Start watching the calling thread, which is the one that trains."""
     global _wait
     _wait = DataWait()
     return _wait
 
 
 def is_loading(thread: int) -> bool:
-    """Return whether a loader makes a batch in a thread."""
+    """Return whether a loader is producing a batch in this thread."""
     return thread in _loading
 
 
 def watch() -> None:
-    """Time each `DataLoader` from now on when it starts its workers and when it gives a batch."""
+    """Time each `DataLoader` from now on, both when it starts its workers and when it yields a batch."""
     of_batches = getattr(dataloader, "_BaseDataLoaderIter", None)
     for owner, name in ((DataLoader, "__iter__"), (of_batches, "__next__")):
         if owner is not None and not hasattr(getattr(owner, name), "is_watched"):
@@ -84,7 +85,7 @@ def watch() -> None:
 
 
 def timed(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with its calls timed. A call within another timed one is part of that."""
+    """Wrap a function so that its calls are timed. A nested timed call is part of the outer one."""
 
     @functools.wraps(make)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -100,7 +101,7 @@ def timed(make: Callable[..., Any]) -> Callable[..., Any]:
             _loading.discard(thread)
             if _wait is not None:
                 _wait.add(thread, _now() - since)
-        if not hasattr(type(made), "__next__"):  # a batch, and no iterator of them
+        if not hasattr(type(made), "__next__"):  # this is a batch, not an iterator of batches
             startup_clock.first_batch()
         if _wait is not None and args:
             _wait.note_workers(args[0])
@@ -131,13 +132,13 @@ class _Batches:
 class NamedLoader(NamedFunction):
     """The loader that a case names as `module:name`, timed as soon as the script has defined it.
 
-    A function may return one batch in each call, or an iterator of batches. Of a class `__next__` is timed,
-    or what its `__iter__` returns. A name with dots is a method: `train:Loader.next_batch`.
+    A function may return one batch per call, or an iterator of batches. For a class, `__next__` is timed, or
+    else the iterator that its `__iter__` returns. A dotted name is a method: `train:Loader.next_batch`.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, self._noticed, methods=("__next__", "__iter__"))
-        self.calls = 0  # by any thread, of what is named and of the iterators that it returned
+        self.calls = 0  # calls of the named function and of the iterators that it returned, in any thread
 
     def check(self) -> None:
         """Raise `MismatchError` if there is no such loader, or if the training does not call it."""

@@ -12,7 +12,10 @@ from perfsuite.worker.hooks import calls
 
 
 class HostMemory:
-    """The peak of the resident set (VmHWM, reset by clear_refs) above VmRSS at construction, see proc(5)."""
+    """The peak of the resident set (VmHWM, reset with clear_refs) above VmRSS at construction.
+
+    See proc(5).
+    """
 
     def __init__(self, level_at: str = "before the model") -> None:
         self.method = f"VmHWM above VmRSS {level_at}"
@@ -21,19 +24,19 @@ class HostMemory:
         self._level = _status_bytes("VmRSS")
 
     def release(self) -> None:
-        """Do nothing: memory that is freed here has left the process, or is used again."""
+        """Do nothing: memory freed here has either left the process or will be reused."""
 
     def reset_peak(self) -> None:
-        """Forget the peak so far. The level stays that of construction."""
+        """Forget the peak so far. The baseline is still the level at construction."""
         self._peak = 0
         self.go_on()
 
     def fold(self) -> None:
-        """Keep the peak so far: what follows, until `go_on`, is not the training's."""
+        """Keep the peak so far. What happens until `go_on` does not belong to the training."""
         self._peak = max(self._peak, _status_bytes("VmHWM"))
 
     def go_on(self) -> None:
-        """Measure the peak from now on, next to the one that was kept."""
+        """Resume measuring, in addition to the peak that was kept."""
         try:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
@@ -42,11 +45,11 @@ class HostMemory:
             self.method = self.method.removesuffix(why) + why
 
     def begin_counting(self) -> None:
-        """The next steps are counted: code of torch that only counting runs is read into memory by them."""
+        """Note how much code is mapped: the counted steps load code of torch that only counting needs."""
         self._mapped = _status_bytes("RssFile")
 
     def end_counting(self) -> None:
-        """The counted steps are over: raise the level by the code that was read, and forget their peak."""
+        """Add the code loaded by the counted steps to the baseline, and forget their peak."""
         self._level += _status_bytes("RssFile") - self._mapped
         self.reset_peak()
 
@@ -57,13 +60,16 @@ class HostMemory:
 
 
 def _status_bytes(key: str) -> int:
-    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes; 0 where there is no such field."""
+    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes, or 0 if there is no such field."""
     with open("/proc/self/status") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:")), 0)
 
 
 class CudaMemory:
-    """The caching allocator's counters since construction or `reset_peak`; `keep_peaks` guards the peaks."""
+    """The caching allocator's counters since construction or `reset_peak`.
+
+    `keep_peaks` keeps the peaks when a script resets them.
+    """
 
     method = "torch.cuda.memory_stats"
     counting: ClassVar[weakref.WeakSet[CudaMemory]] = weakref.WeakSet()
@@ -77,7 +83,7 @@ class CudaMemory:
         self.reset_peak()
 
     def release(self) -> None:
-        """Free what the allocator keeps but nobody uses, so that `reserved` counts the steps alone."""
+        """Release cached blocks that nobody uses, so that `reserved` covers only the steps."""
         torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
@@ -87,15 +93,15 @@ class CudaMemory:
         self._retries = self._stat("num_alloc_retries")
 
     def begin_counting(self) -> None:
-        """The next steps are counted: their peak may hold what counting keeps."""
+        """Do nothing: `end_counting` discards the peak of the counted steps."""
 
     def end_counting(self) -> None:
-        """The counted steps are over: forget their peak, and what the allocator keeps of it."""
+        """Forget the peak of the counted steps, and release what the allocator has cached for them."""
         self.release()
         self.reset_peak()
 
     def fold(self) -> None:
-        """Keep the peaks so far, as before a script resets them. An error is raised by `read`, not here."""
+        """Keep the peaks so far, before a script resets them. Errors are raised by `read`, not here."""
         try:
             self._peak = max(self._peak, self._stat("allocated_bytes.all.peak"))
             self._reserved = max(self._reserved, self._stat("reserved_bytes.all.peak"))
@@ -103,7 +109,7 @@ class CudaMemory:
             self._error = error
 
     def go_on(self) -> None:
-        """Do nothing: counting objects takes no memory of a device."""
+        """Do nothing: counting objects uses no device memory."""
 
     def read(self) -> Memory:
         """Return the peaks and retries since construction or `reset_peak`."""
@@ -122,12 +128,15 @@ class CudaMemory:
 
 
 def memory_for(device: Any) -> HostMemory | CudaMemory:
-    """Return the peak memory that counts on a `torch.device`, from now on."""
+    """Start measuring the peak memory that matters on a `torch.device`."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()
 
 
 def keep_peaks() -> None:
-    """Make each `CudaMemory` fold its peaks before torch's functions, which no script has yet, reset them."""
+    """Make each `CudaMemory` fold its peaks before a call of torch resets them.
+
+    Must run before a script imports these functions by name.
+    """
 
     def fold(*args: Any, **kwargs: Any) -> None:
         for memory in tuple(CudaMemory.counting):

@@ -1,4 +1,4 @@
-"""Has torch's profiler record some steps, after the warm-up, of a launch that is made for that."""
+"""Let torch's profiler record some steps after the warm-up, in a launch made for that purpose."""
 
 import gzip
 import json
@@ -12,12 +12,13 @@ from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
-WARM_STEPS = 1  # steps in which the profiler is there and records nothing: its own start takes time
-LARGEST_TRACE = 1 << 30  # characters of a trace that is reduced: that takes many times its bytes, and minutes
+WARM_STEPS = 1  # steps in which the profiler is active but records nothing, because its own start takes time
+# characters; reducing a larger trace takes many times its size in memory, and minutes.
+LARGEST_TRACE = 1 << 30
 
 
 class ProfileTaken(BaseException):
-    """Ends a training loop when its steps are recorded; no framework takes it for its own error."""
+    """Ends a training loop once its steps are recorded. No framework mistakes it for an error of its own."""
 
 
 class Profiling:
@@ -25,24 +26,24 @@ class Profiling:
 
     def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
         self.notes: list[str] = []  # why there is no profile
-        self.is_over = False  # whether the steps that are to be recorded have ended
+        self.is_over = False  # whether all steps to be recorded have ended
         self._warmup = warmup
         self._device = device
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
-        """So many steps have ended, and the next one is about to begin. Raises `ProfileTaken` at the end."""
+        """Advance the profiler after `steps` steps. Raises `ProfileTaken` once all steps are recorded."""
         if self.is_over or steps < self._warmup:
             return
         self._try(self._start if steps == self._warmup else lambda: self._profiler.step())
-        # One more than is asked for: its begin is the end of the last.
+        # Record one step more than requested, because its beginning marks the end of the last one.
         if steps == self._warmup + WARM_STEPS + PROFILED_STEPS + 1:
             self._try(lambda: self._profiler.stop())
             self.is_over = True
             raise ProfileTaken
 
     def write(self, run_dir: RunDir, rank: int) -> None:
-        """Write the trace and what it comes to, after the last step."""
+        """Write the trace and its summary, after the last step."""
         if self.is_over:
             self._try(lambda: self._write(run_dir, rank))
 
@@ -70,7 +71,7 @@ class Profiling:
         documents.write(run_dir.profile(rank), RankProfileFile(profile=reduced(events, self._device)))
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Use the profiler, whatever warnings mean in this process, unless it has failed before."""
+        """Run a profiler call with warnings silenced, unless an earlier call has failed."""
         if self.notes:
             return
         try:

@@ -1,6 +1,6 @@
-"""Times every optimizer step of one process, whatever the framework; not what perfsuite does between steps.
+"""Time every optimizer step of one process with any framework, without what perfsuite does between steps.
 
-On a GPU the stamps are events: nothing waits for the device until `Recorder.finish`.
+On a GPU the stamps are events, so nothing waits for the device until `Recorder.finish`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from perfsuite.worker.counting.steps import Counting
 
 PROGRESS_EVERY_S = 0.5
-UNSETTLED_STEPS = 2  # steps at the start of a launch whose times say nothing about later steps
-USUAL_OF_STEPS = 20  # finished steps whose median is taken for the length of the running step
+UNSETTLED_STEPS = 2  # first steps of a launch, whose times say nothing about later steps
+USUAL_OF_STEPS = 20  # number of finished steps whose median estimates the length of the running step
 
 
 class Recorder:
     """Times each optimizer step of one process.
 
-    `probe` is a fixed piece of work done after each step and timed apart from it. `before_end` is called with
-    the step's index before its end is stamped: it carries out injected faults. The peak of `memory` is reset
-    after the first step, in which a library may build what it needs once, and after the counted ones.
+    `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` is called
+    with the step's index before the end of the step is stamped, and carries out injected faults. The peak of
+    `memory` is reset after the first step, in which a library may allocate what it needs only once, and after
+    the counted steps.
     """
 
     def __init__(
@@ -50,26 +51,30 @@ class Recorder:
     ) -> None:
         self.timer = timer
         self.memory = memory
-        self.on_progress: Callable[[int], object] = lambda step: None  # told the finished steps
+        # Called with the number of finished steps.
+        self.on_progress: Callable[[int], object] = lambda step: None
         self.counting: Counting | None = None  # counts what some of the first steps do
-        self.profiling: Profiling | None = None  # has some steps of a launch that is made for that profiled
+        self.profiling: Profiling | None = None  # profiles some steps, in a launch made for that purpose
         self.growth: Growth | None = None  # counts objects at three boundaries
-        self.levels: MemoryLevels | None = None  # reads how much memory is held, at some boundaries
+        self.levels: MemoryLevels | None = None  # reads at some boundaries how much memory is held
         self.collector: CollectorClock | None = None  # times Python's garbage collector
-        self.between_steps: Callable[[int], object] | None = None  # told the ended steps, in no step's time
-        self.data_wait: DataWait | None = None  # times what the training waits for; None: nobody looks
-        self.cpu_s: list[float] = []  # of this process in each step; empty if unknown
+        # Called with the number of ended steps, outside of the time of any step.
+        self.between_steps: Callable[[int], object] | None = None
+        self.data_wait: DataWait | None = None  # times the wait for batches; None if it is not measured
+        self.cpu_s: list[float] = []  # CPU seconds of this process in each step; empty if unknown
         self.probe_s: list[float] = []
-        self.gc_s: list[float] = []  # of Python's garbage collector in each step; empty if unknown
-        self.start_up: StartUp | None = None  # of this process; None until its first step, or if unknown
+        self.gc_s: list[float] = []  # seconds of Python's garbage collector in each step; empty if unknown
+        # start-up of this process; None before the end of the first step, or if unknown.
+        self.start_up: StartUp | None = None
         self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
-        self.elapsed_s = 0.0  # with that work
-        self.uptime_s: float | None = None  # the same seconds by the kernel's uptime; None if unknown
+        self.elapsed_s = 0.0  # the same, including the work between steps
+        self.uptime_s: float | None = None  # elapsed_s measured with the kernel's uptime; None if unknown
         self._probe = probe
         self._before_end = before_end
         self._starts = OwnList[Any]()
         self._ends = OwnList[Any]()
-        self._lengthened_s: dict[int, float] = {}  # by an injected fault, by the index of the step
+        # Seconds added by an injected fault, by the index of the step.
+        self._lengthened_s: dict[int, float] = {}
         self._past = 0  # steps that the device is known to have finished
         self._clock_optimizer: Any = None
         self._is_finished = False
@@ -77,11 +82,11 @@ class Recorder:
         self._cpu_at: float | None = None
         self._gc_at = 0.0
         self._uptime_at: float | None = None
-        self._peak: Memory | None = None  # before a step that is counted after the measured ones
+        self._peak: Memory | None = None  # read before the step that is counted after the measured ones
 
     def start(self) -> None:
-        """Begin the first step. From now on Python's garbage collector is as the training has it."""
-        gc.collect()  # what is left from building belongs to no step
+        """Begin the first step. From now on Python's garbage collector runs as the training configured it."""
+        gc.collect()  # garbage left from building belongs to no step
         if self.collector is not None:
             self.collector.start()
         if self.memory is not None:
@@ -92,7 +97,10 @@ class Recorder:
         self._begin_step()
 
     def after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """End a step; for `register_optimizer_step_post_hook`. The first optimizer to step is the clock."""
+        """End a step: a hook for `register_optimizer_step_post_hook`.
+
+        The first optimizer to step is the clock; other optimizers are ignored.
+        """
         if self._clock_optimizer is None:
             self._clock_optimizer = optimizer
         if optimizer is self._clock_optimizer:
@@ -138,7 +146,7 @@ class Recorder:
         self._begin_step()
 
     def _count_objects(self, growth: Growth) -> None:
-        """Count objects, and leave what that takes out of the peak of memory."""
+        """Count objects, and exclude the memory that this takes from the peak."""
         if self.memory is not None:
             self.memory.fold()
         growth.count()
@@ -167,13 +175,13 @@ class Recorder:
             self._peak = self.memory.read()
 
     def peak_memory(self) -> Memory | None:
-        """Return the peak so far, without that of a step that is counted after the measured ones."""
+        """Return the peak so far, without that of a step counted after the measured ones."""
         if self._peak is None and self.memory is not None:
             return self.memory.read()
         return self._peak
 
     def finish(self) -> None:
-        """Stop the clock after the last step: wait for the device, once. Only the first call counts."""
+        """Stop the clock after the last step, and wait for the device once. Later calls do nothing."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -190,26 +198,29 @@ class Recorder:
 
     @property
     def start_up_spans(self) -> dict[str, SpanTimes]:
-        """The seconds of the parts of start-up, by the name of the span; empty if unknown."""
+        """The seconds of each part of start-up, by the name of its span; empty if unknown."""
         seconds = {} if self.start_up is None else self.start_up.seconds
         return {name: SpanTimes(seconds=(each,)) for name, each in seconds.items()}
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass in the running step: for a framework that trains nothing."""
+        """Let time pass in the running step, for a framework that trains nothing."""
         self.timer.sleep(seconds)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that have ended so far."""
+        """The number of optimizer steps that have ended so far."""
         return len(self._ends)
 
     @property
     def step_s(self) -> list[float]:
-        """Seconds of each step. May only be read after `finish`."""
+        """The seconds of each step. Only valid after `finish`."""
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
 
     def lengthen(self, share: float) -> None:
-        """Lengthen the running step, but none of the first, by a share of the last ones' median: a fault."""
+        """Inject a fault: lengthen the running step by a share of the median of the last steps.
+
+        The first steps are not lengthened.
+        """
         past = self._steps_past()
         lengths = [
             self.timer.seconds(self._starts[step], self._ends[step]) - self._lengthened_s.get(step, 0)

@@ -1,11 +1,11 @@
-"""Times the parts of a process's start-up, from its own start to the end of its first step.
+"""Time the parts of a process's start-up, from its own start to the end of its first step.
 
-Each second belongs to one part: the innermost of those that run. What perfsuite itself does belongs to none.
-Where nothing is timed, the calls of Python functions are counted, too.
+Each second belongs to one part: the innermost one that is running. The time that perfsuite itself takes
+belongs to none. In launches where nothing is timed, calls of Python functions are counted as well.
 
 A script's process loads this module by its path before the script begins (`startup.sitecustomize`), so it
-imports nothing of perfsuite. Ranks of perfsuite's own loops are forked by a server that has imported torch
-for them (`node.preload`): the clock begins with that server, and each rank goes on with it.
+imports nothing from perfsuite. Ranks of perfsuite's own loops are forked from a server that has already
+imported torch (`node.preload`): the clock begins in that server, and continues in each rank.
 """
 
 import atexit
@@ -24,42 +24,43 @@ PROCESS_GROUP = "process group"
 BUILD = "build"
 DATA = "data"
 FIRST_STEP = "first step"
-BUILD_AND_FIRST_STEP = "build and first step"  # where nothing shows when the first step begins
-PERFSUITE = "perfsuite"  # what perfsuite itself does, with all that this calls and imports
-PERFSUITE_BUILDS = "perfsuite builds"  # the same, but the training needs what it imports
-UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are left out
+BUILD_AND_FIRST_STEP = "build and first step"  # used if nothing shows when the first step begins
+PERFSUITE = "perfsuite"  # perfsuite's own work, with everything that it calls and imports
+PERFSUITE_BUILDS = "perfsuite builds"  # the same, except that the training needs what is imported here
+UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are not reported
 PYTHON = "Python"  # stands for all modules of the standard library
 NOT_COUNTED = "calls of the start-up are not counted: "
 OTHER_PROFILER = "the training has a profile function of its own"
-COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"  # environment variable that asks to count calls, which takes time
+# Environment variable that turns on counting calls, which takes time.
+COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # how the paths of our files begin
-WRAPPERS = ("watched", "find_and_load")  # our functions that call what they wrap for the training
+OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our files
+WRAPPERS = ("watched", "find_and_load")  # our functions that call what they wrap on behalf of the training
 
-OLDEST_S = 600  # age of a process above which its start is not believed when its clock begins
-FUTURE_S = 0.02  # how far in the future its start may seem: the kernel tells it in hundredths of a second
+OLDEST_S = 600  # seconds; if a process is older when its clock begins, its start time is not trusted
+FUTURE_S = 0.02  # how far in the future its start may seem to be: the kernel rounds to hundredths of a second
 
 
 class StartUp(NamedTuple):
-    """What the start-up of a process took."""
+    """The result of timing a process's start-up."""
 
-    seconds: dict[str, float]  # of all parts together, and of each part, by the name of the span
-    modules: dict[str, int]  # modules that were imported, by package
-    # Calls by module and function, by the name of the span; None where they were not counted.
+    seconds: dict[str, float]  # total and seconds of each part, by the name of the span
+    modules: dict[str, int]  # number of imported modules, by package
+    # Calls by the name of the span, then by module and function; None if they were not counted.
     calls: dict[str, dict[tuple[str, str], int]] | None = None
-    note: str = ""  # why they are not known, where they were to be counted
+    note: str = ""  # why the calls are unknown although they were to be counted
 
 
 class StartUpClock:
-    """Adds up the seconds of the thread that makes it, by part, and the modules that it imports."""
+    """Adds up the seconds of the thread that creates it, by part, and records the modules that it imports."""
 
     def __init__(self, started_at: float, *, before: str, now: Callable[[], float]) -> None:
-        """Begin at `started_at`, in seconds by `now`. All until now is of the part `before`."""
+        """Begin at `started_at`, in seconds of `now`. The time up to now belongs to the part `before`."""
         self.is_over = False
         self._now = now
         self._seconds = dict[str, float]()
         self._modules = set[str]()
-        self._parts = [BUILD]  # those that run, the innermost last
+        self._parts = [BUILD]  # running parts, the innermost last
         self._thread = get_ident()
         self._since = started_at
         self._has_batch = self._has_loop = False
@@ -67,14 +68,14 @@ class StartUpClock:
         self._add(before)
 
     def count_calls(self, *, in_forks: bool) -> None:
-        """Count the calls of Python functions that this thread makes from now on.
+        """Start counting the calls of Python functions that this thread makes.
 
-        With `in_forks` those of the children count that this process forks, as of ranks by their server.
+        With `in_forks`, the calls of forked children count, such as those of ranks forked from their server.
         """
         self._calls = _Calls(self, in_forks=in_forks)
 
     def enter(self, part: str) -> bool:
-        """Begin a part within the one that runs. False in another thread, and after the first step."""
+        """Begin a part nested in the running one. Return False in another thread or after the first step."""
         if self.is_over or get_ident() != self._thread:
             return False
         outer = self._parts[-1]
@@ -84,22 +85,25 @@ class StartUpClock:
         return True
 
     def leave(self) -> None:
-        """End the innermost part; does nothing where `enter` returns False."""
+        """End the innermost part. Does nothing where `enter` returned False."""
         if not self.is_over and get_ident() == self._thread:
             self._add(self._parts.pop())
 
     def imported(self, name: str) -> None:
-        """Note that the import which runs has loaded a module."""
+        """Record that the running import has loaded a module."""
         if self._parts[-1] == IMPORTS:
             self._modules.add(name)
 
     def begin_loop(self) -> None:
-        """Begin the first step: a loop of perfsuite's own begins."""
+        """Begin the first step, because one of perfsuite's own loops begins."""
         self._has_loop = True
         self._begin_first_step()
 
     def first_batch(self) -> None:
-        """Begin the first step: a loader has given a batch. What a loop did before that built the job."""
+        """Begin the first step, because a loader has yielded its first batch.
+
+        Whatever a loop did before that batch counts as building the job.
+        """
         if self._has_batch or self.is_over or get_ident() != self._thread:
             return
         self._has_batch = True
@@ -109,7 +113,7 @@ class StartUpClock:
             self._calls.rename(FIRST_STEP, BUILD)
 
     def end(self) -> StartUp | None:
-        """End the first step. None if another thread has made it: its parts are not known."""
+        """End the first step. Return None if another thread made it, since its parts are unknown then."""
         if self.is_over:
             return None
         calls = None if self._calls is None else self._calls.end()
@@ -151,32 +155,32 @@ def _span(part: str) -> str:
 
 
 class _Calls:
-    """Counts the calls of Python functions of the thread that makes it, by `sys.setprofile`.
+    """Counts the calls of Python functions in the thread that creates it, with `sys.setprofile`.
 
-    As `counting.python_calls` in steps, it leaves out perfsuite's functions and what they call at once, and
-    the machinery of imports, which does more where a file is not compiled yet.
+    Like `counting.python_calls` in steps, it leaves out perfsuite's functions and their direct calls. It also
+    leaves out the import machinery, which does more work while a file is not compiled yet.
     """
 
     def __init__(self, clock: StartUpClock, *, in_forks: bool) -> None:
-        """With `in_forks` this process is a server whose children go on counting. Else no child counts."""
+        """Count in children only with `in_forks`: this process is a server whose children go on counting."""
         self._clock = clock
         self._by_part = dict[str, dict[tuple[str, str], int]]()
         self._is_over = False
-        self._error = ""  # that ended the counting
+        self._error = ""  # the error that ended the counting
         self._server = os.getpid() if in_forks else None
         self._hook = _counting(clock, self._by_part, self._give_up)
         os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self.end)  # if no step is made: names are gone when Python ends
+        atexit.register(self.end)  # in case no step is made: names are gone when Python ends
         sys.setprofile(self._hook)
 
     def rename(self, part: str, other: str) -> None:
-        """Let what was counted in a part count as of another one."""
+        """Attribute the calls counted in one part to another one."""
         to = self._by_part.setdefault(other, {})
         for function, number in self._by_part.pop(part, {}).items():
             to[function] = to.get(function, 0) + number
 
     def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
-        """Return the calls by part; None if some may be missing (`why_unknown`)."""
+        """Return the calls by part, or None if some may be missing (see `why_unknown`)."""
         self._is_over = True
         if sys.getprofile() is not self._hook:
             return None
@@ -185,29 +189,30 @@ class _Calls:
 
     @property
     def why_unknown(self) -> str:
-        """Return why `end` returns None."""
+        """The reason why `end` returned None."""
         return self._error or OTHER_PROFILER
 
     def _give_up(self, error: Exception) -> None:
-        """Count no more calls. The search for named functions, which calls the hook, goes on."""
+        """Stop counting calls. The search for named functions, which calls the hook, goes on."""
         self._error = f"{type(error).__name__}: {error}"
         self._by_part.clear()
         if sys.getprofile() is self._hook:
             sys.setprofile(None)
 
     def _forked(self) -> None:
-        profiler = sys.getprofile()  # or the search for named functions, which calls ours
+        profiler = sys.getprofile()  # it may be the search for named functions, which calls our hook
         is_ours = getattr(profiler, "__module__", "").startswith("perfsuite.")
         if is_ours and not self._is_over and os.getppid() != self._server:
             sys.setprofile(None)
 
 
 class _Code(NamedTuple):
-    """What is known of the code of a function."""
+    """What is known about the code of a function."""
 
-    code: CodeType  # kept, as its identity stands for it: its hash would be computed anew each time
-    function: tuple[str, str] | None  # its module and name; None if it does not count
-    calls_for_us: bool  # a function of ours; a wrapper calls what it wraps for the training
+    code: CodeType  # keeps the code alive, as its id is the key; hashing code objects each time would be slow
+    function: tuple[str, str] | None  # its module and name; None if it is not counted
+    # A function of ours, except for wrappers, which call what they wrap on behalf of the training.
+    calls_for_us: bool
 
 
 def _counting(
@@ -215,7 +220,7 @@ def _counting(
     by_part: dict[str, dict[tuple[str, str], int]],
     give_up: Callable[[Exception], None],
 ) -> Callable[[FrameType, str, Any], None]:
-    """Return a function for `sys.setprofile` that counts in `by_part`. It is called some million times."""
+    """Return a hook for `sys.setprofile` that counts in `by_part`. It is called about a million times."""
     codes = dict[int, _Code]()
     has_failed = False
 
@@ -224,7 +229,7 @@ def _counting(
         module = str(frame.f_globals.get("__name__", ""))
         is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
         is_ours = code.co_filename.startswith(OURS)
-        # The function that watches imports says that it is in another file.
+        # The code of `find_and_load` claims to be from another file.
         counts = not (is_import or is_ours or module == __name__)
         function = (module, code.co_qualname) if counts else None
         codes[id(code)] = found = _Code(code, function, is_ours and code.co_name not in WRAPPERS)
@@ -235,7 +240,7 @@ def _counting(
         if event == "call" and not has_failed:
             try:
                 add(frame)
-            except Exception as error:  # it would end the training: the calls are not known then
+            except Exception as error:  # it would end the training; the calls are unknown then
                 has_failed = True
                 give_up(error)
 
@@ -246,7 +251,7 @@ def _counting(
         caller = frame.f_back
         if caller is not None and (codes.get(id(caller.f_code)) or known(caller)).calls_for_us:
             return
-        if clock.is_over:  # another thread has ended it
+        if clock.is_over:  # another thread has ended the counting
             sys.setprofile(None)
             return
         part = clock._parts[-1]
@@ -257,11 +262,11 @@ def _counting(
     return count
 
 
-_clock: StartUpClock | None = None  # of this process, or of the one that it was forked from
+_clock: StartUpClock | None = None  # the clock of this process, or of the one that it was forked from
 
 
 class Part:
-    """A part of the start-up, in a `with`. Without a clock, and after the first step, it does nothing."""
+    """A part of the start-up, as a context manager. Does nothing without a clock or after the first step."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -280,7 +285,10 @@ class Part:
 
 
 def begin(before: str) -> None:
-    """Begin the clock of this process, unless its start is unknown. All until now is of the part `before`."""
+    """Start the clock of this process, unless its start time is unknown.
+
+    The time up to now belongs to the part `before`.
+    """
     global _clock
     now = _boot_clock()
     started_at = process_start()
@@ -292,41 +300,41 @@ def begin(before: str) -> None:
 
 
 def pause() -> None:
-    """Leave out what comes, until `go_on`: perfsuite does it."""
+    """Exclude the time until `go_on`, which perfsuite itself takes."""
     if _clock is not None:
         _clock.enter(PERFSUITE)
 
 
 def go_on() -> None:
-    """End what `pause` began, maybe in the process that this one was forked from."""
+    """End what `pause` began, possibly in the process that this one was forked from."""
     if _clock is not None:
         _clock.leave()
 
 
 def begin_loop() -> None:
-    """Begin the first step: a loop of perfsuite's own begins."""
+    """Begin the first step, because one of perfsuite's own loops begins."""
     if _clock is not None:
         _clock.begin_loop()
 
 
 def first_batch() -> None:
-    """Begin the first step, if a loader has given its first batch."""
+    """Begin the first step, if this is the first batch of a loader."""
     if _clock is not None:
         _clock.first_batch()
 
 
 def is_running() -> bool:
-    """Whether the first step has not ended yet, of a process whose clock has begun."""
+    """Return whether this process's clock has started and the first step has not ended yet."""
     return _clock is not None and not _clock.is_over
 
 
 def end() -> StartUp | None:
-    """End the first step. Returns what the start-up took; None if that is unknown."""
+    """End the first step. Return what the start-up took, or None if that is unknown."""
     return None if _clock is None else _clock.end()
 
 
 def watch(owner: Any, name: str, part: str) -> None:
-    """Time the calls of a function as a part, in all modules that have imported it by its name."""
+    """Time the calls of a function as a part, in every module that has imported it by name."""
     function = getattr(owner, name)
     if not is_running() or hasattr(function, "is_timed"):
         return
@@ -342,9 +350,7 @@ def watch(owner: Any, name: str, part: str) -> None:
     watched.is_timed = True  # type: ignore[attr-defined]
     for module in (owner, *list(sys.modules.values())):
         try:
-            names = object.__getattribute__(
-                module, "__dict__"
-            )  # a lazy module would be loaded by its own way
+            names = object.__getattribute__(module, "__dict__")  # `getattr` would load a lazy module
         except AttributeError:
             continue
         if names.get(name) is function:
@@ -352,9 +358,9 @@ def watch(owner: Any, name: str, part: str) -> None:
 
 
 def process_start() -> float | None:
-    """Return when this process started, in seconds since the machine did; None if unknown.
+    """Return when this process started, in seconds since the machine booted; None if unknown.
 
-    The kernel tells it in clock ticks (proc_pid_stat(5), starttime), which are hundredths of a second.
+    The kernel reports it in clock ticks (proc_pid_stat(5), starttime), which are hundredths of a second.
     """
     try:
         with open("/proc/self/stat") as file:
@@ -365,14 +371,14 @@ def process_start() -> float | None:
 
 
 def _boot_clock() -> float:
-    return clock_gettime(CLOCK_BOOTTIME)  # of the same start as the ticks, and nobody sets it
+    return clock_gettime(CLOCK_BOOTTIME)  # has the same origin as the ticks, and is never adjusted
 
 
 def _watch_imports(clock: StartUpClock) -> None:
     """Time imports until the first step has ended.
 
     Python calls `importlib._bootstrap._find_and_load` for each module that is not loaded yet. The name is
-    private (seen in Python 3.11): without it imports belong to the parts that make them.
+    private (seen in Python 3.11). Without it, imports belong to the parts in which they happen.
     """
     bootstrap = getattr(importlib, "_bootstrap", None)
     load = getattr(bootstrap, "_find_and_load", None)
@@ -391,7 +397,7 @@ def _watch_imports(clock: StartUpClock) -> None:
         finally:
             clock.leave()
 
-    # Python leaves frames of this file out of the tracebacks of imports that fail.
+    # Pretend to be part of importlib: Python removes frames of this file from tracebacks of failed imports.
     code = find_and_load.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     find_and_load.__code__ = code
     watched = find_and_load

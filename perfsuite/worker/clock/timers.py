@@ -1,4 +1,4 @@
-"""The clocks that time steps: the host's, the events of a GPU, and a simulated one. Imports no torch."""
+"""The clocks that time steps: the host's, a GPU's events, and a simulated one. Imports no torch."""
 
 from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
@@ -7,10 +7,11 @@ from typing import Any
 
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
-CALIBRATION_CYCLES = 10**7  # GPU cycles, some milliseconds, that `CudaTimer.sleep` times once
+CALIBRATION_CYCLES = 10**7  # GPU cycles, a few milliseconds, that `CudaTimer.sleep` times once
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
-BuiltinImporter.exec_module(_time)  # anew: freezegun and scalers of time patch the one that scripts import
+# A fresh copy: freezegun and libraries that scale time patch the module that scripts import.
+BuiltinImporter.exec_module(_time)
 
 
 class HostTimer:
@@ -23,22 +24,22 @@ class HostTimer:
         return float(_time.perf_counter())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks that are in the past, as all are after `settle`."""
+        """Return the seconds between two marks that are in the past, as all marks are after `settle`."""
         return float(end - start)
 
     def settle(self) -> None:
         """Wait until every mark made so far is in the past."""
 
     def is_past(self, mark: Any) -> bool:
-        """Whether a mark is in the past. Does not wait."""
+        """Return whether a mark is in the past, without waiting."""
         return True
 
     def host(self) -> float:
-        """Return the host's time in seconds: by a clock that nobody sets and that is not that of `stamp`."""
+        """Return the host's time in seconds, from a clock that is never adjusted. `stamp` uses another."""
         return float(_time.clock_gettime(_time.CLOCK_MONOTONIC_RAW))
 
     def uptime(self) -> float | None:
-        """Return the seconds since the start of the machine, from proc_uptime(5); None if unknown."""
+        """Return the seconds since the machine booted, from proc_uptime(5); None if unknown."""
         try:
             with open("/proc/uptime") as file:
                 return float(file.read().split()[0])
@@ -46,18 +47,21 @@ class HostTimer:
             return None
 
     def cpu(self) -> float | None:
-        """Return the CPU seconds of this process, all its threads together; None on a simulated clock."""
+        """Return the CPU seconds of all threads of this process; None on a simulated clock."""
         return float(_time.process_time())
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass. It spins: `time.sleep` would make a millisecond longer."""
+        """Let time pass by spinning: `time.sleep` would turn one millisecond into more."""
         until = self.host() + seconds
         while self.host() < until:
             pass
 
 
 class CudaTimer(HostTimer):
-    """Events on a device's current stream: its own clock. It need not be the process's current device."""
+    """Events on a device's current stream, timed by that device's own clock.
+
+    The device need not be the process's current one.
+    """
 
     name = "cuda events"
 
@@ -74,7 +78,7 @@ class CudaTimer(HostTimer):
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two events by the device's own clock."""
+        """Return the seconds between two events, measured with the device's own clock."""
         return float(start.elapsed_time(end)) / 1e3
 
     def settle(self) -> None:
@@ -84,12 +88,14 @@ class CudaTimer(HostTimer):
         torch.cuda.synchronize(self.device)
 
     def is_past(self, mark: Any) -> bool:
-        """Whether the device has reached the event."""
+        """Return whether the device has reached the event."""
         return bool(mark.query())
 
     def sleep(self, seconds: float) -> None:
-        """Keep the device busy, after the work that is queued, and the host for as long: either may set the
-        pace of a step. Only the first call waits for the device, to learn how long a cycle takes.
+        """Keep the device busy after its queued work, and the host for as long.
+
+        Either of them may set the pace of a step. Only the first call waits for the device, to learn how long
+        a cycle takes.
         """
         import torch
 
@@ -106,7 +112,7 @@ class CudaTimer(HostTimer):
 
 
 class SimulatedTimer(HostTimer):
-    """A clock that stands still until `sleep` moves it: for a framework that trains nothing."""
+    """A clock that advances only when `sleep` is called, for a framework that trains nothing."""
 
     name = SIMULATED_CLOCK
 
@@ -120,26 +126,26 @@ class SimulatedTimer(HostTimer):
     host = stamp
 
     def uptime(self) -> float | None:
-        """None: the machine's time goes on."""
+        """Return None: the machine's time is not simulated."""
 
     def cpu(self) -> float | None:
-        """None: nothing is computed."""
+        """Return None: nothing is computed."""
 
     def sleep(self, seconds: float) -> None:
-        """Move the clock on by `seconds`."""
+        """Advance the clock by `seconds`."""
         self.now += seconds
 
 
 def clock_for(device: Any) -> tuple[HostTimer, Callable[[], object] | None]:
-    """Return the timer for a `torch.device`, and the probe to be timed after its steps (on a CPU only)."""
+    """Return the timer for a `torch.device`, and the probe to time after each step (only on a CPU)."""
     return (CudaTimer(device), None) if device.type == "cuda" else (HostTimer(), cpu_probe())
 
 
 def cpu_probe() -> Callable[[], object]:
-    """Return a probe: two fp32 matmuls of 384 x 384, some milliseconds that only the machine's speed sets."""
+    """Return a probe: two fp32 matmuls of 384 x 384, a few milliseconds that depend only on the machine."""
     import torch
 
-    plain: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever a script has made the default
+    plain: Any = {"dtype": torch.float32, "device": "cpu"}  # regardless of the defaults that a script has set
     generator = torch.Generator().manual_seed(0)
     a = torch.rand(384, 384, generator=generator, **plain)
     b = torch.rand(384, 384, generator=generator, **plain)

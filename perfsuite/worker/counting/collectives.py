@@ -1,6 +1,7 @@
-"""Reads collectives off torch's dispatcher: kind, group, dtype, bytes.
+"""Read collectives off torch's dispatcher: kind, group, dtype, bytes.
 
-Every collective passes it, also those that C++ calls: as an operator of `c10d`, or of `_c10d_functional`.
+Every collective passes through it, including those called from C++: as an operator of `c10d` or of
+`_c10d_functional`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from torch.utils._pytree import tree_leaves
 from perfsuite.results.counts import Collective, Phase
 
 Where = int | slice | Literal["out"] | None
-"""Which argument is the whole message, or which are: what is gathered, what is to be scattered, what travels.
-`out`: the result is. None: there is no message."""
+"""Where the whole message is: the index of an argument, or a slice of several. It is what is gathered, to be
+scattered, or sent. `out` means the result, and None that there is no message."""
 
-OPERATORS: Mapping[str, tuple[str, Where]] = {  # by operator, without overload: kind, where the message is
+# Operator without its overload -> kind, and where the message is.
+OPERATORS: Mapping[str, tuple[str, Where]] = {
     "c10d.allreduce_": ("all_reduce", 0),
     "c10d.allreduce_coalesced_": ("all_reduce", 0),
     "c10d.allgather_": ("all_gather", 0),
@@ -55,19 +57,19 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {  # by operator, without overload:
     "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
     "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
-    # Of keys and values, for context parallelism: nothing that they call is seen.
+    # Context parallelism exchanges keys and values with these. The collectives inside them are not seen.
     "cplib.flex_cp_allgather": ("all_gather", "out"),
     "cplib.flex_cp_allgather_backward": ("reduce_scatter", slice(2)),
 }
 
 ONE_FOR_EACH = frozenset(name for name in OPERATORS if name.startswith("cplib."))
-"""Operators that call a collective for each of their tensors, all others one for all."""
+"""Operators that call one collective per tensor. All others call one for all of their tensors."""
 
 
 def call_of(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor], phase: Phase
 ) -> Collective:
-    """What one call of one of `OPERATORS` sends. `results`: the tensors that it returned."""
+    """Return what one call of one of `OPERATORS` sends. `results` are the tensors that it returned."""
     kind, where = OPERATORS[operator]
     message = results if where == "out" else () if where is None else args[where]
     sent = [leaf for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
@@ -79,12 +81,13 @@ def call_of(
         dtype=str(sent[0].dtype).removeprefix("torch.") if sent else "",
         phase=phase,
         count=len(sent) if operator in ONE_FOR_EACH else 1,
-        bytes=sum(tensor.numel() * tensor.element_size() for tensor in sent),  # a sparse one has no `nbytes`
+        # Sparse tensors have no `nbytes`.
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in sent),
     )
 
 
 def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The process group of a call: an object for c10d, the last name for the functional operators."""
+    """Return the process group of a call: an object for c10d, the last string for functional operators."""
     given = (*args, *kwargs.values())
     for value in given:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):

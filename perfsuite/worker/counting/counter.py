@@ -1,11 +1,13 @@
-"""Counts what an optimizer step does, by seeing every operator that it calls. Imports torch.
+"""Count what an optimizer step does by intercepting every operator that it calls. Imports torch.
 
-A `TorchDispatchMode` is called for each operator, with every framework, also in backward, also for what C++
-calls. It is entered between two steps and left between two others (`perfsuite.worker.counting.steps`).
+A `TorchDispatchMode` is called for each operator, with every framework, also in backward and for operators
+called from C++. It is entered between two steps and left between two later ones
+(`perfsuite.worker.counting.steps`).
 
-torch's own cannot stand in for it. `CommDebugMode` gives calls without bytes, groups or dtypes, and lacks
+Torch's own modes cannot replace it. `CommDebugMode` gives calls without bytes, groups or dtypes, and lacks
 send, recv and barrier. `FSDPMemTracker` follows modules from the start, cannot be entered between two steps,
-and knows FSDP2 alone. `FlopCounterMode` lacks attention on a CPU, and phases. One mode is also cheaper.
+and supports only FSDP2. `FlopCounterMode` lacks attention on a CPU, and phases. One mode is also cheaper than
+several.
 """
 
 import contextlib
@@ -45,9 +47,9 @@ aten = torch.ops.aten
 
 
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of scores and of their product with the values, as if nothing were masked.
+    """Return the FLOPs of the attention scores and of their product with the values, ignoring masks.
 
-    Shapes are (batch, heads, positions, size of a head); keys and values may have fewer heads than queries.
+    Shapes are (batch, heads, positions, head size). Keys and values may have fewer heads than queries.
     """
     return 2 * query.shape[:3].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
 
@@ -55,15 +57,15 @@ def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: A
 def _attention_backward_flops(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
 ) -> int:
-    """Return the FLOPs of the scores anew and of the gradients of scores, values, queries and keys."""
+    """Return the FLOPs of recomputed scores and of the gradients of scores, values, queries and keys."""
     return 2 * query.shape[:3].numel() * key.shape[2] * (3 * query.shape[3] + 2 * value.shape[3])
 
 
 def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of products of matrices: of two, of pairs, or of groups of rows with a matrix each.
+    """Return the FLOPs of a product of two matrices, of a batch of pairs, or of groups.
 
-    Groups split the rows (2 T d f for T rows in all), the columns, or what is summed over: never more than
-    one of them, and their sizes need not be known.
+    Groups split the rows (2 T d f for T rows in all), the columns, or the summed dimension, but never more
+    than one of them. So the sizes of the groups need not be known.
     """
     batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return int(2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1])
@@ -76,30 +78,31 @@ FROM_TORCH = (
     aten._efficient_attention_forward, aten._efficient_attention_backward,
     aten._flash_attention_forward, aten._flash_attention_backward,
 )  # fmt: skip
-"""Operators of which torch's formula counts. They are named so that another version of torch, which knows a
-formula more, does not count FLOPs that were there before: one more here is another `METHOD`."""
+"""Operators for which torch's formula is used. They are listed so that a newer torch with more formulas does
+not count FLOPs that an older one left out. Adding one here requires another `METHOD`."""
 FLOPS: dict[Any, Callable[..., int]] = {
     operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
 }
-"""Operator, without its overload -> its FLOPs: `FROM_TORCH`, and formulas of our own for fused attention,
-where torch's refuse grouped-query attention (2.11) and do not know that of CPUs, and for grouped and newer
-scaled products, which torch's lack."""
+"""Operator, without its overload -> its FLOPs: the formulas of `FROM_TORCH`, and our own where torch's do not
+suffice. For fused attention, torch's reject grouped-query attention (2.11) and lack the CPU operator; for
+grouped and newer scaled products, torch has none."""
 for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
     if hasattr(aten, _name):
         FLOPS[getattr(aten, _name)] = _product_flops
 for _name in ("cudnn_attention", "efficient_attention", "flash_attention", "flash_attention_for_cpu"):
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}")] = _attention_flops
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}_backward")] = _attention_backward_flops
-PRODUCTS = re.compile(  # operators that multiply matrices, by their names: those without a formula are told
+PRODUCTS = re.compile(  # names of operators that multiply matrices; those without a formula are reported
     r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
 )
 HOST_READS = frozenset({
     "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.bincount",
     "aten.unique_dim", "aten._unique2", "aten.unique_consecutive",
 })  # fmt: skip
-"""Operators that make the host wait for a value, or for the shape of a result, of a tensor on the device."""
+"""Operators that make the host wait for a value of a device tensor, or for the shape of a result."""
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
-"""The same, if an index is a mask; but for one value that is written everywhere, which fills it in place."""
+"""Operators that make it wait if an index is a mask, unless a single value is written everywhere, which fills
+it in place."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
 NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
@@ -107,41 +110,46 @@ NO_KERNEL = frozenset({
     "aten.is_same_size", "aten.lift_fresh", "aten.new_empty", "aten.new_empty_strided", "aten.record_stream",
     "aten.set_", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
 })  # fmt: skip
-"""Operators that are not marked as views and still give the device nothing to do."""
-ALLOCATIONS = ("aten.empty", "aten.new_empty")  # how the names of those begin that leave memory as it was
+"""Operators that are not marked as views but still give the device nothing to do."""
+ALLOCATIONS = ("aten.empty", "aten.new_empty")  # name prefixes of operators that leave memory as it was
 
 OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
-"""Python that a dry run alone calls: of fake tensors, of what stands in for a GPU, and where tensors die."""
+"""Files of Python code that only a dry run calls: fake tensors, the stand-in for a GPU, and weak references,
+where tensors die."""
 
 
 class StepCounter(TorchDispatchMode):
     """Counts from one `end_step` to the next, while entered.
 
-    `parameters`: those of the model, also the frozen ones; those of the `optimizers` are known.
+    `parameters` are those of the model, including frozen ones. The parameters of the `optimizers` need not be
+    among them.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run compiled; else dynamo would run it eagerly while the mode is there."""
+        """Let compiled code run compiled. Otherwise dynamo would run it eagerly while the mode is active."""
         return True
 
     def __init__(self, optimizers: Sequence[Any], parameters: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = LiveMemory(self._phase)
-        self.error: Exception | None = None  # what went wrong in counting: the training must not fail for it
-        self.is_entered = False  # afterwards it counts nothing, even if autograd has put it back
-        self.collectives: set[str] = set()  # operators of collectives since the mode was entered
+        # The first error of counting, for which the training must not fail.
+        self.error: Exception | None = None
+        self.is_entered = False  # whether it counts; autograd may put the mode back after it was left
+        self.collectives: set[str] = set()  # operators of collectives called since the mode was entered
         self._has_gpu = torch.cuda.is_available()
-        self._step_counters: set[int] = set()  # identities of those that torch's optimizers keep on the host
-        self._unfilled: set[int | None] = set()  # storages that were allocated since, and not written
-        self._computed: set[int | None] = set()  # storages that were filled out of others since
+        # Ids of the step counters that torch's optimizers keep on the host.
+        self._step_counters: set[int] = set()
+        self._unfilled: set[int | None] = set()  # storages allocated since then and not written yet
+        self._computed: set[int | None] = set()  # storages computed from others since then
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
         self.memory.counts_host = all(each.device.type == "cpu" for each in self._all_parameters())
         self._in_optimizer = False
-        self._runs_closure = False  # in its step, with forward and backward: as by Lightning's `fit`
+        # Whether its step runs forward and backward in a closure, as in Lightning's `fit`.
+        self._runs_closure = False
         self._fake_mode = active_fake_mode()
         self.python = PythonCounter(self._phase, OF_A_DRY_RUN if self._fake_mode is not None else ())
         _keep_from_dynamo()
@@ -166,21 +174,22 @@ class StepCounter(TorchDispatchMode):
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
-        """The methods that matter and that no dispatch mode sees, and inside of what each is called."""
+        """Yield the methods that matter but that no dispatch mode sees, each with a context for its calls."""
 
         def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
-            self._guarded(self._note_resize, storage, size)  # FSDP frees and takes memory so
+            self._guarded(self._note_resize, storage, size)  # FSDP frees and allocates memory this way
             return contextlib.nullcontext()
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-            is_ours = any(mode is self for mode in _get_current_dispatch_mode_stack())  # no thread of others
+            # False in other threads.
+            is_ours = any(mode is self for mode in _get_current_dispatch_mode_stack())
             if is_ours and self._is_waited_for(tensor):
                 self._totals["host_reads"][self._phase()] += 1
             return contextlib.nullcontext()
 
         yield torch.UntypedStorage, "resize_", resize
         yield torch.Tensor, "tolist", read
-        if "tolist" in vars(FakeTensor):  # a dry run answers it
+        if "tolist" in vars(FakeTensor):  # in a dry run
             yield FakeTensor, "tolist", read
         yield dist.Work, "wait", lambda *_, **__: self.memory.waiting()
 
@@ -192,7 +201,10 @@ class StepCounter(TorchDispatchMode):
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def before_optimizer(self, *, runs_closure: bool = False) -> None:
-        """The optimizer is about to step: the gradients are known now, unless it runs a closure first."""
+        """Note that the optimizer is about to step.
+
+        The gradients are known now, unless it runs a closure first.
+        """
         self._guarded(self._note_gradients)
         self._in_optimizer = True
         self._runs_closure = runs_closure
@@ -238,13 +250,18 @@ class StepCounter(TorchDispatchMode):
         return out
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the tensors that an operator is given; None: it does not count."""
+        """Return the tensors passed to an operator, or None if the call does not count.
+
+        Return NotImplemented for tensors that wrap others, which call the operator again on what they wrap.
+        """
         wrappers = filter(is_traceable_wrapper_subclass_type, types)
-        if not all(issubclass(kind, FakeTensor) for kind in wrappers):  # a DTensor becomes that on its shards
+        # A DTensor calls again with its shards.
+        if not all(issubclass(kind, FakeTensor) for kind in wrappers):
             return NotImplemented
         if not self._is_real():
             return None
-        if isinstance(func, torch._ops.HigherOrderOperator):  # what it computes passes by: as flex_attention
+        # Operators inside it are not seen, as in flex_attention.
+        if isinstance(func, torch._ops.HigherOrderOperator):
             if PRODUCTS.search(func.name()) is not None:
                 self._totals["without_flops"][func.name()] += 1
             return None
@@ -254,7 +271,7 @@ class StepCounter(TorchDispatchMode):
         return None if any(map(_is_meta, given)) else given
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that counts; keep its error, after which nothing more is counted."""
+        """Call a function that counts. Its error is kept, and nothing is counted afterwards."""
         if self.error is None:
             try:
                 return function(*args)
@@ -263,20 +280,22 @@ class StepCounter(TorchDispatchMode):
         return None
 
     def _is_real(self) -> bool:
-        """Whether this is the step's own work, and not what DTensor tries on fake tensors to learn shapes."""
+        """Return whether this is the step's own work. DTensor also runs operators on fake tensors."""
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
         backward = in_backward()
-        # 1. The optimizer's step, from its pre-hook to the end of the step of training. A closure that it was
-        # given runs a forward (with gradients on) and a backward inside of it: those are no optimizer's work.
+        # 1. The optimizer's step, from its pre-hook to the end of the training step. A closure that it was
+        # given runs forward (with gradients enabled) and backward inside it; these are not the optimizer's
+        # work.
         in_closure = self._runs_closure and (torch.is_grad_enabled() or backward)
         if self._in_optimizer and not in_closure:
             return "optimizer"
-        # 2. Outside of a backward all is forward: also the batch, logging, and what comes after the step.
+        # 2. Outside of backward everything is forward, including the batch, logging, and what follows the
+        # step.
         if not backward:
             return "forward"
-        # 3. Autograd switches gradients off in backward; checkpointing switches them on again to recompute.
+        # 3. Autograd disables gradients in backward; checkpointing enables them again to recompute.
         return "recompute" if torch.is_grad_enabled() else "backward"
 
     def _count(
@@ -307,7 +326,8 @@ class StepCounter(TorchDispatchMode):
                     self._totals["blocking_copies"][f"{source} to {target}"] += 1
         formula = FLOPS.get(func._overloadpacket)
         if formula is not None:
-            operands = [each for each in args if not isinstance(each, torch.dtype)]  # without the result's
+            # Without the dtype of the result.
+            operands = [each for each in args if not isinstance(each, torch.dtype)]
             self._totals["flops"][phase] += int(formula(*operands, **kwargs, out_val=out))
         elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:
             self._totals["without_flops"][operator] += 1
@@ -317,17 +337,18 @@ class StepCounter(TorchDispatchMode):
             self._note_origin(made or _written(func, args), given)
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
-        """Note results that hold something of other tensors, as neither zeros do nor what is only scaled."""
-        filled = self._storages(results)  # what no operator has filled comes from elsewhere
+        """Note results that hold data of other tensors, unlike zeros or tensors that are only scaled."""
+        filled = self._storages(results)  # a storage that no operator has filled gets its data from elsewhere
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
             self._computed |= filled
         self._unfilled -= filled or self._storages(given)  # a collective that receives returns no tensor
 
     def _is_waited_for(self, tensor: Tensor) -> bool:
-        """Whether the host waits when it reads this tensor.
+        """Return whether the host waits when it reads this tensor.
 
-        Its own tensors are there at once. Without a GPU all are its own: those count that would be on one, so
-        that a launch on CPUs shows what waits on a GPU. Whatever the script keeps on the host counts there.
+        The host's own tensors are available at once. Without a GPU all tensors are on the host: then those
+        count that would be on a GPU, so that a launch on CPUs shows where a GPU would be waited for. Tensors
+        that the script itself keeps on the host count there too.
         """
         if tensor.device.type != "cpu":
             return True
@@ -337,7 +358,7 @@ class StepCounter(TorchDispatchMode):
         return {self.memory.number(tensor) for tensor in tensors}
 
     def computed(self, tensor: Tensor) -> bool:
-        """Whether an operator of this step, but for the optimizer's own, has computed this tensor."""
+        """Return whether an operator of this step, outside of the optimizer, has computed this tensor."""
         return self.memory.number(local(tensor)) in self._computed
 
     def _note_resize(self, storage: Any, size: int) -> None:
@@ -370,7 +391,7 @@ _dispatch = StepCounter.__torch_dispatch__
 
 
 def _unseen_dispatch(self: StepCounter, *args: Any) -> Any:
-    """Dispatch, without that our Python, or what torch puts around a mode's method, is one of the step's."""
+    """Dispatch without counting our own Python, or torch's wrapper around a mode's method, as the step's."""
     return self.python.unseen(_dispatch, self, *args)
 
 
@@ -379,8 +400,8 @@ StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign,
 
 @functools.cache
 def _keep_from_dynamo() -> None:
-    """Let dynamo not compile what runs at each call of Python, also at those around a compiled function."""
-    from torch._dynamo.eval_frame import skip_code  # no name of the module: importing it takes a second
+    """Keep dynamo from compiling what runs on every call of Python, also around compiled functions."""
+    from torch._dynamo.eval_frame import skip_code  # not at the top, as importing it takes a second
 
     for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
         skip_code(function.__code__)
@@ -396,12 +417,15 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _is_meta(tensor: Tensor) -> bool:
-    """`Tensor.is_meta`, which dispatches an operator for a fake tensor."""
+    """Return `Tensor.is_meta`, without the operator that it dispatches for a fake tensor."""
     return tensor.device.type == "meta" if isinstance(tensor, FakeTensor) else tensor.is_meta
 
 
 def _is_of_torch(optimizer: Any) -> bool:
-    """Whether it is of a class of torch's, or made of one: these count steps on the host, unless fused."""
+    """Return whether the optimizer's class is one of torch's or derives from one.
+
+    These count steps on the host, unless they are fused.
+    """
     kinds = (kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer)
     return any(kind.__module__.startswith("torch.optim.") for kind in kinds)
 

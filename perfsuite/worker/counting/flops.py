@@ -5,18 +5,19 @@
     6 N + 12 L H Q S
 
 N: parameters that take part in a matmul: every linear layer and the language-model head, tied to the
-embedding or not. The embedding look-up, norms, biases and positions are not in N. L layers, H heads of size
-Q (the mean of keys' and values' where they differ, as in DeepSeek's latent attention), S tokens in a
-sequence. A multiplication and its addition are two FLOPs; backward costs twice the forward; activation
-recomputation is not counted (model FLOPs, not hardware FLOPs); attention is counted in full, not halved for
-causality. Others count embeddings, or half the attention, and get another MFU for the same speed.
+embedding or not. The embedding look-up, norms, biases and positions are not in N. L layers, H heads of size Q
+(the mean of keys' and values' where they differ, as in DeepSeek's latent attention), S tokens in a sequence.
+A multiplication and its addition are two FLOPs; backward costs twice the forward; activation recomputation is
+not counted (model FLOPs, not hardware FLOPs); attention is counted in full, not halved for causality. Others
+count embeddings, or half the attention, and get another MFU for the same speed.
 
-Of experts N has those that a token passes, and the router: the activated parameters of DeepSeek-V3 (2024).
+For a mixture of experts, N includes the router and the experts that a token passes through: the activated
+parameters of DeepSeek-V3 (2024).
 
 A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N: their products would
-add 0.3 % to `mamba-1.6b`, 6 % to `mamba-tiny`.
+add 0.3% to `mamba-1.6b` and 6% to `mamba-tiny`.
 
-Frozen weights have no gradient of their own: 4 for each of their parameters instead of 6. Adapters are
+Frozen weights have no gradient of their own: they count 4 FLOPs per parameter instead of 6. Adapters are
 trained weights. Layers before the first adapter need no activation gradient; we count it all the same, which
 overcounts by at most one block. Quantised weights count as the weights that they encode.
 """
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
 
 FORMULA = "palm-1"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What configurations of transformers call the number of experts."""
-CHOSEN = ("num_experts_per_tok", "moe_k")  # and how many of them a token passes
+"""The names that configurations of transformers use for the number of experts."""
+CHOSEN = ("num_experts_per_tok", "moe_k")  # and for how many of them a token passes through
 
 
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
-    """Return `count` of a case's model, or None: no configuration, no tokens, or for a reason in `notes`."""
+    """Return `count` of a case's model, or None if its configuration or sequence length is unknown.
+
+    It is also None where `notes` gives a reason.
+    """
     if not case.model.config or case.sequence_length is None or notes(case):
         return None
     return count(case.model, case.sequence_length, case.lora, frozen_share=frozen_share)
@@ -49,9 +53,10 @@ def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
 def notes(case: Case) -> tuple[str, ...]:
     """Return why FLOPs are unknown although the model is known.
 
-    A script may train without transformers. A configuration may not say how many experts a token passes. Not
-    all parts of a model may see every token. A layer may have no attention, or attend to a window. The
-    formula counts none of these. An adapter may be in a layer that the configuration does not build.
+    A script may train without transformers. A configuration may not say how many experts a token passes
+    through. Some parts of the model may not see every token. A layer may have no attention, or attend to a
+    window. The formula covers none of these. An adapter may be in a layer that the configuration does not
+    build.
     """
     why = _unknown(case) if case.model.config else None
     return () if why is None else (f"MFU is unknown: {why}",)
@@ -67,7 +72,7 @@ def _unknown(case: Case) -> str | None:
         return f"to count the FLOPs of {model.name} {missing}"
     try:
         config = transformers_config(model)
-    except MismatchError as error:  # a script has built another model: no other figure needs this one
+    except MismatchError as error:  # the script has built another model; nothing else needs this one
         return str(error)
     if config.get_text_config() is not config:
         return f"{model.name} is more than a language model, and {FORMULA} counts no other"
@@ -78,7 +83,7 @@ def _unknown(case: Case) -> str | None:
     window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     if window is None or sequence_length <= window:
         kinds.discard("sliding_attention")
-    if getattr(config, "num_attention_heads", 0) and not kinds <= {"full_attention"}:  # a Mamba has none
+    if getattr(config, "num_attention_heads", 0) and not kinds <= {"full_attention"}:  # a Mamba has no heads
         return f"not all layers of {model.name} attend to all tokens, as {FORMULA} has it"
     if case.lora is not None and not case.framework.promises.builds_model:
         try:
@@ -91,10 +96,10 @@ def _unknown(case: Case) -> str | None:
 def count(
     model: Model, sequence_length: int, lora: LoRA | None = None, *, frozen_share: float = 0.0
 ) -> Flops:
-    """Count a model built on the meta device: no memory, whatever the size.
+    """Count the FLOPs of a model built on the meta device, which takes no memory at any size.
 
-    `frozen_share`: share of the matmuls' weights, 0 to 1, as observed where a script trains less than all;
-    with `lora` the adapters tell.
+    `frozen_share` is the observed share of frozen matmul weights, 0 to 1, for a script that trains only some
+    of them. With `lora` the adapters determine it.
     """
     from perfsuite.frameworks.common.adapters import is_linear
     from perfsuite.frameworks.common.model import transformers_config
@@ -116,7 +121,7 @@ def count(
         per_token=6.0 * matmul - 2.0 * (matmul - trained) + attention,
         parameters=sum(parameter.numel() for parameter in built.parameters()),
         matmul_parameters=matmul,
-        trained_parameters=None if trained == matmul else trained,  # adapters are matmuls only
+        trained_parameters=None if trained == matmul else trained,  # adapters consist of matmuls only
     )
 
 
@@ -135,14 +140,15 @@ def _built(config: Any, lora: LoRA | None) -> Any:
 
 
 def _active_in_experts(built: Any, config: Any) -> int:
-    """Return how many weights of experts, and of routers, a token is multiplied by; none in linear layers."""
+    """Return how many weights of experts and routers, outside of linear layers, a token is multiplied by."""
     experts = _first(config, EXPERTS)
     chosen = _first(config, CHOSEN)
     active = 0
     for module in built.modules():
         kind = type(module).__name__
         own = module.parameters(recurse=False)
-        if kind.endswith("Experts"):  # transformers 5 keeps all of a layer in one, their number first
+        # Transformers 5 keeps all experts of a layer in one tensor, with their number first.
+        if kind.endswith("Experts"):
             active += sum(each.numel() for each in own if each.dim() == 3) * chosen // experts
         elif kind.lower().endswith("router") and hasattr(module, "weight"):
             active += module.weight.numel()
@@ -150,6 +156,6 @@ def _active_in_experts(built: Any, config: Any) -> int:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int:
-    """Return the first of these fields that a configuration has; 0 if it has none."""
+    """Return the first of these fields that a configuration sets; 0 if it sets none."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if value), 0)

@@ -1,9 +1,9 @@
-"""Reads the norm of the gradients before they are clipped, in one step that is not timed. Imports torch.
+"""Read the norm of the gradients before they are clipped, in one step that is not timed. Imports torch.
 
-Clipping hides a common factor: whatever the gradients were, their norm is `max_norm` afterwards. So the norm
-is read where a script, or its library, begins to clip, and after each backward. accelerate, the Trainer,
-Lightning and torchtitan clip with functions of `torch.nn.utils` (also DTensors, as those of FSDP2), FSDP1 and
-nanotron with their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.observation.deepspeed`).
+Clipping hides a common factor: afterwards the norm is `max_norm`, whatever the gradients were. So the norm is
+read when a script or its library begins to clip, and after each backward. accelerate, the Trainer, Lightning
+and torchtitan clip with functions of `torch.nn.utils` (including DTensors such as those of FSDP2); FSDP1 and
+nanotron use their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.observation.deepspeed`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from perfsuite.worker.observation.second_step import in_backward
 
 CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
 """Functions of `torch.nn.utils` that change gradients. Older versions of torch lack the second one."""
-ELSEWHERE = {  # what else clips, by the module that holds it: a class or "", and the function
+ELSEWHERE = {  # other functions that clip, by module: their class (or "") and name
     "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel", "clip_grad_norm_"),
     "nanotron.trainer": ("", "clip_grad_norm"),
 }
-SAME = 1e-3  # relative difference of two norms of the same gradients, whose sums are rounded
+SAME = 1e-3  # relative difference allowed between two norms of the same gradients, whose sums are rounded
 UNREAD = "the norm of the gradients before clipping is not known: they were not there to be read"
 CHANGED = (
     "the norm of the gradients before clipping is not known: from backward to the optimizer's step it went "
     "from {:.4g} to {:.4g}, and none of the known functions that clip was called"
 )
 
-_scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # fp16's loss scalers that were built since `watch`
+_scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # fp16's loss scalers that were created since `watch`
 _reader: NormBeforeClipping | None = None  # the reader of the running step, if its norm is wanted
 
 
 class NormBeforeClipping:
-    """Reads the squared norm of what `optimizer` is about to step, in the one step in which it is entered.
+    """Reads the squared norm of the gradients of `optimizer`, in the one step in which it is entered.
 
     `unseen` calls a function so that nothing that counts the step sees it.
     """
@@ -57,27 +57,28 @@ class NormBeforeClipping:
         self._is_clipped = False
 
     def enter(self) -> None:
-        """Begin to read: at the begin of a step."""
+        """Start reading, at the beginning of a step."""
         global _reader
         watch()
         _reader = self
 
     def leave(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         global _reader
         if _reader is self:
             _reader = None
 
     def clips(self) -> None:
-        """Read the norm, unless this step has clipped before: gradients are about to be clipped."""
+        """Read the norm because gradients are about to be clipped, unless this step has clipped before."""
         if not self._is_clipped:
             self._is_clipped = True
             self._before_clipping = self._unseen(self.read)
 
     def backward_ended(self) -> None:
-        """Read the norm after a backward. That of a step's last one is of all micro-batches.
+        """Read the norm after a backward. The last one of a step covers all micro-batches.
 
-        Gradients that overflowed before were those of an attempt that fp16's scaler has skipped.
+        Gradients that had overflowed when they were clipped belong to an attempt that fp16's scaler has
+        skipped.
         """
         self._saw_backward = True
         if self._before_clipping is not None and not math.isfinite(self._before_clipping):
@@ -87,16 +88,16 @@ class NormBeforeClipping:
             self._after_backward = self._unseen(self.read)
 
     def failed(self, error: Exception) -> None:
-        """Read nothing more, after an error of ours."""
+        """Stop reading after an error of ours."""
         self._error = f"{type(error).__name__}: {error}"
         self.leave()
 
     def result(self, at_step: float | None) -> float | None:
-        """Return the squared norm before clipping; `at_step` is that of what the optimizer is given.
+        """Return the squared norm before clipping; `at_step` is that of the gradients given to the optimizer.
 
-        Where no known function has clipped, the two are the same, if backward left that norm. If it left
-        another one, somebody clips in a way of his own, or averages late, and the norm is not known. Nor is
-        it if no backward was seen.
+        Where no known function has clipped, the two are equal if backward left the same norm. If it left
+        another one, the training clips in a way of its own, or averages late, and the norm is unknown. It is
+        also unknown if no backward was seen.
         """
         if self._error is not None:
             self.note = f"the norm of the gradients before clipping is not known: {self._error}"
@@ -116,7 +117,7 @@ class NormBeforeClipping:
         return None
 
     def read(self) -> float | None:
-        """Return the squared norm of what the optimizer is given, without the scale of fp16's loss scaler."""
+        """Return the squared norm of the optimizer's gradients, without the scale of fp16's loss scaler."""
         held = squares(each.grad for each in parameters_of(self._optimizer))
         scale = scale_of(self._optimizer, _scalers)
         return held / scale**2 if held is not None and scale else None
@@ -125,7 +126,7 @@ class NormBeforeClipping:
 def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
     """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown.
 
-    The names with an underscore are private to torch (2.13.0): without them the factor is not known.
+    The names with an underscore are private to torch (2.13.0). Without them the factor is unknown.
     """
     by_itself = getattr(optimizer, "grad_scale", None)
     if by_itself is not None:  # a fused optimizer divides by it
@@ -147,7 +148,7 @@ def _number(value: Any) -> float:
 
 
 def watch() -> None:
-    """Notice what clips, backward, and new loss scalers: before a script takes one of these by its name."""
+    """Hook backward, new loss scalers and what clips, before a script imports any of them by name."""
     _notice_backward()
     if not hasattr(torch.amp.GradScaler.__init__, "is_watched"):
         calls.before(torch.amp.GradScaler, "__init__", lambda scaler, *_, **__: _scalers.add(scaler))
@@ -172,7 +173,7 @@ def _clips(*_: Any, **__: Any) -> None:
 
 
 def _show(look: Callable[[NormBeforeClipping], None]) -> None:
-    """Have the reader look, if there is one. An error of ours ends its reading, and not the training."""
+    """Let the reader look, if there is one. An error of ours ends its reading, not the training."""
     reader = _reader
     if reader is None:
         return
@@ -184,7 +185,10 @@ def _show(look: Callable[[NormBeforeClipping], None]) -> None:
 
 
 def _notice_backward() -> None:
-    """Notice the end of each backward, also of `Tensor.backward`: scripts and libraries clip as they like."""
+    """Hook the end of each backward, including `Tensor.backward`.
+
+    Scripts and libraries may clip in ways of their own, which no hook on a clipping function notices.
+    """
     original: Any = torch.autograd.backward
     if hasattr(original, "tells_its_end"):
         return

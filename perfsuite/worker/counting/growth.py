@@ -1,6 +1,7 @@
-"""Counts the objects that a training keeps from step to step. Imports no torch.
+"""Count the objects that a training keeps from step to step. Imports no torch.
 
-Counted are the objects that Python's garbage collector tracks. After a full collection their number is exact.
+Only objects that Python's garbage collector tracks are counted. After a full collection their number is
+exact.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from perfsuite.worker.counting.holders import holders_of
 from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
-"""Share of an object per step that may be missing where growth is rounded down to a whole number. What ends
-once, such as a thread, must not take an object from a leak."""
+"""Share of an object per step that may be missing when growth is rounded down to a whole number. Something
+that ends once, such as a thread, must not hide an object of a leak."""
 SEARCHED = 20  # objects of each type whose holders are searched
-MOST_NEW = 100_000  # objects of each type among which these are looked for
+MOST_NEW = 100_000  # objects of each type among which the searched ones are chosen
 
 UNKNOWN = "how many objects each step keeps is not known: "
 FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which objects were counted"
@@ -32,20 +33,19 @@ NO_HOLDERS = "what holds the objects that steps keep is not known: "
 class Growth:
     """Counts objects by type at three step boundaries: the first, the last, and the one in the middle.
 
-    A type's growth per step is that of the half in which it grew less, rounded down (`MISSING`). So what
-    grows once, such as a cache that is filled, counts as nothing, and what keeps n objects in each step
-    counts as n. Between the boundaries nothing refers to an object of the training, not even by its
-    identity.
+    A type's growth per step is that of the half in which it grew less, rounded down (`MISSING`). So one-time
+    growth, such as filling a cache, counts as zero, and code that keeps n objects in each step counts as n.
+    Between the boundaries nothing refers to an object of the training, not even by its id.
     """
 
     def __init__(self, first: int, last: int) -> None:
-        self.notes: list[str] = []  # why it is not known, or what the training does to the collector
+        self.notes: list[str] = []  # why growth is unknown, or what the training does to the collector
         self.boundaries = (first, (first + last) // 2, last)
         self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
         self._frozen = 0
-        self._mark: list[None] = []  # it follows the objects that were there at the boundary before
-        self._full_collections = 0  # until then
-        self._new: Mapping[str, Sequence[int]] = {}  # identities of objects that are new at the end, by type
+        self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
+        self._full_collections = 0  # their number at the previous boundary
+        self._new: Mapping[str, Sequence[int]] = {}  # ids of the objects that are new at the end, by type
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
@@ -54,7 +54,7 @@ class Growth:
         return steps in self.boundaries and not self.is_over
 
     def count(self) -> None:
-        """Count objects at a boundary at which it is due. An error ends the counting, and nothing else."""
+        """Count objects at a boundary that is due. An error ends only the counting."""
         try:
             self._count()
         except Exception as error:
@@ -67,13 +67,13 @@ class Growth:
         is_last = len(self._counts) == len(self.boundaries) - 1
         new = self._find_new() if is_last else {}
         if not self._counts:
-            _count_types(gc.get_objects(0))  # for the caches that counting itself fills, once
+            _count_types(gc.get_objects(0))  # fills the caches of counting itself, once
         _collect()
         self._counts.append(_census())
         self._frozen = gc.get_freeze_count()
         if not is_last:
             self._mark = []
-            gc.collect(1)  # moves it to the end of the oldest generation
+            gc.collect(1)  # moves the mark to the end of the oldest generation
         self._full_collections = _full_collections()
         if is_last:
             self._new = self._oldest_alive(new)
@@ -97,16 +97,17 @@ class Growth:
             self.notes.append(DISABLED)
 
     def _find_new(self) -> dict[str, tuple[int, ...]]:
-        """Return identities of objects that were made since the boundary before, by types that have grown.
+        """Return the ids of objects created since the previous boundary, for types that have grown.
 
-        The oldest come first. At the boundary before, all objects were in the oldest generation, to whose end
-        younger ones have moved since. The number of all then does not tell where these begin, as older ones
-        may have died. No objects are known to be new if a full collection has changed the order.
+        The oldest come first. At the previous boundary all objects were in the oldest generation, and younger
+        ones have been appended to it since. Their total number does not tell where the younger ones begin,
+        because older ones may have died. No objects are known to be new if a full collection has changed the
+        order.
         """
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
         if not any(number > 0 for number in grown.values()):
-            return {}  # and nothing is kept, whatever grows in the second half
+            return {}  # then nothing is kept, whatever grows in the second half
         if _full_collections() != self._full_collections:
             return {}
         new = defaultdict[str, list[int]](list)
@@ -117,14 +118,14 @@ class Growth:
                 name = type(each).__name__
                 if grown.get(name, 0) > 0 and len(new[name]) < MOST_NEW:
                     new[name].append(id(each))
-        # Tuples of numbers are not tracked, unlike lists, which the census would count.
+        # The collector does not track tuples of numbers, but it tracks lists, which the census would count.
         return {name: tuple(identities) for name, identities in new.items()}
 
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """Return the first of the new objects that are still there, right after a collection.
+        """Return the first of the new objects that are still alive. Call it right after a collection.
 
-        No more than so many have grown: what is younger may be of the last step alone. Later, other objects
-        may take the identities.
+        It returns no more objects than the type has grown by, because younger ones may belong only to the
+        last step. Later, other objects may reuse the ids.
         """
         before, between = self._counts[:2]
         alive = {id(each) for each in _objects(new)}
@@ -132,7 +133,7 @@ class Growth:
         return {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
 
     def result(self) -> KeptObjects | None:
-        """Return what is kept and by what; None if it is not known. To be called when nothing is measured."""
+        """Return what is kept and what holds it; None if unknown. Call it while nothing is measured."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
         if self._kept is not None and self._kept.by_type:
@@ -143,12 +144,12 @@ class Growth:
         new = {name: self._new.get(name, []) for name in kept.by_type}
         try:
             return kept.replace(holders=holders_of(_objects(new), kept.by_type))
-        except Exception as error:  # holders are objects of any kind, with attributes that do anything
+        except Exception as error:  # holders can be any objects, with attributes that do anything
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
             return kept
 
     def give_up(self, why: str) -> None:
-        """Count no more objects."""
+        """Stop counting objects."""
         self.is_over = True
         self._counts.clear()
         self.notes.append(UNKNOWN + why)
@@ -161,9 +162,9 @@ def _full_collections() -> int:
 def _collect() -> None:
     """Collect all garbage, the youngest objects first.
 
-    A collection untracks what holds nothing that is tracked, as a tuple of numbers, and only the next one
-    what holds that. So new objects are collected three times. All others are collected once, as each full
-    collection takes some tenths of a second.
+    A collection untracks containers that hold nothing tracked, such as a tuple of numbers; what contains
+    those is untracked only by the next one. So new objects are collected three times. All others are
+    collected once, because each full collection takes some tenths of a second.
     """
     for generation in range(3):
         gc.collect(generation)
@@ -178,9 +179,9 @@ def _census() -> dict[str, int]:
 
 
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
-    """Return the number of objects of each type, without those that perfsuite keeps of each step.
+    """Return the number of objects of each type, without those that perfsuite keeps for each step.
 
-    A type that is made anew in each step is the same by its name.
+    Types are identified by name, because a training may create the same type again in each step.
     """
     of_types = Counter(map(type, objects))
     of_types.subtract(map(type, own_list.tracked_elements()))
@@ -191,6 +192,6 @@ def _count_types(objects: Iterable[Any]) -> dict[str, int]:
 
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:
-    """Return the objects of these types that have these identities."""
+    """Return the objects with these ids, given by type."""
     wanted = {name: frozenset(each) for name, each in identities.items()}
     return [each for each in gc.get_objects() if id(each) in wanted.get(type(each).__name__, ())]

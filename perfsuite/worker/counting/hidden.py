@@ -1,4 +1,4 @@
-"""Finds work of the counted step that its dispatch mode did not see; the counts are then no evidence.
+"""Find work of the counted step that its dispatch mode did not see; the counts then prove nothing.
 
 No rule finds work that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
 """
@@ -17,20 +17,20 @@ from perfsuite.worker.observation import replicas, software
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import local
 
-Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with what this rank has of the gradient
+Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with this rank's part of each gradient
 UNSEEN_GRADIENTS = 0.1
-"""Share of the gradients' elements that nothing seen may have computed. Kernels of packages that pass the
-dispatcher by compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
-ONE_SIDED = ("symm_mem.", "nvshmem.")  # how operators are named whose messages belong to no group
+"""Share of the gradients' elements that unseen work may have computed. Kernels of packages that bypass the
+dispatcher compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
+ONE_SIDED = ("symm_mem.", "nvshmem.")  # name prefixes of operators whose messages belong to no group
 SEVERAL = frozenset({
     "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
     "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",
 })  # fmt: skip
-"""Collectives of which a backend may make several: gloo does."""
+"""Collectives that a backend may split into several, as gloo does."""
 
 
 class Watch:
-    """One counted step, from its begin on."""
+    """Watches one counted step, from its beginning."""
 
     def __init__(self) -> None:
         calls.watch_packages()
@@ -39,7 +39,7 @@ class Watch:
         self.stepped: list[Any] = []  # the optimizers
 
     def found(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
-        """Return why the step did more than `counts` tells. Call it first of all when `counter` is left."""
+        """Return why the step did more than `counts` says. Call it first of all after `counter` is left."""
         one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
         gradients = _gradients(self.stepped)
         return (
@@ -51,7 +51,7 @@ class Watch:
         )
 
     def _other_collectives(self, counter: StepCounter, counts: Counts) -> Iterator[str]:
-        """By the sequence numbers of the process groups: backends count what they are given, by whomever."""
+        """Compare with the process groups' sequence numbers, which count the collectives of all callers."""
         now = replicas.collectives_begun()
         if now is None or self._collectives is None or not SEVERAL.isdisjoint(counter.collectives):
             return
@@ -65,8 +65,8 @@ class Watch:
 
 
 def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradients) -> Iterator[str]:
-    """Each gradient that an optimizer used was computed by an operator out of other tensors."""
-    if software.compiled_graphs():  # whose kernels are not seen
+    """Report gradients that an optimizer used but that no seen operator computed from other tensors."""
+    if software.compiled_graphs():  # their kernels are not seen
         return
     used = [(each, gradient) for each, gradient in gradients if gradient.numel() > 1]
     unseen = [(each, grad) for each, grad in used if not counter.computed(grad) and bool(grad.any())]
@@ -83,8 +83,8 @@ def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradient
 def _too_few_flops(
     counter: StepCounter, counts: Counts, model: nn.Module, gradients: Gradients
 ) -> Iterator[str]:
-    """The gradient of a weight of a linear layer takes 2 FLOPs an element at least; forward comes on top."""
-    if counts.without_flops:  # explains that less is seen
+    """Report too few FLOPs: the gradient of a linear weight takes at least 2 per element, without forward."""
+    if counts.without_flops:  # explains why fewer are seen
         return
     weights = {id(layer.weight) for layer in filter(adapters.is_linear, model.modules())}
     products = [gradient for each, gradient in gradients if id(each) in weights]
@@ -98,7 +98,7 @@ def _too_few_flops(
 
 
 def _gradients(optimizers: list[Any]) -> Gradients:
-    """Without parameters that have none, or a sparse one, which tells nothing."""
+    """Return the dense gradients of the optimizers' parameters. A sparse one shows nothing."""
     each = {id(p): p for p in parameters_of(*optimizers) if p.grad is not None}
     gradients = [(parameter, local(parameter.grad)) for parameter in each.values()]
     return [(parameter, gradient) for parameter, gradient in gradients if gradient.layout == torch.strided]

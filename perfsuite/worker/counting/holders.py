@@ -1,4 +1,4 @@
-"""Finds what holds objects: a module's global, an attribute of a class or an instance, a local variable.
+"""Find what holds objects: a module's global, an attribute of a class or an instance, a local variable.
 
 Imports no torch.
 """
@@ -18,29 +18,34 @@ from weakref import ReferenceType
 from perfsuite.worker.counting.python_calls import OURS
 from perfsuite.worker.observation.frozen import unfrozen
 
-DEPTH = 10  # holders between an object and the one that has a name
-MOST_FOLLOWED = 100  # objects whose holders are searched at once
+DEPTH = 10  # maximum number of holders between an object and the named one
+MOST_FOLLOWED = 100  # maximum number of objects whose holders are searched at once
 MOST_NAMED = 2
 OUTSIDE = "something outside of Python, such as C++ code"
 
 
 class _Link(NamedTuple):
-    """An object, and the one below that it holds: a chain that ends at an object whose holder is searched."""
+    """An object, and the link of the object below that it holds.
+
+    The chain ends at an object whose holder is searched.
+    """
 
     thing: Any
     below: _Link | None
-    ends: int  # the objects at the end of such chains, one bit each
+    ends: int  # the objects at the ends of such chains, one bit each
 
 
 def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
-    """Return what holds these objects, the most frequent first; nothing where it has no name.
+    """Return what holds these objects, the most frequent holder first; nothing where it has no name.
 
-    `growing` are the types of the objects. An attribute of one of them is no holder: something holds both.
-    A weak reference holds nothing, and what holds it says nothing about the object. Nothing is named that
-    holds fewer objects than those without a named holder: it would hide what holds these. A list or another
-    thing of no growing type that has the name of a global or an attribute ends the search: what holds that
-    besides, such as the newest object, would only be another way to it.
-    Holders are also searched among frozen objects. These are frozen again, with all others.
+    `growing` are the types of the objects. An attribute of one of these types is not a holder, because
+    something else holds both. A weak reference holds nothing, and what holds the reference says nothing about
+    the object. A holder is left out if it holds fewer objects than there are without a named holder, because
+    it would hide what holds those. The search ends at a list or another object of no growing type that is the
+    value of a global or an attribute: anything else that holds it, such as the newest object, would only be
+    another path to it.
+
+    Holders are also searched among frozen objects. These are frozen again afterwards, with all others.
     """
     with unfrozen(collects=False):
         return _holders_of(objects, growing)
@@ -60,16 +65,16 @@ def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, 
 
 
 class _Search:
-    """Follows what holds objects, level by level, until it has a name.
+    """Follows the holders of objects, level by level, until one has a name.
 
-    `ends` are things that are known to have a name: what holds them is not followed.
+    `ends` are objects that are known to have a name; their holders are not followed.
     """
 
     def __init__(
         self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
     ) -> None:
         self.found: dict[str, int] = {}  # the objects that each name holds, one bit each
-        self.with_name: dict[int, tuple[Any, str]] = {}  # things of no growing type, by identity
+        self.with_name: dict[int, tuple[Any, str]] = {}  # objects of no growing type, by id
         self.is_complete = False  # whether nothing is left to follow
         self._ignored = (*ignored, self.with_name, ends)
         self._growing = growing
@@ -88,7 +93,7 @@ class _Search:
         self.is_complete = not level
 
     def _next(self, level: list[_Link], variables: Mapping[int, str]) -> list[_Link]:
-        """Note names of what holds a level, and return what is to be followed, the most frequent first."""
+        """Note the names of a level's holders. Return the links to follow next, the most frequent first."""
         following: dict[tuple[int, int], _Link] = {}
         for link in _holders(level, self._ignored):
             name = self._name(link, variables)
@@ -97,7 +102,8 @@ class _Search:
                 continue
             place = _place(link)
             new = link.ends & ~self._reached.get(place, 0)
-            if new and not isinstance(link.thing, type):  # reached again, it passes on what is new alone
+            # A link that is reached again passes on only what is new.
+            if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
                 other = following.get(place)
                 following[place] = link._replace(ends=new | (0 if other is None else other.ends))
@@ -115,7 +121,7 @@ class _Search:
         return name
 
     def _note(self, link: _Link, name: str) -> None:
-        """Note what has this name: the value of a global or of an attribute."""
+        """Note which object has this name: the value of a global or of an attribute."""
         below = link.below
         assert below is not None
         if isinstance(link.thing, FunctionType):
@@ -128,11 +134,11 @@ class _Search:
 
 
 def _is_weak(thing: Any) -> bool:
-    return issubclass(type(thing), ReferenceType)  # isinstance would ask the object for its class
+    return issubclass(type(thing), ReferenceType)  # isinstance would read the object's `__class__`
 
 
 def _place(link: _Link) -> tuple[int, int]:
-    """Return where a link is. What a dictionary holds has a key of its own, by which it is named later."""
+    """Return the key of a link. Each value of a dictionary gets its own, because it is named later."""
     if link.below is None or not isinstance(link.thing, dict):
         return id(link.thing), 0
     return id(link.thing), id(link.below.thing)
@@ -143,7 +149,7 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
-    """Yield a link for each object that holds one of the level, unless it is one of those to ignore."""
+    """Yield a link for each object that holds one of the level, except for the ignored ones."""
     by_identity = defaultdict[int, list[_Link]](list)
     for link in level:
         by_identity[id(link.thing)].append(link)
@@ -156,21 +162,21 @@ def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
 
 
 def _name(link: _Link, growing: Collection[str]) -> str | None:
-    """Return the name by which an object holds the one below; None if it is one of a chain without a name."""
+    """Return the name under which an object holds the one below; None if it has no name itself."""
     thing, below, _ = link
     assert below is not None
     if isinstance(thing, dict):
         module = dict.get(thing, "__name__")
         is_module = isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is thing
         return f"{module}.{_key(thing, below.thing)}" if is_module else None
-    if isinstance(thing, FunctionType):  # in a closure, or as a default; its globals are the module's
+    if isinstance(thing, FunctionType):  # held in a closure or as a default; its globals are the module's
         if below.thing is thing.__globals__ or type(thing).__name__ in growing:
             return None
         return f"{thing.__module__}.{thing.__qualname__}"
     owner = thing if isinstance(thing, type) else type(thing)
     if owner is not thing and owner.__name__ in growing:
         return None
-    # The attributes are a dictionary of their own, which is then what is below, or within the object.
+    # The attributes are either a dictionary of their own, which is then the object below, or in the object.
     attribute = None
     if below.below is not None and isinstance(below.thing, dict):
         attribute = _key(_attributes(thing), below.below.thing)
@@ -181,7 +187,7 @@ def _name(link: _Link, growing: Collection[str]) -> str | None:
 def _attributes(thing: Any) -> Mapping[str, Any]:
     try:
         attributes: Mapping[str, Any] = vars(thing)
-    except Exception:  # it has none, or makes them
+    except Exception:  # it has no attributes, or creates them
         return {}
     return attributes
 
@@ -201,7 +207,7 @@ def _key(values: Mapping[Any, Any], value: Any) -> str | None:
 
 
 def _local_variables() -> dict[int, str]:
-    """Return the names of the variables of functions that run, by the identity of what they are."""
+    """Return the names of the local variables of running functions, by the id of their values."""
     names: dict[int, str] = {}
     for frame in sys._current_frames().values():
         above: FrameType | None = frame
@@ -210,7 +216,7 @@ def _local_variables() -> dict[int, str]:
             if not code.co_filename.startswith(OURS) and code.co_name != "<module>":
                 module = above.f_globals.get("__name__", "")
                 for name, value in above.f_locals.items():
-                    if name.isidentifier():  # others are of comprehensions and the like
+                    if name.isidentifier():  # the other names belong to comprehensions and the like
                         names.setdefault(id(value), f"{module}.{code.co_qualname}.{name}")
             above = above.f_back
     return names

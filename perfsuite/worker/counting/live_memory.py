@@ -1,10 +1,10 @@
-"""Follows the tensors that live in one process: births, deaths, changes of size. Each storage counts once.
+"""Track the storages that live in one process: births, deaths and resizes. Each storage counts once.
 
-Three kinds of storages count as no bytes, as when they come and go is not the training's doing: what is
-in shared memory when it is first seen, as a batch from workers of a `DataLoader`; what is new in host memory
-while a `DataLoader` without workers makes a batch, or at any time if the model is on another device; and
-what is new while a collective is waited for, as gloo's buffers. What another thread lets go last of all
-counts until it was last used.
+Three kinds of storages count as zero bytes, because the training does not decide when they come and go: those
+in shared memory when they are first seen, such as a batch from workers of a `DataLoader`; those that appear
+in host memory while a `DataLoader` without workers makes a batch, or at any time if the model is on another
+device; and those that appear while a collective is waited for, such as gloo's buffers. A storage that another
+thread is the last to release counts until it was last used.
 """
 
 import contextlib
@@ -27,30 +27,33 @@ RECEIVED = "received"
 UNSHARDED = "unsharded"
 COMMUNICATION = "communication"
 KEPT = "kept"
-PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # parts that a storage stays in
+PERMANENT = ("parameter", "gradient", "optimizer state", RECEIVED)  # categories that a storage never leaves
 
 
 class LiveMemory:
-    """The storages of one process. `phase` tells in which part of the step it is."""
+    """The storages of one process. `phase` returns the current phase of the step."""
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
-        self.error: Exception | None = None  # when a storage was gone: Python itself would only print it
-        self.counts_host = True  # whether the model is in the memory of the host
-        self._waiting: set[int] = set()  # threads, for a collective: what is new meanwhile is its backend's
-        # By address, of each living storage: its number, and a weak reference that tells when it is gone.
+        # Raised by the death of a storage, where Python itself would only print it.
+        self.error: Exception | None = None
+        self.counts_host = True  # whether the model is in host memory
+        # Threads that wait for a collective; storages that appear meanwhile belong to its backend.
+        self._waiting: set[int] = set()
+        # Living storages by address: the number of each, and a weak reference that reports its death.
         self._living: dict[int, tuple[int, Any]] = {}
-        self._bytes: list[int] = []  # bytes now, by number
-        self._part: list[str] = []  # what it is, as far as is known, by number
+        self._bytes: list[int] = []  # current bytes, by number
+        self._part: list[str] = []  # category of each storage, as far as it is known, by number
         self._start: list[int] = []  # bytes when this step began, by number
-        self._used: list[int] = []  # changes in this step before it was last used, by number
-        self._threads: set[int] = set()  # those of the training
-        self._changes: list[MemoryChange] = []  # since then
+        # Number of changes in this step before the storage was last used, by number.
+        self._used: list[int] = []
+        self._threads: set[int] = set()  # threads of the training
+        self._changes: list[MemoryChange] = []  # changes since this step began
         self._at_first: list[int] = []
         self._steps: list[list[MemoryChange]] = []
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
-        """Note a tensor that an operator takes, or makes (`born`). `part` is used if it is new."""
+        """Note a tensor that an operator takes, or creates (`born`). `part` applies if it is new."""
         storage = _storage(tensor)
         if storage is not None:
             thread = get_ident()
@@ -62,15 +65,15 @@ class LiveMemory:
             self._threads.add(thread)
 
     def _is_data(self, tensor: Tensor, storage: Any) -> bool:
-        """Return whether a new tensor is in host memory, as data are, and not part of the training."""
+        """Return whether a new tensor is data in host memory, not part of the training."""
         if tensor.device.type != "cpu":
             return False
-        is_real = storage.device.type == "cpu"  # that of a fake tensor is on no device
+        is_real = storage.device.type == "cpu"  # the storage of a fake tensor is on no device
         return not self.counts_host or (is_real and storage.is_shared()) or _is_loading()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Say that this thread waits for a collective, inside of the `with`."""
+        """Mark this thread as waiting for a collective, inside the `with`."""
         self._waiting.add(get_ident())
         try:
             yield
@@ -78,11 +81,11 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Note a storage on the host that holds data, before any operator is seen to use it."""
+        """Note a storage on the host that holds data, before any operator is seen using it."""
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
-        """Note that a storage is about to be resized to so many bytes."""
+        """Note that a storage is about to be resized to `size` bytes."""
         number = self._see_storage(storage, UNSHARDED)
         if self._part[number] not in PERMANENT:
             self._part[number] = UNSHARDED
@@ -95,13 +98,13 @@ class LiveMemory:
             self._part[number] = COMMUNICATION
 
     def assign(self, tensor: Any, part: str) -> None:
-        """Say what a tensor is, or this rank's shard of it: one of `PERMANENT`."""
+        """Assign a tensor, or this rank's shard of it, to one of the categories `PERMANENT`."""
         storage = _storage(local(tensor))
         if storage is not None:
             self._part[self._see_storage(storage, KEPT)] = part
 
     def number(self, tensor: Tensor) -> int | None:
-        """Return what a tensor's storage is known by for as long as it lives; None if it was never seen."""
+        """Return the number of a tensor's storage while it lives; None if it was never seen."""
         storage = _storage(tensor)
         return None if storage is None else self._living.get(storage._cdata, (None, None))[0]
 
@@ -121,7 +124,7 @@ class LiveMemory:
         return MemoryLog(tuple(self._at_first), tuple(map(tuple, self._steps)))
 
     def forget(self) -> None:
-        """Watch no storage any more."""
+        """Stop watching storages."""
         self._living.clear()
 
     def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> int:
@@ -130,7 +133,7 @@ class LiveMemory:
         if address in self._living:
             known, _ = self._living[address]
             if self._part[known] != RECEIVED:
-                self._change(known, size)  # grown by an `out=` that was too small
+                self._change(known, size)  # grown by an operator whose `out=` was too small
             return known
         if part == RECEIVED:
             size = 0
@@ -138,7 +141,8 @@ class LiveMemory:
         self._part.append(part)
         self._bytes.append(0)
         self._used.append(len(self._changes))
-        if born or self._steps:  # after a whole step all that stayed is known: it was made out of sight
+        # After a whole step all storages that stayed are known: this one was created unseen.
+        if born or self._steps:
             self._change(number, size)
         else:
             self._bytes[number] = size
@@ -162,7 +166,7 @@ class LiveMemory:
                 at = self._used[number]
                 growth = -self._bytes[number]
                 self._bytes[number] = 0
-                if growth:  # the phase of another thread is none
+                if growth:  # another thread has no phase
                     phase = self._changes[at - 1].phase if at else "forward"
                     self._changes.insert(at, MemoryChange(number, growth, phase))
         except Exception as error:
@@ -198,16 +202,16 @@ class LiveMemory:
 
 
 def _storage(tensor: Tensor) -> Any:
-    """Return a tensor's storage; None of a sparse one, which has none."""
+    """Return a tensor's storage; None for a sparse tensor, which has none."""
     with contextlib.suppress(NotImplementedError):
         return tensor.untyped_storage()
     return None
 
 
 class Batches:
-    """Remembers what `DataLoader`s make on the host from now on, until `end`: later nobody could tell.
+    """Remembers what `DataLoader`s create on the host until `end`, because nobody could tell later.
 
-    The device is that of a tensor: the storage of a fake one is on no device.
+    It checks the device of each tensor, because the storage of a fake one is on no device.
     """
 
     def __init__(self) -> None:
@@ -217,7 +221,7 @@ class Batches:
         @functools.wraps(plain)
         def remembered(loader: Any) -> Any:
             batch = plain(loader)
-            with contextlib.suppress(Exception):  # whatever a batch is
+            with contextlib.suppress(Exception):  # a batch can be anything
                 on_host = (each for each in _tensors_in(batch) if each.device.type == "cpu")
                 self._made += map(weakref.ref, filter(None, map(_storage, on_host)))
             return batch
@@ -225,7 +229,7 @@ class Batches:
         _BaseDataLoaderIter.__next__ = remembered  # type: ignore[method-assign,assignment]
 
     def end(self) -> list[Any]:
-        """Return the storages of batches that are still there."""
+        """Return the storages of batches that are still alive."""
         _BaseDataLoaderIter.__next__ = self._plain  # type: ignore[method-assign]
         living = [made() for made in self._made]
         return [storage for storage in living if storage is not None]
@@ -242,7 +246,10 @@ def _tensors_in(batch: Any) -> Iterator[Tensor]:
 
 
 def _is_loading() -> bool:
-    """Return whether a `DataLoader` makes a batch in this thread. A wrapper would count as Python calls."""
+    """Return whether a `DataLoader` is making a batch in this thread.
+
+    It searches the stack, because a wrapper would count as Python calls.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is _BaseDataLoaderIter.__next__.__code__:
@@ -255,7 +262,7 @@ def _is_loading() -> bool:
 def entered(
     owner: Any, name: str, context: Callable[..., contextlib.AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    """Make each call of a method inside of what `context` returns for its arguments, within the `with`."""
+    """Inside the `with`, run each call of a method in the context that `context` makes for its arguments."""
     method = getattr(owner, name)
     own = vars(owner).get(name)
 
@@ -269,6 +276,6 @@ def entered(
         yield
     finally:
         if own is None:
-            delattr(owner, name)  # that of its base class is seen again
+            delattr(owner, name)  # that of its base class becomes visible again
         else:
             setattr(owner, name, own)

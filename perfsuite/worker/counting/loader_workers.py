@@ -1,7 +1,8 @@
-"""Counts what a worker process of a `DataLoader` does for one batch, and hands it to its rank. Imports torch.
+"""Count what a worker process of a `DataLoader` does for one batch, and pass it to its rank. Imports torch.
 
-Every worker, however it is started, makes a batch with the `fetch` of one of two classes, which are private
-to torch (seen in 2.13). torchdata's StatefulDataLoader uses them as well. Without them no worker is counted.
+Every worker, however it is started, makes batches with the `fetch` method of one of two classes, which are
+private to torch (seen in 2.13). torchdata's StatefulDataLoader uses them as well. Without them no worker is
+counted.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from perfsuite.worker.counting.steps import leave
 
 OPERATORS_IN = 2
 CALLS_IN = 3
-"""The batches of a worker, from 1 on, that are counted. The first one opens files and fills caches."""
+"""The numbers of a worker's counted batches, starting at 1. The first batch opens files and fills caches."""
 
 
 def watch(run_dir: RunDir) -> None:
-    """Have the batches counted of every worker that this process is, or starts by a fork."""
+    """Count batches of every worker that this process is, or that it forks."""
     try:
         from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
     except ImportError:
@@ -43,7 +44,7 @@ def watch(run_dir: RunDir) -> None:
 
 
 def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
-    """Return what these workers did for a batch, added up; None without any, and if one was not counted."""
+    """Return what these workers did for a batch, added up; None without workers or if one was not counted."""
     files = (documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile) for pid in worker_pids)
     batches = [None if file is None else file.batch for file in files]
     known = [batch for batch in batches if batch is not None]
@@ -71,7 +72,10 @@ def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., An
 
 
 def _is_first_worker() -> bool:
-    """Return whether this process is the first worker of a loader. In `watched` the question would count."""
+    """Return whether this process is the first worker of a loader.
+
+    In `watched` itself, these calls would be counted.
+    """
     worker = get_worker_info()
     return worker is not None and worker.id == 0
 
@@ -86,7 +90,7 @@ class _Counting:
         self._python = PythonCounter(lambda: "forward")
 
     def make(self, fetch: Callable[..., Any], *args: Any) -> Any:
-        """Make a batch, counted or not. Only errors of `fetch` are raised."""
+        """Make a batch, and count it if it is one of the two. Only errors of `fetch` are raised."""
         self._made += 1
         if self._made == 1:
             _leave_counters_of_the_rank()
@@ -107,7 +111,7 @@ class _Counting:
         python = self._python.result()
         if python is not None and self._operators.is_whole:
             batch = WorkerBatch(python=python, ops=dict(sorted(self._operators.calls.items())))
-            with contextlib.suppress(Exception):  # such as a disk that is full: the batch is not counted then
+            with contextlib.suppress(Exception):  # such as a full disk; the batch is not counted then
                 documents.write(self._run_dir.worker_batch(os.getpid()), WorkerBatchFile(batch=batch))
 
 
@@ -117,7 +121,7 @@ class _Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls = Counter[str]()
-        self.is_whole = True  # no operator could not be counted
+        self.is_whole = True  # whether every operator could be counted
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,7 +135,7 @@ class _Operators(TorchDispatchMode):
 
 
 def _leave_counters_of_the_rank() -> None:
-    """Leave what this process inherits if it is forked in a counted step, or while a loader is searched."""
+    """Drop the counters that a process inherits when forked in a counted step or during a loader search."""
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):
             leave(mode)

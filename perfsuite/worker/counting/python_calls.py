@@ -1,6 +1,6 @@
-"""Counts the calls of Python functions that a step makes. Imports no torch.
+"""Count the calls of Python functions that a step makes. Imports no torch.
 
-Since Python 3.12 `sys.monitoring` sees all threads. Before, `sys.setprofile` sees the thread that trains.
+Since Python 3.12, `sys.monitoring` sees all threads. Before, `sys.setprofile` sees only the training thread.
 """
 
 import gc
@@ -18,15 +18,15 @@ from perfsuite.results.counts import OUTSIDE_OF_STEPS, Phase, PythonCalls
 T = TypeVar("T")
 
 OURS = f"{Path(__file__).parents[2]}{os.sep}"
-COUNTING = str(Path(__file__).with_name("steps.py"))  # whose functions are not counted, nor their calls
+COUNTING = str(Path(__file__).with_name("steps.py"))  # its functions are not counted, nor their calls
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
-"""Functions that are not counted, nor what they call: torch's, which is called for each operator under a
-dispatch mode, as the one that counts; and comparisons, which a dictionary makes where hashes of addresses
-collide, so by chance."""
-WRAPPER = "watched"  # name of the functions by which we notice calls of a function of the training
+"""Functions that are not counted, nor what they call: a function of torch that is called for each operator
+under a dispatch mode such as ours, and comparisons, which a dictionary makes where hashes of addresses
+collide, which depends on chance."""
+WRAPPER = "watched"  # name of our functions that wrap a function of the training to notice its calls
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
 VERSION = "{}.{}".format(*sys.version_info)
-LEAST = 0.001  # share of all calls below which a function is not kept by its name
+LEAST = 0.001  # share of all calls below which a function is not listed by name
 
 
 def _is_ours(frame: FrameType) -> bool:
@@ -38,21 +38,21 @@ def _is_import(module: str, name: str) -> bool:
 
 
 def _calls_for_us(frame: FrameType) -> bool:
-    """Whether a frame of ours calls for us. A wrapper calls what it wraps for the training."""
+    """Return whether a frame of ours calls for us. A wrapper calls what it wraps for the training."""
     return _is_ours(frame) and frame.f_code.co_name != WRAPPER
 
 
 class PythonCounter:
-    """Counts the calls of steps.
+    """Counts the Python calls of steps.
 
-    Of two steps those count that both make: what one of them alone does comes once, or now and then. Of a
-    single step, and of a third one and later ones, all count but imports: what comes in every n-th step is
-    seen there.
+    Of two steps, only calls that both make are counted: what only one of them does happens once, or now and
+    then. Of a single step, and of a third or later one, all calls except imports are counted, so that what
+    happens in every n-th step is seen.
 
-    Not seen are perfsuite's functions and what they call at once, finalizers that Python's garbage collector
-    runs, and what operators do within. Before Python 3.12 other threads are not seen, as that in which
-    autograd runs hooks on a GPU. `phase` tells where in the step the training is. `hidden` is how the paths
-    of files begin whose functions are not seen either, with all that they call.
+    Not seen are perfsuite's functions and their direct calls, finalizers that Python's garbage collector
+    runs, and what happens inside operators. Before Python 3.12 other threads are not seen, such as the one in
+    which autograd runs hooks on a GPU. `phase` returns the current phase of the step. `hidden` are path
+    prefixes of files whose functions are not seen either, nor anything that they call.
     """
 
     def __init__(self, phase: Callable[[], Phase], hidden: tuple[str, ...] = ()) -> None:
@@ -64,7 +64,7 @@ class PythonCounter:
         self._is_whole = True
 
     def start(self) -> None:
-        """Begin a step. A profiler of the user's keeps its place: nothing is counted then."""
+        """Begin a step. A profiler of the user's stays in place, and then nothing is counted."""
         self._calls = Counter()
         if sys.getprofile() is not None or not self._watch.start():
             self._is_whole = False
@@ -75,12 +75,13 @@ class PythonCounter:
         """End a step."""
         if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
-        if not self._watch.stop() or sys.getprofile() is not None:  # it was taken away, or another one came
+        # Ours was removed, or another one was added.
+        if not self._watch.stop() or sys.getprofile() is not None:
             self._is_whole = False
         self._steps.append(self._calls)
 
     def unseen(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function, and see nothing of what it does in this thread."""
+        """Call a function, ignoring everything that it does in this thread."""
         was_seeing = self._watch.pause()
         try:
             return function(*args)
@@ -89,7 +90,7 @@ class PythonCounter:
                 self._watch.resume()
 
     def result(self) -> PythonCalls | None:
-        """What the last step has called; None if a profiler of the user's was there."""
+        """Return what the last step called; None if a profiler of the user's was active."""
         if not self._is_whole or not self._steps:
             return None
         counted = self._steps[-1]
@@ -117,7 +118,7 @@ class PythonCounter:
             self._watch.resume()
 
     def _see(self, frame: FrameType) -> bool:
-        """Count a call. Returns whether it is of our own account, with all that it calls."""
+        """Count a call. Return whether it is our own, with everything that it calls."""
         code = frame.f_code
         caller = frame.f_back
         if code.co_name in NOT_SEEN or code.co_filename.startswith(self._hidden):
@@ -131,7 +132,7 @@ class PythonCounter:
 
 
 def outside_of_steps(calls: Mapping[tuple[str, str], int]) -> PythonCalls:
-    """Return calls, by module and function, that one thread has made where no step runs."""
+    """Return the calls that one thread made outside of steps, by module and function."""
     functions = Counter[str]()
     for (module, name), count in calls.items():
         functions[f"{module}.{name}"] += count
@@ -145,14 +146,14 @@ def _most_called(functions: Counter[str]) -> dict[str, int]:
 
 
 class _Profile:
-    """Shows the calls of the thread that starts it, by `sys.setprofile`."""
+    """Reports the calls of the thread that starts it, with `sys.setprofile`."""
 
-    is_collecting = False  # Python's garbage collector runs, and has paused it
+    is_collecting = False  # whether it is paused because Python's garbage collector runs
 
     def __init__(self, see: Callable[[FrameType], bool]) -> None:
         self._see = see
-        self._hook = self._event  # one object, to be found again
-        self._ours: FrameType | None = None  # of our own account, until it returns
+        self._hook = self._event  # one bound method, so that it can be recognised
+        self._ours: FrameType | None = None  # the frame of a call of our own, until it returns
 
     def start(self) -> bool:
         self._ours = None
@@ -160,11 +161,11 @@ class _Profile:
         return True
 
     def stop(self) -> bool:
-        """Returns whether it was there until now."""
+        """Return whether it was active until now."""
         return self.pause()
 
     def pause(self) -> bool:
-        """Returns whether this thread was seen."""
+        """Return whether this thread was being watched."""
         if sys.getprofile() is not self._hook:
             return False
         sys.setprofile(None)
@@ -182,9 +183,9 @@ class _Profile:
 
 
 def leave_monitoring() -> bool:
-    """Leave `sys.monitoring`, as also a process must that was forked in a counted step.
+    """Release `sys.monitoring`, which a process forked in a counted step must do as well.
 
-    Returns whether this process had our place in it.
+    Return whether this process had claimed it.
     """
     if MONITORING is None or MONITORING.get_tool(MONITORING.PROFILER_ID) != OURS:
         return False
@@ -194,15 +195,15 @@ def leave_monitoring() -> bool:
 
 
 class _OfThread(threading.local):
-    """What is seen of one thread."""
+    """The state of one thread."""
 
-    paused = 0  # how many of our functions do not want it to be seen
-    ours: FrameType | None = None  # of our own account, until it returns
+    paused = 0  # number of our functions that have paused it
+    ours: FrameType | None = None  # the frame of a call of our own, until it returns
     is_collecting = False
 
 
 class _Monitoring:
-    """Shows the calls of all threads, by `sys.monitoring`, in the place that it has for a profiler."""
+    """Reports the calls of all threads, with `sys.monitoring` and its tool id for profilers."""
 
     def __init__(self, see: Callable[[FrameType], bool]) -> None:
         self._see = see
@@ -210,7 +211,7 @@ class _Monitoring:
 
     @property
     def is_collecting(self) -> bool:
-        """Whether Python's garbage collector runs in this thread, and has paused it."""
+        """Whether Python's garbage collector runs in this thread and has paused the watching."""
         return self._thread.is_collecting
 
     @is_collecting.setter
@@ -218,11 +219,11 @@ class _Monitoring:
         self._thread.is_collecting = value
 
     def start(self) -> bool:
-        """Returns whether the place was free."""
+        """Return whether the tool id was free."""
         if MONITORING.get_tool(MONITORING.PROFILER_ID) is not None:
             return False
         events = MONITORING.events
-        begin = (events.PY_START, events.PY_RESUME, events.PY_THROW)  # as a generator does again and again
+        begin = (events.PY_START, events.PY_RESUME, events.PY_THROW)  # a generator is resumed many times
         end = (events.PY_RETURN, events.PY_UNWIND)
         self._thread = _OfThread()
         MONITORING.use_tool_id(MONITORING.PROFILER_ID, OURS)
@@ -233,11 +234,11 @@ class _Monitoring:
         return True
 
     def stop(self) -> bool:
-        """Returns whether it was there until now."""
+        """Return whether it was active until now."""
         return leave_monitoring()
 
     def pause(self) -> bool:
-        """Returns whether this thread was seen."""
+        """Return whether this thread was being watched."""
         self._thread.paused += 1
         return True
 
@@ -257,7 +258,7 @@ class _Monitoring:
             thread.ours = None
 
 
-HOOKS: tuple[Any, ...] = (  # the functions that run while it sees
+HOOKS: tuple[Any, ...] = (  # functions that run while calls are watched
     *(PythonCounter._see, PythonCounter._collecting, PythonCounter.unseen, _is_ours, _calls_for_us),
     *(_Profile.pause, _Profile.resume, _Profile._event),
     *(_Monitoring.pause, _Monitoring.resume, _Monitoring._called, _Monitoring._returned),

@@ -1,4 +1,4 @@
-"""Decides which steps of a launch are counted, and keeps what was counted. Imports torch."""
+"""Decide which steps of a launch are counted, and keep the counts. Imports torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IN_BACKWARD = "the optimizer steps in backward"
 
 
 def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
-    """Let an error of `method` end the counting, and nothing else."""
+    """Let an error of `method` end only the counting."""
 
     @functools.wraps(method)
     def guarded(self: Counting, *args: Any, **kwargs: Any) -> None:
@@ -53,12 +53,12 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Counting:
-    """Has a `StepCounter` in place in some steps, and not between them. Nothing of it is left afterwards.
+    """Keeps a `StepCounter` active in some steps, but not between them. Nothing of it is left afterwards.
 
-    The rank calls `before_optimizer_step` before the step of each optimizer, `end_step` first of all when a
-    step has ended, and `begin_step` last of all before the next one. `model` returns what trains; it is
-    called between steps. An error never reaches the training: it becomes a note. Only to make one raises
-    `RuntimeError`, where torch does not tell a forward from the backward pass.
+    The rank calls `before_optimizer_step` before each optimizer's step, `end_step` as the first thing when a
+    step has ended, and `begin_step` as the last thing before the next one. `model` returns the trained model;
+    it is called between steps. Errors never reach the training: they become notes. Only the constructor
+    raises `RuntimeError`, if torch does not distinguish forward from backward.
     """
 
     def __init__(self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP) -> None:
@@ -67,29 +67,33 @@ class Counting:
                 f"torch {torch.__version__} has no torch._C.{BACKWARD}, so nothing tells what it does in "
                 "forward from what it recomputes in backward"
             )
-        self.counts: Counts | None = None  # of step `COUNTED_STEP`, if it could be counted, with later ones
-        self.log: MemoryLog | None = None  # births and deaths up to that step; there when `counts` is
+        # Of step `COUNTED_STEP`, including later steps; None if it was not counted.
+        self.counts: Counts | None = None
+        self.log: MemoryLog | None = None  # births and deaths up to that step; set if `counts` is
         self.notes: list[str] = []  # why a step was not counted, or a norm not read
         self.steps = steps
-        self.has_counted_late = False  # whether it was in place in the late step, which takes longer for it
-        self.gradient_squares: float | None = None  # of this rank, as `RankReport` has it
+        self.has_counted_late = False  # whether the late step was counted, which makes it slower
+        # Squared norm of this rank's gradients, as in `RankReport`.
+        self.gradient_squares: float | None = None
         self.unclipped_squares: float | None = None  # the same before clipping
         self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
         self._model = model
         self._watch: Watch | None = None
-        self._optimizers: list[Any] = []  # those that stepped: the first is the clock, which may step others
+        # Optimizers that have stepped; the first is the clock, and may step others.
+        self._optimizers: list[Any] = []
         self._counter: StepCounter | None = None
-        self._norm: NormBeforeClipping | None = None  # in the step that is reported
-        self._runs_closure = False  # its optimizer makes forward and backward itself
-        self._batches: Batches | None = None  # those that were loaded before a step is counted
+        self._norm: NormBeforeClipping | None = None  # reads the norm in the reported step
+        self._runs_closure = False  # whether the optimizer runs forward and backward itself
+        self._batches: Batches | None = None  # batches loaded before the first counted step
         self._ended = 0
         self._modes = _len_torch_dispatch_stack()
 
     @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """An optimizer is about to step: the first that does is the one whose steps are counted.
+        """Note that an optimizer is about to step. The first one to do so is the one whose steps are counted.
 
-        `args` and `kwargs` are those of its step, as hooks of torch get them: the optimizer is the first.
+        `args` and `kwargs` are those of its step, as torch passes them to hooks: the optimizer itself comes
+        first.
         """
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
@@ -104,20 +108,20 @@ class Counting:
                 self._read_norm(self._norm)
 
     def _read_norm(self, norm: NormBeforeClipping) -> None:
-        if in_backward():  # not all gradients are there, and the step is not counted
+        if in_backward():  # not all gradients are there yet, and the step is not counted
             return
         self.unclipped_squares = norm.result(norm.read())
         if norm.note is not None:
             self.notes.append(norm.note)
 
     def rebuilt(self) -> None:
-        """Another optimizer has taken the place of the first: its state is not known as such."""
+        """Give up in the first steps if a new optimizer replaces the first: its state is not recognised."""
         if self._ended < self.steps.until and not self.notes:
             self._give_up("the script built a new optimizer in the first steps")
 
     @_to_a_note
     def end_step(self) -> None:
-        """A step has ended."""
+        """End a step, and keep its counts if it was counted."""
         self._ended += 1
         if self._counter is None:
             return
@@ -125,7 +129,7 @@ class Counting:
             self._norm.leave()
         if not leave(self._counter):
             raise RuntimeError("its TorchDispatchMode was taken away during the step")
-        if in_backward():  # autograd puts back what was there when its backward began
+        if in_backward():  # autograd restores the modes that were active when its backward began
             self._give_up(IN_BACKWARD)
             return
         counts = self._counter.end_step(self._ended)
@@ -149,7 +153,7 @@ class Counting:
         self.counts = counts
 
     def _add(self, reported: Counts, counts: Counts, counter: StepCounter) -> None:
-        """Keep the counts of a later step, if all that it did was seen."""
+        """Keep the counts of a later step, if everything that it did was seen."""
         hidden = () if self._watch is None else self._watch.found(counter, counts, self._model())
         counts = counts.replace(
             python=python_unless_alike(counts.python, reported.python),
@@ -157,14 +161,14 @@ class Counting:
         )
         if hidden:
             self.notes.append(f"step {counts.step} was not counted: {'; '.join(hidden)}")
-        elif self._ended == self.steps.late:  # what lived before it is not known
+        elif self._ended == self.steps.late:  # storages from before this step are not known
             self.counts = reported.with_step(counts.replace(memory=None))
         else:
             self.counts = reported.with_step(counts)
 
     def _read_late(self) -> None:
-        """Read the norms that were not there before the optimizer's step."""
-        if self._norm is not None and self._runs_closure:  # which leaves the gradients that it used
+        """Read the norms that were not available before the optimizer's step."""
+        if self._norm is not None and self._runs_closure:  # a closure leaves the gradients that it used
             self._read_norm(self._norm)
         # DeepSpeed keeps no gradients, and knows their norm before clipping and without fp16's scale.
         norm = deepspeed.gradient_norm(self._optimizers[0])
@@ -175,7 +179,7 @@ class Counting:
 
     @_to_a_note
     def begin_step(self) -> None:
-        """The next step is about to begin."""
+        """Begin the next step, counted or not."""
         if self._ended < FIRST_COUNTED - 1 and self._batches is None:
             self._batches = Batches()
         is_late = self._ended + 1 == self.steps.late and self.counts is not None
@@ -186,7 +190,7 @@ class Counting:
                 self._counter.memory.received(storage)
         if self._counter is None:
             return
-        if in_backward():  # autograd takes away what is entered there
+        if in_backward():  # autograd removes modes that are entered in backward
             self._give_up(IN_BACKWARD)
         elif _len_torch_dispatch_stack() != self._modes:
             self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
@@ -199,9 +203,9 @@ class Counting:
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
-        """Return what was counted, after the last step. A compiled model's memory is not seen: left out."""
-        self.abandon()  # fewer steps were made
-        try:  # by names that are private to torch: another version may lack one
+        """Return the counts, after the last step. For a compiled model, memory is not seen and left out."""
+        self.abandon()  # in case fewer steps were made than planned
+        try:  # uses names that are private to torch, which another version may lack
             compiled = software.compiled_counts()
         except Exception as error:
             self.notes.append(
@@ -220,7 +224,7 @@ class Counting:
         return [] if batches is None else batches.end()
 
     def _give_up(self, why: str) -> None:
-        """Count nothing more. What was counted before stays, but for the step that is running."""
+        """Stop counting. Earlier counts are kept, but not those of the running step."""
         if self.counts is None:
             self.notes.append(f"what a step does was not counted: {why}")
         else:
@@ -230,7 +234,7 @@ class Counting:
         self.abandon()
 
     def abandon(self) -> None:
-        """Count nothing more, and leave nothing behind."""
+        """Stop counting, and leave nothing behind."""
         self._end_batches()
         counter = self._counter
         self._counter = None
@@ -246,8 +250,8 @@ class Counting:
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
     """Return the memory of a step, or that of the reported step if they hardly differ.
 
-    Losses that are kept for later take some bytes more in each step. What is hidden so is half of what is
-    judged at most: two launches together hide no more than that.
+    Losses that are kept for later take a few more bytes in each step. This hides at most half of the judged
+    threshold, so two launches together hide no more than the threshold.
     """
     if memory is None or reported is None or memory.growth != reported.growth:
         return memory
@@ -261,8 +265,7 @@ def _without_memory(counts: Counts) -> Counts:
 
 
 def warm_up() -> None:
-    """Count a tiny step, so that what counting loads is in memory before the level that the host's peak is
-    measured from."""
+    """Count a tiny step, to load what counting needs before the host's baseline memory is read."""
     weight = torch.nn.Parameter(torch.ones(8, 8))
     optimizer = torch.optim.AdamW([weight])
     counter = StepCounter([optimizer])
@@ -274,7 +277,7 @@ def warm_up() -> None:
 
 
 def leave(counter: StepCounter) -> bool:
-    """Leave the counter's mode, also from below others. Returns whether it was there."""
+    """Leave the counter's mode, even below other modes. Return whether it was active."""
     if not counter.is_entered:
         return False
     was_there = any(mode is counter for mode in _get_current_dispatch_mode_stack())
@@ -286,4 +289,5 @@ def leave(counter: StepCounter) -> bool:
     counter.__exit__(None, None, None)
     for mode in reversed(above):
         _push_mode(mode)
-    return was_there  # autograd takes away what is entered in a backward when that ends
+    # False after a backward in which it was entered: autograd removes such modes when that ends.
+    return was_there

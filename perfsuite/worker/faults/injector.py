@@ -1,4 +1,4 @@
-"""Carries out a fault on request, to test the gate: `--perf-inject` (docs/evidence/faults.md has a table)."""
+"""Carry out a fault on request, to test the gate: `--perf-inject` (docs/evidence/faults.md has a table)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from perfsuite.results.rank_report import RankReport
     from perfsuite.worker.clock.recorder import Recorder
 
-STRUCTURAL_AFTER = 1  # the step, from 0 on, after which a structural fault begins: the one that is observed
+STRUCTURAL_AFTER = 1  # index of the step after which a structural fault begins, the one that is observed
 
 
 class Injector:
-    """Carries out one fault in one rank. `training` returns model and optimizer, None where there is none."""
+    """Carries out one fault in one rank.
+
+    `training` returns the model and the optimizer, or None for each that does not exist.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Injector:
         self._held: Any = None
 
     def before_end(self, step: int, recorder: Recorder) -> None:
-        """Called before the end of a step is stamped."""
+        """Carry out a fault of this step, before its end is stamped."""
         kind = self.fault.kind
         size = self.fault.size
         if kind == "slowdown":
@@ -61,7 +64,7 @@ class Injector:
                     time.sleep(1)
 
     def report(self, report: RankReport) -> RankReport | None:
-        """Return the report that the rank writes instead; None if it writes none."""
+        """Return the report that the rank writes instead, or None if it writes none."""
         memory = report.memory
         match self.fault.kind:
             case "nan":
@@ -89,7 +92,7 @@ def _run_out_of_memory(recorder: Recorder) -> None:
 
 def _hold(share: float, recorder: Recorder) -> Any:
     if recorder.memory is None:
-        return None  # a simulated run: its report is changed instead
+        return None  # the report of a simulated run is changed instead
     import torch
 
     size = int(recorder.memory.read().peak * share)

@@ -1,4 +1,4 @@
-"""Changes what a training step does, as a mistake in its code would (docs/evidence/faults.md has a table).
+"""Change what a training step does, as a mistake in its code would (docs/evidence/faults.md has a table).
 
 A fault begins with the first counted step.
 """
@@ -25,16 +25,16 @@ from perfsuite.worker.observation.optimizers import parameters_of
 if TYPE_CHECKING:
     from perfsuite.case.fault import Structural
 
-PART_BYTES = 1 << 20  # that one all-reduce sends by `small-buckets`
-AVERAGED = 0.999  # the share of the moving average that a step leaves
+PART_BYTES = 1 << 20  # bytes per all-reduce with `small-buckets`
+AVERAGED = 0.999  # share of the moving average that remains after a step
 
 
 class _Misfit(Exception):
-    """Why a fault changes nothing here."""
+    """The reason why a fault changes nothing here."""
 
 
 def begin(kind: Structural, model: nn.Module | None, optimizer: Optimizer | None) -> None:
-    """Change what trains, from the next step on. Raises `MismatchError` where there is nothing to change."""
+    """Change the training from the next step on. Raises `MismatchError` if there is nothing to change."""
     try:
         if model is None or optimizer is None:
             raise _Misfit("nothing trains here")
@@ -55,7 +55,7 @@ def _toggle_resharding(model: nn.Module, optimizer: Optimizer) -> None:
         raise _Misfit("FSDP2 shards no blocks")
     root = next(module for module in model.modules() if isinstance(module, FSDPModule))
     for unit, group in pairs:
-        if unit is not root:  # which torch keeps
+        if unit is not root:  # torch keeps the root gathered
             unit.set_reshard_after_forward(group.post_forward_mesh_info is None, recurse=False)
 
 

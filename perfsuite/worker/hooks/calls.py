@@ -1,4 +1,4 @@
-"""Notices calls that torch's dispatcher does not see, by public names alone: hidden work, and stalls."""
+"""Notice stalls and hidden work, which torch's dispatcher does not see. Uses only public names."""
 
 import functools
 import inspect
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # classes of DeepEP
-SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")  # how methods begin that send
+# Name prefixes of methods that communicate.
+SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
 
 STALLING = (  # functions that make the host wait for the device, or do work that training does not need
     "torch.cuda.synchronize",
@@ -23,12 +24,12 @@ STALLING = (  # functions that make the host wait for the device, or do work tha
     "gc.collect",
 )
 
-seen: Counter[str] = Counter()  # what was called in this process since `watch`, by what is said of it
+seen: Counter[str] = Counter()  # calls in this process since `watch`, by the message about them
 stalls: Counter[str] = Counter()  # calls of `STALLING` functions in this process since `watch`, by name
 
 
 def watch() -> None:
-    """Notice CUDA graphs that are replayed, and stalls. Call it before a script imports one of the names."""
+    """Notice replays of CUDA graphs, and stalls. Call it before a script imports one of these names."""
     _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, whose operators are not seen")
     for function in STALLING:
         owner, _, name = function.rpartition(".")
@@ -36,7 +37,7 @@ def watch() -> None:
 
 
 def watch_packages() -> None:
-    """Notice what sends by itself, in packages that were imported meanwhile."""
+    """Notice packages that communicate on their own, if they have been imported by now."""
     package = sys.modules.get("deep_ep")
     for kind in (getattr(package, name, object) for name in BUFFERS):
         for name, method in [*vars(kind).items()]:
@@ -53,7 +54,7 @@ def _notice(owner: Any, name: str, said: str, counter: Counter[str] = seen) -> N
 
 
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
-    """Call `look` with the arguments before each call of a function, which then has `is_watched`."""
+    """Call `look` with the arguments before each call of a function, and mark it with `is_watched`."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Calls a function as soon as a module was imported. Imports no torch."""
+"""Call a function as soon as a module has been imported. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ Action = Callable[[ModuleType], object]
 
 
 class AfterImport:
-    """Finds some modules as other finders do, and calls an action for each once it was executed.
+    """A finder that delegates to the others, and calls an action after each watched module was executed.
 
-    Nobody has taken a name from the module by then. An error of an action never reaches who imports.
+    At that time nobody has imported a name from the module yet. Errors of actions never reach the importer.
     """
 
     def __init__(self, actions: Mapping[str, Action], on_error: Callable[[Exception], object]) -> None:
-        self._actions = dict(actions)  # of the modules that are still to be imported, by name
+        self._actions = dict(actions)  # by name, for modules that are still to be imported
         self._on_error = on_error
         self._asking = threading.local()
 
     def begin(self) -> None:
-        """Call the actions of modules that are imported already, and wait for the others."""
+        """Run the actions of modules that are imported already, and wait for the others."""
         self.look()
         if self._actions:
             sys.meta_path.insert(0, self)
 
     def look(self) -> None:
-        """Call the actions of modules that are imported by now.
+        """Run the actions of modules that have been imported by now.
 
-        To be called again, later: a library that imports torch is imported in part when torch was, and is
-        never imported anew.
+        Call it again later: a library that imports torch may be half imported when torch is, and is then
+        never imported again.
         """
         for name in [*self._actions]:
             module = sys.modules.get(name)
@@ -41,14 +41,15 @@ class AfterImport:
                 self._act(name, module)
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._actions.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return None, but for a module that is waited for."""
-        if name not in self._actions or getattr(self._asking, "now", False):  # others may ask all finders
+        """Return None, except for a module that is waited for."""
+        # Other finders may ask all finders again.
+        if name not in self._actions or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
         try:
@@ -57,7 +58,7 @@ class AfterImport:
             spec = next((spec for spec in found if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 self._act_after(spec.loader, name)
-        except Exception as error:  # the other finders are asked after this one, as without it
+        except Exception as error:  # the other finders run next, as they would without this one
             self._on_error(error)
             return None
         finally:
@@ -75,7 +76,7 @@ class AfterImport:
 
     def _act(self, name: str, module: ModuleType) -> None:
         action = self._actions.pop(name, None)
-        if action is None:  # the module is executed again
+        if action is None:  # the module is being executed again
             return
         try:
             action(module)

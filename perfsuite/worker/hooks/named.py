@@ -1,4 +1,4 @@
-"""Finds functions that a case names as `module:name`, and wraps them without editing the script. No torch."""
+"""Find functions that a case names as `module:name`, and wrap them without editing the script. No torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 class NamedFunction:
     """A function or method that a case names as `module:name`, wrapped once the script has defined it.
 
-    A name with dots is a method: `train:Loader.next_batch`. Of a class the first of `methods` that it has is
-    wrapped; without `methods` a class is not what is wanted.
+    A dotted name is a method: `train:Loader.next_batch`. If the name is a class, the first of `methods` that
+    it has is wrapped; without `methods`, a class is not accepted.
     """
 
     def __init__(self, name: str, wrap: Wrap, methods: Sequence[str] = ()) -> None:
@@ -27,10 +27,10 @@ class NamedFunction:
         self.is_found = False
         self._wrap = wrap
         self._methods = methods
-        self._is_of_main = False  # the module is the script itself
+        self._is_of_main = False  # whether the module is the script itself
 
     def look(self) -> bool:
-        """Look for the function, and wrap it if it is there. Returns whether it is found by now."""
+        """Look for the function and wrap it if it exists. Return whether it has been found."""
         if self.is_found:
             return True
         owner = self._owner(self._imported())
@@ -38,7 +38,7 @@ class NamedFunction:
             return self.is_found
         name = self.path.rpartition(".")[2]
         function = inspect.getattr_static(owner, name, None)
-        if function is None:  # a module that gives it by a function of its own, `__getattr__`
+        if function is None:  # the module provides it through its `__getattr__`
             function = getattr(owner, name)
         of_class = owner if isinstance(owner, type | ModuleType) else type(owner)
         if isinstance(function, type):
@@ -59,19 +59,19 @@ class NamedFunction:
         return True
 
     def module_may_be_main(self) -> None:
-        """Find out whether the module is the script itself: multiprocessing may have set another one."""
+        """Find out whether the module is the script itself. multiprocessing may have replaced `__main__`."""
         self._is_of_main = self.module in _names_of_main()
 
     @property
     def is_imported(self) -> bool:
-        """Whether the script has imported the module, or is it."""
+        """Whether the script has imported the module, or is the module."""
         return self._imported() is not None
 
     def check(self) -> None:
         """Raise `MismatchError` if the first steps show that the name is wrong."""
 
     def why_not_found(self) -> str | None:
-        """Return what is wrong with the name so far; None if the function is found."""
+        """Return what is wrong with the name so far; None if the function was found."""
         if self.is_found:
             return None
         module = self._imported()
@@ -94,16 +94,17 @@ class NamedFunction:
 class Search:
     """Looks for named functions as soon as the script defines them, before they are called.
 
-    Nothing but a profile function runs between a definition in `__main__` and the first call. It is gone once
-    all functions are found, or the first step begins.
+    Only a profile function runs between a definition in `__main__` and the first call. It is removed once all
+    functions are found or the first step begins.
     """
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
-        self._before: Any = None  # the profile function in whose place it is: ours that counts a start-up
+        # The profile function that it replaces: ours, which counts calls of the start-up.
+        self._before: Any = None
 
     def begin(self) -> None:
-        """Find what there is now, and begin to look for the rest."""
+        """Find the functions that exist by now, and start looking for the others."""
         self._find_main()
         is_started_by_python = multiprocessing.parent_process() is None
         before = sys.getprofile()
@@ -113,20 +114,21 @@ class Search:
             sys.setprofile(self._look_in_a_call)
 
     def end(self) -> None:
-        """Take the profile function away, and look once more: the first step begins."""
+        """Remove the profile function and look once more, because the first step begins."""
         if sys.getprofile() == self._look_in_a_call:
             sys.setprofile(self._before)
         self._find_main()
         self.look()
 
     def look_late(self) -> list[NamedFunction]:
-        """Look for what was not defined when the first step began. Returns what is found now."""
+        """Look for functions that were not defined when the first step began. Return those found now."""
         missing = [named for named in self.named if not named.is_found]
         return [named for named in missing if named.look()]
 
     def look(self) -> bool:
-        """Look for what is not found yet. Returns whether all functions are found."""
-        found = [named.look() for named in self.named]  # each, also where one is not there yet
+        """Look for functions that are still missing. Return whether all have been found."""
+        # A list, so that each is looked for even if another is missing.
+        found = [named.look() for named in self.named]
         return all(found)
 
     def _find_main(self) -> None:
@@ -138,17 +140,17 @@ class Search:
             self._before(frame, event, argument)
         try:
             is_over = self.look()
-        except Exception:  # it would end the script: `end` tries again
+        except Exception:  # it would end the script; `end` tries again
             is_over = True
         if is_over:
             sys.setprofile(self._before)
 
 
 def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> None:
-    """Replace a function, also where a module has it by `from module import name`."""
+    """Replace a function, also in modules that have it from `from module import name`."""
     for each in (owner, *list(sys.modules.values())):
         try:
-            names = object.__getattribute__(each, "__dict__")  # a lazy module would be loaded by its own way
+            names = object.__getattribute__(each, "__dict__")  # `getattr` would load a lazy module
         except AttributeError:
             continue
         if names.get(name) is function:
@@ -156,7 +158,7 @@ def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> No
 
 
 def _names_of_main() -> tuple[str | None, ...]:
-    """Return the names of the script's own module: of its file, or what follows `python -m`."""
+    """Return the names of the script's own module: its file's name, or what follows `python -m`."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     return ("__main__", Path(getattr(main, "__file__", None) or "").stem, getattr(spec, "name", None))

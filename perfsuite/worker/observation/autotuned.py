@@ -1,8 +1,8 @@
-"""Reads what autotuning by torch.compile chose, from the files of inductor's cache. Imports no torch.
+"""Read what autotuning by torch.compile chose from the files of inductor's cache. Imports no torch.
 
 The files are private to torch (seen in 2.13). Triton's configurations are one file each
-(`torch/_inductor/runtime/autotune_cache.py`), and how long each candidate for a matrix product took is in
-files of `cache` (`PersistentCache` in `torch/_inductor/codecache.py`). What is not as expected is left out.
+(`torch/_inductor/runtime/autotune_cache.py`); the times of the candidates for each matrix product are in
+files of `cache` (`PersistentCache` in `torch/_inductor/codecache.py`). Files of another form are left out.
 """
 
 import hashlib
@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 
 BOOKKEEPING = {"configs_hash", "found_by_coordesc", "time_taken_ms", "triton_cache_hash"}
-LONGEST = 100  # letters of a choice
+LONGEST = 100  # maximum characters of a choice
 
 
 def choices(cache: Path) -> dict[str, str]:
-    """Return what was chosen for each kernel that was tuned, by its name; empty if none was.
+    """Return the choice for each kernel that was tuned, by its name; empty if none was.
 
     `cache` is inductor's directory. A kernel that was tuned in two launches has the same name in both.
     """

@@ -1,6 +1,6 @@
-"""Measures DeepSpeed: its engine's step is the clock, and the engine owns what it partitions.
+"""Measure DeepSpeed: its engine's step is the clock, and the engine owns what it partitions.
 
-ZeRO steps an optimizer of torch over flat partitions, several times in a step of training.
+ZeRO steps an optimizer of torch over flat partitions, several times in one training step.
 """
 
 import functools
@@ -18,9 +18,10 @@ NAME = "DeepSpeedEngine"
 
 
 def takes(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> bool:
-    """Whether a step of `optimizer` is part of one of DeepSpeed. Raises `MismatchError` if made elsewhere.
+    """Return whether a step of `optimizer` is part of a DeepSpeed step.
 
-    `before` and `after` are then called around the engine's steps, from the second on, with `optimizer`.
+    `before` and `after` are then called with `optimizer` around the engine's steps, from the second on.
+    Raises `MismatchError` if DeepSpeed steps it outside of an engine's step.
     """
     callers = _callers() if "deepspeed" in sys.modules else []
     if not callers:
@@ -46,7 +47,7 @@ def takes(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], 
 
 
 def _callers() -> list[tuple[str, Any]]:
-    """The running functions of DeepSpeed, innermost first, with their `self`."""
+    """Return the running functions of DeepSpeed, innermost first, each with its `self`."""
     return [
         (frame.f_code.co_name, frame.f_locals.get("self"))
         for frame, _ in traceback.walk_stack(sys._getframe())
@@ -55,16 +56,17 @@ def _callers() -> list[tuple[str, Any]]:
 
 
 def gradient_norm(optimizer: Any) -> float | None:
-    """Return the norm of the gradients of all ranks in the last step of the engine that has `optimizer`.
+    """Return the gradient norm over all ranks in the last step of the engine that has `optimizer`.
 
-    Before clipping, without the scale of fp16; None without an engine, or if that does not know it.
+    It is the norm before clipping and without fp16's scale; None without an engine, or if the engine does not
+    know it.
     """
     norm = getattr(engine_of(optimizer), "get_global_grad_norm", lambda: None)()
     return None if norm is None else float(norm)
 
 
 def engine_of(optimizer: Any) -> Any:
-    """Return the living engine that `optimizer` is in, None if there is none."""
+    """Return the living engine that owns `optimizer`; None if there is none."""
     module: Any = sys.modules.get("deepspeed.runtime.engine")
     if module is None:
         return None

@@ -1,4 +1,4 @@
-"""Counts the elements of each dtype in what trains. Imports torch."""
+"""Count the elements of each dtype in the training state. Imports torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from perfsuite.worker.observation.replicas import local
 
 
 def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | None = None) -> Dtypes:
-    """Return the dtypes of what this rank holds, just before a step of `optimizer`, which has stepped before.
+    """Return the dtypes of what this rank holds, just before `optimizer` makes a step that is not its first.
 
-    What an optimizer steps need not be the model's: it may have its own copies of them in fp32. Scalars, such
-    as the number of steps, are left out. `linear_layers`: as seen in the step.
+    An optimizer may step its own fp32 copies instead of the model's parameters. Scalars, such as the number
+    of steps, are left out. `linear_layers` are the dtypes that were seen in the step.
     """
     parameters = list(model.parameters())
     stepped = parameters_of(optimizer)
@@ -49,7 +49,7 @@ def _elements(tensors: Iterable[Any]) -> dict[str, int]:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """Yield what a tensor is made of: torchao's 8-bit state says float32, and holds codes and scales."""
+    """Yield the tensors inside a tensor: torchao's 8-bit state claims float32, but holds codes and scales."""
     if not is_traceable_wrapper_subclass(tensor) or not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return

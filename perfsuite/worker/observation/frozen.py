@@ -1,4 +1,4 @@
-"""Finds objects that `gc.freeze` hides from Python's garbage collector. Imports no torch."""
+"""Find objects that `gc.freeze` hides from Python's garbage collector. Imports no torch."""
 
 import contextlib
 import gc
@@ -8,25 +8,27 @@ _not_by_training = 0  # objects that were frozen before the training began, or b
 
 
 def watch() -> None:
-    """Note what is frozen before the training begins."""
+    """Note how many objects are frozen before the training begins."""
     global _not_by_training
     _not_by_training = gc.get_freeze_count()
 
 
 def has_training_frozen() -> bool:
-    """Whether more objects are frozen than were before the training, and than `unfrozen` froze.
+    """Return whether the training itself has frozen objects.
 
-    A few objects that the training froze are not noticed if as many of the others have died since.
+    It has if more are frozen than there were before the training, plus those that `unfrozen` froze.
+
+    A few objects frozen by the training go unnoticed if as many of the others have died since.
     """
     return gc.get_freeze_count() > _not_by_training
 
 
 @contextlib.contextmanager
 def unfrozen(*, collects: bool) -> Iterator[None]:
-    """Have nothing frozen for a while. Afterwards all objects are frozen: Python cannot freeze only some.
+    """Unfreeze all objects for a while, if any are frozen.
 
-    Does nothing if nothing is frozen. With `collects` garbage is collected first, as frozen garbage stays for
-    ever.
+    Afterwards all objects are frozen, because Python cannot freeze only some. With `collects`, garbage is
+    collected first, because frozen garbage would stay forever.
     """
     global _not_by_training
     before = gc.get_freeze_count()

@@ -1,6 +1,6 @@
-"""Observes what really runs: wrapper, sharding, dtypes, attention, versions. Refuses what was not asked for.
+"""Observe the wrapper, sharding, dtypes, attention and versions that really run, and refuse any mismatch.
 
-What only all ranks together can tell is reported as `Evidence`.
+What only all ranks together can show is reported as `Evidence`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
-NO_ATTENTION = "none"  # of a model without any, such as Mamba; only a case's default attention fits to it
+# For a model without attention, such as Mamba; only a case's default attention matches it.
+NO_ATTENTION = "none"
 ADAPTERS = ("trained", "lora", "adapters")
-FIELDS = {  # of a case that describes a script, by the setting that is observed in it
+FIELDS = {  # the field of a script's case, by the setting that is observed for it
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
     "attention": "attention",
@@ -47,12 +48,12 @@ FIELDS = {  # of a case that describes a script, by the setting that is observed
 
 
 class Observer:
-    """Looks at what trains before the first step, through the second, by hooks on modules, after the last."""
+    """Looks at the training before the first step, during the second (with hooks), and after the last."""
 
-    _second_step: SecondStep  # there since the first step
+    _second_step: SecondStep  # set by the first step
 
     def __init__(self, case: Case, workload: Workload, *, has_values: bool = True) -> None:
-        """Observe what `workload` trains. `has_values`: its tensors hold numbers; not so in a dry run."""
+        """Observe what `workload` trains. `has_values` is False in a dry run: its tensors hold no numbers."""
         self.case = case
         self._has_values = has_values
         self.workload = workload
@@ -62,10 +63,13 @@ class Observer:
         self._after: dict[str, float] = {}
         self._collectives_before: int | None = None
         self._settings: dict[str, str] = {}
-        self.dtypes: Dtypes = {}  # of what trains; known before the second step of the optimizer
+        self.dtypes: Dtypes = {}  # of the training; set before the second step of the optimizer
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Look before a step; for `register_optimizer_step_pre_hook`. The first optimizer seen counts."""
+        """Look before a step: a hook for `register_optimizer_step_pre_hook`.
+
+        Only the first optimizer that is seen counts.
+        """
         if self.optimizer is None:
             if self.model is None:
                 self.model = owner(optimizer)
@@ -81,7 +85,7 @@ class Observer:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What the second step has shown; empty before it."""
+        """The settings that the second step has shown; empty before it."""
         return self._settings
 
     def abandon(self) -> None:
@@ -96,17 +100,18 @@ class Observer:
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            # A rank of FSDP1 may hold frozen parameters alone: it has nothing to change.
+            # A rank of FSDP1 may hold only frozen parameters, and then has nothing that changes.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": "yes" if software.compiled_graphs() else "no",
         }
         environment = software.environment(self.case.framework.packages)
-        if not self.case.framework.promises.builds_model:  # a script's second batch may have padding, or not
+        # A script's second batch may or may not have padding.
+        if not self.case.framework.promises.builds_model:
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
 
     def evidence(self) -> Evidence:
-        """Return what is to be compared between ranks. Before `result`, no parameters are."""
+        """Return what is to be compared between ranks. Parameters are included only after `result`."""
         count = replicas.collectives_begun()
         before = self._collectives_before
         norms = self._before.items()
@@ -128,7 +133,8 @@ class Observer:
     def check(self, observed: Observed) -> None:
         """Raise `MismatchError` if what was observed is not what the case asks for."""
         infinite = [name for name, norm in self._after.items() if not math.isfinite(norm)]
-        if infinite and self.case.framework.promises.loss is None:  # else the loss tells, with its step
+        # Otherwise the loss shows it, with its step.
+        if infinite and self.case.framework.promises.loss is None:
             raise MismatchError(
                 f"{infinite[0]} is {self._after[infinite[0]]} after the last step: training diverged, and "
                 "what it measured is worth nothing. Look at the learning rate and the data"
@@ -145,7 +151,7 @@ class Observer:
         for key, asked in {**self._expected(settings), **framework_of(case).expected(case)}.items():
             if asked is not None and settings.get(key) != asked and key not in later:
                 said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
-                if key not in ADAPTERS:  # of which the advice is long
+                if key not in ADAPTERS:  # their advice is long
                     said += " Nothing measured this way would be what its name says."
                 raise MismatchError(said + self._advice(key))
 
@@ -186,7 +192,7 @@ class Observer:
         return expected
 
     def _recomputing(self, observed: str) -> str | None:
-        """Return what the case says of the blocks that are recomputed; None where that is not known."""
+        """Return how many blocks should be recomputed according to the case; None if that is unknown."""
         if observed == NOT_OBSERVED:
             return None
         mode = self.case.activation_checkpointing
@@ -228,13 +234,13 @@ class Observer:
 
 
 class Owners(nn.ModuleList):
-    """Several modules that one optimizer steps, as one: they have no common parent."""
+    """Several modules without a common parent that one optimizer steps, as one module."""
 
 
 def owner(optimizer: Any) -> nn.Module:
-    """Return the outermost living module that has all parameters of `optimizer`: what trains, as wrapped.
+    """Return the outermost living module with all parameters of `optimizer`: the wrapped model.
 
-    Where none has all, return the fewest modules that do together, as `Owners`.
+    If no module has all of them, return the fewest modules that do together, as `Owners`.
     """
     engine = deepspeed.engine_of(optimizer)
     if engine is not None:
@@ -275,7 +281,8 @@ def wrapping(model: nn.Module) -> dict[str, str]:
     shardings |= {", ".join(map(_placement, tensor.placements)) for tensor in tensors}
     meshes = [tensor.device_mesh for tensor in tensors if tensor.device_mesh.mesh_dim_names]
     axes = [dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) for mesh in meshes]
-    stages = {int(engine.zero_optimization_stage()) for engine in engines}  # what each partitions among ranks
+    # Each stage partitions something else among ranks.
+    stages = {int(engine.zero_optimization_stage()) for engine in engines}
     shardings |= {f"DeepSpeed ZeRO-{stage}" for stage in stages if stage}
     return {
         "wrapper": " + ".join(name for name, instances in found.items() if instances) or "none",
@@ -286,19 +293,22 @@ def wrapping(model: nn.Module) -> dict[str, str]:
 
 
 def _attention(model: nn.Module) -> dict[str, str]:
-    """Return which attention runs; of a Mamba, whether mamba_ssm runs the scan or transformers' own loop."""
+    """Return which attention runs.
+
+    For a Mamba, return whether mamba_ssm runs the scan, or transformers' own loop.
+    """
     configs: Any = (getattr(module, "config", None) for module in model.modules())
     config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
     if config is None:
         return {"attention": NO_CONFIGURATION}
     if has_attention(config):
         return {"attention": config._attn_implementation}
-    # transformers takes the package if it can be imported, and says nothing if it cannot.
+    # transformers uses the package if it can be imported, and silently falls back if it cannot.
     return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 
 
 def _placement(placement: Any) -> str:
-    # Where FSDP shards what tensor parallelism has sharded, torch has another class for it.
+    # torch uses a different class where FSDP shards what tensor parallelism has already sharded.
     name = type(placement).__name__.removeprefix("_")
     dim = getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"

@@ -1,4 +1,4 @@
-"""Tracks the optimizers that step in a process, and which of them is the clock. Imports no torch."""
+"""Track which optimizers step in a process, and which of them is the clock. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from perfsuite.worker.observation.frozen import unfrozen
 
 T = TypeVar("T")
-TOLD = 6  # optimizers that a message names; the others it counts
+TOLD = 6  # number of optimizers that a message names; it counts the others
 
 
 @dataclass(eq=False)
@@ -19,16 +19,17 @@ class Stepping:
     """One optimizer that steps."""
 
     kind: str  # its class
-    name: str  # its class, and its number, from 1, if it is not the first of that class
-    parameters: set[int]  # their identities: what observes the training keeps those of the clock alive
+    name: str  # its class, plus its number (from 1) if it is not the first of that class
+    parameters: set[int]  # their ids; the observer keeps the clock's parameters alive
     is_clock: bool = False
-    in_turn: bool = False  # it was there when the clock began: the clock, once it steps twice in a row
+    # Whether it existed when the clock began; if so, it becomes the clock when it steps twice in a row.
+    in_turn: bool = False
     steps: int = 0
     steps_since: int = 0  # steps since the clock's first one began
-    tick: int | None = None  # steps of the clock when it stepped last
+    tick: int | None = None  # number of the clock's steps when it stepped last
 
     def follows(self, clock: Stepping) -> bool:
-        """Whether it may be what a script has built anew: the same, or more or fewer parameters."""
+        """Return whether this may be `clock`, built again with the same, more or fewer parameters."""
         both = self.parameters & clock.parameters
         return self.kind == clock.kind and bool(both) and both in (self.parameters, clock.parameters)
 
@@ -36,35 +37,35 @@ class Stepping:
 class Optimizers:
     """The optimizers that step, in order, and which of them is the clock: the first, or the `wanted` one.
 
-    `wanted` is the name of a class, or with a number, as in `AdamW:2`, the second of that class. A new one of
-    the clock's class goes on as the clock, as the script has built it anew, if it steps the same parameters,
-    some of them, or more. (If each has some of its own, they share a part and step in turn.) One that was
-    there when the clock began may step in turn with it: it goes on as the clock from its second step in a
-    row.
+    `wanted` is the name of a class, optionally with a number: `AdamW:2` is the second one of that class. If a
+    new optimizer of the clock's class steps the same parameters, some of them, or more, the script has
+    rebuilt the clock, and the new one becomes the clock. (If each has parameters of its own, they share some
+    and step in turn.) An optimizer that existed when the clock began may step in turn with it, so it becomes
+    the clock only when it steps twice in a row.
     """
 
     def __init__(self, wanted: str | None = None) -> None:
         self.wanted = wanted
         self.seen: list[Stepping] = []
         self._living: weakref.WeakKeyDictionary[Any, Stepping] = weakref.WeakKeyDictionary()
-        self._clock: Stepping | None = None  # the one that is it now
+        self._clock: Stepping | None = None  # the current clock
         self._ticks = 0  # steps of the clock
-        self._there: weakref.WeakSet[Any] = weakref.WeakSet()  # built when the clock began
+        self._there: weakref.WeakSet[Any] = weakref.WeakSet()  # those built before the clock began
 
     def takes_turn(self, optimizer: Any) -> bool:
-        """Whether the step that `optimizer` is about to make is one of the clock's, which is timed."""
+        """Return whether the step that `optimizer` is about to make is one of the clock's, which is timed."""
         stepping = self._of(optimizer)
         if stepping.in_turn and stepping.tick == self._ticks:  # twice in a row
             stepping.is_clock = True
             self._clock = stepping
         if stepping.is_clock and self._clock is not None and stepping is not self._clock:
-            if self._clock.steps < 2:  # both step in turn: the new one is no successor
+            if self._clock.steps < 2:  # both step in turn, so the new one does not replace it
                 self._clock.is_clock = False
             self._clock = stepping
         return stepping.is_clock
 
     def count(self, optimizer: Any) -> bool:
-        """Count a step that `optimizer` has made. Returns whether it was one of the clock's."""
+        """Count a step that `optimizer` has made. Return whether it was one of the clock's."""
         stepping = self._of(optimizer)
         self._ticks += stepping.is_clock
         stepping.steps += 1
@@ -73,7 +74,7 @@ class Optimizers:
         return stepping.is_clock
 
     def begin(self, there: Iterable[Any] = ()) -> None:
-        """Begin with the clock's first step, as `notes` do; `there`: all optimizers built so far."""
+        """Begin with the clock's first step, as `notes` does. `there` are all optimizers built so far."""
         self._there.update(there)
         for each in self.seen:
             each.steps_since = 0
@@ -113,13 +114,13 @@ class Optimizers:
 
 
 def parameters_of(*optimizers: Any) -> list[Any]:
-    """Return all that these optimizers step; nothing of one that lists no parameters."""
+    """Return all parameters of these optimizers; none of an optimizer that lists none."""
     groups = (group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
     return [p for group in groups for p in group["params"]]
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return every living object of a class, also those that `gc.freeze` hides; these are frozen again."""
+    """Return every living object of a class. Those hidden by `gc.freeze` are included and frozen again."""
     with unfrozen(collects=True):
-        # `type`: `isinstance` would run the `__class__` of whatever there is.
+        # `isinstance` would run the `__class__` property of arbitrary objects.
         return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

@@ -1,4 +1,4 @@
-"""What a rank tells so that `analysis.agreement` sees whether data-parallel ranks train one model."""
+"""Report what `analysis.agreement` needs to check that data-parallel ranks train one model."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
-    """Return the L1 norm of each trained parameter over this rank's shard: a number that a step changes."""
+    """Return the L1 norm of each trained parameter over this rank's shard, which any step changes."""
     trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
     with torch.no_grad():
         shards = ((name, local(parameter)) for name, parameter in trained)
@@ -24,16 +24,16 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return what this rank holds of a tensor: a DTensor's shard, ZeRO 3's partition, or all of it."""
+    """Return this rank's part of a tensor: a DTensor's shard, ZeRO-3's partition, or all of it."""
     held: torch.Tensor = getattr(tensor, "ds_tensor", getattr(tensor, "_local_tensor", tensor))
     return held
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of squares of this rank's gradients, unseen by a mode that counts; None if unknown.
+    """Return the sum of squares of this rank's gradients; None if unknown. Counting modes do not see it.
 
-    What n ranks of a mesh hold alike counts 1/n, so that the sums of all ranks add up. If a rank holds all
-    there is, as in DDP, its sum is that of the job.
+    A part that n ranks of a mesh hold counts 1/n, so that the sums of all ranks add up. If each rank holds
+    everything, as in DDP, its sum is that of the job.
     """
     with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         known = [gradient for gradient in gradients if gradient is not None]
@@ -47,7 +47,7 @@ def squares(gradients: Iterable[Any]) -> float | None:
             if each.numel()
         ]
         return sum(terms) if terms else None
-    return None  # as of complex numbers
+    return None  # for example, for complex numbers
 
 
 def _copies(tensor: Any) -> int:
@@ -67,18 +67,19 @@ def replicated(model: nn.Module) -> set[str]:
 
 
 def _is_whole(parameter: Any) -> bool:
-    is_expert = not getattr(parameter, "allreduce", True)  # as Megatron and DeepSpeed mark them
-    if is_expert or hasattr(parameter, "ds_id"):  # of DeepSpeed's ZeRO 3
+    is_expert = not getattr(parameter, "allreduce", True)  # how Megatron and DeepSpeed mark experts
+    if is_expert or hasattr(parameter, "ds_id"):  # DeepSpeed's ZeRO-3
         return False
     return all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 
 
 def collectives_begun() -> int | None:
-    """Return how many collectives backends began in groups of several ranks; None if they do not count."""
+    """Return how many collectives began in groups of several ranks; None if the backend does not count."""
     if not dist.is_initialized():
         return None
     try:
         groups: Any = dist.distributed_c10d._world.pg_map
         return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
-    except (RuntimeError, AttributeError):  # a backend that does not, or a torch without these private names
+    except (RuntimeError, AttributeError):
+        # The backend does not count, or this torch lacks the private names.
         return None

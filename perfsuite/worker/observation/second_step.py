@@ -1,4 +1,4 @@
-"""Observes the second step, which is not measured, by hooks: blocks, dtypes, attention kernel, tokens."""
+"""Observe the second step, which is not measured, with hooks: blocks, dtypes, attention kernel, tokens."""
 
 import re
 from collections import Counter, deque
@@ -15,13 +15,16 @@ from perfsuite.frameworks.common.model import dtype_name
 
 NOT_OBSERVED = "not observed (compiled)"
 NO_LINEAR = "not observed (no linear layer)"
-NO_KERNEL = "none seen"  # the attention kernel, if no autograd node of the blocks looks like one
+NO_KERNEL = "none seen"  # used if no autograd node of the blocks looks like an attention kernel
 UNFUSED = "math"  # torch's name for attention by matmuls and a softmax
-NODES_NEAR = 300  # autograd nodes that are searched at most: attention is some nodes before a linear layer
+NODES_NEAR = 300  # maximum number of autograd nodes to search: attention is a few nodes before a linear layer
 
 
 class SecondStep:
-    """Hooks for one step on the outermost module, and on all in it if `inside`: not if it is compiled."""
+    """Hooks for one step, on the outermost module and, with `inside`, on all modules in it.
+
+    `inside` must be False for a compiled model.
+    """
 
     def __init__(self, model: nn.Module, *, inside: bool) -> None:
         self.compute_dtype = NO_LINEAR if inside else NOT_OBSERVED
@@ -29,10 +32,11 @@ class SecondStep:
         self.tokens = TokenCount()
         self._handles: list[Any] = []
         self._errors: list[Exception] = []
-        self._kernels: dict[int, str] = {}  # by number of a block: its attention kernel, if one was seen
-        self._layers: dict[int, tuple[str, int]] = {}  # by identity of a layer: its dtype, its weights
-        self.forwards: list[int] = []  # of the first linear layer of each block, but those in backward
-        self.recomputed: list[int] = []  # the same in backward: activations are recomputed
+        # Attention kernel by number of the block, for blocks where one was seen.
+        self._kernels: dict[int, str] = {}
+        self._layers: dict[int, tuple[str, int]] = {}  # dtype and number of weights of each layer, by its id
+        self.forwards: list[int] = []  # forwards of the first linear layer of each block, outside of backward
+        self.recomputed: list[int] = []  # the same in backward, where activations are recomputed
         try:
             self._count_tokens(model)
             if inside:
@@ -43,9 +47,10 @@ class SecondStep:
 
     def _count_tokens(self, model: nn.Module) -> None:
         parents = [m for m in model.modules() if next(m.children(), None) is not None] if self.inside else []
-        outermost = model if isinstance(model, nn.ModuleList) else [model]  # a list is not called
+        # A ModuleList is never called itself.
+        outermost = model if isinstance(model, nn.ModuleList) else [model]
         for module in dict.fromkeys([*outermost, *parents]):
-            if not isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+            if not isinstance(module, torch.jit.ScriptModule):  # it supports no hooks
                 self._hook(module.register_forward_pre_hook, self.tokens.enter, with_kwargs=True)
                 self._hook(module.register_forward_hook, self.tokens.leave, always_call=True)
 
@@ -56,17 +61,17 @@ class SecondStep:
         for index, block in enumerate(blocks):
             self._hook(_linears(block)[0].register_forward_pre_hook, partial(self._count, index))
         plain = [linear for linear in _linears(model) if finetuning.quantization_of(linear) is None]
-        for module in plain[:1]:  # a quantised layer gives back the dtype that it was given
+        for module in plain[:1]:  # a quantised layer returns the dtype of its input
             self._hook(module.register_forward_hook, self._see_dtype)
         for module in plain:
             self._hook(module.register_forward_hook, self._see_layer)
-        # A model need not call all of its blocks.
+        # A model might not call all of its blocks.
         for index, block in enumerate(blocks):
             for module in _linears(block):
                 self._hook(module.register_forward_pre_hook, partial(self._see_attention, index))
 
     def _hook(self, register: Callable[..., Any], hook: Callable[..., None], **how: bool) -> None:
-        """Register a hook that keeps its error for later: a model must not fail because of it."""
+        """Register a hook that keeps its error for later, because the model must not fail because of it."""
 
         def run(*args: Any) -> None:
             try:
@@ -88,18 +93,18 @@ class SecondStep:
         given = _first_tensor(args)
         made = _first_tensor(output)
         if given is not None and made is not None:
-            # Not of its weight: DeepSpeed takes who reads that in a forward for one who computes with it.
+            # Avoid reading the weight: DeepSpeed takes a read of it in a forward for a computation with it.
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:
-        """Return how many weights of linear layers, but for quantised ones, compute in each dtype."""
+        """Return how many weights of linear layers compute in each dtype, without quantised layers."""
         elements = Counter[str]()
         for dtype, count in self._layers.values():
             elements[dtype] += count
         return dict(sorted(elements.items()))
 
     def _see_attention(self, index: int, module: nn.Module, args: Any) -> None:
-        # A softmax may be that of a router. Only in the last block is it worth the time to search on.
+        # A softmax may belong to a router. Searching on is only worth the time in the last block.
         is_last = index == len(self.forwards) - 1
         is_open = index not in self._kernels or (is_last and self._kernels[index] == UNFUSED)
         if is_open and args and isinstance(args[0], Tensor):
@@ -115,7 +120,7 @@ class SecondStep:
         return self._kernels[max(self._kernels)] if self._kernels else NO_KERNEL
 
     def finish(self) -> None:
-        """Remove the hooks. Raise the error, if any, that a hook has kept from the model."""
+        """Remove the hooks. Raise the first error that a hook has kept from the model, if any."""
         for handle in self._handles:
             handle.remove()
         if self._errors:
@@ -134,10 +139,10 @@ def _first_tensor(values: Any) -> Tensor | None:
 
 
 class TokenCount:
-    """Counts the tokens that a model is given: elements of its first tensor, if that holds integers.
+    """Counts the tokens passed to a model: the elements of its first tensor, if these are integers.
 
-    Samples are the first dimension of that tensor, whatever it holds. Only calls of the outermost module that
-    is called count: a script may call the module that it wrapped.
+    The first dimension of that tensor, of any dtype, counts as samples. Only calls of the outermost called
+    module count, because a script may call the module that it has wrapped.
     """
 
     def __init__(self) -> None:
@@ -146,7 +151,7 @@ class TokenCount:
         self._depth = 0
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Take in a call, before it is made."""
+        """Take in a call, before it runs."""
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled() or in_backward():
             return
@@ -164,16 +169,19 @@ class TokenCount:
             self._padding.append((mask == 0).sum())
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call, also one that failed."""
+        """End a call, even one that failed."""
         self._depth -= 1
 
     def padding(self) -> int:
-        """Return the tokens that the attention mask takes out. Waits for the device."""
+        """Return the number of tokens that attention masks exclude. Waits for the device."""
         return sum(int(count) for count in self._padding)
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield a call's tensors with their names, also those in a batch, but no labels: no model reads them."""
+    """Yield a call's tensors with their names, including those in a batch, but no labels.
+
+    No model reads the labels.
+    """
     for key, value in [*enumerate(args), *kwargs.items()]:
         name = str(key)
         if name.startswith(("label", "target")):
@@ -187,14 +195,14 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 
 def attention_kernel(value: Tensor) -> str | None:
-    """Return the attention that made `value`, by the names of the autograd nodes near it, or None."""
+    """Return the attention that made `value`, from the names of the autograd nodes near it, or None."""
     found = None
     for node in islice(nodes_of(value), NODES_NEAR):
         name = re.sub(r"(Backward)?\d*$", "", node.name())
         if re.search("attention|attn|mha", name, re.IGNORECASE):
             return name.removeprefix("ScaledDotProduct")
         if "softmax" in name.lower():
-            found = UNFUSED  # or a router's: go on
+            found = UNFUSED  # it may be a router's, so go on
     return found
 
 
@@ -211,16 +219,19 @@ def nodes_of(value: Tensor) -> Iterator[Any]:
 
 
 BACKWARD = "_current_graph_task_id"
-"""What tells whether a backward pass is running: a private name of `torch._C` (seen in 2.11 to 2.15)."""
+"""A private function of `torch._C` that shows whether a backward pass is running (seen in 2.11 to 2.15)."""
 
 
 def knows_backward() -> bool:
-    """Return whether this version of torch tells if a backward pass is running."""
+    """Return whether this version of torch can tell that a backward pass is running."""
     return hasattr(torch._C, BACKWARD)
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is running: a forward inside one recomputes activations. False if unknown."""
+    """Return whether a backward pass is running; False if unknown.
+
+    A forward inside a backward pass recomputes activations.
+    """
     return knows_backward() and bool(getattr(torch._C, BACKWARD)() != -1)
 
 
@@ -233,7 +244,8 @@ def _containers(module: nn.Module) -> Iterator[list[nn.Module]]:
     for child in module.children():
         members = list(child.children())
         linear = [bool(_linears(member)) for member in members]
-        # A pipeline stage keeps places for the blocks of others; a dictionary may also hold what is no block.
+        # A pipeline stage keeps placeholders for other stages' blocks. A dictionary may also hold other
+        # modules.
         is_blocks = any(linear) if isinstance(child, nn.ModuleList) else all(linear)
         if is_blocks and isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield members

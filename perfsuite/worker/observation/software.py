@@ -1,4 +1,4 @@
-"""Records versions, variables and switches that a run depends on. Imports torch."""
+"""Record versions, variables and switches that a run depends on. Imports torch."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from perfsuite.results.counts import Compiled, spans
 from perfsuite.results.environment import variables
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
-"""Packages that are recorded if they are installed: libraries take kernels from them by themselves."""
+"""Packages that are recorded if they are installed, because libraries take kernels from them on their own."""
 NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
 
@@ -30,18 +30,20 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     for package in (*packages, *PACKAGES):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # or a clone, which has no version
+        # It is not installed, or a clone without a version.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             seen[package] = importlib.metadata.version(package)
     if torch.cuda.is_available():
         seen["cuda"] = str(torch.version.cuda)
         seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         seen["cudnn"] = str(torch.backends.cudnn.version())
-        seen["cores"] = spans(sorted(os.sched_getaffinity(0)))  # of rank 0: perfsuite binds ranks to sockets
+        # Those of rank 0, since perfsuite binds ranks to sockets.
+        seen["cores"] = spans(sorted(os.sched_getaffinity(0)))
     return {**seen, **variables(os.environ)}
 
 
 def imported() -> dict[str, str]:
-    """Return the version of each distribution of which a module is imported here. It takes half a second."""
+    """Return the version of each distribution with an imported module. Takes half a second."""
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}
@@ -53,11 +55,11 @@ def imported() -> dict[str, str]:
 
 
 def program() -> dict[str, str]:
-    """Return the name of the file that runs as `__main__` with a digest of it; empty if there is none."""
+    """Return the name and a digest of the file that runs as `__main__`; empty if there is none."""
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
     try:
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    except OSError:  # a directory, as there is none, or gone meanwhile
+    except OSError:  # there is no file (so this is a directory), or it was deleted
         return {}
     return {"script": f"{Path(file).name} {digest}"}
 
@@ -68,7 +70,7 @@ def arithmetic(device: str) -> dict[str, str]:
     on_gpu = device == "cuda"
     matmul = (backends.cuda if on_gpu else backends.mkldnn).matmul.fp32_precision
     convolution = (backends.cudnn if on_gpu else backends.mkldnn).conv.fp32_precision
-    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # NVIDIA's libraries obey it whatever torch asks for
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # NVIDIA's libraries obey it, whatever torch requests
     if on_gpu and override is not None:
         matmul = convolution = "ieee" if override == "0" else "tf32"
     return {
@@ -79,7 +81,7 @@ def arithmetic(device: str) -> dict[str, str]:
 
 
 def _dynamo() -> Mapping[str, Mapping[str, int]]:
-    """Return the counters of torch.compile; none if it was never loaded, or where this torch has none."""
+    """Return the counters of torch.compile; empty if it was never loaded, or if this torch has none."""
     module: Any = sys.modules.get("torch._dynamo.utils")
     return getattr(module, "counters", {})
 
@@ -90,17 +92,17 @@ def compiled_graphs() -> int:
 
 
 def is_compiled_anew() -> bool:
-    """Return whether inductor has compiled a graph that its cache did not have."""
+    """Return whether inductor compiled a graph that was not in its cache."""
     return _dynamo().get("inductor", {}).get("fxgraph_cache_miss", 0) > 0
 
 
 def compiled_counts() -> Compiled | None:
-    """Return what torch.compile has made; None if nothing. Kernels out of inductor's cache count, too."""
+    """Return what torch.compile has made; None if nothing. Kernels from inductor's cache count as well."""
     if not compiled_graphs():
         return None
     breaks = Counter[str]()
     for reason, count in _dynamo().get("graph_break", {}).items():
-        breaks[reason.splitlines()[0]] += count  # what follows names places in files
+        breaks[reason.splitlines()[0]] += count  # the following lines name places in files
     metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()
     inductor: Any = sys.modules.get("torch._inductor.metrics")
     return Compiled(

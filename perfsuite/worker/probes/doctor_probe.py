@@ -1,4 +1,4 @@
-"""Measures what `perfsuite doctor` can only learn in a process that imports torch.
+"""Measure what `perfsuite doctor` can only learn in a process that imports torch.
 
 Run as `python -m perfsuite.worker.probes.doctor_probe FILE DEVICE [--quick]`.
 """
@@ -29,14 +29,14 @@ from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import clock_for
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
-PAIRS = 10  # bare and under the clock in turn, so that what the machine does to both cancels
+PAIRS = 10  # alternating bare and timed blocks, so that the machine's influence on both cancels out
 STEPS = 20
-BLOCK_BYTES = 64 * 2**20  # allocated to see whether the peak that perfsuite reads rises by as much
+BLOCK_BYTES = 64 * 2**20  # allocated to check that the peak that perfsuite reads rises by as much
 Run = Callable[[int], list[Any]]
 
 
 def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
-    """Write a `DoctorFile`; with `quick` of torch alone, without training."""
+    """Write a `DoctorFile`. With `quick`, it covers only torch, without training."""
     found = DoctorFile() if kind == "cpu" else reached_gpus()
     if not quick and (kind == "cpu" or found.devices):
         device = torch.device("cuda:0" if kind == "cuda" else "cpu")
@@ -46,7 +46,7 @@ def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
 
 
 def reached_gpus() -> DoctorFile:
-    """Reach for the first GPU, and count them all."""
+    """Initialise CUDA, and count all GPUs."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -56,8 +56,8 @@ def reached_gpus() -> DoctorFile:
 
 
 def peak_memory(device: torch.device) -> tuple[Memory, int]:
-    """Allocate a block, let it go, and read the peak as a rank would. Returns also what it should be."""
-    torch.ones(1, device=device)  # what the allocator itself needs is not the block's
+    """Allocate and free a block, and read the peak as a rank would. Return it with the expected peak."""
+    torch.ones(1, device=device)  # the allocator's own needs do not belong to the block
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     memory = memory_for(device)
     torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
@@ -65,7 +65,7 @@ def peak_memory(device: torch.device) -> tuple[Memory, int]:
 
 
 def clock_facts(device: torch.device, pairs: int = PAIRS) -> ClockFacts:
-    """Train a small model by DDP in this one process, on a `torch.device`, bare and under the clock."""
+    """Train a small DDP model in this process, on a `torch.device`, with and without the clock."""
     with one_rank(clock_case(device), device) as run:
         return timed(run, device, pairs)
 
@@ -100,7 +100,7 @@ def one_rank(case: Case, device: torch.device) -> Iterator[Run]:
 
 
 def timed(run: Run, device: torch.device, pairs: int) -> ClockFacts:
-    """Time blocks of `STEPS` steps of a loop, bare and under the clock in turn, then under the profiler."""
+    """Time blocks of `STEPS` steps, alternately bare and under the clock, then under the profiler."""
     bare_s(run, device)  # warms up
     blocks = []
     for pair in range(pairs):
@@ -116,7 +116,7 @@ def timed(run: Run, device: torch.device, pairs: int) -> ClockFacts:
 
 
 def bare_s(run: Run, device: torch.device) -> float:
-    """Return seconds per step, timed as a whole, with the device synchronised before and after."""
+    """Return the seconds per step, timed as a whole, with the device synchronised before and after."""
     timer, _ = clock_for(device)
     gc.collect()
     timer.settle()
@@ -127,7 +127,7 @@ def bare_s(run: Run, device: torch.device) -> float:
 
 
 def under_the_clock(run: Run, device: torch.device) -> Recorder:
-    """Return the recorder of the same steps, measured as in a rank."""
+    """Return the recorder of as many steps, measured as in a rank."""
     timer, probe = clock_for(device)
     recorder = Recorder(timer, probe=probe)
     recorder.collector = CollectorClock(timer.host)

@@ -1,6 +1,7 @@
-"""Probes what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
+"""Probe what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
 
-Always the same work: compared with other launches or nodes, it tells a slow machine from slow code.
+The work is always the same. Compared with other launches or nodes, it separates a slow machine from slow
+code.
 """
 
 import time
@@ -15,19 +16,20 @@ from perfsuite.worker.clock.timers import CudaTimer, HostTimer
 
 MIB = 2**20
 WAKE_S = 0.2
-ROUNDS = 10  # probes of each device by `node_probe`: the best is what it can do, whatever others do meanwhile
+# Probes of each device by `node_probe`; the best one shows what it can do, whatever else runs meanwhile.
+ROUNDS = 10
 
 
 def device_probe(device: torch.device) -> dict[str, float]:
-    """Return rates of this rank's `torch.device`, higher is better. Every rank of the group must call it.
+    """Return rates of this rank's `torch.device`; higher is better. Every rank of the group must call it.
 
     - `matmul_tflops`: 4096 x 4096 in bf16 (fp16 where the GPU has no bf16), best of 5; on a CPU 384 x 384 in
       fp32 with the process's threads, median of 20. 2 n^3 operations each.
     - `copy_gb_s`: 256 MiB (CPU: 64) within the device's memory, best of 3; bytes read and written.
     - `all_reduce_gb_s`: 64 MiB (CPU: 4) in fp32, best of 20 after a barrier; bytes over time ("algorithm
-      bandwidth", see nccl-tests' PERFORMANCE.md). Left out of one rank alone, and without a process group.
+      bandwidth", see nccl-tests' PERFORMANCE.md). Left out for a single rank, and without a process group.
 
-    It leaves no memory behind, but on a CPU raises the peak of it by 128 MiB meanwhile.
+    It keeps no memory, but on a CPU it temporarily raises peak memory by 128 MiB.
     """
     return {**_alone(device), **all_reduce_probe(device)}
 
@@ -37,20 +39,21 @@ def _alone(device: torch.device, *, best: bool = False) -> dict[str, float]:
 
 
 def all_reduce_probe(device: torch.device) -> dict[str, float]:
-    """Return `all_reduce_gb_s` of `device_probe` alone: if a library makes the process group itself."""
+    """Return only `all_reduce_gb_s` of `device_probe`, for a process group that a library creates."""
     has_peers = dist.is_initialized() and dist.get_world_size() > 1
     return _rounded({"all_reduce_gb_s": _all_reduce_gb_s(device)}) if has_peers else {}
 
 
 def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], object]) -> dict[str, float]:
-    """Return what `device_probe` does, and rates of all-reduces between two nodes.
+    """Return the rates of `device_probe`, and those of all-reduces between two nodes.
 
-    Every rank of a job on `nodes` nodes, two or more, must call it; the ranks of a node follow each other.
+    Every rank of a job on `nodes` nodes, two or more, must call it; the ranks of a node must be consecutive.
     `on_round` is called with the number of rounds so far. Matmul and copy are the best of `ROUNDS`, in which
-    all devices work at the same time; the matmul is a CPU's best single one, too.
+    all devices work at the same time; on a CPU the matmul is the best single one as well.
 
-    - `next_gb_s`, `previous_gb_s`: as `all_reduce_gb_s`, over the ranks of this node and of the next or the
-      previous one. Nodes are a ring; the first of two has a next one only, the second a previous one only.
+    - `next_gb_s`, `previous_gb_s`: like `all_reduce_gb_s`, over the ranks of this node and of the next or the
+      previous one. The nodes form a ring. Of only two nodes, the first has a next one and the second a
+      previous one.
     """
     best: dict[str, float] = {}
     for number in range(1, ROUNDS + 1):
@@ -61,7 +64,7 @@ def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], objec
 
 
 def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return all pairs of neighbours in a ring of nodes; those in one list have no node in common."""
+    """Return all pairs of neighbours in a ring of nodes. The pairs in one list have no node in common."""
     pairs = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
     even = pairs[: len(pairs) // 2 * 2]
     return [each for each in (even[::2], even[1::2], pairs[len(even) :]) if each]
@@ -87,7 +90,7 @@ def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
 
 
 def _rounded(probed: dict[str, float]) -> dict[str, float]:
-    if torch.cuda.is_initialized():  # or torch would keep the buffers and cuBLAS's workspace
+    if torch.cuda.is_initialized():  # otherwise torch would keep the buffers and cuBLAS's workspace
         torch.cuda.synchronize()
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.cuda.empty_cache()
@@ -99,7 +102,7 @@ def _matmul_tflops(device: torch.device, *, best: bool) -> float:
     size, times, dtype = (4096, 5, torch.bfloat16) if on_gpu else (384, 20, torch.float32)
     if on_gpu and torch.cuda.get_device_capability(device) < (8, 0):
         dtype = torch.float16
-    # Not zeros, on which a GPU draws less power; of an own generator, which leaves the workload's alone.
+    # Random numbers, since a GPU draws less power on zeros. The generator is our own, to keep the workload's.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.rand(size, size, generator=generator, device=device).to(dtype)
     out = torch.empty_like(a)
@@ -114,14 +117,14 @@ def _matmul_tflops(device: torch.device, *, best: bool) -> float:
 def _copy_gb_s(device: torch.device) -> float:
     size = (256 if device.type == "cuda" else 64) * MIB
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)  # touched by the warm-up
+    target = torch.empty_like(source)  # the warm-up touches its pages
     return 2 * size / min(_seconds(device, lambda: target.copy_(source), 3)) / 1e9
 
 
 def _all_reduce_gb_s(device: torch.device, group: dist.ProcessGroup | None = None) -> float:
     size = (64 if device.type == "cuda" else 4) * MIB
     buffer = torch.zeros(size // 4, device=device)
-    dist.barrier(group)  # who comes last would find the others waiting
+    dist.barrier(group)  # a late rank would find the others waiting
     return size / min(_seconds(device, lambda: dist.all_reduce(buffer, group=group), 20)) / 1e9
 
 

@@ -1,6 +1,6 @@
-"""Measures a training loop that is not ours from inside its process. Hooks on optimizers are the clock.
+"""Measure a training loop that is not ours from inside its process. Hooks on optimizers are the clock.
 
-No hook touches a device before the script makes a step there. An error in one never reaches the script.
+No hook touches a device before the script makes a step there. Errors in hooks never reach the script.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from perfsuite.worker.script.script_rank import Claim, ScriptRank, Standing, wit
 from perfsuite.worker.spans import events
 from perfsuite.worker.spans.phases import NamedPhase
 
-# With counting, before the level of memory is taken. What torch lacks for it is said where a step is counted.
+# Load what counts before the memory baseline is taken. What torch lacks is reported when a step is counted.
 with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
-TOLD_AFTER = 3  # steps after which a mismatch that the first ones show ends the launch
-PASSES_WITHOUT_A_STEP = 100  # backward passes (those of ten steps, if more) after which none will come
+TOLD_AFTER = 3  # number of first steps after which a mismatch seen in them ends the launch
+# Backward passes (or those of ten steps, if more) after which no step is expected any more.
+PASSES_WITHOUT_A_STEP = 100
 
 CAPTURED = (
     "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
@@ -56,11 +57,15 @@ State = Literal["waiting", "measuring", "over", "aside"]
 
 
 class Measured(SystemExit):
-    """Ends the script when everything is measured and written; its `finally` blocks still run."""
+    """Ends the script when everything is measured and written. Its `finally` blocks still run."""
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Report an error of a hook, which then returns None. Faults, misfits and a device's late errors pass."""
+    """Report an error in a hook, and let the hook return None.
+
+    Errors of the accelerator pass, as do all others while a fault is injected. A mismatch or an error of the
+    script is reported and ends the script.
+    """
 
     @functools.wraps(hook)
     def guarded(attached: Attached, *args: Any, **kwargs: Any) -> Any:
@@ -90,14 +95,14 @@ def attach() -> None:
 
 
 def _named(framework: Any) -> list[NamedFunction]:
-    """Return what the case names of the script."""
+    """Return the loader and the phases of the script that the case names."""
     loader = getattr(framework, "loader", None)
     named = [] if loader is None else [loaders.NamedLoader(loader)]
     return [*named, *starmap(NamedPhase, getattr(framework, "phases", {}).items())]
 
 
 def started_rank() -> int | None:
-    """Return the rank that this process was started as, by a launcher or by the agent; None if untold."""
+    """Return the rank that a launcher or the agent gave this process; None if it got none."""
     told = os.environ.get("RANK") or os.environ.get(RANK)
     return None if told is None else int(told)
 
@@ -105,8 +110,9 @@ def started_rank() -> int | None:
 class Attached:
     """The hooks in one process, which is `waiting` until the clock's first step.
 
-    Then it is `measuring` as a rank, or `aside` as the child of one, and left alone. Once it is reported, as
-    measured or as failed, it is `over`; its last step still ends the script. What a rank forks is aside.
+    Then it is `measuring` as a rank, or `aside`, as the child of one, and left alone. Once it is reported, as
+    measured or as failed, it is `over`; its last step still ends the script. Processes that a rank forks are
+    aside.
     """
 
     def __init__(self, run_dir: RunDir, request: CaseFile) -> None:
@@ -114,13 +120,13 @@ class Attached:
         self.request = request
         self.case = request.case
         self.state: State = "waiting"
-        self.rank: ScriptRank | None = None  # this process's measurement; there since the first step
+        self.rank: ScriptRank | None = None  # this process's measurement, from its first step on
         self.steps = 0  # optimizer steps of the clock that have ended so far
         self._written: RankReport | None = None  # the report of a measurement
-        # The level is taken now: nobody knows when the script will build its model.
+        # Take the memory baseline now, because nobody knows when the script will build its model.
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
-            memory.keep_peaks()  # before the script imports torch's function under a name of its own
+            memory.keep_peaks()  # before the script imports torch's function by name
         calls.watch()
         frozen.watch()
         gradients.watch()
@@ -137,18 +143,19 @@ class Attached:
         self._search.begin()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
-        self._pid: int | None = None  # this process, since its first step: what it forks is another
-        self._at_first_step: RankReport | None = None  # of a rank, which may leave its group afterwards
-        self._passes = 0  # backward passes before any optimizer has stepped
-        calls.before(torch.autograd, "backward", self._before_backward)  # also of `Tensor.backward`
+        self._pid: int | None = None  # set at the first step; it identifies forked processes
+        # The report's header at the first step, since a rank may leave its group afterwards.
+        self._at_first_step: RankReport | None = None
+        self._passes = 0  # backward passes before any optimizer step
+        calls.before(torch.autograd, "backward", self._before_backward)  # also called by `Tensor.backward`
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         register_optimizer_step_post_hook(self._after_optimizer_step)
 
     def is_aside(self) -> bool:
-        """Whether this process is a child of the one that is measured."""
+        """Return whether this process is a child of the measured one."""
         return self.state == "aside" or self._pid not in (None, os.getpid())
 
-    # The clock. For the optimizer inside of DeepSpeed's engine, the step of the engine counts instead.
+    # The clock. If the optimizer is inside DeepSpeed's engine, the engine's step counts instead.
 
     @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -162,7 +169,7 @@ class Attached:
 
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """The clock starts here, once: after all that perfsuite itself does before the first step."""
+        """Start the clock at the first step, after everything that perfsuite itself does before it."""
         with startup_clock.Part(startup_clock.PERFSUITE):
             self._take(optimizer, args, kwargs)
 
@@ -185,7 +192,7 @@ class Attached:
             self.rank.start()
 
     def _after(self, optimizer: Any) -> None:
-        """End the script after its last step that the case asks for, whatever went wrong before."""
+        """End the script after the last step that the case asks for, whatever went wrong before."""
         if self._ends_step(optimizer):
             self.steps += 1
             if self.state == "measuring":
@@ -234,7 +241,7 @@ class Attached:
     # Which process of a launch is a rank.
 
     def _stand(self) -> Standing:
-        """How this process, which is about to train, stands to the others of its rank. Raises as `Claim`."""
+        """Return how this process relates to others of its rank, before it trains. Raises as `Claim`."""
         self._pid = os.getpid()
         self._at_first_step = self._empty
         return Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
@@ -243,7 +250,7 @@ class Attached:
         is_alone = self.case.topology.world_size == 1
         return self._may_be_rank() and (started_rank() is not None or dist.is_initialized() or is_alone)
 
-    def _may_be_rank(self) -> bool:  # of a `path` or `module` the rank is what the agent started
+    def _may_be_rank(self) -> bool:  # for `path` and `module`, only the process that the agent started
         is_command = getattr(self.case.framework, "command", None) is not None
         agent = os.environ.get(ANCESTOR_PID)
         return is_command or agent is None or os.getppid() == int(agent)
@@ -256,7 +263,7 @@ class Attached:
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
         empty = self._empty
-        leash.listen(self.run_dir, empty.rank)  # known only now if the script starts its own processes
+        leash.listen(self.run_dir, empty.rank)  # only known here if the script starts its own processes
         rank = ScriptRank(
             *(self.run_dir, self.request, empty),
             losses=self._losses,
@@ -274,7 +281,7 @@ class Attached:
     # The report.
 
     def _finish(self, rank: ScriptRank) -> None:
-        """Write the report before the device is probed, which may hang, or fail in what memory is left."""
+        """Write the report, then probe the device, which may hang or run out of memory, and write again."""
         rank.recorder.finish()
         report = self._written = rank.measured()
         self._write(rank, report)
@@ -287,20 +294,22 @@ class Attached:
     def _write(self, rank: ScriptRank, report: RankReport) -> None:
         rank.write(report)
         self.state = "over"
-        if rank.claim.is_twice():  # after it is written: the other process looks for it after it has told
+        # The other process reads the report after it has written its claim, so check after writing.
+        if rank.claim.is_twice():
             rank.write(report.replace(failure=failure_of(rank.claim.twice(), report.rank)))
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
-        """Report an error that nobody caught, but not of a process that may be just a helper of a rank."""
+        """Report an uncaught error, unless this process may be just a helper of a rank."""
         is_known = started_rank() is not None and self._may_be_rank()
         if self.rank is not None or (is_known and not self.run_dir.rank(self._empty.rank).exists()):
             self.fail_with(error)
 
     @_guarded
     def exits(self) -> None:
-        """Report, when the process of a rank ends, that it was not measured."""
-        if self._optimizers.seen and self.state != "over":  # Python keeps an error whatever replaced our hook
+        """Report that the rank was not measured, when its process ends."""
+        # Python keeps the error even if our hook was replaced.
+        if self._optimizers.seen and self.state != "over":
             self.fail_with(getattr(sys, "last_value", None) or self._ended_early())
 
     def _ended_early(self) -> ScriptError:
@@ -328,7 +337,7 @@ class Attached:
                 if self._written is not None and self.state == "over":
                     self.rank.write(self._written.replace(notes=(*self._written.notes, failure.message)))
             self._fail(failure)
-        except Exception:  # a disk that is full: the driver misses the report
+        except Exception:  # such as a full disk; the driver notices the missing report
             traceback.print_exc()
 
     def fail_with(self, error: BaseException) -> None:

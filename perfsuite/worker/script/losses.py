@@ -1,4 +1,4 @@
-"""Collects the losses of a script: what it calls backward on. Imports torch."""
+"""Collect the losses of a script: the tensors that it calls backward on. Imports torch."""
 
 from statistics import mode
 from typing import Any
@@ -15,23 +15,25 @@ from perfsuite.worker.observation.second_step import in_backward, nodes_of
 class Losses:
     """The scalars that backward is called on, summed over the micro-batches of each step.
 
-    They stay on the device, in fp32: nothing waits for them. In the second step, each one's graph is searched
-    for a parameter of the clock's optimizer. Where some lead to one, the others are left out, at their places
-    in every step. (Where none does, all count: FSDP's graphs end in other tensors than those that are
-    stepped.) Of the first step the last count, as many as the second has: what came before was no training.
+    They stay on the device in fp32, so nothing waits for them. In the second step, the graph of each loss is
+    searched for a parameter of the clock's optimizer. If some losses lead to one, the others are left out of
+    every step, by their position in it. (If none does, all count: FSDP's graphs end in tensors other than
+    those that are stepped.) In the first step only the last losses count, as many as in the second: earlier
+    ones did not belong to training.
     """
 
     def __init__(self) -> None:
         self._sums = OwnList[Tensor | None]()  # the loss of each step
-        self._summed: list[int] = []  # how many losses each is the sum of
+        self._summed: list[int] = []  # number of losses in each sum
         self._first: list[Tensor] = []  # the losses of the first step
-        self._counts: list[bool] = []  # which of a step's losses count, by place; known after the second step
-        self._stepped: set[int] = set()  # identities of what the clock steps; known after the first step
+        # Which losses of a step count, by position; known after the second step.
+        self._counts: list[bool] = []
+        self._stepped: set[int] = set()  # ids of the tensors that the clock steps; known after the first step
         self._begin_step()
 
     def _begin_step(self) -> None:
         self._place = 0
-        self._seen: list[Tensor] = []  # in the first two steps; afterwards only a sum is kept
+        self._seen: list[Tensor] = []  # used in the first two steps; afterwards only a sum is kept
         self._total: Tensor | None = None
         self._counted = 0
 
@@ -49,12 +51,12 @@ class Losses:
             self._counted += 1
 
     def _value(self, loss: Tensor) -> Tensor:
-        # A copy: a script may go on to average its loss over the ranks, in place.
+        # Copy the value, because a script may go on to average its loss over the ranks in place.
         local: Tensor = getattr(loss, "_local_tensor", loss)
         return local.detach().to(torch.float32, copy=True)
 
     def end_step(self, optimizer: Any) -> None:
-        """End a step, which `optimizer` has made."""
+        """End a step of `optimizer`."""
         match len(self._sums):
             case 0:
                 self._first = self._seen
@@ -87,9 +89,10 @@ class Losses:
         return tuple(float(total) for total in self._sums if total is not None)
 
     def check(self, micro_batches: int, *, more_come: bool = False) -> None:
-        """Raise `MismatchError` if the steps so far are not of `micro_batches` losses.
+        """Raise `MismatchError` if the steps so far do not consist of `micro_batches` losses each.
 
-        Where `more_come`, all of them must be of another number: fp16's scaler leaves out some first steps.
+        With `more_come`, it only raises if all steps have the same wrong number, because fp16's scaler skips
+        some of the first steps.
         """
         passes = self._summed
         if 0 in passes:
@@ -106,16 +109,16 @@ class Losses:
 
 
 class Passes(Losses):
-    """The same without values, as of a dry run: it counts how often backward is called."""
+    """Counts calls of backward without values, as in a dry run."""
 
     def _value(self, loss: Tensor) -> Tensor:
         return torch.zeros(())
 
 
 def loss_of(tensors: Any) -> Tensor | None:
-    """Return the tensor that backward is called on, of whatever size; None where that is no training.
+    """Return the tensor of any size that backward is called on; None if the call is not part of training.
 
-    It is not where activations are recomputed in a backward, nor where operations are counted without data.
+    It is None when activations are recomputed in a backward, and when operations are counted without data.
     """
     if isinstance(tensors, list | tuple) and len(tensors) == 1:
         tensors = tensors[0]
@@ -124,7 +127,7 @@ def loss_of(tensors: Any) -> Tensor | None:
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:
-    """Whether backward from `loss` ends in one of these tensors."""
+    """Return whether backward from `loss` ends in one of these tensors."""
     if loss.grad_fn is None:
         return id(loss) in wanted
     return any(id(getattr(node, "variable", None)) in wanted for node in nodes_of(loss))

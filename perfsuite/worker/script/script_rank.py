@@ -1,4 +1,4 @@
-"""The rank that a process of a script is, since its first step. Imports torch."""
+"""The rank that a script's process becomes at its first step. Imports torch."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ TWICE = "twice"
 class Claim:
     """Decides which process of a launch is a rank: the first one that trains as it.
 
-    Stages of a shell script, a child process, or workers may train as well. Each adds a line to the rank's
-    file: `trains PID HOST` of each process, `given EVIDENCE`, `twice`.
+    Stages of a shell script, child processes or workers may train as well. Each adds lines to the rank's
+    file: `trains PID HOST` for each process, `given EVIDENCE`, and `twice`.
     """
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
@@ -56,12 +56,14 @@ class Claim:
     def stand(self) -> Standing:
         """Add this process, which is about to train as this rank.
 
-        Returns `first` if nobody has trained as it, `next` if who did has ended by itself, `child` if an
-        ancestor of this process does. Raises `MismatchError` where another process does, or was measured.
+        Return `first` if no process has trained as this rank, `next` if the one that did has ended by itself,
+        and `child` if an ancestor of this process trains as it. Raises `MismatchError` if another process
+        trains as it, or was measured.
         """
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
-        self._add(TRAINS, mine)  # before it reads: of two that begin at once, one is the second
+        # Written before reading, so that of two simultaneous processes one is the second.
+        self._add(TRAINS, mine)
         processes = self._all(TRAINS)
         before = processes[: processes.index(mine)]
         if not before:
@@ -76,24 +78,24 @@ class Claim:
             has_ended_by_itself = report.failure is not None and report.failure.kind in ENDED
         if has_ended_by_itself:
             return "next"
-        self._add(TWICE)  # the first one has yet to hear of it
+        self._add(TWICE)  # the first process does not know yet
         raise self.twice()
 
     def give(self, evidence: Evidence) -> None:
-        """Tell what the model was given in the second step."""
+        """Record what the model was given in the second step."""
         self._add(GIVEN, evidence.model_dump_json())
 
     def given(self) -> Evidence | None:
-        """Return what the model was given, None if that is not told yet."""
+        """Return what the model was given; None if that is not recorded yet."""
         told = self._all(GIVEN)
         return Evidence.model_validate_json(told[-1]) if told else None
 
     def is_twice(self) -> bool:
-        """Whether two processes have trained as this rank."""
+        """Return whether two processes have trained as this rank."""
         return bool(self._all(TWICE))
 
     def twice(self) -> MismatchError:
-        """Make the error of both processes."""
+        """Create the error that both processes raise."""
         return MismatchError(
             f"two processes of this command trained as rank {self._rank}: one process of each rank is "
             "measured, and ended after its last measured step. Give each stage of training a case of its "
@@ -113,9 +115,9 @@ class Claim:
 
 
 class ScriptRank(Rank):
-    """The measurement of a training that perfsuite has not built: it is observed from its first step on."""
+    """The measurement of a training that perfsuite did not build. It is observed from its first step on."""
 
-    observer: Observer  # there since `begin`
+    observer: Observer  # set by `begin`
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class ScriptRank(Rank):
         self._search = search
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
-        """Make clock and observer for what `optimizer`, the clock's, trains; the clock starts later."""
+        """Create the clock and the observer for the clock's `optimizer`. The clock starts later."""
         device = torch.device("cpu")
         counters: memory.HostMemory | memory.CudaMemory | None = host_memory
         if self.request.device == "cuda":
@@ -153,9 +155,10 @@ class ScriptRank(Rank):
         self._search.end()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step of the clock, which may be of a new optimizer in place of the first one.
+        """Show a step of the clock, even if a new optimizer has replaced the first one.
 
-        Raises `MismatchError` if the second step was not as the case says; else tells what it was given.
+        In the second step, record what the model was given. Raises `MismatchError` if that step does not
+        match the case.
         """
         first = self.observer.optimizer or optimizer
         if optimizer is not first and self.recorder.counting is not None:
@@ -166,16 +169,16 @@ class ScriptRank(Rank):
             self.claim.give(self.observer.evidence())
 
     def check_first_steps(self) -> None:
-        """Raise `MismatchError` where the first steps are not what the case says.
+        """Raise `MismatchError` if the first steps do not match the case.
 
-        They may have no loader or phase of that name, other micro-batches, or, as rank 0 can tell, other
-        tokens.
+        They may have no loader or phase of the given name, or another number of micro-batches. Rank 0 also
+        checks the number of tokens.
         """
         for named in self._search.named:
             named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
-        if self.report.rank == 0:  # which looks for all: ranks may have different numbers of tokens
+        if self.report.rank == 0:  # rank 0 checks for all, because ranks may have different numbers of tokens
             told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=each) for each in told]
@@ -185,7 +188,7 @@ class ScriptRank(Rank):
                     raise MismatchError(why)
 
     def look_for_names(self) -> None:
-        """Look for what the case names and the script had not defined before its first step."""
+        """Look for names in the case that the script had not defined before its first step."""
         for named in self._search.look_late():
             self.notes.append(
                 f"{named.name} was defined during the first {self.recorder.steps} steps: what was called "
@@ -197,7 +200,7 @@ class ScriptRank(Rank):
         self.notes += self._optimizers.notes()
         report = self.finish()
         assert report.observed is not None
-        # With what the script imported and a digest of it: a change of them is listed with a verdict.
+        # Add the imported packages and a digest of the script, so that a verdict can list changes of them.
         imported = software.imported() if report.rank == 0 else {}
         environment = {**imported, **report.observed.environment, **software.program()}
         report = report.replace(observed=report.observed.replace(environment=environment))
@@ -205,9 +208,9 @@ class ScriptRank(Rank):
             return report
         try:
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
-        except MismatchError as error:  # with all that was measured
+        except MismatchError as error:  # everything measured is kept
             return report.replace(failure=failure_of(error, report.rank))
-        # Last: only now it is known which share of the weights trains, and counting builds a model.
+        # Count FLOPs last: only now the trained share of the weights is known, and counting builds a model.
         flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
         return report.replace(loss=loss, flops=with_float8(flops, self.observer.model))
 
@@ -218,7 +221,7 @@ class ScriptRank(Rank):
             time.sleep(0.02)
 
     def are_all_measured(self) -> bool:
-        """Whether every rank has measured, so that none will be missing in a collective."""
+        """Return whether every rank has measured, so that none will be missing in a collective."""
         reports = [documents.read_or_none(file, RankReport) for file in self._reports()]
         return all(report is not None and report.failure is None for report in reports)
 
@@ -226,7 +229,7 @@ class ScriptRank(Rank):
         return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     def probed(self) -> dict[str, float]:
-        """Return the rates of the device; none if the memory that the script leaves is not enough."""
+        """Return the rates of the device, or nothing if the script leaves too little memory for the probe."""
         is_gpu = self.device.type == "cuda"
         on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
         with contextlib.suppress(Exception), on_device:
@@ -235,7 +238,7 @@ class ScriptRank(Rank):
 
 
 def without_launcher(error: BaseException) -> str:
-    """Return what to do where a script lacks a variable that a launcher would set; empty for other errors."""
+    """Return advice for a script that lacks a launcher's variable; empty for other errors."""
     named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
     if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
         return ""
@@ -246,6 +249,6 @@ def without_launcher(error: BaseException) -> str:
 
 
 def device_of(optimizer: Any) -> torch.device:
-    """Return the GPU of the optimizer's first parameter that is on one, or the current GPU if none is."""
+    """Return the GPU of the optimizer's first parameter on a GPU, or the current GPU if there is none."""
     on_gpu = (p.device for p in parameters_of(optimizer) if p.device.type == "cuda")
     return next(on_gpu, None) or torch.device("cuda", torch.cuda.current_device())

@@ -1,1 +1,1 @@
-"""Record spans of a run that are not steps: events that are recognised, and phases."""
+"""Record spans of a run that are not steps: recognised events, and phases."""

@@ -1,8 +1,8 @@
-"""Recognises checkpoints, their loading and evaluation without a change to the training. Imports torch.
+"""Recognise checkpoints, their loading and evaluation without changing the training. Imports torch.
 
 The functions of libraries are wrapped as soon as they are imported. A name with an underscore is private to
-its library (seen in torch 2.13, transformers 5.23, lightning 2.6): without it the event has the seconds of
-the functions in it, or is not recognised.
+its library (seen in torch 2.13, transformers 5.23, lightning 2.6). Without it, the event only has the seconds
+of the functions that it calls, or is not recognised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class File(NamedTuple):
     name: str
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return it from the arguments of a call; None if it is missing, which the function itself says."""
+        """Return its value in a call; None if it is missing, which the function itself reports."""
         return args[self.position] if len(args) > self.position else kwargs.get(self.name)
 
 
@@ -47,9 +47,9 @@ class Recognised(NamedTuple):
     """A function whose calls are an event."""
 
     module: str
-    path: str  # with a dot of a method
+    path: str  # with a dot for a method
     event: str
-    file: File | None = None  # of a function that writes or reads one file
+    file: File | None = None  # for functions that write or read one file
 
 
 _LIGHTNING = (("lightning.fabric", "lightning.pytorch"), ("lightning_fabric", "pytorch_lightning"))
@@ -87,11 +87,11 @@ RECOGNISED = (
     Recognised("deepspeed.runtime.engine", "DeepSpeedEngine.load_checkpoint", LOAD),
 )
 SHARDS = ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter._write_data")
-"""Writes what a rank holds of a sharded checkpoint, and returns a future of what each item has taken."""
+"""Writes this rank's part of a sharded checkpoint, and returns a future with a result for each item."""
 ASYNC = "async_save"
 
 _imports: AfterImport | None = None
-_writing: set[int] = set()  # threads in which `SHARDS` counts the bytes of all that is written
+_writing: set[int] = set()  # threads in which `SHARDS` already counts all written bytes
 
 
 def watch() -> None:
@@ -121,13 +121,14 @@ def watch() -> None:
 
 
 def look_again() -> None:
-    """Recognise the functions of libraries that were being imported when `watch` was called."""
+    """Recognise functions of libraries that were still being imported when `watch` was called."""
     if _imports is not None:
         _imports.look()
 
 
 def _allocator_peak() -> int | None:
-    if not torch.cuda.is_initialized():  # to ask for more would keep a process that is forked from its GPU
+    # Querying would initialise CUDA, which then fails in forked processes.
+    if not torch.cuda.is_initialized():
         return None
     return torch.cuda.memory_stats().get("allocated_bytes.all.peak")
 
@@ -143,7 +144,7 @@ def _wrap(recognised: Recognised, module: ModuleType) -> None:
             absent = f"{recognised.module}.{recognised.path} does not exist in this version"
             phases.spans.note(f"not all events are recognised: {absent} ({recognised.event})")
         return
-    if hasattr(function, "is_event"):  # watched twice
+    if hasattr(function, "is_event"):  # it is watched already
         return
     if recognised.file is not None:
         wrapped = _of_a_file(function, recognised.event, recognised.file)
@@ -159,10 +160,10 @@ def _wrap(recognised: Recognised, module: ModuleType) -> None:
 
 
 def _of_a_file(function: Callable[..., Any], event: str, file: File) -> Any:
-    """Return a function that saves or loads one file, with its calls as an event, and its bytes counted.
+    """Wrap a function that saves or loads one file: its calls become an event, and its bytes are counted.
 
-    What stays in memory is no event, as objects that are sent to other ranks. Neither is what a data loader
-    reads.
+    In-memory files are not events, since objects sent to other ranks use them. Neither are reads by a data
+    loader.
     """
     as_span = span_of(_counted(function, file) if event == SAVE else function, event, is_event=True)
 
@@ -189,7 +190,7 @@ def _counted(function: Callable[..., Any], file: File) -> Callable[..., Any]:
 
 
 def _place(target: Any) -> int | None:
-    """Return how far an open file is written; None of a path, and where it does not say."""
+    """Return the position of an open file; None for a path, or if the file does not report it."""
     with contextlib.suppress(Exception):
         return None if isinstance(target, str | os.PathLike) else int(target.tell())
     return None
@@ -197,7 +198,7 @@ def _place(target: Any) -> int | None:
 
 def _wrote(target: Any, before: int | None) -> None:
     after = _place(target)
-    with contextlib.suppress(Exception):  # a path of another file system, or a file that does not say
+    with contextlib.suppress(Exception):  # a path on another file system, or a file without a size
         if isinstance(target, str | os.PathLike):
             _add(os.path.getsize(target))
         elif before is not None and after is not None:
@@ -214,7 +215,7 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
     def watched(*args: Any, **kwargs: Any) -> Any:
         left = None if phases.spans is None else phases.spans.leave()
         response = function(*args, **kwargs)
-        if left is not None:  # since torch 2.9 a stager may have it return two futures
+        if left is not None:  # since torch 2.9, a stager may make it return two futures
             left.future = getattr(response, "upload_completion", response)
         return response
 

@@ -1,6 +1,6 @@
-"""Marks parts of a training as phases of a launch: `perfsuite.phase`. Imports no torch.
+"""Mark parts of a training as phases of a launch: `perfsuite.phase`. Imports no torch.
 
-Outside of a launch nothing listens, and a phase is an attribute that is None.
+Outside of a launch nothing listens, and a phase only checks a variable that is None.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _no_torch() -> bool:
     return False
 
 
-spans: Spans | None = None  # of this process, if a launch measures it
+spans: Spans | None = None  # the spans of this process, if a launch measures it
 is_compiling: Callable[[], bool] = _no_torch
-"""Whether torch compiles what calls this. What is compiled has no phases: they would break its graph."""
+"""Whether torch is compiling the caller. Compiled code has no phases, because they would break its graph."""
 
 
 class _Begun(threading.local):
-    """The spans that a thread has begun and not ended, by one phase."""
+    """The spans that a thread has begun and not ended, for one phase."""
 
     def __init__(self) -> None:
         self.spans: list[Span | None] = []
@@ -58,7 +58,7 @@ class phase:
             spans.end(span)
 
     def __call__(self, function: F) -> F:
-        """Return the function as one whose calls are the phase, or the static or class method.
+        """Wrap a function, static method or class method so that its calls are the phase.
 
         Raises `CaseError` for a class, and for a function that is async or a generator.
         """
@@ -73,7 +73,7 @@ class phase:
 
 
 def why_not_timed(function: Any) -> str | None:
-    """Return why the calls of a function are not where its work is done; None if they are."""
+    """Return why timing a function's calls would miss its work; None if it would not."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not any(is_kind(function) for is_kind in kinds):
         return None
@@ -84,11 +84,11 @@ def why_not_timed(function: Any) -> str | None:
 
 
 def watched(function: F, name: str, *, is_event: bool = False) -> F:
-    """Return the function with each of its calls as a span of this name."""
+    """Wrap a function so that each of its calls is a span of this name."""
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder = None if is_compiling() else spans  # which may be gone when the call ends
+        recorder = None if is_compiling() else spans  # `spans` may be gone when the call ends
         span = None if recorder is None else recorder.begin(name, is_event=is_event)
         if recorder is None or span is None:
             return function(*args, **kwargs)
@@ -101,7 +101,7 @@ def watched(function: F, name: str, *, is_event: bool = False) -> F:
 
 
 class NamedPhase(NamedFunction):
-    """A function that a case names as `module:name`, and whose calls are a phase."""
+    """A function that a case names as `module:name`, whose calls are a phase."""
 
     def __init__(self, phase: str, function: str) -> None:
         super().__init__(function, self._timed)
@@ -109,9 +109,9 @@ class NamedPhase(NamedFunction):
         self._why_not_timed: str | None = None
 
     def check(self) -> None:
-        """Raise `MismatchError` if there is no such function in a module that the script has imported.
+        """Raise `MismatchError` if a module that the script has imported has no such function.
 
-        A module may be imported later; that no rank calls the function is known at the end.
+        The module may be imported later. Whether any rank calls the function is only known at the end.
         """
         why = self._why_not_timed or (self.why_not_found() if self.is_imported else None)
         if why is not None:

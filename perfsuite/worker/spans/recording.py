@@ -1,7 +1,7 @@
-"""Records the spans of a run that are no steps: events, such as a checkpoint, and phases. Imports no torch.
+"""Record the spans of a run that are not steps: events, such as a checkpoint, and phases. Imports no torch.
 
-Only the seconds that the thread which trains is in a span count: what other threads do meanwhile delays
-nothing. No error of ours reaches the training: it becomes a note.
+Only seconds of the training thread count, because the other threads delay nothing. Errors of ours never reach
+the training: they become notes.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ from perfsuite.results.rank_report import SpanTimes
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.spans.running import Running
 
-MOST_NAMES = 50  # of spans in a launch: a script may make names, as `rollout 17`
+# Maximum number of span names in a launch, since a script may generate names such as `rollout 17`.
+MOST_NAMES = 50
 
 
 @dataclass(kw_only=True, eq=False)
 class Span:
-    """One time that a thread is in a span. What it does is counted the first time."""
+    """One time that a thread is in a span. Its work is counted the first time."""
 
     name: str
     thread: int
-    is_event: bool  # recognised, and not named by a case or a script
+    is_event: bool  # recognised, as opposed to named by a case or a script
     is_counted: bool
-    steps: int  # that had ended when it began
-    since: float | None = None  # None before it is timed
-    collectives: int | None = None  # when it began; then those that it began itself; None: unknown
-    peak: int | None = None  # of the allocator when it began; then its own, if that is higher; None: unknown
-    bytes_written: int | None = None  # None: nothing was seen to be written
-    left: Background | None = None  # what it left to other threads
+    steps: int  # number of steps that had ended when it began
+    since: float | None = None  # None until it is timed
+    # Number when it began; afterwards, the number that began inside it; None if unknown.
+    collectives: int | None = None
+    # The allocator's when it began; afterwards, its own if that is higher; None if unknown.
+    peak: int | None = None
+    bytes_written: int | None = None  # None if no write was seen
+    left: Background | None = None  # work that it left to other threads
 
 
 @dataclass(kw_only=True, eq=False)
 class Background:
     """Work that a span left to other threads."""
 
-    future: Any = None  # of the work; None before it is known
-    is_mixed: bool = False  # another one began before it had ended: which of them writes is not known
+    future: Any = None  # None until the work is known
+    is_mixed: bool = False  # whether more work began before it had ended, so that writes cannot be attributed
 
     def is_over(self) -> bool:
         """Return whether it has ended."""
@@ -55,15 +58,15 @@ class Background:
 
 @dataclass(frozen=True, kw_only=True)
 class Meters:
-    """What is read when a span begins and when it ends. Each returns None where it is not known."""
+    """The meters that are read when a span begins and ends. Each returns None if its value is unknown."""
 
     now: Callable[[], float] = HostTimer().stamp
-    collectives: Callable[[], int | None] = lambda: None  # that have begun so far
-    peak: Callable[[], int | None] = lambda: None  # bytes of the allocator's peak so far
+    collectives: Callable[[], int | None] = lambda: None  # number begun so far
+    peak: Callable[[], int | None] = lambda: None  # the allocator's peak so far, in bytes
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let an error of `method` become a note; it then returns None."""
+    """Turn an error of `method` into a note, and return None."""
 
     @functools.wraps(method)
     def guarded(self: Spans, *args: Any, **kwargs: Any) -> Any:
@@ -77,27 +80,28 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Spans:
-    """The spans of this process. One within another of its name is part of that, as is an event in another.
+    """The spans of this process.
 
-    What a span does is counted the first time. Later ones only have their seconds.
+    A span inside another one of its name is part of that, and so is an event inside another event. Only the
+    first time of a span is counted. Later ones only have seconds.
     """
 
     def __init__(self, meters: Meters | None = None) -> None:
-        self.notes: list[str] = []  # why something is not known, each once
+        self.notes: list[str] = []  # why something is unknown, without duplicates
         self._meters = meters or Meters()
         self._pid = os.getpid()
         self._steps: Callable[[], int] = lambda: 0
-        self._running: Running | None = None  # there since the first step of a rank
-        self._thread: int | None = None  # that trains; None before the first step
+        self._running: Running | None = None  # set at the first step of a rank
+        self._thread: int | None = None  # the training thread; None before the first step
         self._open = defaultdict[int, list[Span]](list)  # by thread, the outermost first
         self._times = OwnList[tuple[str, int, int, float]]()  # name, thread, steps, seconds
-        self._first: dict[tuple[int, str], Span] = {}  # of each thread and name, those that have ended
-        self._left: list[Span] = []  # those that are counted and left work to other threads
+        self._first: dict[tuple[int, str], Span] = {}  # the first ended span of each thread and name
+        self._left: list[Span] = []  # counted spans that left work to other threads
 
     def train(self, steps: Callable[[], int], running: Path | None = None) -> None:
-        """Take the calling thread for the one that trains. `steps` returns how many steps have ended.
+        """Treat the calling thread as the training thread. `steps` returns how many steps have ended.
 
-        `running`: the file that says in which span it has been for long.
+        `running` is the file that names a span that has been running for long.
         """
         self._thread = _training_thread()
         self._steps = steps
@@ -105,11 +109,11 @@ class Spans:
 
     @_guarded
     def begin(self, name: str, *, is_event: bool = False) -> Span | None:
-        """Begin a span of the calling thread. Returns None where it is part of one that is open."""
+        """Begin a span of the calling thread. Return None if it is part of an open one."""
         thread = get_ident()
         others = self._open[thread]
         is_part = any(other.name == name or (is_event and other.is_event) for other in others)
-        if is_part or os.getpid() != self._pid:  # a process that was forked has no report
+        if is_part or os.getpid() != self._pid:  # a forked process has no report
             return None
         is_counted = (thread, name) not in self._first
         if is_counted and len({*(known for _, known in [*self._first]), name}) > MOST_NAMES:
@@ -137,7 +141,7 @@ class Spans:
         assert span.since is not None
         seconds = self._meters.now() - span.since
         others = self._open[span.thread]
-        if span in others:  # with what was begun in it and never ended
+        if span in others:  # including spans that began inside it and never ended
             del others[others.index(span) :]
         if self._running is not None and span.thread == self._thread:
             self._running.ended()
@@ -149,9 +153,10 @@ class Spans:
 
     @_guarded
     def wrote(self, number: int, *, in_background: bool = False) -> None:
-        """Add bytes that the calling thread wrote into files to the spans that it is in.
+        """Add bytes that the calling thread wrote into files to its open spans.
 
-        `in_background`: and to the span of another thread that left the writing to it, if there is one.
+        With `in_background`, also add them to a span of another thread that left the writing to it, if there
+        is one.
         """
         thread = get_ident()
         behind = [span for span in self._left if span.thread != thread and not _is_over(span)]
@@ -161,7 +166,7 @@ class Spans:
 
     @_guarded
     def leave(self) -> Background:
-        """Note, before it begins, that work of the calling thread's spans will go on in the background."""
+        """Note that work of the calling thread's spans will continue in the background, before it begins."""
         for span in self._left:
             if span.left is not None and not span.left.is_over():
                 span.left.is_mixed = True
@@ -173,7 +178,7 @@ class Spans:
         return background
 
     def open_for(self, seconds: float) -> str | None:
-        """Return the name of the span in which training has been for so long without a step; else None."""
+        """Return the name of a span that has run for so many seconds without a step, or None."""
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]
         for span in open_spans:
             is_between_steps = span.steps == self._steps()
@@ -182,7 +187,7 @@ class Spans:
         return None
 
     def times(self) -> dict[str, SpanTimes]:
-        """Return each time of each span of the thread that trains, by name."""
+        """Return each time of each span of the training thread, by name."""
         by_name = defaultdict[str, list[tuple[int, float]]](list)
         for name, thread, steps, seconds in self._times:
             if thread == self._thread:
@@ -195,7 +200,7 @@ class Spans:
         }
 
     def counts(self) -> dict[str, Counts]:
-        """Return what each span of the thread that trains did the first time, by name."""
+        """Return the counts of the first time of each span of the training thread, by name."""
         return {
             name: self._counts(span) for (thread, name), span in self._first.items() if thread == self._thread
         }
@@ -212,10 +217,10 @@ class Spans:
                 f"{'the next one began' if span.left.is_mixed else 'the last step ended'}"
             )
             counts = counts.replace(bytes_written=None)
-        return counts.replace(collectives_begun=None)  # a thread in the background may have begun some
+        return counts.replace(collectives_begun=None)  # a background thread may have begun some
 
     def note(self, why: str) -> None:
-        """Note why something is not known, once."""
+        """Note why something is unknown, once."""
         if why not in self.notes:
             self.notes.append(why)
 
@@ -234,10 +239,10 @@ def _is_over(span: Span) -> bool:
 
 
 def _more(before: int | None, now: int | None) -> int | None:
-    """Return the growth of a number; None where it shrank, as when a process group was destroyed."""
+    """Return the growth of a number; None if it shrank, for example after a process group was destroyed."""
     return None if before is None or now is None or now < before else now - before
 
 
 def _higher(before: int | None, now: int | None) -> int | None:
-    """Return a peak that is new. A lower one cannot be told from the peak before."""
+    """Return a new peak. A lower one cannot be distinguished from the earlier peak."""
     return None if before is None or now is None or now <= before else now

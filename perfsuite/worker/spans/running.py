@@ -1,4 +1,4 @@
-"""Tells the driver in which event or phase a rank is, so that one that takes long is no hang. No torch."""
+"""Tell the driver which event or phase a rank is in, so that a long one is not taken for a hang. No torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TOLD_AFTER_S = 5.0  # seconds in a span after which it is told: most are shorter, and cost no file
+TOLD_AFTER_S = 5.0  # seconds in a span before it is reported; most are shorter, and cost no file
 LOOKS_EVERY_S = 1.0
 
 
 class Running:
-    """Writes the name of the span in which a rank has been for long into a file, which is gone when it ends.
+    """Writes the name of a long-running span into a file, and removes the file when the span ends.
 
-    A thread of its own looks at the spans, from the first one on: on a slow file system the training would
-    wait. `name_of` returns the name of the span that has run for so many seconds; None if there is none.
+    A thread of its own checks the spans from the first one on, because the training would wait on a slow file
+    system. `name_of` returns the name of the span that has run for so many seconds; None if there is none.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Running:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Look from now on. Later calls change nothing."""
+        """Start checking. Later calls change nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._look_on, daemon=True, name="perfsuite-spans")
             self._thread.start()
 
     def look(self) -> None:
-        """Write or remove the file, if it is time to."""
-        with self._lock, contextlib.suppress(OSError):  # a disk that is full: the report will say it
+        """Write or remove the file, if it is due."""
+        with self._lock, contextlib.suppress(OSError):  # such as a full disk; the report will show it
             name = self._name_of(self._after_s)
             if name == self._told:
                 return
@@ -54,7 +54,7 @@ class Running:
             self._told = name
 
     def ended(self) -> None:
-        """Remove the file of a span that has ended: the process may be about to."""
+        """Remove the file of a span that has ended, because the process may be about to end."""
         if self._told is not None:
             self.look()
 

@@ -1,7 +1,7 @@
-"""Run by every Python process of a measured script, because its directory leads PYTHONPATH there.
+"""Run in every Python process of a measured script, because its directory leads PYTHONPATH there.
 
-It begins the clock of the start-up and runs the environment's own sitecustomize, which it shadows; after
-torch is imported, `perfsuite.worker.script.attach`.
+Start the clock of the start-up, run the environment's own sitecustomize, which this one shadows, and after
+torch has been imported, run `perfsuite.worker.script.attach`.
 """
 
 import os
@@ -13,18 +13,18 @@ from types import ModuleType
 from typing import Any
 
 CLOCK = "perfsuite.worker.clock.startup_clock"
-_clock: ModuleType | None = None  # the clock of the start-up, where this is a process of a measured command
+_clock: ModuleType | None = None  # the clock of the start-up, in a process of a measured command
 
 
 class AfterTorch:
-    """Finds torch as other finders do, and stays until it was executed: then it attaches the measurement."""
+    """A finder that loads torch as the others do, and attaches the measurement once it was executed."""
 
     _asking = threading.local()
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """None, but for torch."""
-        if name != "torch" or getattr(cls._asking, "now", False):  # another finder may ask all of them again
+        """Return None for every module except torch."""
+        if name != "torch" or getattr(cls._asking, "now", False):  # another finder may ask all finders again
             return None
         cls._asking.now = True
         try:
@@ -33,7 +33,7 @@ class AfterTorch:
             spec = next((spec for spec in found if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 _then_attach(spec.loader)
-        except Exception as error:  # the other finders are asked after this one, as without it
+        except Exception as error:  # the other finders run next, as they would without this one
             _tell(error)
             return None
         finally:
@@ -47,7 +47,7 @@ def _then_attach(loader: Any) -> None:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         if AfterTorch not in sys.meta_path:
-            return  # of a loader that was asked for twice
+            return  # already attached, since a loader was requested twice
         sys.meta_path.remove(AfterTorch)
         if _clock is not None:
             sys.modules[CLOCK] = _clock
@@ -84,9 +84,9 @@ def _tell(error: Exception) -> None:
 
 
 def _begin_clock() -> ModuleType | None:
-    """Load the clock by its path and start it: its package imports much that a script may not.
+    """Load the clock by its path and start it. Importing its package would import too much into a script.
 
-    Nothing finds the module until torch is imported. None if that fails: the start-up is not known then.
+    Nothing finds the module until torch is imported. Return None if this fails; then the start-up is unknown.
     """
     try:
         here = os.path.dirname(os.path.realpath(__file__))
