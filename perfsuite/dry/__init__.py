@@ -1,5 +1,5 @@
-"""The dry run: a case at its full size as one rank, in one process: nothing is computed, all is counted.
+"""The dry run: one rank of a full-size case in one process, which computes nothing and counts everything.
 
-torch's `fake` process group answers every collective, and `FakeTensorMode` gives tensors no memory. Only
-`rank` and `script`, in that process, and what these import of this folder import torch.
+Torch's `fake` process group answers every collective, and `FakeTensorMode` gives tensors no memory. Only
+`rank` and `script`, which run in that process, and the modules of this folder that they import, import torch.
 """

@@ -14,7 +14,7 @@ from perfsuite.worker import leash
 
 
 def main() -> None:
-    """Pretend CUDA before torch is loaded, if the machine has it; then count."""
+    """Pretend CUDA before torch is loaded, if the machine is to have it. Then count."""
     parser = argparse.ArgumentParser(prog="python -m perfsuite.dry")
     parser.add_argument("run_dir", type=Path, help="holds case.json")
     parser.add_argument("--rank", type=int, required=True)
@@ -41,7 +41,7 @@ def main() -> None:
         write_failure(run_dir, report, failure_of(error, given.rank))
         raise
     sys.stdout.flush()
-    os._exit(0)  # autograd's thread of a device that is not there does not end
+    os._exit(0)  # autograd's thread of a device that does not exist never ends
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
 """A model of torch's caching allocator for CUDA, and the replay of a log through it. Pure.
 
-After c10/cuda/CUDACachingAllocator.cpp of torch 2.13 under its default settings, or with
-`expandable_segments:True`. Its rules, by its own names:
+It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.13 under its default settings, or with
+`expandable_segments:True`. Its rules, with torch's own names:
 
-- `round_size`: a request takes a whole number of 512 bytes.
+- `round_size`: a request is rounded up to a multiple of 512 bytes.
 - `get_pool`: requests up to 1 MiB live in the small pool, others in the large one.
-- `get_free_block`: the smallest free block of the pool that is large enough; of equals the lowest address.
-- `get_allocation_size`: where there is none, a new segment is taken from CUDA: 2 MiB in the small pool; in
-  the large one 20 MiB for requests below 10 MiB, else the request rounded up to 2 MiB.
-- `should_split`: what is left of a block becomes a free block of its own if it has 512 bytes (small pool,
+- `get_free_block`: the smallest free block of the pool that is large enough; among equals, the lowest
+  address.
+- `get_allocation_size`: if there is none, a new segment is taken from CUDA: 2 MiB in the small pool; in the
+  large one 20 MiB for requests below 10 MiB, else the request rounded up to 2 MiB.
+- `should_split`: the rest of a block becomes a free block of its own if it has 512 bytes (small pool,
   expandable segments) or more than 1 MiB (large pool); otherwise it belongs to the request.
-- `try_merge_blocks`: a block that is freed joins its free neighbours of the same segment.
-- Expandable segments: one segment for each pool, which grows at its end by pages of 2 or 20 MiB. Its last
-  block is taken only where no other free block is large enough.
+- `try_merge_blocks`: a freed block merges with its free neighbours in the same segment.
+- Expandable segments: each pool has one segment, which grows at its end in pages of 2 or 20 MiB. Its last
+  block is used only if no other free block is large enough.
 
-Segments stay reserved: `release_cached_blocks`, by which torch gives them back when CUDA has no more, is not
-modelled. Nor are streams, of which each has free blocks of its own, and CUDA graphs.
+Segments stay reserved: `release_cached_blocks`, with which torch returns them when CUDA has no more, is not
+modelled. Neither are streams, each of which has free blocks of its own, nor CUDA graphs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SMALL_SEGMENT = 2 << 20  # kSmallBuffer
 LARGE_SEGMENT = 20 << 20  # kLargeBuffer, large_segment_size
 MIN_LARGE_ALLOCATION = 10 << 20  # kMinLargeAlloc
 ROUND_LARGE = 2 << 20  # kRoundLarge
-FAR = 1 << 60  # how far apart the two expandable segments lie, each of which grows at its end
+FAR = 1 << 60  # distance between the two expandable segments, each of which grows at its end
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +45,7 @@ class Block:
     size: int
     pool: _Pool
     is_free: bool = False
-    previous: Block | None = None  # its neighbour in the same segment, as `next`
+    previous: Block | None = None  # neighbours in the same segment
     next: Block | None = None
 
 
@@ -52,12 +53,12 @@ _place = attrgetter("size", "address")
 
 
 class _Pool:
-    """The small or the large blocks: which are free."""
+    """The small or the large pool, with its free blocks."""
 
     def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
         self.last: Block | None = None  # the last block of the expandable segment
-        self._free: list[Block] = []  # by size, then by address
+        self._free: list[Block] = []  # sorted by size, then by address
 
     def put(self, block: Block) -> None:
         block.is_free = True
@@ -81,13 +82,13 @@ class CachingAllocator:
     def __init__(self, *, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
         self.allocated = 0
-        self.peak_allocated = 0  # as `torch.cuda.max_memory_allocated`: blocks in use, rounding included
-        self.reserved = 0  # as `torch.cuda.max_memory_reserved`: held from CUDA, which never falls
+        self.peak_allocated = 0  # as `torch.cuda.max_memory_allocated`: blocks in use, including rounding
+        self.reserved = 0  # as `torch.cuda.max_memory_reserved`: memory held from CUDA, which never shrinks
         self._small = _Pool(is_small=True)
         self._large = _Pool(is_small=False)
 
     def take(self, request: int) -> Block:
-        """Allocate; `request` is positive. `Block.size` may be larger than what was asked for."""
+        """Allocate a block for a positive request. `Block.size` may be larger than the request."""
         size = _rounded(request, MIN_BLOCK)
         pool = self._small if size <= SMALL_SIZE else self._large
         block = pool.best_fit(size)
@@ -95,7 +96,7 @@ class CachingAllocator:
             pool.remove(block)
         elif self.expandable_segments:
             block = self._expand(pool, size)
-        else:  # segments follow each other without gaps here
+        else:  # segments follow each other without gaps in this model
             block = Block(self.reserved, _segment_size(size), pool)
             self.reserved += block.size
         self._split(block, size)
@@ -104,7 +105,7 @@ class CachingAllocator:
         return block
 
     def give_back(self, block: Block) -> None:
-        """Free a block; it joins its free neighbours."""
+        """Free a block, and merge it with its free neighbours."""
         self.allocated -= block.size
         for neighbour in (block.previous, block.next):
             if neighbour is not None and neighbour.is_free:
@@ -113,7 +114,7 @@ class CachingAllocator:
         block.pool.put(block)
 
     def _expand(self, pool: _Pool, size: int) -> Block:
-        """Let the pool's segment grow until its last block has `size`."""
+        """Grow the pool's segment until its last block has `size`."""
         last = pool.last
         room = last.size if last is not None and last.is_free else 0
         grown = _rounded(size - room, SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT)
@@ -143,7 +144,7 @@ class CachingAllocator:
 
 
 def _join(block: Block, neighbour: Block) -> None:
-    """Make a neighbour in the same segment part of `block`; neither is in the pool."""
+    """Merge a neighbour in the same segment into `block`. Neither of them is in the pool."""
     if neighbour is block.previous:
         block.address = neighbour.address
         block.previous = neighbour.previous
@@ -171,9 +172,9 @@ def _rounded(size: int, unit: int) -> int:
 def replay(
     log: MemoryLog, *, workspaces: Iterable[int] = (), expandable_segments: bool = False
 ) -> CachingAllocator:
-    """Let a new allocator live through a log, with `workspaces` of so many bytes that it does not see.
+    """Replay a log in a new allocator, with `workspaces` of the given sizes that the log does not contain.
 
-    A storage that is resized takes its new block before it gives the old one back, as in torch.
+    A storage that is resized gets its new block before it returns the old one, as in torch.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments)
     for size in workspaces:

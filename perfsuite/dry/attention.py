@@ -1,8 +1,8 @@
-"""Which attention kernel a GPU would run, where no kernel is there to ask. Worker side; imports torch.
+"""Choose the attention kernel that a GPU would run, where there is no GPU to ask. Worker side; imports torch.
 
-After aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13: cuDNN's kernel first on Hopper and
-Blackwell, as with a cuDNN after 9.15; then flash attention, from Ampere on; both for 16 bits without a mask.
-Else the memory-efficient kernel, or plain operations where key-value heads are shared.
+It follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13: cuDNN's kernel first on Hopper
+and Blackwell, as with a cuDNN after 9.15; then flash attention, from Ampere on. Both need 16 bits and no
+mask. Otherwise it is the memory-efficient kernel, or plain operations if key-value heads are shared.
 """
 
 from typing import Any
@@ -14,18 +14,19 @@ from torch.nn import functional
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks.common.patches import replace
 
-PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})  # where torch prefers cuDNN's kernel
+# Compute capabilities for which torch prefers cuDNN's kernel.
+PREFER_CUDNN = frozenset({(9, 0), (10, 0), (10, 3)})
 CUDNN_LARGEST_HEAD = 128
 FLASH_LARGEST_HEAD = 256
 
 
 def pretend(machine: Machine) -> None:
-    """Choose as on `machine`'s GPU, for the rest of this process."""
+    """Choose attention kernels like `machine`'s GPU, for the rest of this process."""
     capability = machine.compute_capability
     assert capability is not None
     plain: Any = functional.scaled_dot_product_attention
 
-    def scaled_dot_product_attention(  # context parallelism replaces it by its own name
+    def scaled_dot_product_attention(  # context parallelism looks it up under this name
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -36,7 +37,8 @@ def pretend(machine: Machine) -> None:
         enable_gqa: bool = False,
     ) -> Any:
         if query.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")  # autocast knows the operator that this stands in for
+            # Autocast only knows the operator that this function replaces.
+            dtype = torch.get_autocast_dtype("cuda")
             query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
         shares_heads = enable_gqa and key.shape[-3] != query.shape[-3]
         kernel = chosen(capability, query, is_masked=attn_mask is not None, shares_heads=shares_heads)
@@ -58,7 +60,7 @@ def pretend(machine: Machine) -> None:
 
 
 def chosen(capability: tuple[int, int], query: Tensor, *, is_masked: bool, shares_heads: bool) -> str:
-    """Return the kernel, of those allowed now, for such a query: `cudnn`, `flash`, `efficient` or `plain`."""
+    """Return the kernel for such a query among those allowed: `cudnn`, `flash`, `efficient` or `plain`."""
     allowed = torch.backends.cuda
     if query.device.type != "cuda":
         return "plain"

@@ -1,4 +1,4 @@
-"""Finds the cases of a repository, by id or by expression: pytest collects them, in a process of its own."""
+"""Find the cases of a repository, by id or by expression. pytest collects them in a process of its own."""
 
 import os
 import shlex
@@ -15,12 +15,12 @@ from perfsuite.errors import CaseError
 from perfsuite.launch.arm import HERE, Arm
 from perfsuite.node.processes import captured
 
-COLLECT_S = 900  # seconds in which pytest has to collect the cases
-NO_TESTS_COLLECTED = 5  # pytest's exit status where a selection is empty
+COLLECT_S = 900  # seconds that pytest may take to collect the cases
+NO_TESTS_COLLECTED = 5  # pytest's exit status for an empty selection
 
 
 def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
-    """Return the cases of these ids among the tests in `directory`. Raises `CaseError` for an unknown one."""
+    """Return the cases with these ids in the tests of `directory`. Raises `CaseError` for an unknown id."""
     known = {case.id: case for case in _collected(directory)}
     for case_id in ids:
         if case_id not in known:
@@ -31,7 +31,7 @@ def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
 
 
 def by_expression(directory: Path, expression: str, marker: str = "") -> list[Case]:
-    """Return the cases that `-k` and `-m` select in `directory`. Raises `CaseError` where there is none."""
+    """Return the cases that `-k` and `-m` select in `directory`. Raises `CaseError` if there are none."""
     given = [word for option in (("-k", expression), ("-m", marker)) if option[1] for word in option]
     cases = _collected(directory, *given)
     if not cases:
@@ -40,15 +40,15 @@ def by_expression(directory: Path, expression: str, marker: str = "") -> list[Ca
 
 
 def _collected(directory: Path, *selection: str) -> list[Case]:
-    """Return the cases of the selected tests. Raises `CaseError` with what pytest says of an error."""
+    """Return the cases of the selected tests. Raises `CaseError` with pytest's own message."""
     with tempfile.TemporaryDirectory() as temporary:
         return list(collect([str(directory)], *selection, file=Path(temporary) / "cases.json").cases)
 
 
 def collect(paths: Sequence[str], *words: str, file: Path, arm: Arm = HERE) -> CaseList:
-    """Return what pytest collects of these paths in an arm, with more words of pytest. `file` is written.
+    """Return the cases that pytest collects from these paths in an arm, with more options. Writes `file`.
 
-    Raises `CaseError` with what pytest says of an error.
+    Raises `CaseError` with pytest's own message.
     """
     command = [arm.python, "-m", "pytest", *paths, "--collect-only", "--quiet", *words]
     how: dict[str, Any] = {}

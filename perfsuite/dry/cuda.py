@@ -1,4 +1,4 @@
-"""`torch.cuda` as on a machine with GPUs, for fake tensors, after `guard.load`. Imports torch."""
+"""Make `torch.cuda` answer as on a machine with GPUs, for fake tensors, after `guard.load`. Imports torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from perfsuite.dry import attention
 from perfsuite.frameworks.common.patches import nothing, replace
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
-"""Operators of torch's `native_functions.yaml` that are one kernel for CUDA. Where that kernel is missing, as
-in a build for CPUs, torch makes most of them of other operators."""
+"""Operators of torch's `native_functions.yaml` that are one kernel for CUDA. If that kernel is missing, as in
+a build for CPUs, torch composes most of them from other operators."""
 
-NCCL = (2, 27, 7)  # the version that is pretended: scripts ask for bf16, which came with 2.10
-_LIBRARY = torch.library.Library("aten", "IMPL")  # what is registered lives as long as it
+NCCL = (2, 27, 7)  # the version to pretend: scripts ask whether NCCL supports bf16, which came with 2.10
+_LIBRARY = torch.library.Library("aten", "IMPL")  # its registrations live as long as it does
 
 
 class _Idle:
-    """A stream or an event on which nothing is ever waited for."""
+    """A stream or an event on which nothing ever waits."""
 
     device = torch.device("cuda", 0)
     device_index = 0
@@ -57,11 +57,12 @@ class _Idle:
 
 
 def pretend(machine: Machine) -> None:
-    """Let `torch.cuda` answer as on `machine`, for the rest of this process."""
-    replace(FakeTensorMode, "avoid_device_init", True)  # as without a GPU, whatever `is_available` says
+    """Make `torch.cuda` answer as on `machine`, for the rest of this process."""
+    # As on a machine without a GPU, whatever `is_available` says.
+    replace(FakeTensorMode, "avoid_device_init", True)
     for name, value in _answers(machine).items():
         replace(torch.cuda, name, value)
-    # FSDP2 waits on this stream after a layer that is frozen.
+    # FSDP2 waits on this stream after a frozen layer.
     replace(torch.accelerator, "current_stream", _constant(_Idle()))
     for name in ("set_stream", "synchronize"):
         replace(torch.accelerator, name, _constant(None))
@@ -75,7 +76,7 @@ def pretend(machine: Machine) -> None:
     replace(torch.distributed, "is_nccl_available", _constant(True))
     replace(torch.cuda.nccl, "version", _constant(NCCL))
     attention.pretend(machine)
-    for name in ONE_KERNEL:  # torch has to know of a kernel, which never runs
+    for name in ONE_KERNEL:  # torch has to know a kernel, which never runs
         _LIBRARY.impl(name, _never, "CUDA")
 
 
@@ -84,7 +85,10 @@ def _never(*args: Any) -> NoReturn:
 
 
 def _answers(machine: Machine) -> dict[str, Any]:
-    """Name in `torch.cuda` -> what stands in for it, each of its own: dynamo's tables are by object."""
+    """Return a stand-in for each name in `torch.cuda`.
+
+    Each is an object of its own, because dynamo's tables are keyed by object.
+    """
     capability = machine.compute_capability
     assert capability is not None
     properties = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Runs a case dry in processes of its own, and makes a `Run` of what they count. Nothing is timed."""
+"""Run a case dry in processes of its own, and combine their counts into a `Run`. Nothing is timed."""
 
 import os
 import subprocess
@@ -42,11 +42,12 @@ def dry_run(
     stop: Event | None = None,
     counted_steps: int = 1,
 ) -> Run:
-    """Run `case` dry as each of `ranks` (default: those that tell what all do), one process after another.
+    """Run `case` dry as each of `ranks`, one process after another.
 
-    `arm` is their environment; `stop` kills the one that runs; `counted_steps` are counted in a row.
-    `directory` is as a launch's. What went wrong in a process is in the `failure` of the run. Raises
-    `DryRunError` for what cannot be run dry, and `CaseError` for what the framework refuses.
+    By default `ranks` are those that represent all. `arm` is their environment; `stop` kills the running
+    process; `counted_steps` consecutive steps are counted. `directory` is as for a launch. A failure of a
+    process is in the `failure` of the run. Raises `DryRunError` for what cannot be run dry, and `CaseError`
+    for what the framework refuses.
     """
     last = case.topology.world_size - 1
     for rank in ranks or ():
@@ -88,7 +89,7 @@ def dry_run(
 
 
 def why_no_cuda(arm: Arm) -> str | None:
-    """Why no CUDA can be pretended with the torch of `arm`, or None: its own interpreter is asked."""
+    """Return why CUDA cannot be pretended with the torch of `arm`, or None. Runs its interpreter."""
     try:
         said = ask(arm, "from perfsuite.dry import guard; print(guard.why_not() or 'it can be')")
     except CaseError as error:
@@ -97,7 +98,7 @@ def why_no_cuda(arm: Arm) -> str | None:
 
 
 def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, stop: Event) -> RankReport:
-    """Run one rank to its end and return its report; one with a failure if it left none."""
+    """Run one rank to its end and return its report, or one with a failure if it left none."""
     command = [arm.python, "-m", "perfsuite.dry", str(run_dir.path.resolve()), "--rank", str(rank)]
     command += ["--gpu", machine.device_name] if machine.device == "cuda" else []
     with run_dir.rank_log(rank).open("wb") as log:
@@ -127,7 +128,7 @@ def _report(run_dir: RunDir, case: Case, machine: Machine, rank: int, arm: Arm, 
 
 
 def _environment(case: Case, rank: int) -> dict[str, str]:
-    """Return the environment of a rank. A script has those variables of a launcher that a launch gives it."""
+    """Return the environment of a rank. A script gets the launcher variables that a launch would give it."""
     topology = case.topology
     plan = framework_of(case).plan(case)
     variables = {**rank_variables(topology, rank), **RANKS_MEET, **OF_ONE_DEVICE}

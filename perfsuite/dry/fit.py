@@ -1,6 +1,7 @@
-"""Predicts the memory that a rank needs on its GPU, and says whether the card has it. Pure.
+"""Predict the memory that a rank needs on its GPU, and judge whether the card has enough. Pure.
 
-To the log of a step are added cuBLAS's workspaces, CUDA's context and NCCL's buffers, from sources.
+It adds cuBLAS's workspaces, CUDA's context and NCCL's buffers, taken from published sources, to the log of a
+step.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from perfsuite.results.rank_report import RankReport
 
 MIB = 1 << 20
 TIGHT_FROM = 0.8
-"""Share of the card. The rest is for what is not predicted: driver and ECC keep 1 to 6 % of the nominal
-memory, kernels take scratch memory, and each stream has free blocks of its own."""
+"""Share of the card that may be used. The rest covers what is not predicted: driver and ECC keep 1 to 6% of
+the nominal memory, kernels take scratch memory, and each stream has free blocks of its own."""
 
 CONTEXT = MemoryPart(
     name="CUDA context",
@@ -28,14 +29,15 @@ CONTEXT = MemoryPart(
 )
 NCCL_LOW = 100 * MIB
 NCCL_HIGH = 1024 * MIB
-"""Of one communicator. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue 1685); a ring has
-a few channels over PCIe, up to 32 over NVLink. 1.6 GB with the context was seen for one (nccl issue 864)."""
+"""Memory of one communicator. Each connection of a channel has buffers of 10 to 12 MiB (nccl issue 1685); a
+ring has a few channels over PCIe, and up to 32 over NVLink. 1.6 GB with the context was reported for one
+(nccl issue 864)."""
 
-MATMUL_THREADS = 2  # forward's and autograd's: each has a cuBLAS handle with its own workspace
+MATMUL_THREADS = 2  # forward's and autograd's, each with a cuBLAS handle and its own workspace
 
 
 def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, built: int = 0) -> Fit | None:
-    """Predict a rank's memory by `log` and `counts`; None on a CPU. `built`: bytes of the whole model."""
+    """Predict a rank's memory from `log` and `counts`; None on a CPU. `built` is the whole model in bytes."""
     if machine.device == "cpu":
         return None
     workspaces = [workspace_bytes(machine)] * MATMUL_THREADS
@@ -55,10 +57,10 @@ def predict(log: MemoryLog, counts: Counts, machine: Machine, rank: int, *, buil
 
 
 def judge(*, least: int, most: int, card: int) -> FitWord:
-    """Say whether a card has the memory. `least` and `most` as in `Fit`, in bytes.
+    """Judge whether a card has enough memory. `least` and `most` are as in `Fit`, in bytes.
 
-    Where not even `least` is there, no policy of the allocator helps. Near the end of the card it gives its
-    cache back to CUDA again and again, which stalls steps, long before it fails.
+    If even `least` does not fit, no policy of the allocator helps. Near the end of the card the allocator
+    returns its cache to CUDA again and again, which stalls steps long before it fails.
     """
     if least > card:
         return "does not fit"
@@ -66,13 +68,13 @@ def judge(*, least: int, most: int, card: int) -> FitWord:
 
 
 def workspace_bytes(machine: Machine) -> int:
-    """Return what torch allocates for a cuBLAS handle: `parseChosenWorkspaceSize` (CublasHandlePool.cpp)."""
+    """Return the size of a cuBLAS handle's workspace: `parseChosenWorkspaceSize` (CublasHandlePool.cpp)."""
     capability = machine.compute_capability
     return 32 * MIB if capability is not None and capability >= (9, 0) else 2 * 4 * MIB + 8 * 16 * 1024
 
 
 def facts_of(reports: Sequence[RankReport], case: Case, machine: Machine) -> DryFacts:
-    """Return what the ranks that ran dry say of the case: the rank that needs most memory, the least time."""
+    """Combine the dry reports of the ranks: the highest need of memory, and a lower bound on time."""
     fits = [report.fit for report in reports if report.fit is not None]
     counts = merged({report.rank: report.counts for report in reports if report.counts is not None})
     return DryFacts(

@@ -1,4 +1,4 @@
-"""Builds `guard.cpp` once, and loads it into the process of a dry run. Imports neither torch nor pytest."""
+"""Build `guard.cpp` once, and load it into the process of a dry run. Imports neither torch nor pytest."""
 
 import contextlib
 import ctypes
@@ -16,11 +16,11 @@ from perfsuite.errors import DryRunError
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 COMPILER = "g++"
-BUILD_S = 300  # most seconds that a build may take: it takes 3 to 10
+BUILD_S = 300  # maximum time of a build, which takes 3 to 10 seconds
 
 
 def why_not() -> str | None:
-    """Return why no CUDA can be pretended on this machine and what to do, or None."""
+    """Return why CUDA cannot be pretended on this machine and what to do, or None."""
     build = torch_build.installed()
     if build.get("cuda") is not None:
         return (
@@ -33,7 +33,7 @@ def why_not() -> str | None:
 
 
 def library() -> Path:
-    """Return the file of the built guard in the user's cache: for this torch, source, Python, environment."""
+    """Return the path of the guard in the user's cache: one per torch installation, source and Python."""
     torch = f"{torch_build.installed().get('__version__')} {_torch()}"
     key = f"{torch} {sys.version} {sys.platform}".encode() + SOURCE.read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -41,7 +41,7 @@ def library() -> Path:
 
 
 def load() -> None:
-    """Have torch, not loaded yet, believe in CUDA in this process. Raises `DryRunError` if that fails."""
+    """Make torch, which is not loaded yet, believe in CUDA. Raises `DryRunError` if that fails."""
     assert "torch" not in sys.modules, "whoever asks first decides whether there is CUDA"
     file = library()
     if not file.exists():
@@ -52,7 +52,7 @@ def load() -> None:
 
 
 def build(file: Path) -> None:
-    """Compile the guard, and move it into place whole. Raises `DryRunError` with the compiler's words."""
+    """Compile the guard, and move it into place as a whole. Raises `DryRunError` with the output."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".so")
     os.close(descriptor)

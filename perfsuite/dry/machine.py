@@ -1,4 +1,4 @@
-"""The machine that a dry run pretends, what cannot be run dry, and which ranks are. Imports no torch."""
+"""The machine that a dry run pretends, cases that cannot be run dry, ranks to run. Imports no torch."""
 
 from typing import Literal
 
@@ -12,15 +12,16 @@ from perfsuite.launch.requirements import CHECKS, OF_THE_MACHINE
 from perfsuite.node.machine import gpu_machine
 
 Device = Literal["cuda", "cpu"]
-RANKS_MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # variables by which a rank would find others
-OF_ONE_DEVICE = {"LOCAL_RANK": "0"}  # whichever rank is run: its device is the only one that is pretended
-ANY_GPU = "NVIDIA H100 80GB HBM3"  # for a case meant for `gpu`, or for `cpu` where CUDA is asked for
+# Variables with which a rank would find the others.
+RANKS_MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+OF_ONE_DEVICE = {"LOCAL_RANK": "0"}  # for any rank, since its device is the only one that is pretended
+ANY_GPU = "NVIDIA H100 80GB HBM3"  # for a case meant for `gpu`, or for `cpu` if CUDA is requested
 
 
 def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | None]:
-    """Return the machine on which `case` is run dry, and why it is none that the case is meant for, or None.
+    """Return the machine to pretend for `case`, and why it is not one that the case is meant for, or None.
 
-    Raises `DryRunError` if `device` asks for CUDA where none can be pretended.
+    Raises `DryRunError` if `device` requests CUDA and it cannot be pretended.
     """
     wanted = device or ("cpu" if case.hardware[0] == "cpu" else "cuda")
     reason = guard.why_not() if wanted == "cuda" else None
@@ -32,7 +33,7 @@ def pretended(case: Case, device: Device | None = None) -> tuple[Machine, str | 
 
 
 def product(hardware: tuple[str, ...]) -> str:
-    """Return the first product in the table that an entry of a case's `hardware` means."""
+    """Return the first product in the table that matches an entry of a case's `hardware`."""
     for entry in hardware:
         parts = entry.split("-")
         for name, known in PRODUCTS.items():
@@ -42,7 +43,7 @@ def product(hardware: tuple[str, ...]) -> str:
 
 
 def pretended_gpu(name: str, topology: Topology) -> Machine:
-    """Return a machine with one GPU of that product for each process."""
+    """Return a machine with one GPU of this product for each process."""
     memory_bytes = PRODUCTS[name].memory_gb << 30
     return gpu_machine([name], count=topology.processes_per_node, memory_bytes=memory_bytes, driver=None)
 
@@ -54,7 +55,7 @@ def pretended_cpu(topology: Topology) -> Machine:
 
 
 def why_not_dry(case: Case, machine: Machine) -> str | None:
-    """Return why `case` cannot be run dry on `machine`, or None. Raises `CaseError` without its packages."""
+    """Return why `case` cannot be run dry on `machine`, or None. Raises `CaseError` for missing packages."""
     framework = framework_of(case)
     problem = torch_build.wrong_build(pretended_cpu(case.topology))
     if problem is not None:
@@ -77,7 +78,7 @@ def why_not_dry(case: Case, machine: Machine) -> str | None:
 
 
 def telling_ranks(case: Case) -> tuple[int, ...]:
-    """Return the ranks that tell what all do: the first, and the last if ranks differ by design."""
+    """Return the ranks that represent all: the first, and the last if ranks differ by design."""
     last = case.topology.world_size - 1
     plan = framework_of(case).dry(case)
     return (0, last) if last and plan is not None and plan.ranks_differ else (0,)

@@ -1,6 +1,6 @@
-"""Runs the Python program of a script's command in this process, as one rank. Worker side; imports torch.
+"""Run the Python program of a script's command in this process, as one rank. Worker side; imports torch.
 
-A launcher of ranks, such as torchrun, runs, but starts no process: its target is called here, once.
+A launcher of ranks, such as torchrun, runs but starts no process: its target is called here, once.
 """
 
 import importlib.util
@@ -23,12 +23,12 @@ from perfsuite.frameworks.common.patches import found, module, replace
 from perfsuite.node.ranks import rank_variables
 
 PYTHON = re.compile(r"python[\d.]*")
-ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")  # options of the interpreter that take no word after them
+ONE_WORD = re.compile(r"-[bBdEiIOPqsSuvx]+")  # interpreter options without an argument
 TWO_WORDS = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def run(words: Sequence[str], *, rank: int, world_size: int) -> None:
-    """Run a command in this process. Raises `DryRunError` for one that is not a Python program."""
+    """Run a command in this process. Raises `DryRunError` if it is not a Python program."""
     _replace_launchers(rank, world_size)
     _run(words)
 
@@ -51,7 +51,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _python_file(program: str) -> str:
-    """Return a program that is a Python file, as pip installs those of packages."""
+    """Return a program if it is a Python file, like those that pip installs for packages."""
     with Path(program).open("rb") as file:
         first = file.readline(200)
     if not first.startswith(b"#!") or b"python" not in first:
@@ -72,7 +72,7 @@ def _run_file(file: str, arguments: Sequence[str]) -> None:
 
 def _replace_launchers(rank: int, world_size: int) -> None:
     class ElasticLaunch:
-        """Stands in for torchrun's own, which starts the ranks of a node."""
+        """Replace torchrun's class, which starts the ranks of a node."""
 
         def __init__(self, config: Any, entrypoint: Any) -> None:
             started = config.max_nodes * config.nproc_per_node
@@ -97,7 +97,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
         function(rank % nprocs, *args)
 
     def one_process(args: Any) -> NoReturn:
-        """Stand in for what prepares the only process of `accelerate launch`, which it then starts."""
+        """Replace the preparation of the only process of `accelerate launch`, which it would then start."""
         words, environment = prepare(args)
         os.environ.update(environment)
         _run(words)
@@ -112,7 +112,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
 
 
 def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
-    """Return what torchrun sets for a rank, by its `LaunchConfig`."""
+    """Return the variables that torchrun sets for a rank, from its `LaunchConfig`."""
     topology = Topology(nodes=config.max_nodes, processes_per_node=config.nproc_per_node)
     return {
         **rank_variables(topology, rank),
@@ -126,7 +126,7 @@ def _elastic_variables(config: Any, rank: int) -> dict[str, str]:
 
 
 def place(passed: Iterable[tuple[FrameType, int]]) -> str | None:
-    """Return the last line of the user's code among frames, and the line of a library that it called."""
+    """Return the last line of the user's code in these frames, and the library's line that it called."""
     own = None
     library = None
     not_own = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<")

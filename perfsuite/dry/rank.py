@@ -1,4 +1,4 @@
-"""The process of a dry run: builds a case as one rank of its world, makes a few steps, counts them."""
+"""The process of a dry run: build a case as one rank of its world, make a few steps, and count them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -32,15 +32,14 @@ from perfsuite.worker.observation.dtypes import dtypes_of
 from perfsuite.worker.observation.observe import owner, wrapping
 
 STEPS_OF_GROWTH = 3
-"""Steps after those that are counted, to count the objects that each step keeps.
+"""Number of steps after the counted ones, to count the objects that each step keeps.
 
-`Growth` counts objects before the first of these steps, after it, and after the third. What holds them is
-searched for objects of the second step: what the third step has made may still be in use.
-"""
+`Growth` counts objects before the first of these steps, after it, and after the third. Holders are searched
+for objects of the second step, because those of the third may still be in use."""
 
 
 class DryGrowth(Growth):
-    """Counts the objects that steps keep, without what fake tensors and perfsuite keep of them.
+    """Counts the objects that steps keep, without those that fake tensors and perfsuite keep.
 
     `FakeTensorMode` caches the result of each operator by its arguments, some of which differ in each step.
     """
@@ -53,7 +52,7 @@ class DryGrowth(Growth):
 
 
 def _forget_dead_constants() -> None:
-    """Drop what the fake mode keeps of tensors with known values, as numbers, that are gone."""
+    """Drop the fake mode's records of tensors with known values, such as numbers, that no longer exist."""
     mode = active_fake_mode()
     if mode is None:
         return
@@ -64,13 +63,13 @@ def _forget_dead_constants() -> None:
 
 
 class Enough(BaseException):
-    """Ends the training when its steps are counted: of no kind that a library would catch."""
+    """Ends the training once its steps are counted. Its base is one that no library catches."""
 
 
 class DryRank:
-    """One rank that is pretended. `report` names it and holds nothing yet."""
+    """One simulated rank. `report` names it and is otherwise empty."""
 
-    workload: Workload  # what is trained; there once it is built
+    workload: Workload  # the training; set once it is built
     environment: dict[str, str]  # versions and variables of this process
     answers: type[values.NoValues] = values.NoValues
 
@@ -96,11 +95,12 @@ class DryRank:
         self._built_bytes = 0
 
     def counted(self) -> RankReport:
-        """Build, make the steps, and return the report with what they did."""
+        """Build, make the steps, and return a report with their counts."""
         self.environment = software.environment(self.case.framework.packages)  # before anything is pretended
         flops = count_known(self.case)
         if self.plan.builds_whole:
-            # Other attention has the same parameters, and may ask for a GPU, which is not pretended yet.
+            # Another attention has the same parameters, and this one may need a GPU, which is not pretended
+            # yet.
             plain = self.case.replace(attention="eager")
             model = model_without_weights(plain, torch.device("meta"))
             whole = sum(each.numel() * each.element_size() for each in model.parameters())
@@ -131,7 +131,7 @@ class DryRank:
         )
 
     def _pretend(self) -> None:
-        """Load every library, then replace what cannot be, in this order: names are copied in imports."""
+        """Load every library, then replace what cannot run dry. The order matters: imports copy names."""
         if self.device.type == "cuda":
             cuda.pretend(self._machine)
         values.pretend()
@@ -140,7 +140,7 @@ class DryRank:
         self.plan.pretend()
 
     def _train(self) -> None:
-        """Make the steps that a launch counts, by the framework's `build` and the workload's `run`."""
+        """Make the steps that a launch counts, with the framework's `build` and the workload's `run`."""
         plan = self.framework.plan(self.case)
         if plan.process_group != "library":
             dist.init_process_group()
@@ -155,7 +155,7 @@ class DryRank:
 
     @contextlib.contextmanager
     def _later_steps_may_fail(self) -> Iterator[None]:
-        """Make a note of an error after the step that is reported: what was counted stays."""
+        """Turn an error after the reported step into a note. Earlier counts are kept."""
         try:
             yield
         except Exception as error:
@@ -172,14 +172,14 @@ class DryRank:
 
     def _end_when_counted(self, steps: int) -> None:
         if steps == self.last_step:
-            self._kept = self._growth.result()  # while there is still what holds them
+            self._kept = self._growth.result()  # while its holders still exist
             raise Enough
 
     def _model(self) -> Any:
         return self.workload.model or owner(self._optimizer)
 
     def _settings(self) -> dict[str, str]:
-        """Return what was built, as far as it can be seen without values."""
+        """Return what was built, as far as that is visible without values."""
         model = self._model()
         return {
             **wrapping(model),
@@ -193,7 +193,7 @@ class DryRank:
         }
 
     def _check(self, settings: Mapping[str, str]) -> None:
-        """Raise `MismatchError` if something else was built than the case asks for."""
+        """Raise `MismatchError` if something other than what the case asks for was built."""
         dtype = dtype_name(DTYPES[self.case.precision])
         for key, asked in {"parameter_dtype": dtype, **self.framework.expected(self.case)}.items():
             if asked is not None and key in settings and settings[key] != asked:

@@ -1,4 +1,4 @@
-"""A script dry: unmodified, as one rank of its world, up to the step that is counted. Imports torch."""
+"""Run a script dry: unmodified, as one rank of its world, up to the counted step. Imports torch."""
 
 import contextlib
 import copy
@@ -44,11 +44,11 @@ NOT_COMPILED = "the script compiles its model, and a dry run counts the step tha
 
 
 class DryScript(DryRank):
-    """A rank that a script builds and trains: the clock attaches to it from outside, as in a launch."""
+    """A rank that a script builds and trains. The clock attaches to it from outside, as in a launch."""
 
     answers = values.WholeNumbersAreReal
-    _observer: Observer  # there since the first step
-    _refused: Exception | None = None  # what ended the script: an error in a hook may not reach it
+    _observer: Observer  # set by the first step
+    _refused: Exception | None = None  # the error that ended the script; one in a hook may not reach it
     _asked_to_compile = False
 
     def _pretend(self) -> None:
@@ -107,7 +107,7 @@ class DryScript(DryRank):
         return f"{made}. {self._optimizers.summary()}"
 
     def _late(self, number: int, frame: FrameType | None) -> None:
-        """End this process: an error that left C++ code here would end it without a report."""
+        """Exit from the signal handler: an exception raised through C++ would kill us before we report."""
         where = program.place(reversed([*traceback.walk_stack(frame)]))
         at = f" ({where})" if where else ""
         was_counted = self.recorder.steps >= self.steps.until
@@ -122,7 +122,7 @@ class DryScript(DryRank):
             return
         clock = self._optimizer or optimizer
         try:
-            if self._optimizer is None:  # what trains ends with the script
+            if self._optimizer is None:  # the model is only reachable while the script runs
                 self.workload = dataclasses.replace(self.workload, model=owner(optimizer))
                 self._observer = Observer(self.case, self.workload, has_values=False)
                 self.environment |= software.program()
@@ -138,10 +138,10 @@ class DryScript(DryRank):
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.count(optimizer):
             if self._passes is not None:
-                with _disable_current_modes():  # or it would be counted
+                with _disable_current_modes():  # otherwise it would be counted
                     self._passes.end_step(optimizer)
             self.recorder.boundary()
-            if self.recorder.steps == self.steps.until:  # the steps for growth have time of their own
+            if self.recorder.steps == self.steps.until:  # the steps for growth get a time limit of their own
                 signal.setitimer(signal.ITIMER_REAL, self.case.timeout_s)
 
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -151,7 +151,7 @@ class DryScript(DryRank):
                 self._passes.see(loss)
 
     def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
-        """Return what is to be compiled as it is. Libraries compile functions that nobody calls."""
+        """Return the function or model uncompiled. Libraries compile functions that nobody calls."""
         if model is None:
             return self._not_compiled
         if isinstance(model, torch.nn.Module):
@@ -167,18 +167,19 @@ class DryScript(DryRank):
 
     def _settings(self) -> dict[str, str]:
         settings = dict(self._observer.settings)
-        self.environment["attention_kernel"] = settings.pop("attention_kernel")  # as of a launch
-        del settings["backend"]  # which is pretended
+        self.environment["attention_kernel"] = settings.pop("attention_kernel")  # where a launch has it
+        del settings["backend"]  # it is only pretended
         return settings
 
     def _check(self, settings: Mapping[str, str]) -> None:
-        """Raise a launch's `MismatchError` for passes, tokens and gradients that are not as the case says."""
+        """Raise the `MismatchError` of a launch if passes, tokens or gradients do not match the case."""
         if self._passes is not None:
             self._passes.check(self.case.gradient_accumulation)
         evidence = self._observer.evidence()
         counting = self.recorder.counting
         counts = None if counting is None else counting.counts
-        if counts is not None and not self.framework.promises.replicas_differ:  # these may meet later
+        # Such replicas may communicate later.
+        if counts is not None and not self.framework.promises.replicas_differ:
             sent = sum(each.count for each in counts.collectives if each.ranks > 1)
             evidence = evidence.replace(collectives=sent)
         report = self.report.replace(
@@ -186,7 +187,7 @@ class DryScript(DryRank):
             observed=Observed(settings=settings, environment=software.imported()),
             tokens_per_step=self.workload.tokens_per_step(self.case),
         )
-        ranks = [report] * report.world_size  # any other would do the same
+        ranks = [report] * report.world_size  # any other rank would do the same
         wrong = agreement.tokens_differ(ranks, self.case) or agreement.trained_apart(ranks, self.case)
         if wrong is not None:
             raise MismatchError(wrong)
@@ -198,7 +199,7 @@ class DryScript(DryRank):
     def _unchecked(
         self, settings: Mapping[str, str], evidence: Evidence, counts: Counts | None
     ) -> Iterator[str]:
-        """Yield what the case says of the script and this dry run could not see, with the reason."""
+        """Yield the claims of the case that this dry run could not check, each with the reason."""
         case = self.case
         if settings["compute_dtype"] == NO_LINEAR:
             yield f"precision={case.precision!r} (no linear layer ran)"
@@ -227,7 +228,7 @@ def _explained(error: Exception) -> Exception:
 
 
 def _keep_own_state(synchronize: Any) -> Any:
-    """Go on with the random state of this rank: what it is sent has no values."""
+    """Keep the random state of this rank, because the received one has no values."""
 
     def synchronized(*args: Any, **kwargs: Any) -> None:
         with contextlib.suppress(RuntimeError):
@@ -237,7 +238,7 @@ def _keep_own_state(synchronize: Any) -> Any:
 
 
 def _save_nothing() -> None:
-    """Write no checkpoint: there are no values, and a file of the user's may stand there."""
+    """Write no checkpoint: there are no values, and it might overwrite a file of the user's."""
     replace(torch, "save", nothing)
     checkpoint = module("torch.distributed.checkpoint")
     for name in ("save", "async_save", "save_state_dict"):
@@ -247,7 +248,7 @@ def _save_nothing() -> None:
 
 
 def _load_data_here() -> None:
-    """Load data in this process, with their values. What workers would do is no part of a step."""
+    """Load data in this process, with their values. The work of loader workers is not part of a step."""
     load = found(dataloader._SingleProcessDataLoaderIter, "_next_data")
 
     def with_values(self: Any) -> Any:

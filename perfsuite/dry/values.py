@@ -1,4 +1,4 @@
-"""What asks fake tensors for values, or ranks that are not there for theirs. Worker side; imports torch."""
+"""Answer for values that fake tensors lack, and for ranks that do not exist. Worker side; imports torch."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 class NoValues(TorchDispatchMode):
-    """Answers what the host reads of a tensor: yes for a bool, 1 for a number, as a step counter may say.
+    """Answers when the host reads a tensor: yes for a bool, and 1 for a number, which suits a step counter.
 
-    So no token is masked. The flag by which a gradient scaler learns of infinities reads 0: each step is
-    made. A CPU has no number, as for real tensors: to fake ones `cpu:0` would be another device than `cpu`.
+    So no token is masked. The flag with which a gradient scaler detects infinities reads 0, so that each step
+    is made. CPU devices have no index, as for real tensors: for fake tensors, `cpu:0` would differ from
+    `cpu`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class NoValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].device  # what the mode of fake tensors answers, after much more work
+            return args[0].device  # the fake tensor mode gives the same answer, after much more work
         aten = torch.ops.aten
         kwargs = kwargs or {}
         device = kwargs.get("device")
@@ -54,7 +55,8 @@ class NoValues(TorchDispatchMode):
             return _answer(args[0])
         if func is aten.equal.default:
             return True
-        if func is aten._foreach_sub_.List:  # found_inf, of shape (1,), off a step counter: a GPU takes it
+        # subtracts found_inf, of shape (1,), from a step counter, which a GPU accepts.
+        if func is aten._foreach_sub_.List:
             return None
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             args[1].found_inf = True
@@ -65,10 +67,10 @@ class NoValues(TorchDispatchMode):
 
 
 class WholeNumbersAreReal(NoValues):
-    """Keeps the values of whole numbers on the CPU, with which scripts draw samples and cut their batches.
+    """Keeps the values of whole numbers on the CPU, with which scripts draw samples and cut batches.
 
-    What is made of whole numbers alone is computed; what meets a fake tensor is fake from there on. While
-    data are loaded, this is true of every number.
+    Operators on whole numbers alone are computed; a result that involves a fake tensor is fake. While data
+    are loaded, the same holds for every number.
     """
 
     loads_data = False
@@ -76,7 +78,7 @@ class WholeNumbersAreReal(NoValues):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_real(func, args, kwargs or {}, whole=not self.loads_data):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if func._overloadpacket is torch.ops.aten._pin_memory:  # for a device that is not there
+        if func._overloadpacket is torch.ops.aten._pin_memory:  # the device that it pins for does not exist
             return args[0]
         with _disable_current_modes():
             out = func(*args, **kwargs or {})
@@ -87,12 +89,13 @@ _NOT_FILLED = (
     *(torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided),
     *(torch.ops.aten.new_empty, torch.ops.aten.new_empty_strided, torch.ops.aten.empty_permuted),
 )
-"""They return what was in that memory, also after a collective of fake tensors; ones, as `_answer` says."""
+"""Operators that return whatever was in that memory, even after a collective of fake tensors. They are filled
+with ones, in line with `_answer`."""
 _MAKE_NUMBERS = (torch.ops.aten.randint, torch.ops.aten.randperm, torch.ops.aten.arange)
 
 
 def _is_real(func: Any, args: Any, kwargs: dict[str, Any], *, whole: bool) -> bool:
-    """Whether an operator works on real tensors of the CPU alone, and if `whole`, of whole numbers alone."""
+    """Return whether an operator only uses real CPU tensors and, with `whole`, only whole numbers."""
     device = kwargs.get("device")
     dtype = kwargs.get("dtype")
     if func.namespace != "aten" or (device is not None and device.type != "cpu"):
@@ -120,7 +123,7 @@ _PASS_ON = (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.logical_or, t
 
 
 def _is_no(tensor: Any) -> bool:
-    """Whether a tensor says where there are NaNs or infinities: there are none."""
+    """Return whether a tensor marks NaNs or infinities, of which there are none."""
     return getattr(tensor, "is_no", False)
 
 
@@ -133,7 +136,7 @@ def _answer(tensor: Any) -> bool | int | float:
 
 
 def pretend() -> None:
-    """Leave out what looks at values, or computes them, for the rest of this process."""
+    """Leave out code that checks or computes values, for the rest of this process."""
     replace(weights, "_check_initialised", nothing)
     replace(model, "_markov_chain", _zeros)
     replace(torch.nn.Module, "to", cast)
@@ -141,15 +144,16 @@ def pretend() -> None:
 
 
 def pretend_tensors() -> None:
-    """The part of it that does not depend on how a model is built."""
-    torch.backends.mha.set_fastpath_enabled(False)  # the kernel of evaluation knows no fake tensors
+    """Pretend the part of it that does not depend on how a model is built."""
+    torch.backends.mha.set_fastpath_enabled(False)  # its kernel for evaluation does not support fake tensors
     if importlib.util.find_spec("transformers") is not None:
         let_masks_be_skipped(module("transformers"))
-    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)  # accelerate knows them by it
+    # Accelerate identifies tensors by it.
+    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
     replace(torch.Tensor, "data", property(_DATA.__get__, _set_data))
     wrap(FakeTensor, "__new__", _parameter_of_its_class)
-    for name in ("normal_", "trunc_normal_", "uniform_"):  # one draws again until the values fit
+    for name in ("normal_", "trunc_normal_", "uniform_"):  # trunc_normal_ draws again until the values fit
         replace(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
 
 
@@ -157,7 +161,7 @@ _DATA: Any = torch.Tensor.data  # a descriptor
 
 
 def _set_data(self: Any, other: Any) -> None:
-    """Let `tensor.data = other` move a tensor to the device of `other`, as FSDP2 moves a model.
+    """Let `tensor.data = other` move a tensor to the device of `other`, as when FSDP2 moves a model.
 
     A tensor that has kept its values, such as a whole number in a buffer, becomes a fake one there.
     """
@@ -170,9 +174,9 @@ def _set_data(self: Any, other: Any) -> None:
 
 
 def _parameter_of_its_class(new: Any) -> Any:
-    """Let `type(parameter)(tensor, requires_grad=...)` make a parameter, as accelerate does to load weights.
+    """Let `type(parameter)(tensor, requires_grad=...)` create a parameter, as accelerate loads weights.
 
-    The type of a fake parameter is `FakeTensor`, whose own arguments are others.
+    The type of a fake parameter is `FakeTensor`, whose own arguments differ.
     """
 
     def made(cls: Any, first: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -185,19 +189,19 @@ def _parameter_of_its_class(new: Any) -> Any:
 
 
 def let_masks_be_skipped(transformers: Any) -> None:
-    """Keep transformers from taking fake tensors for tracing: it would make masks in full, and with these no
-    fused attention runs.
+    """Keep transformers from mistaking fake tensors for tracing.
 
-    It asks since version 5. Before (seen in 4.50 to 4.57) it has no such function, and skips masks by itself.
+    It would create full masks, with which no fused attention runs. It checks for this since version 5.
+    Earlier versions (seen in 4.50 to 4.57) have no such function, and skip masks on their own.
     """
     if Version(transformers.__version__).major >= 5:
         replace(module("transformers.utils.import_utils"), "is_fake_tensor", lambda tensor: False)
 
 
 def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for `Module.to`: cast parameters. They are on their device from the start."""
+    """Stand in for `Module.to`: cast parameters, which are on their device from the start."""
     _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-    new: dict[Any, nn.Parameter] = {}  # a tied one stays tied
+    new: dict[Any, nn.Parameter] = {}  # keeps tied parameters tied
     for owner in self.modules() if dtype is not None else ():
         for name, before in owner._parameters.items():
             if before is not None and before.is_floating_point() and before.dtype is not dtype:
@@ -212,7 +216,7 @@ def _zeros(case: Case, data_rank: int) -> Tensor:
 
 
 def pretend_answers() -> None:
-    """Answer what scripts ask of a tensor's values by other ways than operators."""
+    """Answer the other ways in which scripts read a tensor's values, which are not operators."""
     replace(torch.utils, "swap_tensors", _swap)
     replace(FakeTensor, "__format__", _format)
     replace(FakeTensor, "numpy", _numpy)
@@ -222,14 +226,14 @@ def pretend_answers() -> None:
 
 
 def _inference_mode(mode: Any = True) -> Any:
-    """Stand in for `torch.inference_mode`, in which operators come whole and no mode can answer for them."""
+    """Stand in for `torch.inference_mode`, whose undecomposed operators no mode can answer."""
     if callable(mode):
         return torch.no_grad()(mode)
     return torch.no_grad() if mode else contextlib.nullcontext()
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
-    """Copy by an operator: torch copies the bytes of what has an address, and a fake tensor has none."""
+    """Copy with an operator: torch copies the bytes at an address, which a fake tensor does not have."""
     if id(self) in memo:
         return memo[id(self)]
     copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
@@ -241,7 +245,7 @@ def _deepcopy(self: Any, memo: Any) -> Any:
 
 
 def _of_tensors(tensor: Any) -> Any:
-    """Let `torch.tensor` take lists of fake tensors, whose values it reads by no operator."""
+    """Let `torch.tensor` accept lists of fake tensors, whose values it reads without an operator."""
 
     def answered(data: Any) -> Any:
         if isinstance(data, list | tuple):
@@ -260,7 +264,7 @@ def _of_tensors(tensor: Any) -> Any:
 def _numpy(self: Tensor, **options: Any) -> Any:
     dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
     name = str(dtype).removeprefix("torch.")
-    import numpy as np  # a tensor without it has no `numpy` either
+    import numpy as np  # without numpy, a tensor has no `numpy` method either
 
     return np.ones(tuple(self.shape), dtype=name)
 
@@ -270,7 +274,7 @@ def _format(self: Any, spec: str) -> str:
 
 
 def _swap(one: Any, other: Any) -> None:
-    """Stand in for `torch.utils.swap_tensors`, by which modules move: torch's refuses weak references."""
+    """Stand in for `torch.utils.swap_tensors`, with which modules move: torch's rejects weak references."""
     torch._C._swap_tensor_impl(one, other)
     slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
     for name in ("__class__", "__dict__", *{*slots(type(one)), *slots(type(other))}):
@@ -289,14 +293,14 @@ COALESCED = (  # collectives of several tensors, for which torch has no rule; ea
     "reduce_scatter_tensor_coalesced_",
 )
 MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate")
-"""Methods of `DeviceMesh` that look at the numbers of ranks in it."""
+"""Methods of `DeviceMesh` that read the rank numbers in it."""
 
 
-_LIBRARY = Library("c10d", "IMPL")  # what is registered lives as long as it
+_LIBRARY = Library("c10d", "IMPL")  # its registrations live as long as it does
 
 
 def pretend_ranks() -> None:
-    """Answer for the other ranks, with fake process groups. Call it when all is imported."""
+    """Answer for the other ranks, with fake process groups. Call it after all imports."""
     fake_store = module("torch.testing._internal.distributed.fake_pg").FakeStore
     init = dist.init_process_group
     new_group = dist.new_group
@@ -330,7 +334,7 @@ def pretend_ranks() -> None:
     replace_everywhere(dist, "all_gather_object", all_gather_object)
     for name in COALESCED:
         _LIBRARY.impl(name, lambda *args, **kwargs: FakeWork().boxed(), "Meta")
-    # DTensor tries operators on fake tensors to learn shapes, in a mode of its own: that is not counted.
+    # DTensor infers shapes with operators on fake tensors in a mode of its own, so they are not counted.
     replace(module("torch.distributed.tensor._sharding_prop"), "detect_fake_mode", lambda *args: None)
     for name in MESH_METHODS:
         wrap(DeviceMesh, name, _with_values)
@@ -340,7 +344,7 @@ def pretend_ranks() -> None:
 def _place_in_group(method: str, rank: int, world_size: int) -> tuple[int, int]:
     """Return rank and size of the group that a script opens, as `torch.distributed.rendezvous` finds them.
 
-    They may be others than the case asks for. Raises torch's `ValueError` where the environment lacks one.
+    They may differ from those in the case. Raises torch's `ValueError` if the environment lacks a variable.
     """
     query = parse_qs(urlparse(method).query)
     given = {"rank": rank, "world_size": world_size}
@@ -358,7 +362,7 @@ def _place_in_group(method: str, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def _with_values(function: Any) -> Callable[..., Any]:
-    """Return `function` outside of every mode: the numbers of ranks are tensors, and they count."""
+    """Run `function` outside of every mode: rank numbers are tensors whose values matter."""
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:
