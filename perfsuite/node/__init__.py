@@ -1,1 +1,1 @@
-"""What runs on each node of a job: the agent that starts its ranks, and what sees how the node does."""
+"""The part of a job that runs on each node: the agent that starts its ranks and samples its health."""

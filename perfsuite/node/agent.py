@@ -1,6 +1,6 @@
-"""The agent: runs one node's part of a job, as long as the driver lives and wants it, and leaves nothing.
+"""The agent: run one node's part of a job while the driver lives and wants it, and leave no process behind.
 
-Run as `python -m perfsuite.node.agent RUNDIR`. It adopts the job's processes whose parent has ended.
+Run as `python -m perfsuite.node.agent RUNDIR`. It adopts processes of the job whose parent has ended.
 """
 
 import contextlib
@@ -30,9 +30,10 @@ from perfsuite.results.run_dir import ANCESTOR_PID, COMPILE_CACHES, NODE, RunDir
 from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
-"""Names the scheduler's variable that holds the number of this node, from 0 on; without it this is node 0."""
-LATCH_S = 5  # seconds for which an agent without a driver waits for whoever writes its file, to end it then
-PEERS_S = 5  # seconds that a node which ends the job waits for nodes that have not written their stacks yet
+"""The name of the scheduler's variable with the number of this node, from 0 on. Without it this is node 0."""
+# Seconds that an agent without a driver waits for another thread to finish writing its file before it ends.
+LATCH_S = 5
+PEERS_S = 5  # seconds that a node which ends the job waits for other nodes to write their stacks
 
 
 def main(path: str) -> int:
@@ -54,10 +55,10 @@ def main(path: str) -> int:
 
 
 def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
-    """Give each node but the first directories of its own for what compilers keep.
+    """Give each node except the first its own directories for compiler caches.
 
-    On NFS a file that one node replaces while another reads it ends the read with an error, and torch names
-    the file that it writes first by numbers of process and thread, which two nodes may both have.
+    On NFS, if one node replaces a file while another reads it, the read fails. torch names its temporary
+    files by process and thread id, which may be the same on two nodes.
     """
     caches = run_dir.compile_caches.resolve()
     for name in COMPILE_CACHES:
@@ -67,19 +68,20 @@ def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
 
 
 def _watched(job: AgentJob) -> list[Failure]:
-    """Run the job and a sampler of the node's health, as long as the driver lives and wants it.
+    """Run the job and a sampler of the node's health, while the driver lives and wants it.
 
-    Whoever is first to acquire the latch writes the file of this node's launch, once: the thread of the
-    agent, when all ranks have ended or cannot be started, or that of the lease, when the driver ends the job.
-    A driver that is gone for good, or has left the job, has nothing written: ranks that are killed then have
-    not failed.
+    The first thread to acquire the latch writes the file of this node's launch, once: the agent's thread when
+    all ranks have ended or cannot be started, or the lease's thread when the driver ends the job. If the
+    driver is gone for good, or has left the job, nothing is written: ranks that are killed then have not
+    failed.
     """
     # psutil is not imported above: ranks load this module and must not need it
     from perfsuite.node.health_sampler import HealthWatch, sampler
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)
     killed_before = oom_kills()
-    ending = threading.Lock()  # who ends the job never releases it: others wait until this process is gone
+    # Never released by whoever ends the job, so the others wait until this process is gone.
+    ending = threading.Lock()
 
     def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
         content = LaunchFile(
@@ -103,7 +105,8 @@ def _watched(job: AgentJob) -> list[Failure]:
             write()
             _wait_for_peers(job)
         finally:
-            _end("the driver ends the job", 0)  # by another a scheduler may end nodes that still write
+            # With another status, a scheduler might end nodes that still write.
+            _end("the driver ends the job", 0)
 
     def lost(why: str) -> None:
         ending.acquire(timeout=LATCH_S)
@@ -125,7 +128,7 @@ def _watched(job: AgentJob) -> list[Failure]:
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many processes of our control group the kernel killed for want of memory; 0 if untold.
+    """Return how many processes of our control group the kernel killed for lack of memory; 0 if unknown.
 
     Linux counts them as `oom_kill` ("Control Group v2", memory.events; "Memory Resource Controller",
     memory.oom_control).
@@ -144,7 +147,7 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def _wait_for_peers(job: AgentJob) -> None:
-    """Wait until every node has written its stacks: ranks whose peers are killed end before they can."""
+    """Wait until every node has written its stacks. Ranks whose peers are killed end before they can."""
 
     def is_over(node: int) -> bool:
         told = documents.read_or_none(job.run_dir.launch(node), LaunchFile)
@@ -160,13 +163,13 @@ def _sweep() -> None:
 
 def _end_the_job(number: int, frame: Any) -> NoReturn:
     _sweep()
-    os._exit(128 + number)  # as of a process that the signal ended
+    os._exit(128 + number)  # the status of a process that the signal ended
 
 
 def _end(why: str, status: int = 1) -> NoReturn:
-    """End the job on this node from any thread, and tell why in the log."""
+    """End the job on this node from any thread, and log why."""
     try:
-        with contextlib.suppress(OSError):  # the disk of the log may be full
+        with contextlib.suppress(OSError):  # the log's disk may be full
             print(f"perfsuite: {why}", flush=True)
         _sweep()
     finally:

@@ -1,4 +1,4 @@
-"""Reads how the cores of this machine spend their time, from /proc. Imports neither torch nor pytest."""
+"""Read how the cores of this machine spend their time, from /proc. Imports neither torch nor pytest."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from perfsuite.case.case import Case
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """What the cores that a job may use have done, all together, in seconds since boot."""
+    """The time of all cores that a job may use, in seconds since boot."""
 
-    processes_s: float  # in processes of anybody, without interrupts, which are nobody's
+    processes_s: float  # in processes of all users, without interrupts, which belong to nobody
     steal_s: float  # taken by the hypervisor
     total_s: float
 
@@ -21,7 +21,7 @@ class Cpu:
 def node_variables(case: Case, device: str) -> dict[str, str]:
     """Return the variables that depend on the node: each rank's share of its cores, and the interface.
 
-    On a GPU, what a user has set wins; on a CPU the number of threads is part of what is measured.
+    On a GPU, the user's own settings win. On a CPU, the number of threads is part of what is measured.
     """
     topology = case.topology
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
@@ -31,7 +31,7 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 
 
 def bind(pid: int, cores: frozenset[int]) -> None:
-    """Bind a process that has just begun to these cores, unless this process is bound itself."""
+    """Bind a new process to these cores, unless this process is bound itself."""
     allowed = os.sched_getaffinity(0)
     if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
         return
@@ -40,7 +40,7 @@ def bind(pid: int, cores: frozenset[int]) -> None:
 
 
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
-    """Read /proc/stat, which tells the numbers of the cores, unlike psutil; None if it has another format."""
+    """Read /proc/stat, which has the cores' numbers, unlike psutil. Return None if its format differs."""
     processes = steal = total = 0
     try:
         with stat.open() as file:

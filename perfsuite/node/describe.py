@@ -1,4 +1,4 @@
-"""`python -m perfsuite.node.describe PROBE`: says what this node is, for `SlurmLauncher.machine`."""
+"""`python -m perfsuite.node.describe PROBE`: describe this node for `SlurmLauncher.machine`."""
 
 import os
 import re
@@ -17,22 +17,22 @@ GRANTED_GPUS = "SLURM_GPUS_ON_NODE"  # Slurm's variable for the GPUs that a step
 
 
 class Described(Data):
-    """What one node says."""
+    """The description of one node."""
 
-    name: str  # by Slurm
+    name: str  # Slurm's name of it
     machine: Machine
     interconnect: str | None
     interface: str | None = None
-    # GPUs of this node that Slurm gave the step; None if it gave none, or does not manage them.
+    # GPUs of this node that Slurm gave to the step; None if it gave none, or does not manage them.
     granted_gpus: int | None = None
-    probe: str | None  # the content of the probe file; None if this node does not see it
+    probe: str | None  # the content of the probe file; None if this node does not see the file
 
 
 def interconnect(sys_class: Path = SYS) -> str | None:
-    """Return how this node is connected: `8xib400`, `roce200` or `eth100`, in Gbit/s; None if nothing tells.
+    """Return how this node is connected: `8xib400`, `roce200` or `eth100`, in Gbit/s; None if unknown.
 
-    The ports that are up count, of the fastest rate there is: of InfiniBand and RoCE by `rate`, else of
-    network interfaces by `speed`, which virtual ones do not have. Several are told with their number.
+    Only ports that are up with the highest rate count: for InfiniBand and RoCE by `rate`, otherwise network
+    interfaces by `speed`, which virtual ones lack. If there are several, their number is included.
     """
     up = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
     ports = [(_number(_text(port / "rate")) or 0, _text(port / "link_layer")) for port in up]
@@ -49,7 +49,7 @@ def interconnect(sys_class: Path = SYS) -> str | None:
 
 
 def interface() -> str | None:
-    """Return the network interface that has the address of this node's host name; None if none has it."""
+    """Return the network interface with the address of this node's host name; None if there is none."""
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -61,7 +61,7 @@ def interface() -> str | None:
 def _text(file: Path) -> str:
     try:
         return file.read_text().strip()
-    except OSError:  # also of an interface that is down
+    except OSError:  # also raised for an interface that is down
         return ""
 
 
@@ -71,7 +71,7 @@ def _number(text: str) -> int | None:
 
 
 def main(probe: Path) -> None:
-    """Print what this node is."""
+    """Print the description of this node."""
     described = Described(
         name=os.environ["SLURMD_NODENAME"],
         machine=detect(),

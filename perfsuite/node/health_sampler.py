@@ -1,7 +1,8 @@
-"""Samples the health of the machine during a run, for `analysis.health`: clocks, power, memory, others.
+"""Sample the machine's health during a run, for `analysis.health`: clocks, power, memory, other users.
 
-Runs in the agent of each node. What a device does not give is None, never 0. Samples count while steps are
-being made; where that is too short, from the beginning of the training on, or on a CPU of the launch.
+Runs in the agent of each node. A value that a device does not provide is None, never 0. Samples count while
+steps are being made. If that time is too short, they count from the beginning of training, or on a CPU from
+the beginning of the launch.
 """
 
 import os
@@ -24,13 +25,13 @@ from perfsuite.results.run import DeviceHealth, Health
 
 T = TypeVar("T")
 EVERY_S = 0.25
-"""Seconds between samples. One is also taken when the step moves, so that the first and the last are at the
-end of a step: rank 0 tells its steps at most twice a second."""
-WHOLE_EVERY_S = 1.0  # seconds between samples of what changes slowly: utilisation, temperature, memory
-LOOK_S = 0.06  # seconds between looks at how many steps are finished
-RESCAN_S = 2.0  # seconds between looks for new processes of the job
-FREE_POLL_S = 0.5  # seconds between looks at the memory of the GPUs, until it is free before a launch
-SILENT_S = 5.0  # seconds in which NVML should have answered: it does in milliseconds
+"""Seconds between samples. One is also taken when the step count changes, so that the first and the last
+sample are at the end of a step: rank 0 reports its steps at most twice a second."""
+WHOLE_EVERY_S = 1.0  # seconds between samples of slow values: utilisation, temperature, memory
+LOOK_S = 0.06  # seconds between checks of the number of finished steps
+RESCAN_S = 2.0  # seconds between checks for new processes of the job
+FREE_POLL_S = 0.5  # seconds between checks of the GPUs' memory, until it is free before a launch
+SILENT_S = 5.0  # seconds in which NVML should have answered; it usually takes milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class _Sample:
 
 
 class Sampler:
-    """Samples the machine while `pid` and its descendants run, on the first `devices` GPUs by `nvml`."""
+    """Samples the machine while `pid` and its descendants run, on the first `devices` GPUs of `nvml`."""
 
     def __init__(
         self,
@@ -62,18 +63,20 @@ class Sampler:
         self._job = JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
-        self.near_cores: tuple[frozenset[int], ...] = ()  # to each GPU, once prepared; empty if unknown
+        # Cores near each GPU, once prepared; empty if unknown.
+        self.near_cores: tuple[frozenset[int], ...] = ()
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
         self._step = 0
         self._sampled_at = -EVERY_S
         self._whole_at = -WHOLE_EVERY_S
         self._scanned_at = -RESCAN_S
-        self._first: _Sample | None = None  # at the beginning of the training; on a CPU the launch's before
+        # At the beginning of training; on a CPU, until then, of the launch.
+        self._first: _Sample | None = None
         self._has_begun = False
 
     def prepare(self) -> None:
-        """Wait before the launch, at most `FREE_S`, until the GPUs are free of earlier jobs."""
+        """Before the launch, wait until the GPUs are free of earlier jobs, at most `FREE_S`."""
         if self._gpus is None:
             return
         until = self._clock() + FREE_S
@@ -85,15 +88,16 @@ class Sampler:
         self.near_cores = self._gpus.near_cores()
 
     def sample(self, step: int | None, *, is_last: bool = False) -> None:
-        """Take a sample if it is time for one. Called often, with the number of steps finished so far: None
-        before the training begins. `is_last`: the job is over, so that it is time if the step has moved.
+        """Take a sample if one is due.
 
-        Only samples between two steps count: none before the first step, and none after the last one or in a
-        hang, when `step` no longer moves.
+        This is called often, with the number of steps finished so far, or None before the training begins.
+        `is_last` means that the job is over, so a sample is due if the step count has changed. Only samples
+        between two steps count: none before the first step, and none after the last one or in a hang, when
+        `step` no longer changes.
         """
         now = self._clock()
         has_begun = step is not None
-        if not step:  # GPUs are not read before the job's processes are on them
+        if not step:  # GPUs are not read before the job's processes use them
             if not self._has_begun and (has_begun or not (self._first or self._gpus)):
                 self._has_begun = has_begun
                 self._first = self._read(now, 0, rescan=True)
@@ -109,11 +113,11 @@ class Sampler:
             self._pending.clear()
 
     def finish(self) -> Health | None:
-        """Let NVML go. Return what was seen, None if nothing was."""
+        """Shut NVML down. Return what was sampled, or None if nothing was."""
         return self.seen(*(() if self._gpus is None else self._gpus.finish()))
 
     def seen(self, *notes: str) -> Health | None:
-        """Return what was seen so far with these notes, None if there is neither."""
+        """Return what was sampled so far with these notes, or None if there is neither."""
         counted = self._counted
         if len(counted) < 2 and self._first is not None:
             counted = [self._first, *counted]
@@ -138,10 +142,10 @@ class Sampler:
 
 
 class HealthWatch:
-    """Samples in a thread of the agent, which never waits longer than `SILENT_S` for NVML to answer."""
+    """Samples in a thread of the agent, and never waits longer than `SILENT_S` for NVML to answer."""
 
     def __init__(self, sampler: Sampler, steps: Callable[[], int | None]) -> None:
-        """`steps` tells how many steps rank 0 has finished; None before it trains."""
+        """`steps` returns how many steps rank 0 has finished; None before it trains."""
         self.sampler = sampler
         self._steps = steps
         self._error: str | None = None
@@ -150,14 +154,17 @@ class HealthWatch:
         self._thread = threading.Thread(target=self._work, name="perfsuite-health", daemon=True)
 
     def begin(self) -> None:
-        """Prepare the sampler, then sample. Returns when the job may start, even if NVML does not answer."""
+        """Prepare the sampler, then start sampling.
+
+        Return when the job may start, even if NVML does not answer.
+        """
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
 
     def finish(self) -> Health | None:
-        """Stop sampling and return what was seen. If NVML does not answer even now, it is left alone."""
+        """Stop sampling and return what was sampled. If NVML does not answer even now, it is abandoned."""
         self._is_over.set()
-        if self._thread.ident is not None:  # it has begun
+        if self._thread.ident is not None:  # it was started
             self._thread.join(SILENT_S)
         if self._thread.is_alive():
             self._error = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
@@ -171,7 +178,7 @@ class HealthWatch:
             while not self._is_over.wait(LOOK_S):
                 self.sampler.sample(self._steps())
             self.sampler.sample(self._steps(), is_last=True)
-        except Exception as error:  # the launch is worth more than its health
+        except Exception as error:  # a launch must not fail because of its health
             self._error = f"the machine's health is unknown: {type(error).__name__}: {error}"
             self._is_prepared.set()
 
@@ -206,7 +213,7 @@ def _health(
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Shares of the cores' time over all samples at once: the kernel counts in ticks of 10 ms."""
+    """Return shares of the cores' time over all samples together: the kernel counts in 10 ms ticks."""
     if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
         return {}
     total = last.cpu.total_s - first.cpu.total_s
@@ -222,7 +229,8 @@ def _device(card: DeviceHealth, readings: Sequence[Gpu]) -> DeviceHealth:
     reasons = _known(reading.reasons for reading in readings)
     before = readings[0].energy_j
     after = readings[-1].energy_j
-    has_counted = before is not None and after is not None and after > before  # it may be reset
+    # The counter may have been reset.
+    has_counted = before is not None and after is not None and after > before
     used = max(_known(reading.used_bytes for reading in readings), default=None)
     held = card.held_before_bytes
     throttled = Counter(name for active in reasons for name in active)

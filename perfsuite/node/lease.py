@@ -1,8 +1,9 @@
-"""How the agents of a job know that its driver lives, and what it wants: by two leases, as each may be lost.
+"""Tell the agents of a job that its driver lives, and what it wants, with two leases, as each may get lost.
 
-An agent's stdin is a pipe that ends with the driver, in a Slurm step through `srun`. And the driver writes a
-changing text into `RunDir.lease`, which stands still if it dies together with `srun`, and which also tells to
-end the job. It is written over itself: that works on a full disk, and is seen at once on NFS.
+An agent's stdin is a pipe that closes when the driver ends; in a Slurm step it goes through `srun`. In
+addition, the driver keeps changing the text in `RunDir.lease`. It stops changing if the driver dies together
+with `srun`, and it can also request the end of the job. The text is overwritten in place, which works on a
+full disk and is visible at once on NFS.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from perfsuite.errors import FileError
 from perfsuite.inputs.files import LARGEST_OWN, read_text
 
 BEAT_S = 1.0  # seconds between two texts of the driver
-LOOK_S = 0.25  # seconds between two looks of an agent at the text
-LOST_S = 30.0  # seconds without a new text after which the driver is taken for dead
+LOOK_S = 0.25  # seconds between an agent's checks of the text
+LOST_S = 30.0  # seconds without a new text after which the driver is considered dead
 LEASE_S = "PERFSUITE_LEASE_S"
-"""Environment variable of an agent whose driver is on another machine: its `LOST_S`. Where the driver is on
-the agent's machine, the kernel tells that it died, and one that is only stopped keeps its job."""
+"""Environment variable for an agent whose driver is on another machine: its `LOST_S`. If the driver is on the
+agent's own machine, the kernel reports its death, and a driver that is merely stopped keeps its job."""
 
 Wish = Literal["go", "end"]
 
 
 class Beats:
-    """The driver's side: writes the text from a thread of its own. Errors in writing are passed over."""
+    """The driver's side: writes the text from a thread of its own. Write errors are ignored."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -49,7 +50,7 @@ class Beats:
         self._thread.join()
 
     def end_job(self) -> None:
-        """Tell the agents to end the job: each lets its processes write their stacks before."""
+        """Ask the agents to end the job. Each lets its processes write their stacks first."""
         self._wish = "end"
         self._changed.set()
 
@@ -64,12 +65,12 @@ class Beats:
 
 
 def text_of(count: int, wish: Wish) -> str:
-    """Return a text of the driver's, always of the same length; `count` makes it another."""
+    """Return one of the driver's texts. All have the same length; `count` makes each different."""
     return f"{count:010d} {wish:3}\n"
 
 
 class Lease:
-    """An agent's side: calls `on_end` when the driver asks for the end, `on_lost` when it is gone."""
+    """An agent's side: calls `on_end` when the driver requests the end, and `on_lost` when it is gone."""
 
     def __init__(self, file: Path, on_end: Callable[[], object], on_lost: Callable[[str], object]) -> None:
         self._file = file
@@ -78,7 +79,7 @@ class Lease:
         self._lost_s = float(os.environ.get(LEASE_S, "inf"))
 
     def hold(self) -> None:
-        """Watch both leases, each in a thread. What this process starts from now on finds an empty stdin."""
+        """Watch both leases, each in a thread. Processes started from now on get an empty stdin."""
         self._pipe = os.dup(0)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)

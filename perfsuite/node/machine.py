@@ -1,4 +1,4 @@
-"""What this machine is: its GPUs by NVML, or its processor. Imports neither torch nor pytest."""
+"""Detect this machine: its GPUs with NVML, or its processor. Imports neither torch nor pytest."""
 
 import contextlib
 import functools
@@ -20,10 +20,10 @@ HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
 
 
 def detect() -> Machine:
-    """Return this machine. GPUs are found through NVML, so that torch need not be imported.
+    """Return this machine. GPUs are found with NVML, so that torch need not be imported.
 
-    Raises `MachineError` if NVML does not answer, and if a visible GPU cannot be measured on: one that NVML
-    cannot read, or that is split by MIG.
+    Raises `MachineError` if NVML does not answer, or if a visible GPU cannot be used for measurements because
+    NVML cannot read it or MIG splits it.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
         return detect_here()
@@ -31,7 +31,7 @@ def detect() -> Machine:
 
 
 def detect_here() -> Machine:
-    """Return what `detect` does, by asking NVML in this process, however long it takes to answer."""
+    """Do the same as `detect`, but call NVML in this process, however long it takes to answer."""
     try:
         return _detect_gpu()
     except _NoGpu as reason:
@@ -60,7 +60,8 @@ def _detect_gpu() -> Machine:
         for index, handle in enumerate(handles):
             with _readable(pynvml, str(index), handle):
                 names.add(pynvml.nvmlDeviceGetName(handle))
-                with contextlib.suppress(pynvml.NVMLError_NotSupported):  # none of its own: GB10, Jetson
+                # It has no memory of its own: GB10, Jetson.
+                with contextlib.suppress(pynvml.NVMLError_NotSupported):
                     memory.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
             _refuse_mig(pynvml, index, handle)
         driver = pynvml.nvmlSystemGetDriverVersion()
@@ -71,12 +72,12 @@ def _detect_gpu() -> Machine:
 
 
 def visible_handles(pynvml: Any) -> list[Any]:
-    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves. Raises `MachineError`."""
+    """Return NVML's handles of the GPUs that CUDA_VISIBLE_DEVICES leaves visible. Raises `MachineError`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = pynvml.nvmlDeviceGetCount()
     entries = map(str, range(count)) if visible is None else visible.split(",")
     named = (_named(pynvml, entry.strip(), count) for entry in entries)
-    # CUDA, too, ignores everything from the first bad entry on.
+    # Like CUDA, ignore everything from the first bad entry on.
     handles = list(itertools.takewhile(lambda handle: handle is not None, named))
     if not handles and visible is not None:
         raise _NoGpu(f"CUDA_VISIBLE_DEVICES={visible} names none of the {count} GPUs")
@@ -84,7 +85,7 @@ def visible_handles(pynvml: Any) -> list[Any]:
 
 
 def _named(pynvml: Any, entry: str, count: int) -> Any | None:
-    """Return the handle of an entry of CUDA_VISIBLE_DEVICES: an index, or a whole UUID; None if unknown."""
+    """Return the handle for an entry of CUDA_VISIBLE_DEVICES, an index or a whole UUID; None if unknown."""
     with _readable(pynvml, entry):
         if entry.isdigit():
             return pynvml.nvmlDeviceGetHandleByIndex(int(entry)) if int(entry) < count else None
@@ -94,7 +95,7 @@ def _named(pynvml: Any, entry: str, count: int) -> Any | None:
 
 
 def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
-    """Return the PCI bus id of a card, as `nvidia-smi` prints it; None if NVML does not tell."""
+    """Return the PCI bus id of a card, as `nvidia-smi` prints it; None if NVML does not provide it."""
     try:
         return str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
     except Exception:
@@ -103,7 +104,7 @@ def pci_bus_id(pynvml: Any, handle: Any) -> str | None:
 
 @contextlib.contextmanager
 def _readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
-    """Turn what NVML says of one GPU into a `MachineError` that names it."""
+    """Turn an NVML error about one GPU into a `MachineError` that names it."""
     try:
         yield
     except pynvml.NVMLError as error:
@@ -119,7 +120,7 @@ def _gpu_name(pynvml: Any, gpu: str, handle: Any) -> str:
 
 
 def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
-    """Raise `MachineError` for a GPU that MIG splits: CUDA sees an instance, not the card that NVML names."""
+    """Raise `MachineError` if MIG splits a GPU: CUDA then sees an instance, not the card NVML names."""
     try:
         is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     except pynvml.NVMLError:  # a card without MIG, or an instance

@@ -1,6 +1,6 @@
-"""Reads the job's GPUs through NVML, one moment at a time. What a device does not give is None, never 0.
+"""Read the job's GPUs with NVML at one moment. A value that a device does not provide is None, never 0.
 
-Any call may wait for a driver that no longer answers: `node.health_sampler` makes them in a thread.
+Any call may block on a driver that no longer answers, so `node.health_sampler` calls from a thread.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ class Gpu:
     utilisation: float | None = None
     temperature_c: float | None = None
     foreign_bytes: int | None = None
-    used_bytes: int | None = None  # memory in use, by whomever; without what the driver reserves
+    used_bytes: int | None = None  # memory in use by anyone, without what the driver reserves
 
 
 class Gpus:
-    """Reads the job's GPUs through NVML, from the first call on; what it cannot tell is None, and noted."""
+    """Reads the job's GPUs with NVML, from the first call on. Missing values are None; errors are noted."""
 
     def __init__(self, nvml: Any, count: int, job: JobProcesses) -> None:
         self._nvml = nvml
@@ -47,7 +47,7 @@ class Gpus:
         try:
             self._nvml.nvmlInit()
             return visible_handles(self._nvml)[: self._count]
-        except Exception as error:  # also hardware's own, if CUDA_VISIBLE_DEVICES names no GPU
+        except Exception as error:  # includes the error that CUDA_VISIBLE_DEVICES names no GPU
             self._notes[f"the GPUs' health is unknown: {error}"] = None
             return []
 
@@ -62,7 +62,10 @@ class Gpus:
 
     @cached_property
     def _reasons(self) -> dict[int, str]:
-        """The bits of nvmlClocksEventReasons, earlier nvmlClocksThrottleReasons, which has names for more."""
+        """The names of the bits in nvmlClocksEventReasons.
+
+        The older nvmlClocksThrottleReasons has names for more of them.
+        """
         prefix = "nvmlClocksThrottleReason"
         others = ("All", "None", "UserDefinedClocks")
         names = [name for name in dir(self._nvml) if name.startswith(prefix) and not name.endswith(others)]
@@ -72,14 +75,14 @@ class Gpus:
         self._notes[f"{self._names[index]}: {text}"] = None
 
     def _ask(self, index: int, what: str, *arguments: Any) -> Any | None:
-        """Return what `nvmlDeviceGet...` says of a GPU of the job, by the end of that function's name."""
+        """Call `nvmlDeviceGet...` for a GPU of the job; `what` is the end of the function's name."""
         nvml = self._nvml
         function = f"nvmlDeviceGet{what}"
         try:
             return getattr(nvml, function)(self._handles[index], *arguments)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, AttributeError):
             return None
-        except Exception as error:  # pynvml's own are not all NVMLErrors
+        except Exception as error:  # not all errors of pynvml are NVMLErrors
             self._note(index, f"{function}: {error}")
             return None
 
@@ -88,7 +91,7 @@ class Gpus:
         return None if value is None else value / 1e3
 
     def finish(self) -> tuple[str, ...]:
-        """Shut NVML down. Return what could not be read, and why, and what is wrong with a card."""
+        """Shut NVML down. Return what could not be read and why, and the problems of the cards."""
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
         hidden = sorted(self._listed - self._own_seen)
@@ -101,17 +104,17 @@ class Gpus:
         return tuple(self._notes)
 
     def used_bytes(self) -> list[int | None]:
-        """Return the used memory of each GPU in bytes, without the driver's; None if NVML does not tell.
+        """Return the used memory of each GPU in bytes, without the driver's; None if it is unknown.
 
-        The first version of the call would count what the driver reserves as used.
+        The first version of the call would include what the driver reserves.
         """
         told = [self._ask(index, "MemoryInfo", self._nvml.nvmlMemory_v2) for index in self._indices]
         return [None if memory is None else int(memory.used) for memory in told]
 
     def near_cores(self) -> tuple[frozenset[int], ...]:
-        """Return the numbers of the cores near each GPU, those of its socket or NUMA node; none if unknown.
+        """Return the cores near each GPU, on its socket or NUMA node; empty where unknown.
 
-        See nvmlDeviceGetCpuAffinity: words of 64 bits, one a core, from core 0 on.
+        See nvmlDeviceGetCpuAffinity: 64-bit words with one bit per core, from core 0 on.
         """
         words = -(-(os.cpu_count() or 1) // 64)
         masks = [self._ask(index, "CpuAffinity", words) or () for index in self._indices]
@@ -125,7 +128,7 @@ class Gpus:
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
-        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t), None if in none."""
+        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t); None if in none."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
         told = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
         return [
@@ -134,7 +137,7 @@ class Gpus:
         ]
 
     def read(self, *, whole: bool) -> tuple[Gpu, ...]:
-        """Read every GPU of the job; unless `whole`, clocks and power alone, as each call takes a lock."""
+        """Read every GPU of the job. Unless `whole`, read only clocks and power: each call takes a lock."""
         gpus = [self._read(index) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
 
@@ -167,7 +170,7 @@ class Gpus:
         )
 
     def _memory_faults(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What is wrong with the memory of a card, and what only waits for a reset; with what to do."""
+        """Return the faults of a card's memory, and those that only wait for a reset, each with advice."""
         faults = []
         pending = []
         nvml = self._nvml
@@ -185,10 +188,10 @@ class Gpus:
         return tuple(faults), tuple(pending)
 
     def _nvlinks(self, index: int) -> tuple[int | None, int | None]:
-        """How many NVLinks are up, and how many down; None without NVLink."""
+        """Return how many NVLinks are up and how many are down; None without NVLink."""
         nvml = self._nvml
         states: list[int] = []
-        with contextlib.suppress(Exception):  # this product has no more of them, or none
+        with contextlib.suppress(Exception):  # this product has fewer links, or none
             for link in range(nvml.NVML_NVLINK_MAX_LINKS):
                 states.append(int(nvml.nvmlDeviceGetNvLinkState(self._handles[index], link)))
         return (sum(states), len(states) - sum(states)) if any(states) else (None, None)
@@ -215,17 +218,17 @@ class Gpus:
         )
 
     def _foreign_bytes(self, index: int) -> int | None:
-        """The bytes of others; None if NVML does not list the job's own processes either."""
+        """Return the bytes that others use; None if NVML does not list the job's own processes either."""
         processes = self._ask(index, "ComputeRunningProcesses")
         if processes is None:
             return None
         self._listed.add(index)
         pids = {process.pid for process in processes}
-        if pids - self._job.pids - self._strangers:  # born since the last look?
+        if pids - self._job.pids - self._strangers:  # maybe started since the last scan
             self._job.scan()
             self._strangers |= pids - self._job.pids
         if not pids & self._job.pids:
             return None
         self._own_seen.add(index)
-        # The memory of a process is None on MIG and the like: then only its presence is known.
+        # On MIG and the like, the memory of a process is None, so only its presence is known.
         return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)

@@ -1,4 +1,4 @@
-"""Asks NVML in a process of its own, with a deadline: the driver never does, as a call may never return."""
+"""Call NVML in a process of its own with a deadline. The driver never does: a call may never return."""
 
 import contextlib
 import ctypes
@@ -10,12 +10,13 @@ from typing import Any
 
 from perfsuite.errors import MachineError
 
-LIBRARY = "libnvidia-ml.so.1"  # NVML: without it there is no driver, and nothing to wait for
-ANSWER_S = 30.0  # seconds in which NVML must have answered: it takes milliseconds, Python a second to start
+LIBRARY = "libnvidia-ml.so.1"  # NVML; without it there is no driver, and nothing to wait for
+# Seconds in which NVML must have answered; it takes milliseconds, and Python a second to start.
+ANSWER_S = 30.0
 
 
 def has_library() -> bool:
-    """Whether this machine has NVML."""
+    """Return whether this machine has NVML."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -24,7 +25,7 @@ def has_library() -> bool:
 
 
 def ask(module: str, *words: str) -> Any:
-    """Return the `answer` of a module that is run with these words. Raises `MachineError` if it has none."""
+    """Run a module with these arguments and return its `answer`. Raises `MachineError` if it gives none."""
     command = [sys.executable, "-m", module, *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -50,7 +51,7 @@ def ask(module: str, *words: str) -> Any:
 
 
 def answer(asked: Callable[[], Any]) -> None:
-    """Print what a module that runs as a child was asked for, or the `MachineError` that it raises."""
+    """Print the result of `asked`, or its `MachineError`, from a module that runs as a child."""
     try:
         print(json.dumps({"answer": asked()}))
     except MachineError as error:

@@ -1,6 +1,7 @@
-"""Imported by the fork server alone: loads once what every rank needs, and ties the server to the agent.
+"""Imported only by the fork server: load once what every rank needs, and tie the server to the agent.
 
-Its pipe is closed too late for that: the ranks, which die with the server, have it open, too.
+The server's pipe is closed too late for that, because the ranks, which die with the server, hold it open as
+well.
 
 The clock of the ranks' start-up begins here. It is paused while perfsuite is imported and ranks are forked.
 """
@@ -23,8 +24,8 @@ from perfsuite.worker.leash import die_with_parent  # noqa: E402
 
 die_with_parent()
 startup_clock.go_on()
-# A case's variables are set by now. Those that a rank changes later (accelerate's) nobody reads on import.
+# A case's variables are set by now. No import reads those that a rank changes later (accelerate's).
 for name in os.environ.get(MODEL_CODE, "").split():
-    with contextlib.suppress(Exception):  # a rank that needs it says what is wrong with it
+    with contextlib.suppress(Exception):  # a rank that needs the module reports what is wrong with it
         importlib.import_module(name)
-startup_clock.pause()  # each rank goes on
+startup_clock.pause()  # each rank resumes it

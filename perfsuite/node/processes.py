@@ -1,6 +1,6 @@
-"""The processes of a job: how they are found, asked for their stacks, waited for and killed.
+"""The processes of a job: find them, request their stacks, wait for them, and kill them.
 
-They have the job's mark, or descend from the agent, which adopts those whose parent has ended.
+They carry the job's mark or descend from the agent, which adopts those whose parent has ended.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from perfsuite.results.run_dir import STACKS_SIGNAL, RunDir
 if TYPE_CHECKING:
     import psutil
 
-POLL_S = 0.05  # seconds between two looks at whether a child has ended
-KILL_S = 60  # seconds in which a killed process has to be gone
-STACKS_S = 5  # seconds that the stacks are waited for, if a process does not write any
+POLL_S = 0.05  # seconds between checks whether a child has ended
+KILL_S = 60  # seconds in which a killed process must be gone
+STACKS_S = 5  # seconds to wait for the stacks, if a process does not write any
 STACKS_POLL_S = 0.1
-JOB_MARK = "PERFSUITE_JOB"  # environment variable that the processes of a job inherit: its own value
+# Environment variable that a job's processes inherit, with a value of its own for each job.
+JOB_MARK = "PERFSUITE_JOB"
 
 
 def captured(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command without input to whatever end; `how` has more arguments of `subprocess.run`."""
+    """Run a command with no stdin, whatever its exit status. `how` has more arguments of `subprocess.run`."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     return subprocess.run(command, check=False, **pipes, **how)
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the living processes of a job but this one, whatever session they have put themselves in."""
+    """Return the living processes of a job except this one, in any session."""
     import psutil
 
     processes = []
@@ -45,7 +46,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Return the living processes that a process started, those that these started, and so on."""
+    """Return the living descendants of a process."""
     import psutil
 
     living = []
@@ -63,12 +64,12 @@ class JobProcesses:
     def __init__(self, pid: int) -> None:
         import psutil
 
-        self.pids = {pid}  # every process that the job ever had: NVML lists the dead for a while
+        self.pids = {pid}  # every process that the job ever had, because NVML lists dead ones for a while
         self._agent = psutil.Process(pid)
         self._processes = [self._agent]
 
     def scan(self) -> None:
-        """Look for processes that were born since. Reads every process of the machine."""
+        """Look for processes that were started since. Reads every process of the machine."""
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -76,7 +77,7 @@ class JobProcesses:
             self.pids |= {process.pid for process in self._processes}
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of the living, and of the dead whose parent has waited for them."""
+        """Return the CPU seconds of living processes, and of dead ones whose parent has waited for them."""
         import psutil
 
         seconds = 0.0
@@ -88,10 +89,11 @@ class JobProcesses:
 
 
 def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
-    """Have a node's listening processes write their stacks. Return when these files grow no more."""
+    """Make a node's listening processes write their stacks. Return when these files stop growing."""
     import psutil
 
-    files = {pid: file for _, pid, file in run_dir.all_stacks(node)}  # ranks come last, so that theirs stays
+    # Ranks come last, so that their files stay.
+    files = {pid: file for _, pid, file in run_dir.all_stacks(node)}
     expected = []
     for process in processes:
         if process.pid in files:
@@ -109,7 +111,10 @@ def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: i
 
 
 def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | None] = ()) -> None:
-    """Kill a job's processes but `agent`, this one and `spare`, by mark or descent. Raises `LaunchError`."""
+    """Kill a job's processes, found by mark or descent, except `agent`, this process and `spare`.
+
+    Raises `LaunchError` if some of them survive.
+    """
     import psutil
 
     kept = {os.getpid(), agent, *spare}
@@ -128,11 +133,14 @@ def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | No
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child has ended, not by `Popen.poll`: an interrupt there may leave its lock held for ever."""
+    """Return whether a child has ended.
+
+    This avoids `Popen.poll`, where an interrupt might leave its lock held forever.
+    """
     if process.returncode is None:
         try:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
-        except ChildProcessError:  # waited for already, just before an interrupt: as Popen has it
+        except ChildProcessError:  # already waited for, just before an interrupt; Popen assumes 0 as well
             process.returncode = 0
         else:
             process.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -140,12 +148,12 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait until a child has ended, at most so long. Returns whether it has."""
+    """Wait until a child has ended, for at most so many seconds. Return whether it has."""
     return wait_until(lambda: has_ended(process), seconds)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds, at most so long. Returns whether it does."""
+    """Wait until a condition holds, for at most so many seconds. Return whether it does."""
     until = time.monotonic() + seconds
     while not condition():
         left_s = until - time.monotonic()
@@ -156,7 +164,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def not_killed(pids: Iterable[int]) -> LaunchError:
-    """Make the error of processes that outlive SIGKILL."""
+    """Create the error for processes that survive SIGKILL."""
     return LaunchError(
         f"processes {', '.join(map(str, pids))} of this job cannot be killed (waiting for a driver?): "
         "whatever is measured next would share the machine with them; look at dmesg"

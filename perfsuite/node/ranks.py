@@ -1,9 +1,9 @@
-"""Starts the ranks of a job on this node, and waits for them.
+"""Start the ranks of a job on this node, and wait for them.
 
-Ranks of perfsuite's own worker are forked by a server that has imported torch once (`node.preload`), in this
-process's group, so that one `killpg` ends them all. Those of a script are plain processes, or a command
-starts them; they measure themselves (`worker.startup`). Ranks that train nothing are forked from this
-process.
+Ranks of perfsuite's own worker are forked from a server that has imported torch once (`node.preload`), in
+this process's group, so that one `killpg` ends them all. Ranks of a script are plain processes, or are
+started by a command; they measure themselves (`worker.startup`). Ranks that train nothing are forked from
+this process.
 """
 
 import contextlib
@@ -47,13 +47,15 @@ OF_A_LAUNCHER = re.compile(
     "|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
     "|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE)|PMIX_RANK|MV2_COMM_WORLD_.*|MPI_LOCAL(RANKID|NRANKS)"
 )
-"""Environment variables by which torchrun, MPI and their kin tell a process its rank. Those that pytest was
-started with name a rank of another job: no process of ours may take them for its own."""
-GRACE_S = 5  # seconds in which the other ranks may end by themselves, and say why, when one has failed
-SERVER_S = 1.0  # seconds in which the end of the fork server is known after its connections are closed
-STAY_S = LEAVE_S + GRACE_S  # after the last report: the kernel ends ranks sooner, if they heed its signal
+"""Environment variables with which torchrun, MPI and similar launchers assign a rank to a process. If pytest
+was started with them, they describe a rank of another job, which none of our processes may take over."""
+GRACE_S = 5  # seconds that other ranks have to end and say why, after one has failed
+SERVER_S = 1.0  # seconds until the end of the fork server is known, after its connections are closed
+# After the last report; the kernel ends ranks sooner, if they do not block its signal.
+STAY_S = LEAVE_S + GRACE_S
 STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
-NO_EXIT_CODE = "exit code 255"  # told by multiprocessing if the fork server is gone; or a rank's own
+# Reported by multiprocessing if the fork server is gone, but a rank may use it too.
+NO_EXIT_CODE = "exit code 255"
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
 
@@ -65,9 +67,9 @@ class AgentJob:
     run_dir: RunDir
     request: CaseFile
     node: int = 0  # the number of this node, from 0 on
-    # The cores near the GPU of each rank of this node, where they are known.
+    # The cores near the GPU of each rank of this node, if known.
     near_cores: tuple[frozenset[int], ...] = ()
-    # Is told what has failed so far while other ranks still run.
+    # Called with what has failed so far, while other ranks still run.
     tell: Callable[[Sequence[Failure]], object] = lambda failures: None
 
     @property
@@ -77,7 +79,7 @@ class AgentJob:
 
     @property
     def ranks(self) -> range:
-        """The ranks of this node: those of a node follow each other."""
+        """The ranks of this node, which are consecutive."""
         per_node = self.topology.processes_per_node
         return range(self.node * per_node, (self.node + 1) * per_node)
 
@@ -86,7 +88,7 @@ def run(job: AgentJob) -> list[Failure]:
     """Run this node's ranks to their end. Return what has failed."""
     case = job.request.case
     files = job.run_dir.files
-    files.mkdir(exist_ok=True)  # another node may have made it
+    files.mkdir(exist_ok=True)  # another node may have created it
     os.environ[FILES] = str(files)
     os.environ.pop(COUNTS_CALLS, None)
     if job.request.counted_steps is not None:  # nothing is timed
@@ -95,7 +97,7 @@ def run(job: AgentJob) -> list[Failure]:
     given = os.environ.get(JOB_VARIABLES, "").split()
     for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):
         del os.environ[name]
-    # By the perfsuite that this process has.
+    # Read the variables from the perfsuite that this process runs.
     ours = {**cpu.node_variables(case, job.request.device), **plan.environment}
     os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
     if plan.command is not None:
@@ -104,13 +106,16 @@ def run(job: AgentJob) -> list[Failure]:
         return _fork(job, multiprocessing.get_context("fork").Process, {})
     os.environ |= _model_code(job.request)
     multiprocessing.set_forkserver_preload(["perfsuite.node.preload"])
-    forkserver.ensure_running()  # it imports torch from now on
+    forkserver.ensure_running()  # start the server now, because it imports torch
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         return _fork(job, multiprocessing.get_context("forkserver").Process, meeting)
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
-    """`MODEL_CODE` where each rank would import transformers, but not on a GPU, which an import may touch."""
+    """Return `MODEL_CODE` if each rank would import transformers.
+
+    Not on a GPU, because the import may touch the GPU.
+    """
     model_type = request.case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
         return {}
@@ -120,7 +125,7 @@ def _model_code(request: CaseFile) -> dict[str, str]:
 
 
 def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str]) -> list[Failure]:
-    """Start ranks of perfsuite's worker by a fork: of this process, or of the server that has torch."""
+    """Fork ranks of perfsuite's worker from this process, or from the server that has imported torch."""
     path = str(job.run_dir.path)
     ranks: dict[int | None, BaseProcess] = {
         rank: process(target=worker.forked, args=(path, {**rank_variables(job.topology, rank), **meeting}))
@@ -142,7 +147,7 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
 
 
 def _server_ended() -> list[Failure]:
-    """How the server ended from which ranks are forked; empty if it has not, or if there is none."""
+    """Return how the fork server ended; empty if it has not ended, or if there is none."""
     import psutil
 
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
@@ -155,7 +160,7 @@ def _server_ended() -> list[Failure]:
 
 
 def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
-    """Keep each rank on the cores near its GPU: host-bound steps are slower on those of another socket."""
+    """Keep each rank on the cores near its GPU: host-bound steps are slower on another socket's cores."""
     for each, cores in zip(ranks, job.near_cores, strict=False):
         if each.pid is not None:
             cpu.bind(each.pid, cores)
@@ -167,11 +172,11 @@ def _run(command: Command, job: AgentJob) -> list[Failure]:
     first = {"PYTHONPATH": Path(worker.__file__).parent / "startup", "PATH": Path(sys.executable).parent}
     for name, path in first.items():
         environment[name] = os.pathsep.join(filter(None, [str(path), os.environ.get(name)]))
-    for rank in job.ranks:  # on NFS others see a file that is there at once, a new one later
+    for rank in job.ranks:  # on NFS, other nodes see changes of an existing file at once, but a new file late
         job.run_dir.training(rank).touch()
     if command.starts_ranks and job.topology.nodes == 1:
         return _wait(job, {None: _start(command, job, environment, None)})
-    if job.topology.world_size == 1:  # as its user starts it: no launcher, and nothing to meet
+    if job.topology.world_size == 1:  # as its user would start it: without a launcher and a rendezvous
         return _wait_for_ranks(command, job, {0: environment})
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         environment |= meeting
@@ -196,7 +201,7 @@ def _wait_for_ranks(
 def _start(
     command: Command, job: AgentJob, environment: Mapping[str, str], log: Path | None
 ) -> subprocess.Popen[bytes]:
-    """Start a process of `command`, with its output in `log`, or where this process's own output goes."""
+    """Start a process of `command`. Its output goes to `log`, or to this process's own output."""
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             [moved(word).replace(LAUNCH_DIR, str(job.run_dir.files)) for word in command.words],
@@ -210,7 +215,7 @@ def _start(
 
 
 def moved(word: str) -> str:
-    """Where a file of the repository, not of this environment, is in the worktree that stands for it."""
+    """Map a file of the repository, but not of this environment, into the worktree that replaces it."""
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
     path = word + os.sep
@@ -220,12 +225,12 @@ def moved(word: str) -> str:
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables by which a launcher tells a process its rank."""
+    """Return an environment without the variables with which a launcher assigns a rank to a process."""
     return {name: value for name, value in environment.items() if not OF_A_LAUNCHER.fullmatch(name)}
 
 
 def rank_variables(topology: Topology, rank: int) -> dict[str, str]:
-    """Return torchrun's environment variables, without where ranks meet: see `rendezvous.meeting`."""
+    """Return torchrun's environment variables, except for the rendezvous: see `rendezvous.meeting`."""
     world = str(topology.world_size)
     node, local_rank = divmod(rank, topology.processes_per_node)
     return {
@@ -249,9 +254,10 @@ def rank_variables(topology: Topology, rank: int) -> dict[str, str]:
 
 
 def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failure]:
-    """Wait for ranks, or for the command that starts all of them (None), to end; kill who stays.
+    """Wait for ranks, or for the command that starts all of them (None), to end. Kill those that stay.
 
-    That is `GRACE_S` after one has failed, told at once, or `STAY_S` after all of the job have reported.
+    They are killed `GRACE_S` after one has failed, which is reported at once, or `STAY_S` after all ranks of
+    the job have reported.
     """
     running = dict(processes)
     ours = _children()
@@ -282,7 +288,7 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
             if rank is not None and (report is None or report.failure is not None):
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
-        process.kill()  # what it has started is swept
+        process.kill()  # processes that it started are swept later
         if time.monotonic() >= stay_until:
             failed(f"{'the command' if rank is None else 'it'} {STAYED}", rank)
     return failures
@@ -295,7 +301,7 @@ def _children() -> set[int]:
 
 
 def _bury(ours: Collection[int]) -> None:
-    """Let go of an orphan of the job that has ended: nobody else will. `ours` are no orphans."""
+    """Reap an orphan of the job that has ended, because nobody else will. `ours` are not orphans."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:
@@ -303,7 +309,10 @@ def _bury(ours: Collection[int]) -> None:
 
 
 def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:
-    """How a rank, or the command that starts all (None), failed. The driver sees that a report is missing."""
+    """Return how a rank, or the command that starts all (None), failed, or None.
+
+    The driver notices missing reports itself.
+    """
     is_reported = bool(job.run_dir.all_ranks()) if rank is None else job.run_dir.rank(rank).exists()
     if is_script and not is_reported:
         return _ended(job, "the command" if rank is None else "the script", code)

@@ -1,6 +1,6 @@
-"""Where the ranks of a job meet: the agent of node 0 chooses a port and tells it to the others by a file.
+"""Where the ranks of a job meet: node 0's agent chooses a port and passes it to the others in a file.
 
-Ranks are in the order of the nodes' numbers; torch's "c10d" rendezvous would put n10 before n2.
+Ranks follow the order of the nodes' numbers; torch's "c10d" rendezvous would put n10 before n2.
 """
 
 import contextlib
@@ -11,16 +11,17 @@ from perfsuite.errors import LaunchError
 from perfsuite.node.processes import wait_until
 from perfsuite.results.run_dir import RunDir
 
-MEET_S = 300  # seconds in which node 0 must have told where: Python on a shared file system may start slowly
+MEET_S = 300  # seconds that node 0 has to publish its port: Python may start slowly on a shared file system
 
 
 @contextlib.contextmanager
 def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
-    """Yield MASTER_ADDR and MASTER_PORT, torch's environment variables of where ranks meet.
+    """Yield MASTER_ADDR and MASTER_PORT, torch's environment variables for the rendezvous.
 
-    Node 0 chooses a port that is free on every address, as torch listens on all of them. The kernel gives it
-    to nobody who asks for any free port until the `with` ends.
-    Raises `LaunchError` if node 0 tells the other nodes nothing in time.
+    Node 0 chooses a port that is free on every address, because torch listens on all of them. Until the
+    `with` ends, the kernel does not give it to anyone who requests any free port.
+
+    Raises `LaunchError` if node 0 does not publish the port in time.
     """
     file = run_dir.endpoint
     if node > 0:
@@ -35,7 +36,8 @@ def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("", 0))
-        host = "127.0.0.1" if nodes == 1 else socket.gethostname()  # by which the other nodes reach this one
+        # The name under which the other nodes reach this one.
+        host = "127.0.0.1" if nodes == 1 else socket.gethostname()
         port = str(reserved.getsockname()[1])
         file.write_text(f"{host}:{port}\n")
         yield {"MASTER_ADDR": host, "MASTER_PORT": port}
