@@ -1,1 +1,1 @@
-"""The driver's side of launches: start them, watch them from here, end them."""
+"""The driver's side of launches: start them, watch them from outside, and end them."""

@@ -2,13 +2,13 @@
 
 An arm is written as words with spaces between them, as in a shell. A word is one of
 
-    .                       this environment, as it is; where nothing else stands, too
-    NAME=VALUE              an environment variable of the launches, which wins over all others
+    .                       this environment as it is; also the default without other words
+    NAME=VALUE              an environment variable of the launches, which overrides all others
     path/to/venv/bin/python an interpreter; it needs a slash, and perfsuite installed
     image:ghcr.io/me/it:1   `python` of a container image, which has perfsuite installed
     main, v1.2, 0123abc     a commit, branch or tag of the repository: launches run in a worktree of it
-    main:requirements.lock  the same, with the packages that this file of it names; also uv.lock
-    accelerate==1.10.0      a release of a package, with those of its needs that differ here
+    main:requirements.lock  the same, with the packages in this file of that commit; also uv.lock
+    accelerate==1.10.0      a release of a package, with its dependencies that differ here
 
 so that `main NCCL_ALGO=Ring` is the branch main with one variable set.
 """
@@ -46,27 +46,28 @@ RELEASE = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """How the launches of an arm differ from those of any other case."""
+    """The ways in which an arm's launches differ from those of any other case."""
 
     text: str = "."
     python: str = sys.executable
     given: Mapping[str, str] = field(default_factory=dict)  # the variables among its words
-    paths: tuple[str, ...] = ()  # what comes first on PYTHONPATH: the worktree of its commit
-    packages: str = ""  # what comes after: the directory with the releases among its words; or empty
-    moved: tuple[str, str] | None = None  # the repository's top and the worktree in its place, for scripts
-    directory: Path | None = None  # where the launches run; None: where this process does
-    commit: str | None = None  # what is checked out there; None outside of git
-    lock: str = ""  # the commit's file whose packages the interpreter has, from its top on; or empty
+    paths: tuple[str, ...] = ()  # the front of PYTHONPATH: the worktree of its commit
+    packages: str = ""  # next on PYTHONPATH: the directory with the releases among its words; or empty
+    # The repository's top and the worktree that replaces it, for scripts.
+    moved: tuple[str, str] | None = None
+    directory: Path | None = None  # where the launches run; None for this process's directory
+    commit: str | None = None  # the commit checked out there; None outside of git
+    lock: str = ""  # path in the commit of the lock file that the interpreter was installed from; or empty
     dirty: bool = False
     perfsuite: str = __version__
-    is_installed: bool = True  # false where packages that its words name are still to be installed
+    is_installed: bool = True  # false if packages that its words name are still to be installed
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables that win over those of this process, of the case and of perfsuite."""
+        """Environment variables that override those of this process, of the case and of perfsuite."""
         if not (self.paths or self.packages):
             return dict(self.given)
-        # With a lock file, what is on the path here would stand before what it names.
+        # With a lock file, this process's PYTHONPATH would shadow the packages of the lock file.
         others = self.given.get("PYTHONPATH", None if self.lock else os.environ.get("PYTHONPATH"))
         path = os.pathsep.join(filter(None, [*self.paths, self.packages, others]))
         found = {**self.given, "PYTHONPATH": path}
@@ -74,7 +75,7 @@ class Arm:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What tells this arm from another, by name."""
+        """The facts that distinguish this arm from another, by name."""
         changed = " with uncommitted changes" if self.dirty else ""
         return {
             "interpreter": self.python,
@@ -86,22 +87,22 @@ class Arm:
         }
 
     def has_packages_of(self, other: Arm) -> bool:
-        """Whether launches of both import the same packages with the same variables, if of other commits."""
+        """Return whether launches of both use the same packages and variables, maybe at different commits."""
         mine, theirs = ((arm.python, arm.given, arm.packages) for arm in (self, other))
         return mine == theirs
 
     def acts_as(self, other: Arm) -> bool:
-        """Whether launches of both are the same: of one commit, with the same packages and variables."""
+        """Return whether launches of both are the same: same commit, packages and variables."""
         return self.has_packages_of(other) and (self.commit, self.dirty) == (other.commit, other.dirty)
 
 
-HERE = Arm()  # this environment, in whatever repository
+HERE = Arm()  # this environment, in any repository
 
 
 def here(root: Path) -> Arm:
-    """Make the arm of this environment, with the commit of the repository in which `root` lies.
+    """Return the arm of this environment, with the commit of the repository that contains `root`.
 
-    A new file of Python that git does not ignore is an uncommitted change, too: cases may run it.
+    A new Python file that git does not ignore is also an uncommitted change, because cases may run it.
     """
     now = revision(root)
     others = ("ls-files", "--others", "--exclude-standard", "--", "*.py")
@@ -118,17 +119,17 @@ def resolve(
     consent: Consent = refuse_large,
     installs: bool = True,
 ) -> Arm:
-    """Make an arm of its words; a commit is checked out into a worktree in `store`, made once.
+    """Resolve an arm from its words. A commit is checked out into a worktree in `store`, once.
 
-    `option` is what the user gave the words to, for messages. `root` lies in the repository whose commits are
-    meant. `consent` is told what is to be downloaded. `installs`: packages are installed that the words name;
-    else the arm is made without them, to be resolved once more (`Arm.is_installed`).
+    `option` is where the user gave the words, for messages. `root` is inside the repository that has the
+    commits. `consent` is called with the planned downloads. With `installs`, packages that the words name are
+    installed; otherwise the arm is returned without them, to be resolved again (`Arm.is_installed`).
 
-    Raises `CaseError` for words that are no arm, and `GitError` where no worktree can be made.
+    Raises `CaseError` for words that are not an arm, and `GitError` if no worktree can be created.
     """
     try:
         words = shlex.split(text)
-    except ValueError as error:  # the text may hold a secret
+    except ValueError as error:  # the text may contain a secret
         raise CaseError(f"{option}: {error}; {WORDS}") from None
     if not words:
         raise CaseError(f"{option} is empty: {WORDS}")
@@ -145,9 +146,9 @@ def resolve(
 
 
 def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: Consent | None) -> Arm:
-    """The arm of these words; nothing is installed for it without a `consent`.
+    """Return the arm of these words. Without `consent`, nothing is installed for it.
 
-    No error of this and of what follows names a word that may hold a secret.
+    Neither this nor the functions that it calls name a word that may contain a secret in an error.
     """
     given = {match[1]: match[2] for match in map(_VARIABLE.fullmatch, words) if match}
     releases = [word for word in words if RELEASE.fullmatch(word)]
@@ -158,7 +159,8 @@ def _resolved(words: Sequence[str], arm: Arm, root: Path, store: Path, consent: 
         if len(images) > 1 or pythons or releases:
             raise CaseError("an image has its own interpreter and packages: give it alone, or with a commit")
         pythons = [image.interpreter(images[0].removeprefix(image.PREFIX), (_top(root), store), store)]
-    python = os.path.abspath(pythons[0]) if pythons else sys.executable  # a venv's link stays a link
+    # Not resolved, because a venv's Python is a link.
+    python = os.path.abspath(pythons[0]) if pythons else sys.executable
     arm = replace(arm, python=python, given=given)
     if commits:
         name, colon, lock = commits[0].partition(":")
@@ -195,9 +197,10 @@ def _moved(arm: Arm, commit: str, worktree: Path, top: Path) -> Arm:
 
 
 def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
-    """Return the commit at which two arms parted; None if no commit is given for `a`.
+    """Return the commit at which two arms diverged; None if `a` is not a commit.
 
-    An arm that is not a commit counts as what is checked out. Raises `GitError` if the arms have none.
+    An arm that is not a commit counts as the checked-out one. Raises `GitError` if they have no common
+    commit.
     """
     if a.moved is None or a.commit is None:
         return None
@@ -209,7 +212,7 @@ def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
 
 
 def at_commit(arm: Arm, commit: str, store: Path) -> Arm:
-    """Make an arm with the environment of one that is a commit, at another commit. Raises as `resolve`."""
+    """Return the same environment at another commit; `arm` must be a commit. Raises as `resolve`."""
     assert arm.moved is not None
     top = Path(arm.moved[0])
     return _moved(arm, commit, _worktree(commit, top, store), top)
@@ -241,7 +244,7 @@ def _commit(name: str, root: Path) -> str:
 
 
 def _top(root: Path) -> Path:
-    """The top of the repository; outside of git the directory itself."""
+    """Return the top of the repository, or the directory itself outside of git."""
     try:
         return Path(git("rev-parse", "--show-toplevel", cwd=root).strip())
     except GitError:
@@ -249,14 +252,14 @@ def _top(root: Path) -> Path:
 
 
 def _worktree(commit: str, root: Path, store: Path) -> Path:
-    """The worktree of a commit in the store; what was changed there is put right."""
+    """Return the worktree of a commit in the store, and undo changes that were made in it."""
     directory = (store / "arms" / commit[:12]).absolute()
-    with locked(directory):  # the processes of pytest-xdist make the same arms
+    with locked(directory):  # processes of pytest-xdist create the same arms
         try:
             if (directory / ".git").exists():
                 git("reset", "--quiet", "--hard", commit, cwd=directory)
                 return directory
-        except GitError:  # the repository that it was of is gone
+        except GitError:  # the repository that it belonged to is gone
             shutil.rmtree(directory)
         add = ("worktree", "add", "--quiet", "--force", "--force", "--detach", str(directory), commit)
         git(*add, cwd=root)
@@ -264,10 +267,11 @@ def _worktree(commit: str, root: Path, store: Path) -> Path:
 
 
 def _import_paths(python: str, top: Path, worktree: Path) -> tuple[str, ...]:
-    """What of the worktree stands for the repository on `sys.path`: top, `src`, and what else was there."""
+    """Return the worktree directories that replace the repository's on `sys.path`: top, `src`, and others."""
     said = ask(Arm(python=python), "import json, sys; print(json.dumps([sys.prefix, *sys.path]))")
-    prefix, *paths = map(Path, filter(None, json.loads(said)))  # those of editable installs, too
-    is_inside = prefix.is_relative_to(top)  # else the repository may lie below it, as /usr/src below /usr
+    prefix, *paths = map(Path, filter(None, json.loads(said)))  # includes those of editable installs
+    # Otherwise the repository may be below the prefix, as /usr/src is below /usr.
+    is_inside = prefix.is_relative_to(top)
     ours = [
         each for each in paths if each.is_relative_to(top) and not (is_inside and each.is_relative_to(prefix))
     ]
@@ -312,13 +316,13 @@ def _version(arm: Arm) -> str:
 
 
 def ask(arm: Arm, code: str) -> str:
-    """Return the last line that `code` prints by an arm's Python. Raises `CaseError` if that says nothing."""
+    """Return the last line that `code` prints in an arm's Python. Raises `CaseError` if it prints nothing."""
     try:
         environment = {**os.environ, **arm.variables}
         done = captured([arm.python, "-c", code], cwd=arm.directory, env=environment, timeout=ANSWER_S)
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
-        # Without docker's advice.
+        # Leave out docker's advice.
         told = [line for line in done.stderr.splitlines() if line.strip() and "--help" not in line]
         said = told[-1] if told else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:

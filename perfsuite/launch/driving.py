@@ -1,6 +1,7 @@
-"""Starts the agents of a job by one command, and watches the job: the same for every launcher.
+"""Start the agents of a job with one command, and watch the job, in the same way for every launcher.
 
-On one machine the command is the agent, on several a scheduler's; its stdin must be that of the agents.
+On one machine the command is the agent itself, on several it is a scheduler's. Its stdin must reach the
+agents.
 """
 
 import contextlib
@@ -31,9 +32,9 @@ from perfsuite.results.run_dir import (
     RunDir,
 )
 
-REPORTS_S = 1.0  # seconds between two listings of the directory, to see which ranks have reported
-END_S = 20.0  # seconds for agents that were told to end the job: stacks, NVML, peers take up to 5 each
-NCCL_HEARTBEAT_S = 480  # torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
+REPORTS_S = 1.0  # seconds between listings of the directory, which show the ranks that have reported
+END_S = 20.0  # seconds that agents have to end the job when asked: stacks, NVML and peers take up to 5 each
+NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
 
 def agent_command(job: Job) -> list[str]:
@@ -45,7 +46,7 @@ def agent_command(job: Job) -> list[str]:
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str], directory: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a session of its own inside of a `with`, in `directory`, holding its stdin open."""
+    """Run a command in a session of its own in `directory`, with its stdin open inside the `with`."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -70,10 +71,10 @@ def drive(
     on_progress: OnProgress,
     is_broken: Callable[[], bool] = lambda: False,
 ) -> Failure | None:
-    """Watch a job until its command ends. Returns a failure if the job had to be ended.
+    """Watch a job until its command ends. Return a failure if the job had to be ended.
 
-    Each rank has then written its stacks, and each agent the health of its node. A job that `is_broken`, as
-    one of its agents died, is left to its launcher at once, which ends it.
+    By then each rank has written its stacks, and each agent the health of its node. A job that `is_broken`,
+    because one of its agents died, is left to its launcher at once, which ends it.
     """
     with Beats(job.run_dir.lease) as beats:
         failure = _watch(job, process, on_progress, is_broken)
@@ -119,7 +120,7 @@ def _watch(
 
 
 def prepare(run_dir: RunDir) -> None:
-    """Make the files that nodes wait for: they see a file that is there at once, a new one later.
+    """Create the files that nodes wait for: a node sees changes of a file at once, but a new file late.
 
     Raises `FileError` if they cannot be written.
     """
@@ -131,11 +132,11 @@ def prepare(run_dir: RunDir) -> None:
 def environment(job: Job) -> dict[str, str]:
     """Return this process's environment, changed for the job: offline, with the framework's variables.
 
-    Compilers keep what they make next to the launch: in a default directory, what other sessions have left
-    there would decide how long the first step takes. A user's own directory wins.
+    Compilers keep their results next to the launch. In a default directory, the results of other sessions
+    would determine how long the first step takes. A directory that the user has set overrides this.
 
-    Those of the job win over all. Each agent adds what depends on its node, as the number of threads, unless
-    the job has a variable for it.
+    The job's own variables override all others. Each agent adds those that depend on its node, such as the
+    number of threads, unless the job sets them.
     """
     ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if job.machine.device == "cpu" else {}
@@ -152,20 +153,20 @@ def environment(job: Job) -> dict[str, str]:
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
     return {
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s),
-        # torch's flight recorder: what each rank last asked of NCCL, if its watchdog ends a collective.
+        # Enable torch's flight recorder: each rank's last NCCL calls, if its watchdog ends a collective.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve()),
         **chosen,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML, which finds and watches them
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which finds and watches them
     }
 
 
 def _is_named_by_torch(name: str, value: str) -> bool:
-    """Whether a variable is the default that torch sets itself in a process that imports inductor."""
+    """Return whether a variable has the default that torch sets in a process that imports inductor."""
     if name != INDUCTOR_CACHE:
         return False
     with contextlib.suppress(Exception):  # the user may have no name
-        # As in torch._inductor.runtime.cache_dir_utils, which imports much of torch.
+        # The same as torch._inductor.runtime.cache_dir_utils, whose import would load much of torch.
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
         return value == os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
     return False

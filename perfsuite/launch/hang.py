@@ -1,30 +1,32 @@
-"""Decides when a job that makes no step counts as hanging. Pure; imports nothing of perfsuite."""
+"""Decide when a job that makes no step counts as hanging. Pure; imports nothing from perfsuite."""
 
 HANG_S = 120
-"""Seconds without a step, at the least, in a job that hangs. More than a rank may take at its end: it waits
-`WAIT_S` for the others and has `LEAVE_S` to end in (`perfsuite.worker.rank`)."""
-LONGEST_STEPS = 20  # how many times the longest step may pass without one: an evaluation, a checkpoint
-WARM_UP_STEPS = 2  # steps that are no measure of later ones: libraries load, kernels are compiled
-LONGEST_WARM_UPS = 3  # times the longest of these may pass, until a later step has shown how long one takes
+"""Minimum number of seconds without a step in a job that hangs. It is longer than a rank may take at its end,
+when it waits `WAIT_S` for the others and then has `LEAVE_S` to exit (`perfsuite.worker.rank`)."""
+# Multiples of the longest step that may pass without one, as in an evaluation or checkpoint.
+LONGEST_STEPS = 20
+# First steps that do not predict later ones, because libraries load and kernels are compiled.
+WARM_UP_STEPS = 2
+LONGEST_WARM_UPS = 3  # multiples of the longest of these that may pass, until a later step has been timed
 
 
 class HangDetector:
-    """Tells a job that hangs: no sign of life for max(`HANG_S`, `LONGEST_STEPS` times the longest step)."""
+    """Detects a hanging job: no sign of life for max(`HANG_S`, `LONGEST_STEPS` times the longest step)."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0  # the longest time between two signs of life after the warm-up steps
-        self._longest_warm_up_s = 0.0  # the same from the beginning of training to the warm-up's end
-        self._last: tuple[bool, int, int] | None = None  # what `quiet_s` was last told that was new
+        self._longest_warm_up_s = 0.0  # the same from the beginning of training to the end of warm-up
+        self._last: tuple[bool, int, int] | None = None  # the last new sign of life passed to `quiet_s`
         self._last_at = 0.0
 
     def quiet_s(
         self, now: float, *, is_training: bool, steps: int, reports: int, is_in_event: bool = False
     ) -> float | None:
-        """Return how many seconds the job has been quiet if that is a hang, else None.
+        """Return for how many seconds the job has been quiet if that is a hang, otherwise None.
 
-        `now` is a time in seconds; `steps` have ended so far and `reports` of ranks are written. Before the
-        first step nothing counts as a hang: a model may take long to load and to compile. Neither does
-        anything while a rank is in an event, such as a checkpoint, or in a phase.
+        `now` is a time in seconds; `steps` have ended so far, and `reports` of ranks are written. Before the
+        first step nothing counts as a hang, because a model may take long to load and to compile. Nothing
+        does while a rank is in an event, such as a checkpoint, or in a phase.
         """
         sign = (is_training, steps, reports)
         if sign != self._last:
@@ -47,6 +49,6 @@ class HangDetector:
 
     @property
     def allowed_s(self) -> float:
-        """Seconds that may pass without a sign of life."""
+        """The number of seconds that may pass without a sign of life."""
         warm_up_s = 0.0 if self._longest_s else self._longest_warm_up_s
         return max(HANG_S, LONGEST_STEPS * self._longest_s, LONGEST_WARM_UPS * warm_up_s)

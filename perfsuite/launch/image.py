@@ -1,7 +1,7 @@
-"""An interpreter in a container image, as a script that stands for it: launches are made as with any other.
+"""The Python of a container image, wrapped in a script that launches use like any other interpreter.
 
-The container shares the processes, the network and the shared memory of this machine: a launch is watched and
-ended as outside of one, and NCCL has what it needs.
+The container shares this machine's processes, network and shared memory, so a launch is watched and ended as
+outside of a container, and NCCL has what it needs.
 """
 
 import shlex
@@ -14,9 +14,11 @@ from perfsuite.errors import CaseError
 from perfsuite.node.processes import captured
 
 PREFIX = "image:"
-NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"  # they mean files of this machine: an image has its own
+# They refer to files of this machine, and an image has its own.
+NOT_PASSED = "PATH|HOME|PWD|OLDPWD|SHLVL|_|TMPDIR"
 BY_SIF = ("apptainer", "singularity")
-RUNTIMES = {  # how each runtime runs `python` of an image in this directory, the first that is installed
+# The command of each runtime to run an image's `python` in this directory; the first that works is used.
+RUNTIMES = {
     "docker": "docker run --rm --interactive --network=host --ipc=host --pid=host --ulimit memlock=-1 "
     '--user "$(id -u):$(id -g)" {gpus}{mounts}$names --workdir "$(pwd)" {image} python "$@"',
     "podman": "podman run --rm --interactive --network=host --ipc=host --pid=host {gpus}{mounts}$names "
@@ -41,12 +43,12 @@ exec {command}
 
 
 def _answers(runtime: str) -> bool:
-    """Whether it is installed and can be used: of docker, whether its daemon answers."""
+    """Return whether a runtime is installed and usable; for docker, whether its daemon answers."""
     return shutil.which(runtime) is not None and captured([runtime, "version"]).returncode == 0
 
 
 def interpreter(image: str, shared: Sequence[Path], store: Path) -> str:
-    """Return a script that runs an image's Python, which sees `shared`. Raises `CaseError`."""
+    """Return a script that runs an image's Python with access to `shared`. Raises `CaseError`."""
     if not image.isprintable() or image.startswith("-") or not image.strip():
         raise CaseError(
             f"{PREFIX}{image!r}: give the name of an image, without control characters, "

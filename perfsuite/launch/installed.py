@@ -1,4 +1,4 @@
-"""Installs packages for an arm, by pip or uv, once. Imports neither torch nor pytest."""
+"""Install packages for an arm with pip or uv, once. Imports neither torch nor pytest."""
 
 import contextlib
 import fcntl
@@ -34,26 +34,26 @@ INSTALL_S = 3600
 UV_LOCK = "uv.lock"
 DONE = ".installed"
 NO_FILES = ("--hash", "--index-url", "--extra-index-url", "-i ", "--pre", "--no-binary", "--only-binary")
-"""Options in requirements that name no file of the commit."""
-LARGE_BYTES = 10**9  # a download from which on somebody is asked
-SMALL_BYTES = 10**7  # a download below which its own size is not told
-NAMES_SHOWN = 8  # packages that are named, the largest first
-HEAD_S = 10  # seconds in which a server has to tell the size of a file
+"""Options in requirements that do not refer to files of the commit."""
+LARGE_BYTES = 10**9  # downloads from this size on need consent
+SMALL_BYTES = 10**7  # downloads below this size are listed without it
+NAMES_SHOWN = 8  # number of packages to list, the largest first
+HEAD_S = 10  # seconds that a server has to return the size of a file
 MISLEADING = frozenset(
     (
         *("PYTHONPATH", "PYTHONHOME", "FORCE_COLOR", "CLICOLOR_FORCE"),
         *(f"PIP_{name}" for name in ("PREFIX", "PYTHON", "REPORT", "ROOT", "TARGET")),
     )
 )
-"""Variables by which an installer would look, install or print elsewhere. Those of indexes stay."""
+"""Variables that would make an installer look, install or print elsewhere. Those of indexes are kept."""
 OURS = {
     "NO_COLOR": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     **{f"PIP_{name}": "0" for name in ("DRY_RUN", "QUIET", "REQUIRE_VIRTUALENV", "USER", "VERBOSE")},
-    # Safe: a module of the repository, in whose directory an installer runs, is none of its own.
+    # Safe mode: an installer must not import modules from the repository that it runs in.
     "PYTHONSAFEPATH": "1",
 }
-"""Variables of an installer. pip takes them before the files of its configuration, too."""
+"""Variables for an installer. pip also gives them precedence over its configuration files."""
 LISTS = """
 import contextlib, json, sys
 from pip._internal.cli.main import main
@@ -75,34 +75,33 @@ with contextlib.suppress(ImportError, AttributeError, LookupError):
         sys.argv.append("--use-feature=fast-deps")
 sys.exit(main(sys.argv[1:]))
 """
-"""Has pip write what it has resolved to a file, name, file and address of each, in place of downloading it.
+"""Makes pip write its resolution to a file (name, file and address of each package) instead of downloading.
 
-`pip install --dry-run` downloads everything before it tells what that is (seen in 23.2): somebody shall be
-asked before. The names of `pip._internal` were seen in 23.2. Without them, or where pip does not call the
-first one, `--report` says the same, after a download if pip is old. `fast-deps` reads the needs of a wheel
-without the rest of it, where an index has no metadata apart.
-"""
+`pip install --dry-run` downloads everything before it reports what that is (seen in 23.2), but consent is
+needed first. The names of `pip._internal` were seen in 23.2. Without them, or if pip does not call the first
+one, `--report` gives the same, after a download if pip is old. `fast-deps` reads the dependencies of a wheel
+without the rest of it, where an index has no separate metadata."""
 _LOCAL_SOURCE = re.compile(r'source = \{ (path|directory|editable|virtual) = "(?!\.")')
-"""A package in a `uv.lock` that lies in the repository, and is not its project."""
+"""A package in a `uv.lock` that is inside the repository, but is not its project."""
 
 
 Consent = Callable[[str, bool], bool]
-"""Is told what pip is about to download, and whether that is much. Returns whether it may."""
+"""Called with a text about pip's planned download, and whether it is large. Returns whether to proceed."""
 
 
 def refuse_large(text: str, is_large: bool) -> bool:
-    """Consent to what is not much."""
+    """Consent to small downloads only."""
     return not is_large
 
 
 def environment(lock: Path, commit: str, store: Path) -> str:
-    """Return the interpreter of the virtual environment that a lock file names, made once in `store`.
+    """Return the interpreter of the virtual environment for a lock file, created once in `store`.
 
-    `lock` lies in the worktree of `commit`. A `uv.lock` is installed by uv, without its project, any other
-    file by `pip install -r`. The same requirements have the same environment at every commit. Raises
-    `PackageError` with what the installer said.
+    `lock` is in the worktree of `commit`. uv installs a `uv.lock`, without its project; any other file is
+    installed with `pip install -r`. The same requirements share an environment at all commits. Raises
+    `PackageError` with the installer's output.
     """
-    here = str(Path(sys.executable).parent)  # where pip puts it; the environment may not be activated
+    here = str(Path(sys.executable).parent)  # where pip installs it; the environment need not be activated
     uv = shutil.which("uv", path=os.pathsep.join([here, os.environ.get("PATH", os.defpath)]))
     if lock.name == UV_LOCK and uv is None:
         raise PackageError(f"{lock.name} is installed by uv, which is not there: pip install uv")
@@ -113,7 +112,7 @@ def environment(lock: Path, commit: str, store: Path) -> str:
 
 
 def once(directory: Path, install: Callable[[], object]) -> None:
-    """Have `install` fill a directory, once and whole; other commands wait. Raises `PackageError`."""
+    """Fill a directory with `install`, once and completely; other commands wait. Raises `PackageError`."""
     try:
         with locked(directory):
             if not (directory / DONE).exists():
@@ -127,7 +126,7 @@ def once(directory: Path, install: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Have other commands, which make the same directory, wait until the end of the `with`."""
+    """Make other commands that create the same directory wait until the end of the `with`."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -135,11 +134,11 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def release(requirements: Sequence[str], python: str, store: Path, consent: Consent = refuse_large) -> Path:
-    """Return the directory with releases of packages, `accelerate==1.10.0`, for an interpreter.
+    """Return the directory with releases of packages, such as `accelerate==1.10.0`, for an interpreter.
 
-    It holds those of their needs, too, that the interpreter's environment has in another version. Its torch
-    stays, unless that is named: releases that need another are refused. `consent` is told what is to be
-    downloaded, before it is. Raises `PackageError` with what pip said, and if there is no consent.
+    It also has their dependencies of which the interpreter's environment has another version. The
+    environment's torch is kept unless torch is requested: releases that need another one are refused.
+    `consent` is called before a download. Raises `PackageError` with pip's output, or if there is no consent.
     """
     of = "" if python == sys.executable else f"-{documents.digest([python])}"
     directory = (store / "packages" / f"{','.join(requirements)}{of}").absolute()
@@ -167,12 +166,12 @@ class Package:
     """A package that pip would install."""
 
     name: str
-    version: str  # empty if its file does not tell
+    version: str  # empty if the file's name does not contain it
     url: str
 
 
 def would_install(*requirements: str, python: str) -> list[Package]:
-    """Return what pip would install. Nothing is installed. Raises `PackageError` with what pip said."""
+    """Return what pip would install, without installing it. Raises `PackageError` with pip's output."""
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "listed.json"
         report = Path(temporary) / "report.json"
@@ -194,7 +193,7 @@ def _known(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def _version(file: str) -> str:
-    """Return the version in the name of a wheel or of a source distribution; empty without one."""
+    """Return the version in the name of a wheel or source distribution; empty if there is none."""
     with contextlib.suppress(InvalidWheelFilename):
         return str(parse_wheel_filename(file)[1])
     with contextlib.suppress(InvalidSdistFilename):
@@ -203,7 +202,7 @@ def _version(file: str) -> str:
 
 
 def ask_for(consent: Consent, downloads: Sequence[Package]) -> None:
-    """Say what is to be downloaded and how large it is. Raises `PackageError` if that is not wanted."""
+    """Ask for consent to downloads, with their sizes. Raises `PackageError` if it is not given."""
     with ThreadPoolExecutor(8) as threads:
         sizes = list(threads.map(lambda each: size_of(each.url), downloads))
     total = sum(size for size in sizes if size is not None)
@@ -225,7 +224,7 @@ def ask_for(consent: Consent, downloads: Sequence[Package]) -> None:
 
 
 def size_of(url: str) -> int | None:
-    """Return the bytes of a file on a server, None if that does not tell."""
+    """Return the size of a file on a server in bytes; None if the server does not report it."""
     try:
         request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=HEAD_S) as answer:
@@ -240,14 +239,17 @@ def _amount(size: int) -> str:
 
 
 def versions(package: str) -> list[Version]:
-    """What pip finds, oldest first: pre-releases, nothing yanked. Raises `PackageError` if it finds none."""
+    """Return the versions that pip finds, oldest first, with pre-releases but no yanked ones.
+
+    Raises `PackageError` if it finds none.
+    """
     said = pip("index", "versions", "--pre", package).splitlines()
     listed = next((line for line in said if line.startswith("Available versions:")), "").partition(":")[2]
     return sorted(Version(each.strip()) for each in listed.split(",") if each.strip())
 
 
 def _text_of(file: Path) -> str:
-    """Return what a file holds. Raises `FileError`."""
+    """Return the content of a file. Raises `FileError`."""
     try:
         return files.read_text(file, errors="backslashreplace")
     except OSError as error:
@@ -255,7 +257,7 @@ def _text_of(file: Path) -> str:
 
 
 def _key(lock: Path, commit: str) -> str:
-    """What tells environments apart: the requirements, Python and, where they name files, the commit."""
+    """Return a key for environments: the requirements, Python and, if they refer to files, the commit."""
     text = _text_of(lock)
     project = lock.with_name("pyproject.toml")
     beside = _text_of(project) if lock.name == UV_LOCK and project.exists() else ""
@@ -265,7 +267,7 @@ def _key(lock: Path, commit: str) -> str:
 
 
 def _names_files(requirements: str) -> bool:
-    """Whether requirements name other files, as `-r more.txt` does: these may differ by the commit."""
+    """Return whether requirements refer to other files (`-r more.txt`), which may differ between commits."""
     words = (line.partition("#")[0].strip() for line in requirements.splitlines())
     return any(
         word == "." or word.startswith("-") or "file:" in word or ("/" in word and "://" not in word)
@@ -285,7 +287,7 @@ def _make(lock: Path, directory: Path, python: Path, uv: str | None) -> None:
 
 
 def pip(*words: str, python: str = sys.executable, cwd: Path | None = None) -> str:
-    """Return what pip says. Raises `PackageError` with the line that says why if it fails."""
+    """Return pip's output. Raises `PackageError` with the line of the reason if it fails."""
     return run(python, "-m", "pip", *words, cwd=cwd)
 
 
@@ -295,9 +297,9 @@ def run(
     variables: Mapping[str, str] | None = None,
     shown: Sequence[str] = (),
 ) -> str:
-    """Return what an installer says. Raises `PackageError` with the line that says why if it fails.
+    """Return an installer's output. Raises `PackageError` with the line of the reason if it fails.
 
-    `shown` is the command for messages, if that is not the command itself.
+    `shown` is the command for messages, if it differs from the command itself.
     """
     said = " ".join(shown or command)
     kept = {name: value for name, value in os.environ.items() if name not in MISLEADING}
@@ -307,7 +309,7 @@ def run(
         raise PackageError(f"{said}: no end after {INSTALL_S} s") from None
     if done.returncode:
         why = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
-        lines = why.splitlines()  # pip's last one may only name a page of its manual
+        lines = why.splitlines()  # pip's last line may only refer to its manual
         told = next((line for line in lines if line.startswith("ERROR: Cannot install")), lines[-1])
         raise PackageError(f"{said}: {told}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Finds the launcher that a session starts its jobs with. Driver side; imports neither torch nor pytest."""
+"""Find the launcher with which a session starts its jobs. Driver side; imports neither torch nor pytest."""
 
 import os
 
@@ -12,16 +12,16 @@ SLURM = "slurm"
 
 
 def usual() -> str:
-    """Return the launcher that is used where none is asked for: Slurm's in an allocation of several nodes."""
+    """Return the default launcher: Slurm's in an allocation of several nodes, otherwise the local one."""
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
     is_several = nodes.isdigit() and int(nodes) > 1
     return SLURM if "SLURM_JOB_ID" in os.environ and is_several else LOCAL
 
 
 def launcher(name: str | None = None) -> Launcher:
-    """Return the launcher of that name, or the usual one.
+    """Return the launcher with this name, or the default one.
 
-    Raises `CaseError` for a name that nobody has, `ExtensionError` for a package's that cannot be used, and
+    Raises `CaseError` for an unknown name, `ExtensionError` for a package's launcher that cannot be used, and
     `MachineError` for one that cannot work here.
     """
     name = name or usual()

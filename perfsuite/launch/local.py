@@ -1,8 +1,8 @@
-"""Starts a job on this machine and leaves no process behind.
+"""Start a job on this machine, and leave no process behind.
 
-On every way out, this process kills the agent's descendants, its process group, and what carries the job's
-mark. If it is killed itself, the kernel tells the agent, which kills the same and ends; if both are, the
-kernel kills the fork server and every rank.
+However the launch ends, this process kills the agent's descendants, its process group, and everything that
+carries the job's mark. If this process is killed, the kernel signals the agent, which kills the same and
+exits. If both are killed, the kernel kills the fork server and every rank.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class LocalLauncher:
 
 def _kill(agent: subprocess.Popen[bytes], mark: str) -> None:
     try:
-        if not has_ended(agent):  # an orphan of the job is its child as long as it lives
+        if not has_ended(agent):  # an orphan of the job is its child while it lives
             sweep(mark, agent.pid)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,6 +1,6 @@
-"""Lets one session at a time measure on a machine, whatever its GPUs: they share cores, links and power.
+"""Let only one session measure on a machine at a time, even on other GPUs: these share cores, links, power.
 
-The lock is flock(2) on a file, which holds who has it; the kernel lets it go when its holder ends.
+The lock is flock(2) on a file that names the holder. The kernel releases it when the holder ends.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ import psutil
 
 from perfsuite.errors import FileError, MachineError
 
-LOCK_FILE = "PERFSUITE_LOCK"  # variable with another lock file, whose sessions wait for each other alone
-USUAL = Path("/tmp/perfsuite.lock")  # the same for every user: `tempfile.gettempdir()` may be a user's own
+LOCK_FILE = "PERFSUITE_LOCK"  # variable with another lock file, whose sessions only wait for each other
+USUAL = Path("/tmp/perfsuite.lock")  # the same for every user, unlike `tempfile.gettempdir()`
 POLL_S = 1.0
-WAIT_S = 12 * 3600.0  # longest wait: longer than a night of cases
-LONGEST = 4096  # most bytes that are read of the file: another user may have written it
+WAIT_S = 12 * 3600.0  # longest wait; longer than a night of cases
+LONGEST = 4096  # maximum bytes to read from the file, because another user may have written it
 
 
 class MachineLock:
-    """The lock of this machine, or `file`, for nodes that are not shared with its other users."""
+    """The lock of this machine, or `file`, for nodes that the machine's other users do not share."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class MachineLock:
         self._descriptor: int | None = None
 
     def take(self, say: Callable[[str], None]) -> None:
-        """Take the lock, or wait and say for whom.
+        """Take the lock. While waiting, say for whom.
 
-        Raises `FileError`, and `MachineError` after the longest wait. What was waited before counts, so that
+        Raises `FileError`, and `MachineError` after the longest wait. Earlier waits count towards it, so that
         only the first case of a session waits.
         """
         if self._descriptor is not None:
@@ -51,7 +51,7 @@ class MachineLock:
         descriptor = _open(file)
         try:
             self._queue(descriptor, say)
-            with contextlib.suppress(OSError):  # a full disk: the text only tells who has the lock
+            with contextlib.suppress(OSError):  # such as a full disk; the text only says who has the lock
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, _ourselves().encode(errors="replace"), 0)
         except BaseException:
@@ -60,7 +60,7 @@ class MachineLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let the next session measure. Nobody is named in the file any more."""
+        """Let the next session measure, and clear the holder's name from the file."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -91,7 +91,7 @@ class MachineLock:
 
 @contextlib.contextmanager
 def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock inside of a `with`; `say` prints for whom it waits. Raises as `MachineLock.take`."""
+    """Hold the lock inside a `with`. `say` prints for whom it waits. Raises as `MachineLock.take`."""
     lock = MachineLock()
     lock.take(say)
     try:
@@ -118,7 +118,7 @@ def _open(file: Path) -> int:
 
 
 def _ourselves() -> str:
-    """Without the arguments of the command, which may hold a secret: every user may read the file."""
+    """Describe this process without its arguments, which may contain a secret: any user may read the file."""
     path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
     since = datetime.now().isoformat(sep=" ", timespec="seconds")

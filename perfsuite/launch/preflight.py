@@ -1,6 +1,7 @@
-"""Looks at nodes before the first launch of a session on them: what each of them can do, and their links.
+"""Check nodes before a session's first launch on them: the performance of each, and their links.
 
-It is a job whose ranks only probe. Nodes are compared: what all of them share is not seen.
+The preflight is a job whose ranks only probe. Nodes are compared with each other, so a problem that all of
+them share is not seen.
 """
 
 import math
@@ -25,25 +26,27 @@ from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import NodePreflight, Preflight
 
-TIMEOUT_S = 300.0  # seconds after which it is ended: importing torch from a shared file system takes long
+TIMEOUT_S = 300.0  # seconds until it is ended; importing torch from a shared file system takes long
 GPU_SHARE = 0.75
-"""Least rate of a node's slowest GPU, as a share of the best other node's. GPUs of one model differ by up to
-22 % for no other reason than that they are different cards (arXiv 2208.11035)."""
+"""Lowest healthy rate of a node's slowest GPU, as a share of the best other node's. GPUs of one model differ
+by up to 22% merely because they are different cards (arXiv 2208.11035)."""
 CPU_SHARE = 0.4
-"""The same of cores, which others may use meanwhile: with a load of 8 on two cores, the worse of two equal
-nodes had 88 % of the other's matmul and 50 % of its copy, in the worst of 10 preflights."""
+"""The same for CPU cores, which others may be using: with a load of 8 on two cores, the worse of two equal
+nodes had 88% of the other's matmul and 50% of its copy, in the worst of 10 preflights."""
 LINK_SHARE = 0.5
-"""Least rate of all-reduces with a node, as a share of the best between two others: ways differ in length."""
+"""Lowest healthy rate of all-reduces with a node, as a share of the best between two others: paths differ in
+length."""
 JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB/s"}
-"""The rates that a node has by itself, and how a sentence tells them."""
+"""The rates that each node has on its own, with their wording in a sentence."""
 
 
 def preflight(
     launcher: Launcher, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
 ) -> Preflight:
-    """Probe the first nodes, each with one rank per GPU, or one on all its cores, in `directory`.
+    """Probe the first nodes, each with one rank per GPU, or with one rank on all its cores, in `directory`.
 
-    What goes wrong is a problem of the nodes, called `names`, but for what `Launcher.launch` raises.
+    `names` are those of the nodes. Errors become problems of the nodes, except for those that
+    `Launcher.launch` raises.
     """
     run_dir = RunDir(directory)
     case = _case(machine, nodes)
@@ -64,7 +67,7 @@ def preflight(
 
 
 def _case(machine: Machine, nodes: int) -> Case:
-    """A case of which only the topology counts."""
+    """Return a case of which only the topology matters."""
     on_gpu = machine.device == "cuda"
     return Case(
         model="llama-tiny",
@@ -80,7 +83,7 @@ def _case(machine: Machine, nodes: int) -> Case:
 def _nodes(
     run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None
 ) -> tuple[list[NodePreflight], str | None]:
-    """What each node left, and a failure that is no node's fault. `ended` is what the launcher says."""
+    """Return each node's results, and a failure that is no node's fault. `ended` is the launcher's result."""
     count = case.topology.nodes
     per_node = case.topology.processes_per_node
     try:
@@ -95,7 +98,7 @@ def _nodes(
     why = None if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
     failed = [rank for rank, each in reports.items() if each.failure and not is_peer(each.failure)]
     failed_nodes = {rank // per_node for rank in failed}
-    failed_alike = len(failed_nodes) == count  # then it is the software
+    failed_alike = len(failed_nodes) == count  # in that case the software is the cause
     bad = [] if cause is None or failed_alike else _to_blame(cause, run_dir, case, names)
     nodes = []
     for node, name in enumerate(names):
@@ -108,7 +111,7 @@ def _nodes(
 
 
 def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str]) -> list[int]:
-    """The nodes that a failure speaks of: none where nothing tells one from the others."""
+    """Return the nodes that a failure points to; empty if nothing singles out some of them."""
     nodes = range(len(names))
     per_node = case.topology.processes_per_node
     if cause.rank is not None and cause.kind != "missing_report":
@@ -123,7 +126,7 @@ def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str])
 
 
 def judged(preflight: Preflight) -> Preflight:
-    """Return the preflight with what its readings say against each node added to its problems."""
+    """Return the preflight with the problems that its readings show added to each node."""
     nodes = preflight.nodes
     links = {
         (number, (number + 1) % len(nodes)): node.rates["next_gb_s"]
@@ -151,7 +154,7 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """What is wrong if all-reduces with both neighbours are far slower, in GB/s, than between other nodes."""
+    """Report all-reduces with both neighbours that are far slower, in GB/s, than between other nodes."""
     own = [rate for pair, rate in links.items() if node in pair]
     others = [rate for pair, rate in links.items() if node not in pair]
     if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):
@@ -162,7 +165,7 @@ def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
 
 
 def _gpu_problems(health: Health | None, machine: Machine) -> list[str]:
-    """What NVML says against the GPUs of a node: as for a launch, and memory that waits for a reset."""
+    """Return the GPU problems of a node: those that matter to a launch, and memory that waits for a reset."""
     if health is None or machine.device == "cpu":
         return []
     pending = [f"{card.name}: {each}" for card in health.devices for each in card.memory_pending]

@@ -1,6 +1,7 @@
-"""Sees who else uses the machine between two launches, and waits until nobody does.
+"""Detect other users of the machine between two launches, and wait until there are none.
 
-Quiet is what `analysis.health` calls healthy. Nothing of a job runs, so whoever is seen is another.
+The limits are those of a healthy run in `analysis.health`. No job of ours is running, so any process seen
+belongs to someone else.
 """
 
 import os
@@ -22,23 +23,24 @@ from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.machine import visible_handles
 from perfsuite.results.amounts import amount
 
-QUIET_S = 5.0  # seconds without any other user after which the machine counts as quiet
+QUIET_S = 5.0  # seconds without other users after which the machine counts as quiet
 LOOK_EVERY_S = 1.0
-WAIT_S = 120.0  # longest wait for quiet by default: compilers and tests often end by then, trainings do not
-NAMED = 3  # processes that a line names at the most
-WORTH_NAMING = 0.02  # the share of the cores' time from which on a process is named
+WAIT_S = 120.0  # default for the longest wait: compilers and tests often end by then, trainings do not
+NAMED = 3  # maximum number of processes that a line names
+WORTH_NAMING = 0.02  # share of the cores' time from which on a process is named
 LONGEST_NAME = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cores(Cpu):
-    """The cores that a job may use, at one moment, and who has used them or others."""
+    """The usage of the cores that a job may use, and of each process, at one moment."""
 
-    by_process: Mapping[tuple[int, float], float]  # CPU seconds, by id and when it began: ids are used again
+    # CPU seconds by process id and start time, because ids are reused.
+    by_process: Mapping[tuple[int, float], float]
 
 
 def cores() -> Cores:
-    """Read the cores now."""
+    """Read the usage of the cores now."""
     cpu = read_cpu(Path("/proc/stat"), os.sched_getaffinity(0)) or Cpu(processes_s=0, steal_s=0, total_s=0)
     times = {
         (process.pid, process.info["create_time"]): process.info["cpu_times"]
@@ -65,7 +67,7 @@ def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
 
 
 def who(before: Cores, after: Cores, own_pid: int) -> str:
-    """Name the processes that used most of the cores' time between two moments, if they still live."""
+    """Name the living processes that used most of the cores' time between two moments."""
     total = after.total_s - before.total_s
     shares = [(seconds / total, pid) for (pid, _), seconds in _spent(before, after).items() if total > 0]
     most = sorted(each for each in shares if each[0] >= WORTH_NAMING and each[1] != own_pid)
@@ -78,7 +80,7 @@ def _spent(before: Cores, after: Cores) -> dict[tuple[int, float], float]:
 
 
 def name_of(pid: int) -> str:
-    """Return the program and its first word that is no option: `python train.py (pid 4711)`."""
+    """Return the program and its first argument that is not an option: `python train.py (pid 4711)`."""
     try:
         process = psutil.Process(pid)
         program, *words = process.cmdline() or [process.name()]
@@ -92,9 +94,9 @@ def name_of(pid: int) -> str:
 
 
 def gpu_users(nvml: Any, devices: int) -> list[str]:
-    """Return who holds more memory of the first `devices` visible GPUs than is healthy.
+    """Return the processes that hold more memory of the first `devices` visible GPUs than is healthy.
 
-    In a container NVML lists no processes of others: then the memory in use tells of them.
+    In a container, NVML does not list processes of others. Then only the memory in use shows them.
     """
     found = []
     nvml.nvmlInit()
@@ -113,46 +115,51 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
 
 def see_gpus(devices: int) -> list[str]:
-    """Return what `gpu_users` does of this machine. Raises `MachineError` if NVML does not answer."""
+    """Return the `gpu_users` of this machine. Raises `MachineError` if NVML does not answer."""
     if not nvml_process.has_library():
         return _see_gpus_here(devices)
     return list(nvml_process.ask("perfsuite.launch.quiet", str(devices)))
 
 
 def _see_gpus_here(devices: int) -> list[str]:
-    """Empty if NVML fails, as the notes of a launch then say."""
+    """Return the users, or nothing if NVML fails, which the notes of a launch then report."""
     import pynvml
 
     try:
         return gpu_users(pynvml, devices)
-    except Exception:  # also hardware's own, and NVML's of several kinds
+    except Exception:  # includes `MachineError`, and several kinds of NVML's errors
         return []
 
 
 @dataclass
 class Neighbours:
-    """Names the others on a session's machine and waits until they are quiet; `show` has a live line."""
+    """Names the other users of a session's machine, and waits until they are quiet.
+
+    `show` displays a live line.
+    """
 
     say: Callable[[str], None]
     show: Callable[[str], None]
     most_s: float = WAIT_S
     see_cores: Callable[[], Cores] = cores
-    see_gpus: Callable[[int], list[str]] = see_gpus  # who holds memory of the first so many GPUs
+    see_gpus: Callable[[int], list[str]] = see_gpus  # returns the holders of memory on the first so many GPUs
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _before: Cores | None = None
-    _in_vain: bool = False  # after a wait in vain there is a single look, until one finds quiet
+    # Set after a failed wait; the next waits then end at the first look that is not quiet.
+    _in_vain: bool = False
 
     def launch_begins(self, machine: Machine) -> None:
-        """Begin to see who uses `machine`."""
+        """Start observing who uses `machine`."""
         self._before = self.see_cores() if machine.device == "cpu" else None
 
     def during_launch(self, machine: Machine, devices: int) -> str:
-        """Return who has used it since `launch_begins`. No process of the launch may still live."""
+        """Return the users since `launch_begins`. No process of the launch may still be alive."""
         if machine.device == "cuda":
             try:
                 return "; ".join(self.see_gpus(devices)) or "nobody is seen now"
-            except MachineError as error:  # the launches were made: only who the others were is missing
+            except MachineError as error:
+                # The launches are complete; only the names of the others are missing.
                 return f"it is not known who: {error}"
         assert self._before is not None
         return who(self._before, self.see_cores(), os.getpid())
@@ -194,7 +201,7 @@ class Neighbours:
         return seen()
 
     def _look(self, machine: Machine, devices: int) -> Callable[[], list[str]]:
-        """Return a function that says what others did since its last call; nothing if it was quiet."""
+        """Return a function that returns what others did since its last call; empty if it was quiet."""
         if machine.device == "cuda":
             return lambda: self.see_gpus(devices)
         seen = [self.see_cores()]

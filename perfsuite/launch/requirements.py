@@ -1,4 +1,4 @@
-"""Checks what a case needs of a machine and of the installed packages. Imports neither torch nor pytest."""
+"""Check what a case needs from a machine and from installed packages. Imports neither torch nor pytest."""
 
 from collections.abc import Callable
 
@@ -98,13 +98,14 @@ CHECKS: tuple[Callable[[Case, Machine], str | None], ...] = (
     _fields,
     _finetuning,
     _configuration,
-    # Before those that ask for the framework's plan, which may read a file as its library does.
+    # Must precede the checks that use the framework's plan, which may read a file as its library does.
     lambda case, machine: missing_package(*case.framework.packages),
     _fast_mamba,
     _transformers,
     lambda case, machine: framework_of(case).unsupported(case, machine),
 )
-OF_THE_MACHINE = frozenset({_hardware, _topology})  # what it has, not can do: a pretended one has enough
+# Checks of the amount of hardware, of which a pretended machine always has enough.
+OF_THE_MACHINE = frozenset({_hardware, _topology})
 
 
 def _needs(what: str, package: str) -> str | None:
@@ -117,5 +118,5 @@ def _on_gpu(machine: Machine, what: str, package: str) -> str | None:
 
 
 def _builds_model(case: Case) -> bool:
-    """Whether each rank builds the case's model: neither a script's nor a simulated one does."""
+    """Return whether each rank builds the case's model, unlike in a script or a simulation."""
     return case.framework.promises.builds_model and framework_of(case).plan(case).needs_torch

@@ -1,6 +1,6 @@
-"""Asks Slurm's commands about jobs, and reads what they print. Whatever asks raises `SlurmError`.
+"""Run Slurm's commands to query jobs, and parse their output. All queries raise `SlurmError`.
 
-No accounting is needed: the controller answers for jobs that live, and for some minutes afterwards (Slurm's
+No accounting is needed: the controller knows jobs while they live, and for some minutes afterwards (Slurm's
 MinJobAge). Fields that a version of Slurm does not print are None.
 """
 
@@ -15,9 +15,9 @@ from typing import TypeVar
 from perfsuite.errors import SlurmError
 from perfsuite.node.processes import captured
 
-POLL_S = 0.2  # seconds between two questions until there is an answer
-ANSWER_S = 60  # seconds after which a command that has not answered is given up
-FORGOTTEN = "FORGOTTEN"  # the state of a job that Slurm does not know, or no longer
+POLL_S = 0.2  # seconds between queries until there is an answer
+ANSWER_S = 60  # seconds after which a command that has not answered is abandoned
+FORGOTTEN = "FORGOTTEN"  # the state of a job that Slurm does not know, or no longer knows
 WAITING = frozenset(
     ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
 )
@@ -27,7 +27,7 @@ ENDED = frozenset(
         *("PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN),
     ]
 )
-NOTHING = ("", "(null)", "N/A", "None", "Unknown")  # what Slurm prints where there is nothing to tell
+NOTHING = ("", "(null)", "N/A", "None", "Unknown")  # printed by Slurm for missing values
 T = TypeVar("T")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)")
 _UNKNOWN_JOB = "Invalid job id"
@@ -36,16 +36,16 @@ _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What Slurm tells of a job."""
+    """Slurm's data about a job."""
 
     id: str
     state: str  # its state in one word: PENDING, RUNNING, TIMEOUT
-    state_words: str  # its state as it was printed: `CANCELLED by 0`
+    state_words: str  # its state as printed: `CANCELLED by 0`
     reason: str | None = None
     nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
-    exit_status: int | None = None  # that of its script; 0 while it runs, and if a signal ended it
+    exit_status: int | None = None  # that of its script; 0 while it runs, or if a signal ended it
     left_s: int | None = None  # seconds until its time limit; None without a limit
-    spreads_gpus: bool = False  # GPUs were asked for otherwise than per node: a step lacks some then
+    spreads_gpus: bool = False  # GPUs were not requested per node, in which case a step lacks some of them
 
     @property
     def is_waiting(self) -> bool:
@@ -64,14 +64,14 @@ class SlurmJob:
 
     @property
     def why_over(self) -> str | None:
-        """Why its allocation is over, in Slurm's words; None while it is not."""
+        """The reason why its allocation is over, in Slurm's words; None while it is not."""
         if not self.is_over:
             return None
         return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
 
 
 def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm prints. It has a session of its own: a Ctrl-C does not reach it."""
+    """Return the output of a Slurm command. It runs in a session of its own, so Ctrl-C does not reach it."""
     command = shlex.join(words)
     try:
         done = captured(words, timeout=answer_s, start_new_session=True, env=environment)
@@ -88,7 +88,7 @@ def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] 
 
 
 def _ask_unless(refusal: str, *words: str) -> str | None:
-    """What a command of Slurm prints; None if it fails with words that match `refusal`."""
+    """Return the output of a Slurm command; None if it fails with a message that matches `refusal`."""
     try:
         return ask(*words)
     except SlurmError as error:
@@ -98,7 +98,7 @@ def _ask_unless(refusal: str, *words: str) -> str | None:
 
 
 def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
-    """Return what Slurm answers. Its controller may be busy: `SlurmError` is raised only after `until`."""
+    """Return Slurm's answer. Its controller may be busy, so `SlurmError` is only raised after `until`."""
     while True:
         try:
             return ask(about)
@@ -109,7 +109,7 @@ def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
 
 
 def job(job_id: str) -> SlurmJob:
-    """What Slurm tells of a job; one in state `FORGOTTEN` if Slurm does not know it."""
+    """Return Slurm's data about a job, with the state `FORGOTTEN` if Slurm does not know it."""
     printed = _ask_unless(_UNKNOWN_JOB, "scontrol", "show", "job", job_id, "--oneliner")
     if printed is None:
         return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
@@ -119,13 +119,13 @@ def job(job_id: str) -> SlurmJob:
 
 
 def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
-    """Make a job of the fields of `scontrol show job` and its expanded nodes."""
+    """Return a job from the fields of `scontrol show job` and its expanded nodes."""
     words = told.get("JobState", "UNKNOWN")
     states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
     limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
     return SlurmJob(
         id=job_id,
-        state=next((state for state in states if state in ENDED), states[0]),  # how it ended, if it did
+        state=next((state for state in states if state in ENDED), states[0]),  # if it has ended, how it ended
         state_words=words,
         reason=told.get("Reason"),
         nodes=nodes,
@@ -136,7 +136,7 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
 
 
 def fields(line: str) -> dict[str, str]:
-    """The fields of a line of `scontrol --oneliner` that tell anything; of one name the first counts."""
+    """Return the non-empty fields of a line of `scontrol --oneliner`. The first of duplicates wins."""
     found: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
         found.setdefault(name, value.strip())
@@ -144,7 +144,7 @@ def fields(line: str) -> dict[str, str]:
 
 
 def parse_duration_s(text: str) -> int | None:
-    """Seconds of a time such as `1-02:03:04` or `3:04`; None for words such as UNLIMITED."""
+    """Return the seconds of a time such as `1-02:03:04` or `3:04`; None for words such as UNLIMITED."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None
@@ -153,7 +153,7 @@ def parse_duration_s(text: str) -> int | None:
 
 
 def steps(job_id: str, name: str) -> list[str]:
-    """Ids of the living steps of a job with this name."""
+    """Return the ids of a job's living steps with this name."""
     options = ("--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j")
     printed = _ask_unless(_UNKNOWN_JOB, "squeue", *options) or ""
     pairs = [line.strip().partition(" ") for line in printed.splitlines()]
@@ -161,5 +161,5 @@ def steps(job_id: str, name: str) -> list[str]:
 
 
 def cancel(id_: str, *options: str) -> None:
-    """Cancel a job or a step, which may have ended. `options` are those of scancel."""
+    """Cancel a job or a step, which may have ended already. `options` are those of scancel."""
     _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)

@@ -1,8 +1,8 @@
-"""Runs each job as one step of the Slurm allocation that this process is in: an agent on each node.
+"""Run each job as one step of the Slurm allocation around this process, with an agent on each node.
 
-`srun` passes its stdin on to the agents, which end their part when it closes; if it was killed with this
-process, the text in `RunDir.lease` changes no more. While this process lives, it cancels the step by name
-until Slurm knows of none, as the exit status of `srun` says nothing for certain.
+`srun` passes its stdin on to the agents, which end their part when it closes. If `srun` was killed together
+with this process, the text in `RunDir.lease` stops changing. While this process lives, it cancels the step by
+name until Slurm no longer lists it, because the exit status of `srun` proves nothing.
 """
 
 import contextlib
@@ -39,26 +39,29 @@ from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
-END_S = 90.0  # seconds for Slurm to end a step: it keeps one with a killed slurmstepd for over 30
-WAIT_S = 120  # seconds from the first agent's end to the others', by `srun`: a script's ranks may differ so
+END_S = 90.0  # seconds for Slurm to end a step; it keeps one with a killed slurmstepd for over 30
+# Seconds that `srun` waits for the other agents after the first has ended, as a script's ranks may differ.
+WAIT_S = 120
 DESCRIBE_S = 300.0
-SHORTEST_S = 60.0  # seconds of a launch at the least, until one has told how long one takes
+SHORTEST_S = 60.0  # minimum length of a launch, until one has shown how long it takes
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
-"""How `srun` tells that an agent ended badly. It then ends no other: this process does, so that whatever says
-that the step was aborted is told by Slurm."""
+"""The message of `srun` about an agent that ended badly. `srun` ends no other agent then. This process does
+so, so that any message about an aborted step comes from Slurm itself."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
-"""What slurmstepd writes when a step is cancelled, out of time, or has lost a node: not always."""
+"""The message of slurmstepd when a step is cancelled, out of time, or has lost a node. It is not always
+written."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
-"""What `srun` says then, and of an agent that had SIGTERM from Slurm."""
+"""The message of `srun` in these cases, and about an agent that got SIGTERM from Slurm."""
 GPU_REQUESTS = frozenset(
     [
         *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
         *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
-        GRANTED_GPUS,  # that of the step counts, not that of the script of the job
+        GRANTED_GPUS,  # the step's value counts, not that of the job's script
     ]
 )
-"""Variables that an allocation has by its own options and `srun` reads as options of a step, which has one
-task a node for all GPUs: https://slurm.schedmd.com/srun.html, "Input environment variables"."""
+"""Variables that an allocation sets from its own options, and that `srun` reads as options of a step. Our
+step has one task per node for all GPUs: https://slurm.schedmd.com/srun.html, "Input environment variables".
+"""
 
 
 class SlurmLauncher:
@@ -67,7 +70,7 @@ class SlurmLauncher:
     name: ClassVar[str] = "slurm"
 
     def __init__(self) -> None:
-        """Raises `MachineError` outside of an allocation, and for settings `CaseError` and `FileError`."""
+        """Raise `MachineError` outside of an allocation, and `CaseError` or `FileError` for bad settings."""
         job_id = os.environ.get(JOB_ID)
         if job_id is None:
             raise MachineError(
@@ -89,11 +92,11 @@ class SlurmLauncher:
 
     @property
     def lock(self) -> str:
-        """The nodes are this allocation's own: only sessions inside it queue for each other."""
+        """The lock of this allocation. Its nodes are not shared, so only sessions inside it queue."""
         return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
 
     def machine(self, shared: Path) -> Machine:
-        """Return what each node is, by asking all of them. See `Launcher.machine`."""
+        """Return what each node is, by querying all of them. See `Launcher.machine`."""
         self._refuse_if_over()
         if self._allocated.spreads_gpus:
             raise MachineError(
@@ -140,9 +143,10 @@ class SlurmLauncher:
         nodes = job.case.topology.nodes
         if job.python == sys.executable:
             job = replace(job, python=self._python)
-        # Given to the agents alone: an agent that ends its job must not end srun, which tells the others.
+        # Set only for the agents: an agent that ends its job must not end srun, which signals the others.
         ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
-        log = f"{job.run_dir.path.resolve()}/agent-%n.log"  # by slurmstepd: nothing goes through srun
+        # Written by slurmstepd, so that nothing goes through srun.
+        log = f"{job.run_dir.path.resolve()}/agent-%n.log"
         options = ("--unbuffered", "--input=all", f"--output={log}", f"--export=ALL,{ours}")
         command = [*self._srun(nodes, mark, *options), *agent_command(job)]
         prepare(job.run_dir)
@@ -153,7 +157,7 @@ class SlurmLauncher:
             finally:
                 self._longest_s = max(self._longest_s, time.monotonic() - began)
                 said = self._end(job, srun, mark)
-        if not _has_reported(job):  # else it is measured all the same
+        if not _has_reported(job):  # otherwise it counts as measured
             self._refuse_if_over()
         return said if failure is None and srun.returncode else failure
 
@@ -165,7 +169,7 @@ class SlurmLauncher:
             *("--overlap", "--mem=0", "--mpi=none", "--cpu-bind=none", "--gpu-bind=none"),
             *("--kill-on-bad-exit=0", f"--wait={WAIT_S}"),  # see `BAD_END`
             *options,
-            *self._options,  # they come last, and so win
+            *self._options,  # the last options win
         ]
 
     def _refuse_if_over(self, most_s: float = 0.0) -> None:
@@ -181,7 +185,7 @@ class SlurmLauncher:
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> Failure | None:
-        """End the job's step and its `srun`. Return what Slurm said before the step was cancelled here."""
+        """End the job's step and its `srun`. Return what Slurm reported before we cancelled the step."""
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -191,9 +195,9 @@ class SlurmLauncher:
             self._end_step(mark)
             return said
         except (LaunchError, SlurmError):
-            self._left_over = mark  # of a measured job the next launch raises the error
+            self._left_over = mark  # if the job was measured, the next launch raises the error
             if not _has_reported(job):
-                self._refuse_if_over()  # a node that is lost may keep its step
+                self._refuse_if_over()  # a lost node may keep its step
                 raise
             return None
         finally:
@@ -226,7 +230,7 @@ def _has_reported(job: Job) -> bool:
 
 
 def alike(told: Sequence[Described]) -> Machine:
-    """Return the machine that all nodes are. Raises `MachineError` naming those that are another."""
+    """Return the machine that all nodes are. Raises `MachineError` with the names of those that differ."""
     machines = [each.machine.replace(interconnect=each.interconnect) for each in told]
     first = machines[0]
     for each, machine in zip(told, machines, strict=True):
@@ -244,11 +248,11 @@ def alike(told: Sequence[Described]) -> Machine:
 
 
 def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
-    """Return what Slurm says of the end of a step; None if an agent says why its ranks ended.
+    """Return what Slurm reports about the end of a step; None if an agent reported why its ranks ended.
 
-    The end of an agent may reach `srun` before it knows that the step is aborted, or instead of that: an
-    agent ended without a word only if nothing says so. What an agent wrote while ranks still ran does not
-    explain an abort: ranks fail when those of another node are gone.
+    `srun` may learn of an agent's end before it knows that the step was aborted, or may never know. So an
+    agent ended silently only if nothing reports an abort. A report that an agent wrote while ranks were still
+    running does not explain an abort, because ranks fail when those of another node are gone.
     """
     logs = [
         files.read_text(log, files.LARGEST_LOG, errors="replace")
@@ -270,7 +274,7 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
 
 
 def _bad_end(run_dir: RunDir) -> re.Match[str] | None:
-    """Which agent ended badly first, in `srun`'s words; None if none did."""
+    """Return the message of `srun` about the first agent that ended badly; None if none did."""
     return BAD_END.search(files.read_text(run_dir.scheduler_log, files.LARGEST_LOG, errors="replace"))
 
 
@@ -279,7 +283,7 @@ def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_other_gpus(told: Sequence[Described]) -> None:
-    """Raise `MachineError` if a node sees other GPUs than Slurm gave it."""
+    """Raise `MachineError` if a node sees a number of GPUs other than Slurm gave it."""
     for each in told:
         seen = each.machine.devices if each.machine.device == "cuda" else 0
         if each.granted_gpus not in (None, seen):

@@ -1,6 +1,6 @@
-"""Runs a pytest session as one batch job of Slurm, in this directory, by this interpreter, and follows it.
+"""Run a pytest session as one Slurm batch job, in this directory with this interpreter, and follow it.
 
-`sbatch --wait` ends up to 32 s later, before all processes are gone, and with 1 for a job that was killed.
+`sbatch --wait` would return up to 32 s late, before all processes are gone, and with 1 for a killed job.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from perfsuite.launch.slurm import commands
 from perfsuite.launch.slurm.commands import SlurmJob
 from perfsuite.results.store import STORE
 
-POLL_S = 2.0  # seconds between two questions to Slurm's controller
-TICK_S = 0.2  # seconds between two looks at the job's log
-CANCEL_S = 30  # seconds for which Slurm may fail to cancel a job
-SILENCE_S = 600  # seconds for which Slurm may fail to answer, as while its controller is restarted
+POLL_S = 2.0  # seconds between queries to Slurm's controller
+TICK_S = 0.2  # seconds between checks of the job's log
+CANCEL_S = 30  # seconds for which attempts to cancel a job may fail
+SILENCE_S = 600  # seconds for which Slurm may fail to answer, for example while its controller restarts
 
 Say = Callable[[str], None]
 Show = Callable[[bytes], None]
@@ -33,12 +33,12 @@ class Submitted(NamedTuple):
     """A job that Slurm has accepted."""
 
     id: str
-    log: Path  # the file with all that it writes; it is not there before the job starts
+    log: Path  # the file with all of its output; it does not exist before the job starts
 
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Put the first SIGINT or SIGTERM of a `with` into a list; the second one raises `KeyboardInterrupt`."""
+    """Put the first SIGINT or SIGTERM of a `with` into a list. The second raises `KeyboardInterrupt`."""
     came: list[int] = []
 
     def handle(number: int, frame: object) -> None:
@@ -55,7 +55,7 @@ def interrupts() -> Iterator[list[int]]:
 
 
 def store_of(ini: Ini, arguments: Sequence[str]) -> Path:
-    """The local store of a session with these arguments of pytest."""
+    """Return the local store of a session with these arguments of pytest."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--perf-store", nargs="?")
     given = parser.parse_known_args(arguments)[0].perf_store
@@ -63,22 +63,22 @@ def store_of(ini: Ini, arguments: Sequence[str]) -> Path:
 
 
 def submit(options: Sequence[str], arguments: Sequence[str], *, directory: Path, store: Path) -> Submitted:
-    """Submit a session with these arguments of pytest, to run in `directory`; its log goes to the store.
+    """Submit a session with these arguments of pytest, to run in `directory`. Its log goes to the store.
 
-    `options` are those of sbatch. Nobody else runs on the nodes, and a job that lost one does not start anew.
-    Raises `SlurmError` in Slurm's words if it is refused.
+    `options` are those of sbatch. The nodes are not shared, and a job that has lost one is not restarted.
+    Raises `SlurmError` with Slurm's message if the job is refused.
     """
     logs = (store / "slurm").resolve()
     logs.mkdir(parents=True, exist_ok=True)
     log = f"--output={str(logs).replace('%', '%%')}/%j.log"
     ours = ("--parsable", "--job-name=perfsuite", log, "--exclusive", "--no-requeue")
     told = commands.ask("sbatch", *ours, *options, f"--wrap={script(arguments, directory)}")
-    job_id = told.strip().partition(";")[0]  # behind a semicolon stands the name of the cluster
+    job_id = told.strip().partition(";")[0]  # a semicolon separates it from the name of the cluster
     return Submitted(id=job_id, log=logs / f"{job_id}.log")
 
 
 def script(arguments: Sequence[str], directory: Path) -> str:
-    """Return the job's commands. They change directory: Slurm would run in /tmp where a node lacks it."""
+    """Return the job's commands. They change directory: Slurm would run in /tmp if a node lacks it."""
     words = [sys.executable, "-m", "pytest", "--perf-launcher=slurm", *arguments]  # the last launcher wins
     enter = f"cd -- {shlex.quote(str(directory))} || exit 2"
     return f"{enter}; export PYTHONUNBUFFERED=1; exec {shlex.join(words)}"
@@ -87,11 +87,11 @@ def script(arguments: Sequence[str], directory: Path) -> str:
 def follow(
     submitted: Submitted, came: Sequence[int], *, say: Say, show: Show, wait_start_s: float | None = None
 ) -> int:
-    """Follow a job to its end and return the exit status of pytest, or that of a signal among `interrupts`.
+    """Follow a job to its end and return the exit status of pytest, or that of a signal in `came`.
 
-    After the first signal the job is cancelled and waited for, after the second it is left. `say` gets lines
-    about the job, `show` what it writes. Raises `SlurmError` if the job ended otherwise than by pytest's end,
-    or if it has not started after `wait_start_s` and is cancelled (None: it may queue for ever).
+    After the first signal the job is cancelled and waited for; after the second it is left alone. `say` gets
+    lines about the job, `show` gets its output. Raises `SlurmError` if the job did not end with pytest, or if
+    it is cancelled because it has not started after `wait_start_s` (None: it may wait forever).
     """
     follower = _Follower(submitted, say, show)
     try:
@@ -118,10 +118,10 @@ class _Follower:
         self._said: set[str] = set()
 
     def until_over(self, came: Sequence[int] = (), wait_start_s: float = math.inf) -> SlurmJob | None:
-        """Return the job when all of its processes have ended, and its log is shown to the end.
+        """Return the job once all of its processes have ended and its log has been shown completely.
 
-        Returns None as soon as a signal `came`. Raises `SlurmError` if the job has not started after
-        `wait_start_s`, and is cancelled.
+        Return None as soon as a signal `came`. If the job has not started after `wait_start_s`, cancel it and
+        raise `SlurmError`.
         """
         began = time.monotonic()
         asked = -math.inf
@@ -148,7 +148,10 @@ class _Follower:
         self.until_over()
 
     def _ask(self) -> SlurmJob | None:
-        """Tell of the job; None if Slurm does not answer now. Raises `SlurmError` if it never does."""
+        """Query the job, and report its state; None if Slurm does not answer now.
+
+        Raises `SlurmError` if Slurm has not answered for `SILENCE_S`.
+        """
         try:
             job = commands.job(self.id)
         except SlurmError as error:
@@ -171,7 +174,7 @@ class _Follower:
             self._say(line)
 
     def _show_new(self) -> None:
-        """Show what the job has written since; its log may be not there yet, or out of reach for a moment."""
+        """Show new output of the job. Its log may not exist yet, or be unreachable for a moment."""
         new = b""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             file.seek(self._shown_bytes)
@@ -181,7 +184,7 @@ class _Follower:
 
 
 def _exit_status(job: SlurmJob, submitted: Submitted) -> int:
-    """Return that of pytest. Raises `SlurmError` if the job did not end by pytest's end."""
+    """Return the exit status of pytest. Raises `SlurmError` if the job ended in another way."""
     if job.state == "COMPLETED":
         return 0
     if job.state == "FAILED" and job.reason in (None, "NonZeroExitCode") and job.exit_status:
