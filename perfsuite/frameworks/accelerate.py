@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 through `Accelerator`, or by a user's own YAML file."""
+"""Hugging Face accelerate: DDP, FSDP1 and FSDP2 with `Accelerator`, or with the user's own YAML file."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from perfsuite.frameworks.common.accelerate_config import (
 from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Degrees, Size
 
-_PLUGIN = {  # strategy -> its options that accelerate's plugin takes
+_PLUGIN = {  # strategy -> those of its options that accelerate's plugin takes
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
 }
 _OPTIONS = {"ddp": ("float8",), **_PLUGIN, "fsdp2": (*_PLUGIN["fsdp2"], *Degrees.model_fields, "float8")}
-"""Strategy -> its options. A configuration file has none."""
+"""Strategy -> its options. A configuration file takes none."""
 
 
 class Accelerate(ByAccelerate):
-    """A strategy and its options by accelerate's names; or a file that `accelerate config` wrote.
+    """A strategy with its options under accelerate's names, or a file that `accelerate config` wrote.
 
     `Accelerate(strategy="fsdp2", dp_shard_size=8, tp_size=8)`, `Accelerate(config="fsdp.yaml")`.
     """
@@ -46,7 +46,7 @@ class Accelerate(ByAccelerate):
 
     strategy: Literal["ddp", "fsdp1", "fsdp2"] | None = None
     config: LaunchConfig | None = None
-    """Path of a YAML file, read when the case is made."""
+    """Path of a YAML file, which is read when the case is created."""
     sharding_strategy: Sharding = "FULL_SHARD"
     backward_prefetch: Prefetch = "NO_PREFETCH"
     reshard_after_forward: bool = True
@@ -56,8 +56,8 @@ class Accelerate(ByAccelerate):
     cp_size: Size = 1
     tp_size: Size = 1
     float8: Recipe | None = None
-    """torchao's recipe by which linear layers, but the first and the head, multiply in float8. On a CPU that
-    is emulated. `tensorwise` also gathers their weights so."""
+    """torchao's recipe for float8 matmuls in all linear layers except the first and the head. It is emulated
+    on a CPU. `tensorwise` also gathers their weights in float8."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Accelerate:
@@ -140,7 +140,7 @@ class Accelerate(ByAccelerate):
         import accelerate  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build model and optimizer by `Accelerator.prepare`, and a loop of accelerate's calls."""
+        """Build model and optimizer with `Accelerator.prepare`, and a loop of accelerate's calls."""
         from accelerate import Accelerator
 
         from perfsuite.frameworks.common.loop import training
@@ -170,10 +170,11 @@ class Accelerate(ByAccelerate):
             if plugin.mixed_precision_policy is not None:
                 settings["reduce_dtype"] = str(plugin.mixed_precision_policy.reduce_dtype)
             if plugin.activation_checkpointing:
-                case = case.replace(activation_checkpointing="none")  # the plugin's own instead
+                case = case.replace(activation_checkpointing="none")  # the plugin checkpoints instead
         model: Any = self._degrees.model(case, parallelism, ranks.device)
         if plugin is not None and plugin.fsdp_version == 1:
-            model = accelerator.prepare(model)  # its parameters may be others than the optimizer would hold
+            # Its parameters may differ from those that the optimizer would hold.
+            model = accelerator.prepare(model)
             optimizer = accelerator.prepare(build_optimizer(case, model))
         else:
             model, optimizer = accelerator.prepare(model, build_optimizer(case, model))
@@ -200,7 +201,7 @@ class Accelerate(ByAccelerate):
         )
 
     def _set_environment(self, *, on_cpu: bool) -> dict[str, str]:
-        """Set accelerate's variables to what the file says, and no others. Return the settings to record."""
+        """Set accelerate's variables from the file, and remove all others. Return the settings to record."""
         clear_environment()
         if self.config is None:
             return {}

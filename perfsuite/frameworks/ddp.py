@@ -16,8 +16,8 @@ from perfsuite.frameworks.common.sharding import dry_plan
 class DDP(Framework):
     """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults.
 
-    But for the first bucket: it is as large as the others, as wherever their size is named. Without a size
-    torch makes the first one 1 MiB.
+    Unlike torch's default, the first bucket has the same size as the others, which is what torch does
+    whenever a size is given. Without one, torch makes the first bucket 1 MiB.
     """
 
     name: ClassVar[str] = "ddp"
@@ -28,7 +28,7 @@ class DDP(Framework):
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     float8: Recipe | None = None
-    """torchao's recipe by which linear layers of the blocks multiply in float8. On a CPU that is emulated."""
+    """torchao's recipe for float8 matmuls in the linear layers of the blocks. It is emulated on a CPU."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if self.static_graph and case.gradient_accumulation > 1:
@@ -42,7 +42,7 @@ class DDP(Framework):
         return {"wrapper": "DistributedDataParallel", **float8.expected(self.float8, case)}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """The model under DDP; ranks skip the all-reduce on all but the last micro-batch."""
+        """Build the model under DDP. Ranks only all-reduce on the last micro-batch."""
         from torch.nn.parallel import DistributedDataParallel
 
         from perfsuite.frameworks.common.loop import data_parallel_workload

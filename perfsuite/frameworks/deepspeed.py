@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO 0 to 3, with offload to the CPU, by its engine and its own JSON configuration."""
+"""DeepSpeed: ZeRO 0 to 3, with offload to the CPU, using its engine and its own JSON configuration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from perfsuite.frameworks.common.config_file import ConfigFile
 from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
 
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
-"""Precisions of a case. `bf16` is DeepSpeed's, with fp32 copies in the optimizer; `bf16-mixed` is its
-`torch_autocast`, with parameters in fp32."""
-TAKEN = frozenset(  # keys that may be given. DeepSpeed itself ignores one that it does not know.
+"""Supported precisions of a case. `bf16` is DeepSpeed's, with fp32 copies in the optimizer; `bf16-mixed` is
+its `torch_autocast`, with parameters in fp32."""
+TAKEN = frozenset(  # accepted keys, since DeepSpeed itself ignores unknown ones
     "bf16 checkpoint communication_data_type data_types disable_allgather fp16 "  # noqa: SIM905
     "gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor log_level "
     "optimizer prescale_gradients scheduler steps_per_print torch_autocast train_batch_size "
@@ -34,7 +34,7 @@ TAKEN = frozenset(  # keys that may be given. DeepSpeed itself ignores one that 
 SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that may be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {  # what "auto" stands for where the case has no field: what the other frameworks train with
+USUAL = {  # the values of "auto" where the case has no field, as in the other frameworks
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
@@ -42,9 +42,10 @@ USUAL = {  # what "auto" stands for where the case has no field: what the other 
 OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")  # sections where "auto" is DeepSpeed's own default
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-"""Attributes of what a rank optimizes: in ZeRO 3, in 1 and 2, and in 1 with bf16."""
+"""Attributes that hold a rank's share of the optimized parameters: in ZeRO 3, in 1 and 2, and in 1 with bf16.
+"""
 FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
-"""Attributes by which it knows that it offloads."""
+"""Attributes that show that it offloads."""
 
 
 class ZeroConfig(ConfigFile):
@@ -57,7 +58,7 @@ class ZeroConfig(ConfigFile):
     @model_validator(mode="before")
     @classmethod
     def _from_mapping(cls, value: Any) -> Any:
-        """A mapping is DeepSpeed's, unless it comes from a file of perfsuite's."""
+        """Treat a mapping as DeepSpeed's configuration, unless it comes from one of perfsuite's files."""
         if not isinstance(value, Mapping) or "text" in value:
             return value
         try:
@@ -86,7 +87,7 @@ class ZeroConfig(ConfigFile):
 
     @property
     def offloaded(self) -> list[str]:
-        """What is kept in host memory, of `OFFLOADS`."""
+        """The keys of `OFFLOADS` that are kept in host memory."""
         devices = {what: f"zero_optimization.{section}.device" for what, section in OFFLOADS.items()}
         return [what for what, path in devices.items() if self.flat.get(path, "none") != "none"]
 
@@ -94,8 +95,9 @@ class ZeroConfig(ConfigFile):
 class DeepSpeed(Framework):
     """`DeepSpeed(config="zero3.json")`, or a mapping such as `{"zero_optimization": {"stage": 3}}`.
 
-    The case decides batch, precision and learning rate: they are left out there, "auto", or the same.
-    Without a section `optimizer` torch's AdamW trains; with `offload_optimizer` it is DeepSpeed's own.
+    The case determines batch size, precision and learning rate: in the configuration they must be missing,
+    "auto", or the same. Without a section `optimizer`, torch's AdamW trains; with `offload_optimizer`,
+    DeepSpeed's own does.
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -103,7 +105,7 @@ class DeepSpeed(Framework):
     promises: ClassVar[Promises] = Promises(takes={"precision": PRECISIONS, "compile": (False,)})
 
     config: ZeroConfig
-    """Path of a JSON file, read when the case is made; or a mapping."""
+    """Path of a JSON file, which is read when the case is created; or a mapping."""
 
     def slug(self) -> str:
         return f"{self.name}-{self.config.name}"
@@ -128,7 +130,7 @@ class DeepSpeed(Framework):
             "sharding": f"DeepSpeed ZeRO-{stage}" if stage else "none",
             "rank_holds": _shares(ranks if stage == 3 else 1, ranks if stage else 1),
             "offload": " and ".join(self.config.offloaded) or "none",
-            "optimizer_parameters": None,  # copies of a share
+            "optimizer_parameters": None,  # they are copies of a share
         }
 
     def load(self, case: Case, device: Any) -> None:
@@ -136,9 +138,10 @@ class DeepSpeed(Framework):
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
-        with suppress(ImportError):  # it looks for this when it is given an optimizer; it loads dynamo
+        # It looks for this module when it gets an optimizer, and the module loads dynamo.
+        with suppress(ImportError):
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-        if device.type == "cpu":  # else it compiles an operator, which takes minutes and passes gloo by
+        if device.type == "cpu":  # otherwise it compiles an operator, which takes minutes and bypasses gloo
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
@@ -149,7 +152,7 @@ class DeepSpeed(Framework):
 
         def backward(loss: Any) -> Any:
             engine.backward(loss)  # divides by the number of micro-batches
-            engine.step()  # counts, until the last of them
+            engine.step()  # counts the calls until the last micro-batch
             return loss.detach() / case.gradient_accumulation
 
         settings = {"config_sha256": self.config.digest, **_observed(engine)}
@@ -178,7 +181,7 @@ class DeepSpeed(Framework):
 
         def units() -> Iterator[Any]:
             for block in blocks(model):
-                yield block  # to get its weights
+                yield block  # so that `initialise` gives it weights
                 if self.config.stage == 3:
                     deepspeed.zero.Init(module=block, config_dict_or_path=copy.deepcopy(config))
 
@@ -191,7 +194,7 @@ class DeepSpeed(Framework):
         return engine
 
     def _check_taken(self, config: dict[str, Any]) -> None:
-        """Raise `MismatchError` in DeepSpeed's own words if it does not take a configuration."""
+        """Raise `MismatchError` with DeepSpeed's own message if it rejects a configuration."""
         from deepspeed.runtime.config import DeepSpeedConfig
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
@@ -205,7 +208,7 @@ class DeepSpeed(Framework):
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the values of all sections, but nulls, by their paths, such as `zero_optimization.stage`."""
+    """Return the values of all sections, except nulls, by path, such as `zero_optimization.stage`."""
     values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -216,7 +219,7 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]]:
-    """Return path -> the field of the case that decides it, and the value that it has to have."""
+    """Return path -> the field of the case that determines it, and the required value."""
     batch = case.micro_batch * case.gradient_accumulation
     precision = f"precision {case.precision!r}"
     decided: dict[str, tuple[str, Any]] = {
@@ -235,7 +238,7 @@ def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]
 
 
 def _filled(config: ZeroConfig, case: Case) -> dict[str, Any]:
-    """Return a configuration with a value for what it leaves to the case."""
+    """Return a configuration with values for everything that it leaves to the case."""
     result: dict[str, Any] = copy.deepcopy(config.content)
     result.setdefault("gradient_clipping", "auto")
     if "optimizer" in config.offloaded and result.get("zero_force_ds_cpu_optimizer", True):
@@ -253,7 +256,7 @@ def _filled(config: ZeroConfig, case: Case) -> dict[str, Any]:
 
 
 def _problems(config: ZeroConfig, case: Case) -> Iterator[str]:
-    """Yield what is not built here, and where a user's configuration contradicts the case."""
+    """Yield what is not supported here, and where a user's configuration contradicts the case."""
     for key, value in config.content.items():
         is_off = value is False if key in SWITCHES else config.flat.get(f"{key}.enabled") is False
         if key not in TAKEN and not is_off:
@@ -277,7 +280,7 @@ def _problems(config: ZeroConfig, case: Case) -> Iterator[str]:
 
 
 def _observed(engine: Any) -> dict[str, str]:
-    """Return what this rank holds of parameters and optimizer, and which of them are offloaded."""
+    """Return this rank's share of parameters and optimizer, and which of them are offloaded."""
     zero = engine.optimizer
     parameters = list(engine.module.parameters())
     optimized = next((getattr(zero, name) for name in FLAT if hasattr(zero, name)), None)

@@ -1,4 +1,4 @@
-"""No training: a simulated clock and loss, for tests of the whole pipeline without torch."""
+"""No training: a simulated clock and loss, to test the whole pipeline without torch."""
 
 import math
 import random
@@ -12,7 +12,7 @@ from perfsuite.results.rank_report import Memory
 
 
 class Fake(Framework):
-    """Options of a simulation in which no time passes."""
+    """Options of a simulation in which no real time passes."""
 
     name: ClassVar[str] = "fake"
 
@@ -27,7 +27,7 @@ class Fake(Framework):
         return LaunchPlan(needs_torch=False)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """A loop that lets simulated time pass, and a loss that falls by a tenth per step."""
+        """Build a loop that lets simulated time pass, and a loss that falls by a tenth per step."""
         draw = random.Random(case.seed + ranks.rank)
 
         def run(steps: int) -> list[float]:

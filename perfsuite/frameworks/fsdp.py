@@ -12,21 +12,23 @@ from perfsuite.frameworks.common import sharding
 
 
 class FSDP(Framework):
-    """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, by their names there."""
+    """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, under the names that they have there."""
 
     name: ClassVar[str] = "fsdp"
     promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
     sharding_strategy: sharding.ShardingStrategy
-    """What is sharded: all; gradients and optimizer state; nothing; all, but within groups only."""
+    """What is sharded: everything; gradients and optimizer state; nothing; everything, but only within
+    groups."""
     shard_group: int | None = Field(default=None, ge=2)
-    """For HYBRID_SHARD: ranks in a group that shards; groups replicate. None: the ranks of one node."""
+    """For HYBRID_SHARD: number of ranks in a group that shards, while groups replicate. None: the ranks of
+    one node."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     """When the next block's parameters are gathered in backward."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory."""
     sync_each_micro_batch: bool = True
-    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
+    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last one."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         strategy = self.sharding_strategy
@@ -36,7 +38,7 @@ class FSDP(Framework):
         )
 
     def dry(self, case: Case) -> DryPlan:
-        # Flat parameters are cut where ranks end, within parameters or between.
+        # Flat parameters are cut at rank boundaries, within parameters or between them.
         return sharding.dry_plan(ranks_differ=True, offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:

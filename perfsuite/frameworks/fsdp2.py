@@ -1,6 +1,6 @@
-"""FSDP2, `fully_shard`: every parameter a DTensor, sharded on its first dimension, gathered per block.
+"""FSDP2, `fully_shard`: every parameter is a DTensor, sharded on its first dimension and gathered per block.
 
-Tensor parallelism, for transformers' Llama alone, is that of Megatron-LM (Shoeybi et al. 2019).
+Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019), and is only for transformers' Llama.
 """
 
 from collections.abc import Iterator
@@ -27,18 +27,19 @@ class FSDP2(Framework):
     reshard_after_forward: bool = True
     """Free a block's gathered parameters after its forward, and gather them again in backward."""
     reshard_root: bool = False
-    """The same for the root, which holds what no block does, such as embedding and head. Torch keeps these,
-    unless told otherwise: backward needs them at once."""
+    """The same for the root, which holds everything outside of the blocks, such as embedding and head. By
+    default torch keeps these gathered, because backward needs them at once."""
     shard_group: int | None = Field(default=None, ge=2)
-    """Ranks in a group that shards, while groups replicate (2-D mesh). None: all ranks shard (1-D mesh)."""
+    """Number of ranks in a group that shards, while groups replicate (2-D mesh). None: all ranks shard (1-D
+    mesh)."""
     sync_each_micro_batch: bool = True
-    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last."""
+    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last one."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In what gradients are reduced under mixed precision. Otherwise they are reduced as they are."""
+    """The dtype in which gradients are reduced under mixed precision. Otherwise their own dtype is used."""
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
-    """Ranks, next to each other, that split each layer and see the same data (2-D mesh). 1: none."""
+    """Number of neighbouring ranks that split each layer and see the same data (2-D mesh). 1: none."""
     float8: Recipe | None = None
-    """torchao's recipe by which linear layers of the blocks multiply in float8. On a CPU that is emulated."""
+    """torchao's recipe for float8 matmuls in the linear layers of the blocks. It is emulated on a CPU."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if self.reduce_dtype != "float32" and "mixed" not in case.precision:
@@ -100,7 +101,7 @@ class FSDP2(Framework):
         units = blocks(model)
         if tensor_parallel > 1:
             _parallelize_llama(model, mesh["tensor"])
-        if case.quantization != "none":  # quantised weights are made unsharded
+        if case.quantization != "none":  # quantised weights must be created unsharded
             initialise(model, units, seed=case.seed, device=ranks.device)
         for unit in units:
             shard(unit, reshard_after_forward=self.reshard_after_forward)
@@ -119,14 +120,17 @@ class FSDP2(Framework):
 
 @contextmanager
 def _no_sync(model: Any) -> Iterator[None]:
-    """Keep ranks from reducing gradients inside, as DDP's and FSDP1's method `no_sync` does."""
+    """Keep ranks from reducing gradients inside, like the method `no_sync` of DDP and FSDP1."""
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)
 
 
 def _parallelize_llama(model: Any, mesh: Any) -> None:
-    """Split a transformers Llama over a 1-D mesh. One DTensor is the input of q, k, v: it is reduced once."""
+    """Split a transformers Llama over a 1-D mesh.
+
+    q, k and v share one DTensor as input, so that its gradient is reduced once.
+    """
     from torch.distributed.tensor import Replicate, parallel
 
     attention = "model.layers.*.self_attn"

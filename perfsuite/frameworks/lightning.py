@@ -1,6 +1,7 @@
 """Lightning Fabric: its own strategies and precision plugins, in ranks that perfsuite starts.
 
-Its FSDP1 strategy checkpoints blocks itself; for its DDP and FSDP2 they are checkpointed as everywhere else.
+Its FSDP1 strategy checkpoints blocks itself. For its DDP and FSDP2 they are checkpointed as in other
+frameworks.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ FABRIC_PRECISION = {
 
 
 class Lightning(Framework):
-    """Options of `lightning.fabric.Fabric` and of its `FSDPStrategy`, by their names there."""
+    """Options of `lightning.fabric.Fabric` and its `FSDPStrategy`, under the names that they have there."""
 
     name: ClassVar[str] = "lightning"
     packages: ClassVar[tuple[str, ...]] = ("lightning",)
     promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     strategy: Literal["ddp", "fsdp", "fsdp2"]
-    """`DDPStrategy`, `FSDPStrategy` (on GPUs only), or `ModelParallelStrategy` with FSDP2 in all ranks."""
+    """`DDPStrategy`, `FSDPStrategy` (only on GPUs), or `ModelParallelStrategy` with FSDP2 over all ranks."""
     sharding_strategy: sharding.ShardingStrategy = "FULL_SHARD"
-    """For `fsdp`, as the next two. HYBRID_SHARD shards within a node."""
+    """For `fsdp`, like the next two. HYBRID_SHARD shards within a node."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     cpu_offload: bool = False
 
@@ -72,7 +73,7 @@ class Lightning(Framework):
         import lightning.fabric  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build model and optimizer by Fabric; gradients are reduced on the last micro-batch only."""
+        """Build model and optimizer with Fabric. Gradients are only reduced on the last micro-batch."""
         from lightning.fabric import Fabric
         from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
@@ -90,7 +91,7 @@ class Lightning(Framework):
             precision=FABRIC_PRECISION[case.precision],  # type: ignore[arg-type]
             plugins=[TorchElasticEnvironment()],
         )
-        fabric.launch()  # in the processes and the process group that exist already
+        fabric.launch()  # uses the existing processes and process group
         scaler = getattr(strategy.precision, "scaler", None)
         if scaler is not None:
             strategy.precision.scaler = scaler = fixed_scaler(type(scaler), ranks.device.type)
@@ -111,7 +112,8 @@ class Lightning(Framework):
 
         def step() -> None:
             if scaler is not None:
-                scaler.unscale_(optimizer.optimizer)  # a fused optimizer would leave each rank to its shard
+                # A fused optimizer would leave each rank to its own shard.
+                scaler.unscale_(optimizer.optimizer)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -127,7 +129,7 @@ class Lightning(Framework):
         )
 
     def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
-        """Return Fabric's strategy with its arguments, for a model of these blocks, each a unit of FSDP."""
+        """Return Fabric's strategy with its arguments. Each of the model's blocks is a unit of FSDP."""
         from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
         from perfsuite.frameworks.common.model import is_checkpointed

@@ -1,4 +1,4 @@
-"""Any training script, unmodified: the clock attaches to it from outside (`worker.script.attach`)."""
+"""Any training script, unmodified. The clock attaches to it from outside (`worker.script.attach`)."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Text = Annotated[str, BeforeValidator(_text)]
 class Script(Framework):
     """What to run: `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own.
 
-    A relative `path` is relative to `cwd` or to the directory that pytest is started in, whichever has it.
-    Other relative paths are relative to the directory that pytest is started in. `{launch_dir}` in arguments,
-    command and env stands for a directory that is new and empty in each launch, as does the variable
-    PERFSUITE_LAUNCH_DIR in the environment of every process.
+    A relative `path` is relative to `cwd` or to the directory that pytest is started in, whichever contains
+    it. Other relative paths are relative to the directory that pytest is started in. `{launch_dir}` in
+    arguments, command and env stands for a directory that is new and empty in each launch, and so does the
+    variable PERFSUITE_LAUNCH_DIR in the environment of every process.
     """
 
     name: ClassVar[str] = "script"
 
     path: Annotated[str, Field(min_length=1), BeforeValidator(_text)] | None = None
-    """A Python file, run as `python PATH ARGUMENTS`: as it is for one process, else once per rank with
-    torchrun's environment variables."""
+    """A Python file, run as `python PATH ARGUMENTS`: unchanged for a single process, otherwise once per rank
+    with torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
@@ -62,29 +62,32 @@ class Script(Framework):
     env: FrozenMapping[str] = Field(default_factory=lambda: MappingProxyType({}))
     """Environment variables that it needs in addition to those of pytest."""
     label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
-    """The name in ids in place of the script's own, for two scripts that are both called `main.py`."""
+    """The name in ids instead of the script's own, for example for two scripts that are both called
+    `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
-    """The number of ranks that see different data. None: all; with tensor or pipeline parallelism, fewer."""
+    """The number of ranks that see different data. None: all. With tensor or pipeline parallelism it is
+    lower."""
     loader: str | None = None
-    """`module:name` of what gives the training its batches, if that is no torch `DataLoader`: a function that
-    returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of one."""
+    """`module:name` of the source of the training's batches, if it is not a torch `DataLoader`: a function
+    that returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of one."""
     phases: FrozenMapping[str] = Field(default_factory=lambda: MappingProxyType({}))
     """Functions whose calls are reported as phases, by the name of the phase: `module:name` of a function or
-    a method, as `{"rollout": "train:generate"}`."""
+    method, such as `{"rollout": "train:generate"}`."""
     loss: LossRule | None = "finite"
     """The rule for the loss, which is the tensor that the script calls `backward` on, summed over the
     micro-batches of a step: it must be `"finite"`, or also `"falls"`. None if that tensor is not the loss
-    (gradient scaling, a pipeline schedule): it is then not observed."""
+    (gradient scaling, a pipeline schedule): then the loss is not observed."""
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
     """The class of the optimizer whose steps are counted and timed: `"AdamW"`; `"AdamW:2"` is the second
     AdamW that steps. None: the first optimizer that steps."""
     tokens: Literal["fixed", "vary"] = "fixed"
-    """`fixed`: each step has the number of tokens that the case says, which is checked in the second step.
-    `vary`: it differs; tokens/s uses what the case says, and a note gives the number in the second step."""
+    """`fixed`: each step has the number of tokens given by the case, which is checked in the second step.
+    `vary`: the number differs between steps; tokens/s uses the number in the case, and a note gives that of
+    the second step."""
     replicas: Literal["agree", "differ"] = "agree"
     """`agree`: parameters that are not sharded are equal on all data-parallel ranks after the last step,
-    which is checked. `differ`: they are not compared, as for experts of each rank, or replicas that are
-    averaged now and then. At least one collective must run in either case."""
+    which is checked. `differ`: they are not compared, for experts that differ between ranks, or replicas that
+    are averaged now and then. At least one collective must run in either case."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
@@ -117,7 +120,7 @@ class Script(Framework):
 
     @model_validator(mode="after")
     def _can_be_run_and_kept(self) -> Script:
-        """A secret's value is in no message: it is printed and kept, too."""
+        """Check the fields. No message contains a secret's value, because messages are printed and kept."""
         given = [name for name in ("path", "module", "command") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
@@ -135,7 +138,7 @@ class Script(Framework):
         return self
 
     def _refuse_what_no_process_is_given(self) -> None:
-        """Raise `ValueError` for names and words that the kernel does not take; they may hold a secret."""
+        """Raise `ValueError` for names and words that the kernel rejects. They may contain a secret."""
         for name in self.env:
             if not name or "=" in name or "\0" in name:
                 begin = re.split("[=\0]", name)[0]
@@ -159,14 +162,14 @@ class Script(Framework):
     def promises(self) -> Promises:
         return Promises(
             builds_model=False,
-            ignores=frozenset({"learning_rate", "seed", "compile"}),  # it sets its own
+            ignores=frozenset({"learning_rate", "seed", "compile"}),  # the script sets its own
             loss=self.loss,
             tokens_vary=self.tokens == "vary",
             replicas_differ=self.replicas == "differ",
         )
 
     def slug(self) -> str:
-        """The name of what runs, options, and a digest of arguments, directories and variables."""
+        """Return the name of what runs, options, and a digest of arguments, directories and variables."""
         what = self.label or _name(self.command or (self.path or self.module or "",))
         fields = self.model_dump(include=set(_IN_DIGEST))
         fields |= {name: _from_here(fields[name]) for name in ("path", "cwd")}
@@ -191,7 +194,8 @@ class Script(Framework):
                     f"path={self.path!r}: {error.strerror} in {Path.cwd()}{in_cwd}. "
                     "Give it relative to the directory that pytest is started in or to cwd, or absolute."
                 ) from None
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested deeply
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                # The last two if nested too deeply.
                 said = f"path={self.path!r} is not Python ({error}). Give other programs as command=(...)."
                 raise CaseError(said) from None
         if self.module is not None:
@@ -206,12 +210,12 @@ class Script(Framework):
 
     @property
     def file(self) -> Path | None:
-        """The file of `path`, which is in `cwd` or here. Raises `CaseError` where each has another."""
+        """The file of `path`, in `cwd` or here. Raises `CaseError` if both contain a different one."""
         if self.path is None:
             return None
         here = Path(self.path)
         in_cwd = Path(self.cwd, self.path)
-        with contextlib.suppress(OSError):  # as of a name that is too long: `check` says so
+        with contextlib.suppress(OSError):  # such as a name that is too long, which `check` reports
             if here.exists() and in_cwd.exists() and not here.samefile(in_cwd):
                 raise CaseError(
                     f"path={self.path!r} is a file in {Path.cwd()} and another one in cwd={self.cwd!r}: "
@@ -221,7 +225,7 @@ class Script(Framework):
         return here
 
     def plan(self, case: Case) -> LaunchPlan:
-        """The command with the path of its program; or this Python, unbuffered as under torchrun."""
+        """Return the command with the path of its program, or this Python, unbuffered as under torchrun."""
         what = ("-m", str(self.module)) if self.file is None else (str(self.file.absolute()),)
         words: tuple[str, ...] = (sys.executable, "-u", *what, *self.arguments)
         if self.command is not None:
@@ -230,11 +234,11 @@ class Script(Framework):
         return LaunchPlan(environment=self.env, command=command)
 
     def dry(self, case: Case) -> DryPlan:
-        """Run as it is, as one rank (`perfsuite.dry.script`)."""
+        """Return the plan to run it unchanged, as one rank (`perfsuite.dry.script`)."""
         return DryPlan()
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Fields of a case that can be neither set nor observed in a script."""
+        """Return why a field of the case can be neither set nor observed in a script, or None."""
         if case.attention != Case.model_fields["attention"].default and not case.model.config:
             return f"attention cannot be observed in {case.model.name}, of which only the name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
@@ -242,7 +246,7 @@ class Script(Framework):
         return None
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        """Leave out what a case does not say about a script: parameter dtype, number of optimizers."""
+        """Leave out what a case does not say about a script: parameter dtype and number of optimizers."""
         unseen = ["parameter_dtype", "optimizer_parameters"]
         if not case.model.config:
             unseen.append("attention")
@@ -251,7 +255,7 @@ class Script(Framework):
         return dict.fromkeys(unseen)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Nothing to run: `perfsuite.worker.script.attach` found a process that trains already."""
+        """Return a workload that runs nothing: `perfsuite.worker.script.attach` is in a training process."""
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 
@@ -260,7 +264,7 @@ def _is_module_and_name(text: str) -> bool:
 
 
 def _name(words: Sequence[str]) -> str:
-    """The stem of the first Python file, else the module after `-m`, else the program and its first word."""
+    """Return the first Python file's stem, or the module after `-m`, or the program and its first word."""
     file = next((word for word in words if word.endswith(".py")), None)
     if file is not None:
         return Path(file).stem
@@ -272,7 +276,7 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _from_here(path: str | None) -> str | None:
-    """The path relative to the current directory if it is below it, so that it is the same in every clone."""
+    """Return a path relative to the current directory if it is below it, so that all clones have the same."""
     if path is None:
         return None
     where = Path(path)
@@ -280,7 +284,7 @@ def _from_here(path: str | None) -> str | None:
 
 
 def _found(program: str) -> str | None:
-    """The absolute path of a program, searched for next to this Python first; None if there is none."""
+    """Return the absolute path of a program, looking next to this Python first; None if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     found = shutil.which(program, path=path)
     return None if found is None else str(Path(found).absolute())

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, unmodified: DDP, or FSDP by its `fsdp` argument."""
+"""The Hugging Face Trainer, unmodified: DDP, or FSDP with its `fsdp` argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfsuite.frameworks.common.accelerate_config import clear_environment, for
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Size
 
-SHARDINGS = {  # word of the Trainer -> torch's FSDP1 strategy; FSDP2 has the first two only
+SHARDINGS = {  # the Trainer's word -> torch's FSDP1 strategy; FSDP2 only has the first two
     "full_shard": "FULL_SHARD",
     "shard_grad_op": "SHARD_GRAD_OP",
     "no_shard": "NO_SHARD",
@@ -32,14 +32,14 @@ class Trainer(ByAccelerate):
     name: ClassVar[str] = "trainer"
 
     fsdp: str = ""
-    """A sharding, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
+    """A sharding strategy, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
     fsdp_version: Literal[1, 2] = 2
     dp_replicate_size: Size = 1
     dp_shard_size: Size = 1
     cp_size: Size = 1
     tp_size: Size = 1
     float8: Literal["tensorwise"] | None = None
-    """By accelerate's `mixed_precision="fp8"` and torchao: no argument names another recipe."""
+    """float8 with accelerate's `mixed_precision="fp8"` and torchao. No argument selects another recipe."""
 
     @field_validator("fsdp")
     @classmethod
@@ -106,7 +106,7 @@ class Trainer(ByAccelerate):
         import transformers.trainer  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build a Trainer on synthetic data. It wraps the model and makes the optimizer in `train`."""
+        """Build a Trainer on synthetic data. It wraps the model and creates the optimizer in `train`."""
         import torch
         import transformers
         from accelerate import FullyShardedDataParallelPlugin
@@ -116,7 +116,7 @@ class Trainer(ByAccelerate):
         on_cpu = ranks.device.type == "cpu"
         clear_environment()
         if self.float8 is not None:
-            os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"  # which no argument says
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"  # there is no argument for it
         directory = tempfile.TemporaryDirectory()
         degrees = self._degrees
         parallelism = self._degrees.config()
@@ -131,14 +131,14 @@ class Trainer(ByAccelerate):
         data_parallel = ranks.world_size // degrees.alike
         data = _Data(synthetic_batches(case, data_rank, torch.device("cpu")), case, data_rank, data_parallel)
         micro_losses = _keep_losses(model)
-        # The Trainer's own AdamW would not decay norms and biases, as the other frameworks' here does.
+        # The Trainer's own AdamW would not decay norms and biases, unlike that of the other frameworks here.
         optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
         trainer = transformers.Trainer(
             model, arguments, train_dataset=data, optimizer_cls_and_kwargs=(optimizer, {})
         )
         settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
         settings |= degrees.observed(trainer.accelerator)
-        if self.float8 is not None:  # the same, but emulated on a CPU, and DDP gathers nothing
+        if self.float8 is not None:  # the same recipe, but emulated on a CPU, and without gathering for DDP
             recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=self.fsdp != "")
             trainer.accelerator.ao_recipe_handler = recipe
         if on_cpu and self.fsdp:
@@ -190,7 +190,7 @@ class Trainer(ByAccelerate):
 
 
 class _Data:
-    """The samples of all data-parallel ranks as the Trainer deals them out; only this rank's exist."""
+    """The samples of all data-parallel ranks in the Trainer's order. Only this rank's exist."""
 
     def __init__(self, batches: list[Any], case: Case, rank: int, ranks: int) -> None:
         self._batches = batches
@@ -211,13 +211,13 @@ class _Data:
 
 
 def _keep_losses(model: Any) -> list[Any]:
-    """Return a list that gets the mean loss per token of each micro-batch, still on the device."""
+    """Return a list that receives the mean loss per token of each micro-batch, still on the device."""
     losses = OwnList[Any]()
 
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
         loss = output.loss.detach()
         items = inputs.get("num_items_in_batch")
-        if items is not None:  # the Trainer lets the model divide by the tokens of all ranks' micro-batches
+        if items is not None:  # the Trainer makes the model divide by the tokens of all ranks' micro-batches
             loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
         losses.append(loss)
 

@@ -1,1 +1,1 @@
-"""What several frameworks share: models, weights, the training loop, sharding, fine-tuning."""
+"""Helpers that several frameworks share: models, weights, the training loop, sharding, fine-tuning."""

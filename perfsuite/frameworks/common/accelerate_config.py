@@ -18,7 +18,7 @@ from perfsuite.frameworks.common.config_file import ConfigFile
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]
 
-VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")  # how the names begin that accelerate reads
+VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")  # prefixes of the variables that accelerate reads
 MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "bf16": "no"}
 _FSDP1_ONLY = (
     *("fsdp_sharding_strategy", "fsdp_backward_prefetch", "fsdp_forward_prefetch"),
@@ -95,7 +95,10 @@ class FsdpFields(Data):
 
     @property
     def sharding(self) -> str:
-        """The strategy of FSDP1. accelerate 1.15 ignores the newer name alone; a worker refuses that run."""
+        """The strategy of FSDP1.
+
+        accelerate 1.15 ignores the newer name if it is given alone, and a worker rejects such a run.
+        """
         return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
 
 
@@ -154,7 +157,7 @@ class LaunchConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file. Raises `FileError` naming the file, the field, its value, and what is allowed."""
+        """Read a file. Raises `FileError` with the file, the field, its value, and the allowed values."""
         config = cls(file=path.name, text=cls.read_text(path))
         try:
             _ = config.fields
@@ -189,13 +192,13 @@ class LaunchConfig(ConfigFile):
 
 
 def clear_environment() -> None:
-    """Remove every variable that accelerate would read: the case alone decides."""
+    """Remove every variable that accelerate would read, so that only the case matters."""
     for key in [key for key in os.environ if key.startswith(VARIABLES)]:
         del os.environ[key]
 
 
 def launcher_environment(config: str) -> dict[str, str]:
-    """Return the variables of `accelerate launch --config_file`, but those for threads, ports and GPUs."""
+    """Return the variables of `accelerate launch --config_file`, except those for threads, ports and GPUs."""
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -206,7 +209,7 @@ def launcher_environment(config: str) -> dict[str, str]:
         arguments, _, _ = launch._validate_launch_command(arguments)
     if arguments.use_fsdp or arguments.multi_gpu:
         arguments.num_machines = 1
-        arguments.main_process_port = 0  # no port is taken: it launches nothing
+        arguments.main_process_port = 0  # no port is taken, because nothing is launched
         environment = prepare.prepare_multi_gpu_env(arguments)
     else:
         _, environment = prepare.prepare_simple_launcher_cmd_env(arguments)
@@ -214,16 +217,16 @@ def launcher_environment(config: str) -> dict[str, str]:
 
 
 def force_fsdp(accelerator: Any, plugin: Any, parallelism: Any = None) -> str:
-    """Turn FSDP on for a CPU, where accelerate trains DDP instead. Returns what to record.
+    """Turn on FSDP on a CPU, where accelerate trains with DDP instead. Return the setting to record.
 
-    FSDP1's plugin must be without `sync_module_states`; each rank makes the same weights anyway.
-    `parallelism` is a `ParallelismConfig`, which accelerate itself refuses on a CPU.
+    FSDP1's plugin must not have `sync_module_states`; each rank creates the same weights anyway.
+    `parallelism` is a `ParallelismConfig`, which accelerate itself rejects on a CPU.
     """
     import torch
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
-    # AcceleratorState copies PartialState's attributes whenever somebody asks for it.
+    # AcceleratorState copies PartialState's attributes whenever an instance is created.
     for state in (PartialState(), accelerator.state):
         state.distributed_type = DistributedType.FSDP
         state.device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Finds the layers that have low-rank adapters, by the names that peft matches. Imports torch."""
+"""Find the layers that have low-rank adapters, under the names that peft matches. Imports torch."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from perfsuite.case.case import LoRA
 
 WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "base_layer"})
 """Parts of names that wrappers have added since peft matched them."""
-COPIES = frozenset({"modules_to_save", "original_module"})  # of layers that peft has trained in full
+COPIES = frozenset({"modules_to_save", "original_module"})  # copies of layers that peft trains in full
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """A layer that peft can give an adapter, or has given one."""
 
-    name: str  # from the model that peft was given
+    name: str  # relative to the model that was passed to peft
     module: nn.Module  # without its adapters
     is_head: bool  # the output layer of a language model
     adapters: frozenset[tuple[float, float]]  # rank and alpha of each
@@ -54,12 +54,12 @@ def adaptable(model: nn.Module) -> list[Layer]:
 
 
 def adapted(layers: Sequence[Layer]) -> list[Layer]:
-    """Return those of `layers` that have an adapter."""
+    """Return the layers that have an adapter."""
     return [layer for layer in layers if layer.adapters]
 
 
 def chosen(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> list[Layer]:
-    """Return those of `layers` that should have an adapter, in a model with these blocks."""
+    """Return the layers that should have an adapter, in a model with these blocks."""
     if lora.targets == ():
         inside = {part for block in blocks for part in block.modules()}
         return [layer for layer in layers if layer.module in inside]
@@ -69,7 +69,7 @@ def chosen(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> 
 
 
 def unused(lora: LoRA, layers: Sequence[Layer]) -> list[str]:
-    """Return the targets, if they are named, that none of `layers` has."""
+    """Return the named targets that match none of `layers`."""
     if lora.targets == "all-linear":
         return []
     names = [layer.name for layer in layers]
@@ -80,12 +80,12 @@ def unused(lora: LoRA, layers: Sequence[Layer]) -> list[str]:
 
 
 def short_names(layers: Sequence[Layer]) -> list[str]:
-    """Return the ends of the names of layers: `q_proj`, or `to_out.0` of one that only has a number."""
+    """Return the ends of the names of layers: `q_proj`, or `to_out.0` if the last part is only a number."""
     return sorted({next(_possible_ends(layer.name)) for layer in layers})
 
 
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
-    """Return whether adapters are as a case says that does not know how many layers of a name have one."""
+    """Return whether adapters match a case that does not know how many layers of a name have one."""
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)
     if not all(layer in asked and layer.adapters == {lora.of(layer.name)} for layer in with_adapter):
@@ -98,7 +98,7 @@ def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bo
 def described(
     layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]], *, exactly: bool = True
 ) -> str:
-    """Describe adapters of `layers`, by their ranks and alphas; `exactly`: none but these have this text."""
+    """Describe adapters of `layers` by rank and alpha. With `exactly`, no others share the description."""
     told = []
     for rank, alpha in sorted({pair for pairs in of.values() for pair in pairs}):
         group = [layer for layer in of if (rank, alpha) in of[layer]]
@@ -108,7 +108,7 @@ def described(
 
 
 def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
-    """Return the `LoRA(...)` of a case file that describes the adapters of these layers, at least one."""
+    """Return the `LoRA(...)` for a case file that describes the adapters of these layers, at least one."""
     with_adapter = adapted(layers)
     found = {layer: max(layer.adapters) for layer in with_adapter}
     (rank, alpha), _ = Counter(found.values()).most_common(1)[0]
@@ -126,7 +126,7 @@ def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
 
 
 def _prepared(model: nn.Module) -> list[nn.Module]:
-    """Return the innermost modules that peft was given: it leaves its configurations on them."""
+    """Return the innermost modules that were passed to peft, which leaves its configurations on them."""
     marked = [each for each in model.modules() if isinstance(getattr(each, "peft_config", None), Mapping)]
     outer = {each for each in marked for part in each.modules() if part is not each and part in marked}
     return [each for each in marked if each not in outer]
@@ -144,7 +144,7 @@ _KINDS = ("lora_A", "lora_embedding_A")
 
 
 def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
-    """Return Python that names a group of `layers` and no other: ends of names, else a regular expression."""
+    """Return Python that matches only a group of `layers`: ends of names, or else a regular expression."""
     ends = sorted(set(_ends(layers, group)))
     lora = LoRA(rank=1, alpha=1, targets=tuple(ends))
     if {layer for layer in layers if lora.selects(layer.name)} != set(group):
@@ -154,7 +154,7 @@ def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
 
 
 def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
-    """Return the shortest end of the name of each layer of a group that no other of `layers` has."""
+    """Return, for each layer of a group, the shortest end of its name that no layer outside of it has."""
     everywhere = Counter(end for layer in layers for end in _possible_ends(layer.name))
     inside = Counter(end for layer in group for end in _possible_ends(layer.name))
     return [
@@ -164,7 +164,7 @@ def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
 
 
 def _possible_ends(name: str) -> Iterator[str]:
-    """Yield ends of a name, shortest first, that begin with a word: `0` names a place in a list."""
+    """Yield the ends of a name, shortest first, that start with a word. `0` is only a position in a list."""
     parts = name.split(".")
     for start in reversed(range(len(parts))):
         if not parts[start].isdecimal() or start == 0:

@@ -1,4 +1,4 @@
-"""A library's own configuration file of the user, read once and kept in the case. Imports yaml when used."""
+"""A user's configuration file for a library, read once and kept in the case. Imports yaml when used."""
 
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,10 @@ from perfsuite.redaction import masked
 
 
 class ConfigFile(Data):
-    """A file as text, so that ranks and later readers need no copy of it: YAML, unless `parse` is another."""
+    """The text of a file, so that ranks and later readers need no copy of it.
+
+    It is YAML, unless `parse` reads another format.
+    """
 
     kind: ClassVar[str]  # what a user should give, for error messages: "a YAML file that ... wrote"
 
@@ -22,18 +25,18 @@ class ConfigFile(Data):
     @model_validator(mode="wrap")
     @classmethod
     def _from_path(cls, value: Any, parse: Any) -> Self:
-        """A path stands for the file that is there, which is read now."""
+        """Read the file now if a path is given."""
         parsed: Self = cls.read(Path(value)) if isinstance(value, str | Path) else parse(value)
         return parsed
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file, which gets the name of its stem. Raises `FileError` or `CaseError`."""
+        """Read a file and name it after its stem. Raises `FileError` or `CaseError`."""
         return cls.model_validate({"name": path.stem, "text": cls.read_text(path)})
 
     @classmethod
     def parse(cls, text: str) -> Any:
-        """Return what a text holds. Raises `ValueError` saying what is wrong with it."""
+        """Return the content of a text. Raises `ValueError` that says what is wrong with it."""
         import yaml
 
         try:
@@ -47,12 +50,12 @@ class ConfigFile(Data):
 
     @property
     def digest(self) -> str:
-        """Digest of the content: the same whatever the comments and the order of keys."""
+        """The digest of the content, independent of comments and the order of keys."""
         return digest(self.content)
 
     @classmethod
     def read_text(cls, path: Path) -> str:
-        """Return the text of a file. Raise `FileError` if it cannot be read, or not be parsed."""
+        """Return the text of a file. Raises `FileError` if it cannot be read or parsed."""
         try:
             text = files.read_text(path)
             cls.parse(text)
@@ -63,7 +66,7 @@ class ConfigFile(Data):
             raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
         before = text.splitlines()
         after = masked(text).splitlines()
-        if before != after:  # the text of the line would show it
+        if before != after:  # the text of the line itself would reveal it
             line = next(n for n in range(1, len(before) + 1) if before[n - 1 : n] != after[n - 1 : n])
             raise FileError(
                 f"{path}: line {line} looks like a secret, and a case is kept in clear in results, baselines "

@@ -15,11 +15,11 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import adapters
 from perfsuite.frameworks.common.adapters import is_linear
 
-NOT_PEFTS = "not peft's, rank "  # begins what is observed of adapters that another library has made
+NOT_PEFTS = "not peft's, rank "  # begins the observed value for adapters that another library made
 
 
 def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Return the linear layers of these modules, without adapters, with their names there."""
+    """Return the linear layers of these modules, without adapters, with their names inside the modules."""
     return [
         (name.removesuffix(".base_layer"), module)
         for block in blocks
@@ -31,7 +31,7 @@ def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 def quantise_layers(
     kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
 ) -> None:
-    """Replace linear layers by quantised ones, without values; 4-bit weights are packed in `dtype`."""
+    """Replace linear layers with quantised ones, without values. 4-bit weights are packed in `dtype`."""
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     for block in blocks:
@@ -55,7 +55,7 @@ def quantised(empty: Any, full: nn.Parameter) -> Any:
         )
         return parameter.to(full.device)
     values = Int8Params(full.data.cpu(), requires_grad=False, has_fp16_weights=False)
-    return values.to(full.device)  # it quantises on the way from host memory only
+    return values.to(full.device)  # only a copy from host memory quantises
 
 
 def add_adapters(
@@ -65,8 +65,10 @@ def add_adapters(
     dtype: torch.dtype,
     quantization: Quantization = "none",
 ) -> None:
-    """Freeze `model` and add adapters, without values yet, to its linear layers, by default to those of its
-    blocks."""
+    """Freeze `model` and add adapters, without values yet, to its linear layers.
+
+    By default only the linear layers of its blocks get one.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
     layers = adapters.adaptable(model)
@@ -84,7 +86,7 @@ def add_adapters(
         alpha_pattern=dict(lora.alpha_pattern),
         fan_in_fan_out=not all(isinstance(layer.module, nn.Linear) for layer in chosen),
     )
-    flag = f"is_loaded_in_{quantization}"  # peft asks the model for it to choose the adapters' class
+    flag = f"is_loaded_in_{quantization}"  # peft reads it from the model to choose the adapters' class
     setattr(model, flag, True)
     inject_adapter_in_model(config, model)
     delattr(model, flag)
@@ -94,7 +96,7 @@ def add_adapters(
 
 
 def observed(model: nn.Module) -> dict[str, str]:
-    """Return which parameters are trained; unless all are, also the adapters and the quantised layers."""
+    """Return which parameters are trained and, unless all are, the adapters and the quantised layers."""
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     if all(trains.values()):
         return {"trained": "all"}
@@ -117,10 +119,11 @@ def observed(model: nn.Module) -> dict[str, str]:
 def expected(
     case: Case, model: nn.Module, blocks: Sequence[nn.Module], lora_observed: str | None = None
 ) -> dict[str, str | None]:
-    """Return what `observed`, which says `lora_observed`, must say of a model with these blocks.
+    """Return the required result of `observed` for a model with these blocks; None for any value.
 
-    None: any value. Of adapters that are not peft's the rank alone is known, if it can be seen. How many
-    layers should have an adapter is unknown where only the name of the model is known.
+    `lora_observed` is its value for `lora`. For adapters that are not peft's, only the rank is known, if it
+    is visible at all. How many layers should have an adapter is unknown if only the name of the model is
+    known.
     """
     if case.lora is None:
         return {}
@@ -142,7 +145,7 @@ def expected(
     if lora != lora_observed:
         short = adapters.described(layers, of, exactly=False)
         if short != lora_observed:
-            lora = short  # for people: whole names may be hundreds
+            lora = short  # for readers, because full names may be hundreds
     unused = adapters.unused(case.lora, layers)
     if unused:
         lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)}, which no layer is called"]))
@@ -152,7 +155,7 @@ def expected(
 def check_asked(
     case: Case, model: nn.Module, blocks: Sequence[nn.Module], observed: Mapping[str, str]
 ) -> None:
-    """Raise `MismatchError` if only adapters are trained, and the case says none."""
+    """Raise `MismatchError` if only adapters are trained, but the case has none."""
     if case.lora is None and observed["trained"] == "adapters only":
         raise MismatchError(
             f"lora: the case says none, but only adapters are trained, {observed['lora']}. "
@@ -161,7 +164,7 @@ def check_asked(
 
 
 def advice(model: nn.Module, blocks: Sequence[nn.Module]) -> str:
-    """Say what `lora` of a case describes what trains."""
+    """Return advice on the `lora` of a case that would describe the training."""
     layers = adapters.adaptable(model)
     if adapters.adapted(layers):
         return f"say lora={adapters.as_code(layers, blocks)} in the case"
@@ -181,19 +184,19 @@ def frozen_share(model: nn.Module) -> float:
 
 
 def _size(layer: Any) -> int:
-    """Return the number of weights in a layer's matmul, however they are packed or sharded."""
+    """Return the number of weights in a layer's matmul, regardless of packing and sharding."""
     if isinstance(layer, nn.Linear):
         return layer.in_features * layer.out_features
     return int(layer.nx * layer.nf)
 
 
 def _is_adapter(name: str) -> bool:
-    """Return whether the name is a LoRA's, or of peft's copy of a layer that is trained with the adapters."""
+    """Return whether the name is a LoRA's, or that of a layer copy that peft trains with the adapters."""
     return ".lora_" in f".{name}" or ".modules_to_save." in name
 
 
 def _ranks_not_pefts(model: nn.Module) -> set[int]:
-    """Return ranks as layers say them (loralib's A may hold q, k and v), else by the shape of their A."""
+    """Return ranks from the layers' own fields (loralib's A may hold q, k and v), or else from A's shape."""
     ranks = set()
     for module in model.modules():
         names = (name for name in ("lora_A", "lora_a", "lora_down") if hasattr(module, name))
@@ -201,13 +204,13 @@ def _ranks_not_pefts(model: nn.Module) -> set[int]:
         weight = getattr(a, "weight", a)
         if isinstance(weight, torch.Tensor):
             said = getattr(module, "r", getattr(module, "rank", None))
-            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # not of a part of a flat parameter
+            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # unknown for a part of a flat parameter
             ranks.add(said if isinstance(said, int) else by_shape)
     return ranks - {0}
 
 
 def quantization_of(module: nn.Module) -> str | None:
-    """Return `4bit` or `8bit` for a linear layer of bitsandbytes, else None."""
+    """Return `4bit` or `8bit` for a linear layer of bitsandbytes, otherwise None."""
     if not isinstance(module, nn.Linear):  # peft's classes around such a layer have the same names
         return None
     return {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}.get(type(module).__name__)

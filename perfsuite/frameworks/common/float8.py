@@ -1,4 +1,4 @@
-"""Linear layers whose products are in float8, by torchao, and what of a model is in few bits. Worker side."""
+"""Linear layers with float8 matmuls from torchao, and the modules of a model with few bits. Worker side."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from perfsuite.results.rank_report import Flops
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-"""How torchao scales: a tensor as a whole, each row, or each row but for gradients of weights (16 bits)."""
-LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # begin names of modules with matmuls of fewer than 16 bits
-GATHERED = ", gathered in float8"  # what is added if FSDP2 gathers weights in 8 bits
-MULTIPLE = 16  # float8 products of a GPU take sizes that are a multiple of it
+"""How torchao scales: a whole tensor, each row, or each row except for gradients of weights (16 bits)."""
+LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # name prefixes of modules with matmuls in fewer than 16 bits
+GATHERED = ", gathered in float8"  # added if FSDP2 gathers weights in 8 bits
+MULTIPLE = 16  # float8 matmuls on a GPU need sizes that are a multiple of it
 
 
 def unsupported(
@@ -44,9 +44,9 @@ def unsupported(
 def expected(
     recipe: Recipe | None, case: Case, *, kept: int = 0, gathered: bool = False
 ) -> Mapping[str, str]:
-    """Return what must be observed: the linear layers of the blocks in float8, but the first that are kept.
+    """Return what must be observed: the blocks' linear layers in float8, without the first `kept` ones.
 
-    `gathered`: by a wrapper that gathers weights in float8, if the recipe allows it.
+    `gathered` means that the wrapper gathers weights in float8, if the recipe allows it.
     """
     if recipe is None:
         return {}
@@ -61,9 +61,10 @@ def expected(
 
 
 def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
-    """Let the linear layers of a model's blocks multiply in float8; on a CPU that is emulated.
+    """Let the linear layers of a model's blocks multiply in float8, emulated on a CPU.
 
-    The head stays as it is, as torchao advises. Raises `MismatchError` for sizes that float8 does not take.
+    The head stays unchanged, as torchao advises. Raises `MismatchError` for sizes that float8 does not
+    support.
     """
     if recipe is None:
         return
@@ -84,7 +85,7 @@ def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
 
 
 def accelerate_recipe(recipe: Recipe, device: Any, *, gathered: bool) -> Any:
-    """Return accelerate's `AORecipeKwargs`; `tensorwise` as accelerate makes them by itself."""
+    """Return accelerate's `AORecipeKwargs`. `tensorwise` is what accelerate itself would create."""
     from accelerate.utils import AORecipeKwargs
     from torchao.float8 import Float8LinearConfig
 
@@ -94,7 +95,7 @@ def accelerate_recipe(recipe: Recipe, device: Any, *, gathered: bool) -> Any:
 
 
 def observed(model: Any) -> dict[str, str]:
-    """Return which modules multiply in fewer than 16 bits, if any, and whether they are gathered so."""
+    """Return which modules multiply in fewer than 16 bits, if any, and whether FSDP2 gathers them so."""
     seen = low_precision(model.modules())
     kinds = {type(getattr(each, "_local_tensor", each)).__name__ for each in model.parameters()}
     seen += GATHERED * ("WeightWithDynamicFloat8CastTensor" in kinds)
@@ -102,7 +103,7 @@ def observed(model: Any) -> dict[str, str]:
 
 
 def with_float8(flops: Flops | None, model: Any) -> Flops | None:
-    """Return FLOPs with those in float8 apart, if that is known."""
+    """Return FLOPs with those in float8 listed separately, if that is known."""
     return flops and flops.replace(per_token_float8=flops_in_float8(model.modules()) or None)
 
 
@@ -114,16 +115,16 @@ def low_precision(things: Iterable[Any]) -> str:
 
 
 def _kind(thing: Any) -> str:
-    """Return the class of a module, or of what a configuration builds, as it was before FSDP."""
+    """Return the class of a module, or of what a configuration builds, before FSDP renamed it."""
     name = type(thing).__qualname__.removesuffix(".Config").rpartition(".")[2]
     return name.removeprefix("FSDP")
 
 
 def flops_in_float8(modules: Iterable[Any]) -> float | None:
-    """Return the FLOPs of a token in torchao's linear layers; None if any is emulated, or of another kind.
+    """Return the FLOPs per token in torchao's linear layers; None if any is emulated, or of another kind.
 
-    The output and the gradients of input and weight are products of 2 FLOPs for each weight. A recipe may
-    keep the gradient of the weight in more bits.
+    The output and the gradients of input and weight are matmuls with 2 FLOPs per weight. A recipe may keep
+    the gradient of the weight in more bits.
     """
     flops = 0.0
     for each in modules:

@@ -1,10 +1,10 @@
-"""Why a library that builds Llama models alone, by code of its own, cannot build a case's model."""
+"""Check whether a library that only builds its own Llama models can build a case's model."""
 
 from typing import Any
 
 from perfsuite.case.model import Model
 
-USUAL_SHAPE = {  # sizes that a Llama has where its configuration leaves them out
+USUAL_SHAPE = {  # sizes of a Llama that its configuration may leave out
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_attention_heads": 32,
@@ -12,7 +12,7 @@ USUAL_SHAPE = {  # sizes that a Llama has where its configuration leaves them ou
     "vocab_size": 32000,
 }
 PLAIN = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "hidden_act": "silu"}
-"""Options of transformers' Llama for which such a library has one value."""
+"""Options of transformers' Llama for which such a library has only one value."""
 
 
 def cannot_build(library: str, model: Model) -> str | None:

@@ -16,7 +16,7 @@ from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, build_optimizer, synthetic_batches
 from perfsuite.frameworks.common.own_list import OwnList
 
-LOSS_SCALE = 1024.0  # of fp16-mixed. torch starts at 65536, and skips the first steps to find a lower one
+LOSS_SCALE = 1024.0  # for fp16-mixed; torch starts at 65536, and skips the first steps to find a lower one
 
 
 def training(
@@ -33,14 +33,14 @@ def training(
     tensor_parallel: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Workload:
-    """Return the training of a wrapped model on synthetic data; losses stay on the device.
+    """Return the training of a wrapped model on synthetic data. Losses stay on the device.
 
     `backward` adds the gradients of a micro-batch's mean loss, divided by the number of micro-batches, and
-    returns the loss divided alike. Forward and backward run inside `sync(is_last)`, which may keep ranks from
-    reducing gradients before the last micro-batch. `step` steps the optimizer and clears the gradients.
-    `scaler`: the gradient scaler that may not skip a step. `autocast`: the dtype that torch's autocast
-    computes in. `inputs`: what the model is given of a batch, while forward and backward run inside.
-    `tensor_parallel`: number of neighbouring ranks that see the same data.
+    returns the loss divided in the same way. Forward and backward run inside `sync(is_last)`, which may keep
+    ranks from reducing gradients before the last micro-batch. `step` steps the optimizer and clears the
+    gradients. `scaler` is the gradient scaler, which must not skip a step. `autocast` is the dtype of torch's
+    autocast. `inputs` prepares the model's inputs from a batch; forward and backward run inside it.
+    `tensor_parallel` is the number of neighbouring ranks that see the same data.
     """
     inputs = inputs or (lambda batch: nullcontext({"input_ids": batch, "labels": batch}))
     batches = synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device)
@@ -48,7 +48,7 @@ def training(
 
     def forward(given: Mapping[str, Tensor]) -> Tensor:
         with torch.autocast(ranks.device.type, autocast, enabled=autocast is not None):
-            loss: Tensor = model(**given).loss  # over all tokens but each first
+            loss: Tensor = model(**given).loss  # over all tokens except each first
         return loss
 
     def train_step() -> Tensor:
@@ -86,10 +86,10 @@ def data_parallel_workload(
     tensor_parallel: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Workload:
-    """Return the `training`, by AdamW, of a model that torch itself has wrapped.
+    """Return the `training`, with AdamW, of a model that torch itself has wrapped.
 
-    `autocast`: torch's autocast, not the wrapper, mixes precisions. `no_sync`: of all micro-batches but the
-    last.
+    With `autocast`, torch's autocast mixes precisions instead of the wrapper. `no_sync` is entered for all
+    micro-batches except the last.
     """
     optimizer = build_optimizer(case, model)
     kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler

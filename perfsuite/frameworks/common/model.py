@@ -1,4 +1,4 @@
-"""Model, optimizer and data, the same for every framework that takes ours. Worker side; imports torch."""
+"""The model, optimizer and data of all frameworks that use ours. Worker side; imports torch."""
 
 import copy
 from functools import partial
@@ -18,29 +18,30 @@ DTYPES = {**dict.fromkeys(("fp32", "bf16-mixed", "fp16-mixed"), torch.float32), 
 """Precision of a case -> dtype of the parameters."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 """Precision of a case -> dtype of the matmuls."""
-DISTINCT_BATCHES = 16  # number of batches, made before the clock starts; the loop takes them round and round
+DISTINCT_BATCHES = 16  # number of batches, created before the clock starts; the loop cycles through them
 ALPHABET = 64  # number of different tokens in the synthetic text
 
-_NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json`: where the model comes from, not how it is built
+_NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json` about its origin, not about how the model is built
     "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
 )
 _ROPE = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
-"""What files from before transformers 5 have in place of `rope_parameters`; transformers converts it."""
+"""Keys in files from before transformers 5 that transformers converts to `rope_parameters`."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Without `torch.`."""
+    """Return a dtype's name without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def transformers_config(model: Model) -> Any:
-    """Return the transformers configuration object of `model`. Raise `MismatchError` for an unknown key.
+    """Return the transformers configuration object of `model`. Raises `MismatchError` for an unknown key.
 
-    transformers keeps unknown keys and builds the default model: a misspelt `hidden_size` would go unseen.
+    transformers ignores unknown keys and builds the default model, so a misspelt `hidden_size` would go
+    unnoticed.
     """
     from transformers import AutoConfig
 
-    # A deep copy: transformers fills in nested parts (rope_parameters) in place.
+    # A deep copy, because transformers fills in nested parts (rope_parameters) in place.
     settings: dict[str, Any] = {**copy.deepcopy(dict(model.config)), "use_cache": False}
     model_type = settings.pop("model_type")
     try:
@@ -60,7 +61,7 @@ def transformers_config(model: Model) -> Any:
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Build a model with random weights on the default device; one without attention takes only `eager`."""
+    """Build a model with random weights on the default device. Without attention it only takes `eager`."""
     from transformers import AutoModelForCausalLM
 
     attention = attention if has_attention(config) else "eager"
@@ -69,7 +70,7 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 
 def has_attention(config: Any) -> bool:
-    """Return whether a transformers configuration is of a model with attention; Mamba has none."""
+    """Return whether a transformers configuration is for a model with attention, unlike Mamba."""
     text = getattr(config, "get_text_config", lambda: config)()  # a script may use transformers before 4.45
     return hasattr(text, "num_attention_heads")
 
@@ -77,8 +78,8 @@ def has_attention(config: Any) -> bool:
 def build_model(case: Case, device: torch.device) -> nn.Module:
     """Build the case's model in training mode, with the same weights on every rank.
 
-    Blocks are checkpointed and compiled as the case says. Both change the blocks' `forward`, so that
-    wrappers may be put around the blocks afterwards.
+    Blocks are checkpointed and compiled as the case says. Both change the blocks' `forward`, so that wrappers
+    can be applied to the blocks afterwards.
     """
     model = model_without_weights(case, device)
     initialise(model, blocks(model), seed=case.seed, device=device)
@@ -117,7 +118,7 @@ def blocks(model: nn.Module) -> list[Any]:
 
 
 def is_checkpointed(mode: str, index: int) -> bool:
-    """Return whether block `index` is recomputed in backward; `mode`: a case's `activation_checkpointing`."""
+    """Return whether block `index` is recomputed in backward under a case's `activation_checkpointing`."""
     if mode.startswith("every-"):
         return index % int(mode.removeprefix("every-")) == 0
     return mode != "none"
@@ -147,7 +148,7 @@ def _save_expensive_ops() -> Any:
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW, fused on a GPU, of all parameters that are not frozen. Wrap the model before."""
+    """Return AdamW, fused on a GPU, for all parameters that are not frozen. Wrap the model before."""
     fused = next(model.parameters()).device.type == "cuda"
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
@@ -156,9 +157,9 @@ def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
     """Return `DISTINCT_BATCHES` batches of learnable tokens: [micro_batch, sequence_length], int64.
 
-    A fixed Markov chain over `ALPHABET` tokens: the successor is one fixed permutation of the token nine
-    times of ten, else any. A model that learns at all brings its loss from ln(vocabulary) below
-    ln(ALPHABET) within some dozen steps.
+    The text is a fixed Markov chain over `ALPHABET` tokens: nine times out of ten the successor is a fixed
+    permutation of the token, otherwise a random token. A model that learns at all reduces its loss from
+    ln(vocabulary) to below ln(ALPHABET) within some dozen steps.
     """
     return list(_markov_chain(case, data_rank).to(device).split(case.micro_batch))
 
@@ -169,7 +170,7 @@ def _markov_chain(case: Case, data_rank: int) -> Tensor:
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
     shape = (DISTINCT_BATCHES * case.micro_batch, case.sample_length)
-    # One generator for each array, so that the first sequences are the same whatever the micro-batch.
+    # One generator for each array, so that the first sequences do not depend on the micro-batch.
     seed = 1_000_003 * (case.seed + 1) + 2 * data_rank
     random = torch.randint(size, shape, generator=torch.Generator().manual_seed(seed))
     follow = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.9

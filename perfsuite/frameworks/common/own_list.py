@@ -1,4 +1,4 @@
-"""Lists of what perfsuite itself keeps of each step, which is no growth of the training."""
+"""Lists of perfsuite's own records of each step, which do not count as growth of the training."""
 
 import gc
 import weakref
@@ -26,7 +26,7 @@ def tracked_elements() -> Iterator[object]:
 
 
 def clear(kind: type) -> None:
-    """Empty the lists with elements of this kind, where nobody will read them."""
+    """Empty the lists with elements of this type, where nobody will read them."""
     for reference in _lists:
         own = reference()
         if own and isinstance(own[-1], kind):

@@ -1,4 +1,4 @@
-"""Degrees of accelerate's `ParallelismConfig`, for the frameworks that train through accelerate's FSDP2.
+"""Degrees of accelerate's `ParallelismConfig`, for the frameworks that train with accelerate's FSDP2.
 
 Imports torch when used.
 """
@@ -26,22 +26,23 @@ from perfsuite.frameworks.common.sharding import dry_plan, expected_shards, tens
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NEEDS = {"accelerate": "1.12", "transformers": "5.23"}  # package -> first version that has what is used here
+# Package -> first version with everything that is used here.
+NEEDS = {"accelerate": "1.12", "transformers": "5.23"}
 
 Size = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Degrees(Data):
-    """How many ranks replicate, shard, split sequences, and layers: the axes of the mesh, outermost first."""
+    """How many ranks replicate, shard, split sequences, and split layers: the mesh axes, outermost first."""
 
     dp_replicate_size: Size  # groups of ranks that replicate, while each group shards
-    dp_shard_size: Size  # ranks that shard. Without any degree all ranks do.
-    cp_size: Size  # neighbouring ranks that have parts of the same sequences, and shard, too
+    dp_shard_size: Size  # ranks that shard; without any degree, all ranks do
+    cp_size: Size  # neighbouring ranks that hold parts of the same sequences, and shard as well
     tp_size: Size  # neighbouring ranks that split each layer and see the same data
 
     @property
     def alike(self) -> int:
-        """Number of neighbouring ranks that train on the same sequences."""
+        """The number of neighbouring ranks that train on the same sequences."""
         return self.cp_size * self.tp_size
 
     @property
@@ -49,7 +50,7 @@ class Degrees(Data):
         return any(size > 1 for size in self.model_dump().values())
 
     def refuse_without_shards(self) -> None:
-        """Raise `ValueError` for degrees that accelerate refuses with FSDP2."""
+        """Raise `ValueError` for degrees that accelerate rejects with FSDP2."""
         if self.given and self.dp_shard_size == 1 and (self.cp_size == 1 or self.dp_replicate_size > 1):
             raise ValueError(
                 f"dp_shard_size=1 leaves FSDP2 nothing to shard ({self}); give at least 2, "
@@ -65,14 +66,15 @@ class Degrees(Data):
                 f"{self} multiply to {product}, but the topology of the case has {ranks} processes; "
                 "change one of them"
             )
-        if self.cp_size > 1 and (case.sequence_length or 0) % (2 * self.cp_size):  # parts from either end
+        # Each rank has a part from either end.
+        if self.cp_size > 1 and (case.sequence_length or 0) % (2 * self.cp_size):
             raise CaseError(
                 f"sequence_length={case.sequence_length} is no multiple of {2 * self.cp_size}, twice the "
                 "cp_size: change one of them"
             )
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
-        """Return why `case` cannot be trained so here, or None."""
+        """Return why `case` cannot be trained with these degrees here, or None."""
         from packaging.version import Version
 
         if not self.given:
@@ -92,7 +94,7 @@ class Degrees(Data):
         return tensor_parallel_unsupported(case, "tp_size", self.tp_size) if split else None
 
     def expected(self) -> dict[str, str]:
-        """Return the mesh and the placements that must be observed; accelerate names the mesh's axes."""
+        """Return the mesh and the placements that must be observed. accelerate names the mesh's axes."""
         if not self.given:
             return {"sharding": "Shard(0)"}
         replicate = self.dp_replicate_size
@@ -101,13 +103,13 @@ class Degrees(Data):
         return expected | ({"context_parallel": str(self.cp_size)} if self.cp_size > 1 else {})
 
     def observed(self, accelerator: Any) -> dict[str, str]:
-        """Return what is not seen of the parameters: FSDP2 shards them over `dp_shard` and `cp` as one."""
+        """Return what the parameters do not show: FSDP2 shards them over `dp_shard` and `cp` as one axis."""
         if self.cp_size == 1:
             return {}
         return {"context_parallel": str(accelerator.torch_device_mesh["cp"].size())}
 
     def dry_plan(self, *, ranks_differ: bool, offloads: bool) -> DryPlan:
-        """Return how FSDP of accelerate is run dry with these degrees."""
+        """Return how accelerate's FSDP runs dry with these degrees."""
         plan = dry_plan(ranks_differ=ranks_differ, offloads=offloads, built_over=self.tp_size)
         if self.cp_size == 1:
             return plan
@@ -122,9 +124,9 @@ class Degrees(Data):
     def _told_by_positions(self, find: Any) -> Any:
         """Let transformers find gaps in positions, whose values a dry run does not know.
 
-        A rank has one part of a sequence from its begin, and as far from its end another. On all ranks but
-        the last they are apart: transformers takes them for two sequences, and makes a mask, which accelerate
-        drops.
+        A rank has one part of a sequence counted from its beginning, and another one equally far from its
+        end. On all ranks except the last these are not adjacent: transformers takes them for two sequences
+        and creates a mask, which accelerate drops.
         """
         import torch.distributed as dist
 
@@ -132,14 +134,14 @@ class Degrees(Data):
             if (dist.get_rank() // self.tp_size + 1) % self.cp_size == 0:
                 return find(positions)
             sequence = (positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
-            bool((sequence[:, -1] == 0).all())  # the host waits for it
+            bool((sequence[:, -1] == 0).all())  # the host waits for this value
             return sequence
 
         return packed
 
     @contextmanager
     def inputs(self, accelerator: Any, tokens: Tensor) -> Iterator[Mapping[str, Tensor]]:
-        """Yield what the model is given of whole sequences; inside, this rank has its parts of them.
+        """Yield the model's inputs for whole sequences. Inside the `with`, they are cut to this rank's parts.
 
         The tensors are those of accelerate's `nd_parallel.py`, and each is cut in place.
         """
@@ -166,7 +168,7 @@ class Degrees(Data):
         return ParallelismConfig(**self.model_dump()) if self.given else None
 
     def model(self, case: Case, config: Any, device: Any) -> Any:
-        """Build the case's model; tensor parallelism splits it by the plan that transformers has for it."""
+        """Build the case's model. Tensor parallelism splits it with the plan that transformers has for it."""
         from perfsuite.frameworks.common.model import blocks, build_model, model_without_weights
         from perfsuite.frameworks.common.weights import initialise
 
@@ -181,7 +183,7 @@ class Degrees(Data):
 
         model = model_without_weights(case, device)
         plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=self.tp_size))
-        known = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight by one name
+        known = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight has one name
         plan = {name: style for name, style in plan.items() if name in known}
         apply_tensor_parallelism(model, config.get_device_mesh(device.type)["tp"], plan)
         model.tie_weights()
@@ -189,9 +191,9 @@ class Degrees(Data):
         return model
 
     def patch(self) -> dict[str, str]:
-        """Give accelerate the class by which it replicates norms, and return the settings to record.
+        """Give accelerate the class with which it replicates norms, and return the settings to record.
 
-        accelerate 1.15 imports it from transformers, which has it no longer in 5.23.
+        accelerate 1.15 imports it from transformers, where it no longer exists in 5.23.
         """
         from transformers.integrations import tensor_parallel
 
@@ -205,7 +207,7 @@ class Degrees(Data):
 
 
 class ByAccelerate(Framework):
-    """What trains through accelerate, and has the options of `Degrees`."""
+    """Base of frameworks that train through accelerate, and have the options of `Degrees`."""
 
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
     promises: ClassVar[Promises] = Promises(
@@ -226,7 +228,7 @@ class ByAccelerate(Framework):
 
 
 class _ReplicateParallel:
-    """A module whose parameters and input are whole on each rank, and which returns a plain tensor."""
+    """A style for modules with whole parameters and input on each rank, which return a plain tensor."""
 
     def prepare_module_tp(self, module: nn.Module, mesh: Any) -> None:
         from torch.distributed.tensor import DTensor, Replicate

@@ -1,4 +1,4 @@
-"""Replaces private names of torch and others, for a dry run; each is looked up when it is replaced."""
+"""Replace private names of torch and other packages for a dry run. Each is looked up when it is replaced."""
 
 import importlib
 import sys
@@ -20,13 +20,13 @@ def found(owner: Any, name: str) -> Any:
 
 
 def replace(owner: Any, name: str, by: Any) -> None:
-    """Set `owner.name` in this process. As the next two, raises `DryRunError` without such a name."""
+    """Set `owner.name` in this process. Like the next two, raises `DryRunError` if there is no such name."""
     found(owner, name)
     setattr(owner, name, by)
 
 
 def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
-    """As `replace`, and in every loaded module that has imported the object by that name."""
+    """Do the same as `replace`, and also in every loaded module that has imported the object by name."""
     before = found(owner, name)
     for module in (owner, *sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is before:
@@ -34,7 +34,7 @@ def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Replace `owner.name` by `around` of it."""
+    """Replace `owner.name` with the result of calling `around` on it."""
     setattr(owner, name, around(found(owner, name)))
 
 
@@ -44,7 +44,7 @@ def module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # another one, which it imports
+            raise  # another module, which this one imports, is missing
         raise _gone(name) from None
 
 

@@ -1,6 +1,6 @@
-"""DDP, its C++ reducer included, and FSDP1 around fake tensors, for a dry run. Imports torch.
+"""DDP, including its C++ reducer, and FSDP1 around fake tensors, for a dry run. Imports torch.
 
-What the reducer does by way of the dispatcher is seen; what it does with values and other ranks is left out.
+The reducer's work that goes through the dispatcher is seen. Its work with values and other ranks is left out.
 """
 
 import functools
@@ -32,16 +32,16 @@ def ddp() -> None:
     def with_pretended_reducer(init: Any) -> Any:
         @functools.wraps(init)
         def pretended(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-            asked = kwargs.get("bucket_cap_mb")  # the first bucket is a small one, unless a size is asked for
+            asked = kwargs.get("bucket_cap_mb")  # the first bucket is small, unless a size is given
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
             replace(dist, put_into_buckets, functools.partial(_as_rebuilt, assign, limits))
             trained = [each for each in module.parameters() if each.requires_grad]
-            used = 0  # parameters in the map of those that are used
+            used = 0  # number of parameters in the map of used ones
             if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
                 used = len(trained)  # the reducer sends the map through pinned memory, which is not pretended
             init(self, module, *args, **kwargs)
             self.register_comm_hook((self.process_group, used), _all_reduce)
-            replace(self, "logger", _NoLog())  # the real one wants CUDA events
+            replace(self, "logger", _NoLog())  # the real one needs CUDA events
             replace(self, "reducer", _Reducer(self.reducer))
 
         return pretended
@@ -50,11 +50,11 @@ def ddp() -> None:
 
 
 def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse: Any, *more: Any) -> Any:
-    """Return the buckets that DDP makes in step 2; the reverse order of parameters is that of gradients."""
+    """Return the buckets that DDP creates in step 2. Gradients arrive in the reverse order of parameters."""
     last = len(parameters) - 1
     buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
     in_order = [[last - index for index in bucket] for bucket in buckets]
-    return in_order[::-1], sizes[::-1]  # DDP turns both round
+    return in_order[::-1], sizes[::-1]  # DDP reverses both
 
 
 class _NoLog:
@@ -63,7 +63,7 @@ class _NoLog:
 
 
 class _Reducer:
-    """The C++ reducer, but that it keeps its buckets: to order them anew it sends numbers to other ranks."""
+    """The C++ reducer, which keeps its buckets: rebuilding them sends their indices to other ranks."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
@@ -76,8 +76,8 @@ class _Reducer:
 
 
 def _all_reduce(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
-    """Do what the reducer does by default: the future of a fake work stays empty, so this one is filled."""
-    group, used = state  # `used`: how long the map of used parameters is, an int32 for each
+    """Do what the reducer does by default. The future of a fake work stays empty, so this one is filled."""
+    group, used = state  # `used`: length of the map of used parameters, one int32 each
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=group)
     if used and bucket.is_last():

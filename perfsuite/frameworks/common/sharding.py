@@ -1,4 +1,4 @@
-"""Why a case cannot be sharded, and torch's names for options. Imports torch when used."""
+"""Reasons why a case cannot be sharded, and torch's names for options. Imports torch when used."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -16,7 +16,7 @@ DEEPSPEED_NOT_DRY = "DeepSpeed decides by values of gradients and of other ranks
 def dry_plan(
     *, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True, built_over: int = 1
 ) -> DryPlan:
-    """Return how torch's own wrappers, DDP and FSDP, are run dry, whatever library puts them on."""
+    """Return how torch's own wrappers, DDP and FSDP, run dry, whichever library applies them."""
     pinned = "offloading keeps shards in pinned host memory, which is not pretended"
     return DryPlan(
         impossible=pinned if offloads else None,
@@ -35,7 +35,7 @@ def _pretend() -> None:
 
 
 def prefetch(name: Prefetch) -> Any:
-    """Return torch's `BackwardPrefetch` of that name; None for `none`."""
+    """Return torch's `BackwardPrefetch` with this name; None for `none`."""
     from torch.distributed.fsdp import BackwardPrefetch
 
     return None if name == "none" else BackwardPrefetch[name]
@@ -49,7 +49,7 @@ def fsdp1_unsupported(
     shard_group: int | None = None,
     cpu_offload: bool = False,
 ) -> str | None:
-    """Return why FSDP1 cannot shard `case` so, or None; a `shard_group` of None is the ranks of a node."""
+    """Return why FSDP1 cannot shard `case` this way, or None. Without `shard_group`, a node's ranks shard."""
     offload = offload_unsupported("cpu_offload", machine) if cpu_offload else None
     reason = offload or sharded_quantization_unsupported(case)
     if reason is not None:
@@ -82,7 +82,7 @@ def hybrid_within_nodes_unsupported(strategy: str, case: Case, machine: Machine)
 
 
 def offload_unsupported(option: str, machine: Machine) -> str | None:
-    """Return why `option`, which keeps shards in host memory, cannot be given on `machine`, or None."""
+    """Return why `option`, which keeps shards in host memory, cannot be used on `machine`, or None."""
     if machine.device == "cpu":
         return f"{option} copies from pinned memory to a GPU, this machine has none"
     return None
@@ -101,7 +101,7 @@ def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | No
     """Return why the case's model cannot be split over `ranks` ranks, the value of `option`, or None."""
     config = {**USUAL_SHAPE, **case.model.config}
     name = case.model.name
-    if case.compile:  # torch 2.13: the second loss is 0.2 % off, where uncompiled blocks train as DDP does
+    if case.compile:  # torch 2.13: the second loss is 0.2% off, while uncompiled blocks train as DDP does
         return f"{option} trains otherwise when its blocks are compiled: leave compile off"
     if case.lora is not None:
         return f"{option} does not know how to split lora adapters"
@@ -123,13 +123,13 @@ def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | No
 
 
 def meshes_text(meshes: Iterable[Mapping[str, int]]) -> str:
-    """Return meshes, each as its axes and their sizes, as text: `efsdp 8 x ep 8 and fsdp 64`."""
+    """Return meshes as text, each with its axes and their sizes: `efsdp 8 x ep 8 and fsdp 64`."""
     texts = {" x ".join(f"{name} {size}" for name, size in mesh.items()) for mesh in meshes}
     return " and ".join(sorted(texts))
 
 
 def expected_shards(axis: str, *, replicate: int, shard: int, tensor: int) -> dict[str, str]:
-    """Return mesh and placements that FSDP2 must show; `axis`: the name of the axis of shards."""
+    """Return mesh and placements that FSDP2 must show. `axis` is the name of the axis of shards."""
     mesh = {"dp_replicate": replicate, axis: shard, "tp": tensor}
     placements = ["Shard(0)"]
     if tensor > 1:  # norms; matrices split by their inputs; by their outputs

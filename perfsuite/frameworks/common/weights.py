@@ -1,6 +1,6 @@
-"""Weights that are the same in every framework, made shard by shard. Worker side; imports torch.
+"""Weights that are the same in every framework, created shard by shard. Worker side; imports torch.
 
-A model is built on the meta device and may be sharded there; `initialise` makes the values, a block at a
+A model is built on the meta device and may be sharded there. `initialise` creates the values, one block at a
 time.
 """
 
@@ -36,14 +36,14 @@ def parameters_on_meta() -> Iterator[None]:
 
 @torch.no_grad()
 def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: torch.device) -> None:
-    """Make the values of all parameters of `model`, which are on the meta device, on `device`.
+    """Create the values of all parameters of `model`, which are on the meta device, on `device`.
 
-    `units` are parts of the model, such as its blocks: only one of them is in memory unsharded at a time.
-    Each has its values before the next one is asked for. Raises `MismatchError` for a parameter that no rule
+    `units` are parts of the model, such as its blocks. Only one of them is in memory unsharded at a time, and
+    each gets its values before the next one is requested. Raises `MismatchError` for a parameter that no rule
     initialises.
     """
     names = {
-        # A layer keeps its own name, by which it is seeded, inside an adapter.
+        # A layer inside an adapter keeps its own name, which seeds it.
         module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
         for name, module in model.named_modules()
     }
@@ -62,10 +62,11 @@ def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, devi
         full = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=device)
         whole[parameter] = nn.Parameter(full, requires_grad=parameter.requires_grad)
     _replace(names, whole)
-    # Seeds one device only: `torch.manual_seed` takes 100 times as long where there is no GPU.
+    # Seed only one device: `torch.manual_seed` takes 100 times as long without a GPU.
     generator: Any = torch.cuda if device.type == "cuda" else torch.default_generator
     module: Any
-    for module, name in reversed(names.items()):  # children first: a parent may have rules for their weights
+    # Children first, because a parent may have rules for their weights.
+    for module, name in reversed(names.items()):
         generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4]))
         if _is_adapter(module):
             for adapter in module.active_adapters:
@@ -87,13 +88,13 @@ def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> No
 
 
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
-    """Return what this rank keeps of a parameter: all, its shard, or all of it quantised."""
+    """Return the part of a parameter that this rank keeps: all of it, its shard, or all of it quantised."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     _check_initialised(full)
     if not isinstance(on_meta, DTensor):
         return full if type(on_meta) is type(full) else quantised(on_meta, full)
-    # Each rank cuts its own part: nothing is sent.
+    # Each rank cuts its own part, so nothing is sent.
     shard = distribute_tensor(full, on_meta.device_mesh, on_meta.placements, src_data_rank=None)
     return nn.Parameter(shard, requires_grad=full.requires_grad)
 

@@ -1,6 +1,7 @@
-"""nanotron 0.4: data, tensor and pipeline parallelism, its own Llama, trainer and configuration file.
+"""nanotron 0.4: data, tensor and pipeline parallelism, with its own Llama, trainer and configuration file.
 
-It draws initial weights itself, another set in each layout. `compat` says what is changed to run it.
+It draws initial weights itself, and different ones in each layout. `compat` lists the changes needed to run
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Nanotron(Framework):
-    """Options of nanotron's configuration file by their names there; or such a file."""
+    """Options of nanotron's configuration file, under the names that they have there; or such a file."""
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
@@ -56,14 +57,14 @@ class Nanotron(Framework):
     pp_engine: Literal["1f1b", "afab"] = "1f1b"
     """Pipeline schedule: one forward, one backward; or all forward, all backward."""
     zero_stage: Literal[0, 1] = 0
-    """1: each data parallel process keeps its share of the optimizer's state."""
+    """1: each data-parallel process keeps its share of the optimizer's state."""
     accumulate_grad_in_fp32: bool = False
     """Keep gradients and the optimizer's copy of the bf16 parameters in fp32."""
     resume: bool = False
-    """Train two steps, save, build everything anew from the checkpoint, and measure from there."""
+    """Train two steps, save, rebuild everything from the checkpoint, and measure from there."""
     config: TrainingConfig | None = None
-    """Path of a configuration file, read when the case is made and taken as it is, instead of all other
-    options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
+    """Path of a configuration file, which is read when the case is created. It is used unchanged, instead of
+    all other options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Nanotron:
@@ -76,9 +77,9 @@ class Nanotron(Framework):
         return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
 
     def plan(self, case: Case) -> LaunchPlan:
-        """Ranks connect lazily, as in nanotron's own launch, because its pipeline sends without batching.
+        """Let ranks connect lazily, as in nanotron's own launch, because its pipeline sends without batching.
 
-        Overlapped tensor parallelism counts on one queue of work to the device.
+        Overlapped tensor parallelism relies on a single queue of work to the device.
         """
         is_overlapped = self.tp_linear_async_communication
         if self.config is not None:
@@ -91,7 +92,7 @@ class Nanotron(Framework):
 
     def check(self, case: Case) -> None:
         if case.precision not in DTYPES:
-            return  # `unsupported` says so
+            return  # `unsupported` reports it
         config = self.configuration(case)
         problems = [*size_problems(config, case)]
         if self.config is not None:
@@ -124,7 +125,7 @@ class Nanotron(Framework):
             "pp_engine": get(config, "parallelism.pp_engine") or "afab",
         }
         if zero or in_fp32:
-            expected["optimizer_parameters"] = None  # slices or copies of the model's
+            expected["optimizer_parameters"] = None  # slices or copies of the model's parameters
         return expected
 
     def load(self, case: Case, device: Any) -> None:
@@ -135,8 +136,8 @@ class Nanotron(Framework):
         from perfsuite.frameworks.common.model import transformers_config
         from perfsuite.frameworks.nanotron import trainer as own
 
-        transformers_config(case.model)  # refuses what no Llama has, which would be left out
-        patched = _load(case, ranks.device)  # imported already: this only returns what was changed
+        transformers_config(case.model)  # rejects keys that no Llama has, which would otherwise be ignored
+        patched = _load(case, ranks.device)  # already imported, so this only returns what was changed
         if self.config is not None:
             trainer, batches = own.started(case, self.config.text, ranks)
         else:
@@ -159,16 +160,16 @@ class Nanotron(Framework):
         )
 
     def configuration(self, case: Case) -> Config:
-        """Return the fields of the user's file, or of the configuration that the options make."""
+        """Return the fields of the user's file, or of the configuration made from the options."""
         return self.from_options(case) if self.config is None else self.config.content
 
     def from_options(self, case: Case, files: Path = Path(), *, fused_adam: bool = False) -> Config:
-        """Return the configuration that the options make of `case`; `files`: the launch's directory."""
+        """Return the configuration that the options make for `case`. `files` is the launch's directory."""
         return from_case(case, self.model_dump(exclude={"config"}), files=files, fused_adam=fused_adam)
 
 
 def _load(case: Case, device: Any) -> str:
-    """Import nanotron once; return in a few words what was changed in it."""
+    """Import nanotron once. Return in a few words what was changed in it."""
     from perfsuite.frameworks.nanotron import compat
 
     return compat.load(cpu=device.type == "cpu", flash_attn=case.attention == "flash_attention_2")

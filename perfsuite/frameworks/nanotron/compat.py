@@ -32,7 +32,7 @@ from torch.nn import functional
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.nanotron.config import VERSION
 
-Change = tuple[str | None, bytes, bytes]  # of source text: the module or None, what is replaced, and by what
+Change = tuple[str | None, bytes, bytes]  # of source text: module (None for all), pattern, replacement
 _ALWAYS: tuple[Change, ...] = (
     ("nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"),
 )
@@ -51,7 +51,7 @@ _CPU: tuple[Change, ...] = (
 
 @functools.cache
 def load(*, cpu: bool, flash_attn: bool) -> str:
-    """Import nanotron, changed, once; return what was changed. Raise `MismatchError` if it is not 0.4."""
+    """Import nanotron once, with the changes, and return these. Raises `MismatchError` if it is not 0.4."""
     version = importlib.metadata.version("nanotron")
     if version != VERSION:
         raise MismatchError(
@@ -68,7 +68,7 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Finder of nanotron's modules, which gives them a loader that changes their text."""
+    """A finder for nanotron's modules, which gives them a loader that changes their source text."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes
@@ -89,7 +89,7 @@ class _Loader(SourceFileLoader):
         self.changes = changes
 
     def get_code(self, fullname: str) -> Any:
-        """Return the code compiled from the changed text, past every cache."""
+        """Return the code compiled from the changed text, bypassing every cache."""
         path = self.get_filename(fullname)
         text = self.get_data(path)
         for module, old, new in self.changes:
@@ -100,7 +100,7 @@ class _Loader(SourceFileLoader):
 
 
 def _send_without_waiting() -> None:
-    """Make sends return at once, as NCCL's do; each tensor is kept until all were received."""
+    """Make sends return at once, like NCCL's. Each tensor is kept until all have been received."""
     distributed: Any = importlib.import_module("nanotron.distributed")
     p2p: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.p2p")
     engine: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.engine")
@@ -108,7 +108,7 @@ def _send_without_waiting() -> None:
     on_their_way: list[tuple[Any, Tensor]] = []
 
     def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> None:
-        copy = tensor.clone()  # a buffer of shapes and strides that is used again
+        copy = tensor.clone()  # the original is a buffer of shapes and strides that is reused
         on_their_way.append((distributed.isend(copy, dst, group=group, tag=tag), copy))
 
     def send_tensors(self: Any, tensors: list[Tensor], to_rank: int, tag: int = 0) -> None:
@@ -135,7 +135,7 @@ def _send_without_waiting() -> None:
 
 # Fallbacks for flash_attn in plain torch, with the names and signatures that nanotron's training uses.
 
-bert_padding = flash_attn_with_kvcache = None  # for generating text only
+bert_padding = flash_attn_with_kvcache = None  # only for generating text
 
 
 def flash_attn_varlen_func(
@@ -174,7 +174,7 @@ def layer_norm_fn(
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """Rotary positions (Su 2021) with theta 10000, of queries and keys; pairs lie side by side."""
+    """Rotary positions (Su 2021) with theta 10000, for queries and keys. Pairs are adjacent."""
 
     def __init__(self, dim: int, *, interleaved: bool, base: float = 10000.0) -> None:
         super().__init__()

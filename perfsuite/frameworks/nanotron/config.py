@@ -1,4 +1,4 @@
-"""nanotron's configuration file: made from a case, or a user's own, checked by nanotron's source text."""
+"""nanotron's configuration file: made from a case, or a user's own, checked against nanotron's source."""
 
 import ast
 import functools
@@ -14,14 +14,14 @@ from perfsuite.results.run_dir import RunDir
 
 VERSION = "0.4"
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # precision of a case -> dtype of parameters and computing
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # precision of a case -> dtype of parameters and computation
 
 PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
-SHAPE = (  # fields that nanotron's `LlamaConfig` has in common with transformers': same names, same defaults
+SHAPE = (  # fields that nanotron's `LlamaConfig` shares with transformers': same names, same defaults
     *("hidden_act", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
 )
-DECIDED_BY_THE_CASE = {  # path of a field of the file -> the field of the case that decides it
+DECIDED_BY_THE_CASE = {  # path of a field in the file -> the field of the case that determines it
     "general.seed": "seed",
     "model.dtype": "precision",
     "optimizer.learning_rate_scheduler.learning_rate": "learning_rate",
@@ -30,14 +30,14 @@ DECIDED_BY_THE_CASE = {  # path of a field of the file -> the field of the case 
     "tokens.sequence_length": "sequence_length",
     **{f"model.model_config.{name}": "model" for name in SHAPE},
 }
-NOT_IN_A_MEASUREMENT = (  # fields that must be unset: they would add work to the measured steps
+NOT_IN_A_MEASUREMENT = (  # fields that must be unset, because they would add work to the measured steps
     *("checkpoints.resume_checkpoint_path", "checkpoints.save_initial_state"),
     *("general.benchmark_csv_path", "profiler"),
 )
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
-"""Sections that training needs, though nanotron's classes call most of them optional."""
+"""Sections that training needs, although nanotron's classes declare most of them optional."""
 
-UNREACHED_STEPS = 10**9  # no training reaches it: nothing is saved or logged (but step 1, by nanotron)
+UNREACHED_STEPS = 10**9  # no training reaches it, so nothing is saved or logged (except step 1, by nanotron)
 
 Config = dict[str, Any]
 
@@ -100,7 +100,7 @@ class TrainingConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file, and check its fields if nanotron is there. Raise `FileError` or `CaseError`."""
+        """Read a file, and check its fields if nanotron is installed. Raises `FileError` or `CaseError`."""
         config = super().read(path)
         fields = config.content
         if not isinstance(fields, dict):
@@ -114,7 +114,7 @@ class TrainingConfig(ConfigFile):
 
 
 def conflicts(config: Config, expected: Config, case: Case) -> Iterator[str]:
-    """Yield where a user's file contradicts the case (`expected`), or what has no place in a measurement."""
+    """Yield where a user's file contradicts the case (`expected`), or does not belong in a measurement."""
     for path, field in DECIDED_BY_THE_CASE.items():
         has = get(config, path)
         needs = get(expected, path)
@@ -134,7 +134,7 @@ def conflicts(config: Config, expected: Config, case: Case) -> Iterator[str]:
 
 
 def size_problems(config: Config, case: Case) -> Iterator[str]:
-    """Yield which sizes of a configuration, made or given, do not fit the topology or the model."""
+    """Yield the sizes of a configuration, made or given, that do not fit the topology or the model."""
     parallelism = {name: get(config, f"parallelism.{name}") for name in _schema()["ParallelismArgs"]}
     sizes = {name: get(config, f"model.model_config.{name}") for name in SHAPE}
     dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))
@@ -173,7 +173,7 @@ def size_problems(config: Config, case: Case) -> Iterator[str]:
 
 
 def layout_text(dp: int, tp: int, pp: int) -> str:
-    """Return a layout as it stands in `Observed.settings`."""
+    """Return a layout as it appears in `Observed.settings`."""
     return f"dp {dp} x tp {tp} x pp {pp}"
 
 
@@ -189,7 +189,7 @@ def get(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _unknown(section: Config, kind: str, path: str = "") -> Iterator[str]:
-    """Yield what nanotron's dataclass `kind`, a section at `path`, does not take, and what it needs."""
+    """Yield what nanotron's dataclass `kind`, a section at `path`, does not accept, and what it needs."""
     fields = _schema()[kind]
     for name, value in section.items():
         annotation = fields[name][0] if name in fields else ""
@@ -205,14 +205,14 @@ def _unknown(section: Config, kind: str, path: str = "") -> Iterator[str]:
             yield f"{path}{name}: missing, nanotron has no default for it"
 
 
-REQUIRED = object()  # stands in `_schema` in place of a default where nanotron has none
+REQUIRED = object()  # used in `_schema` where nanotron has no default
 PLAIN = {"bool": (bool,), "float": (int, float), "int": (int,), "str": (str,)}
-"""Annotation -> types of a value that fits it; other annotations are left to nanotron."""
+"""Annotation -> types of matching values. Other annotations are left to nanotron."""
 
 
 @functools.cache
 def _schema() -> Mapping[str, Mapping[str, tuple[str, Any]]]:
-    """Return class -> field -> (annotation, default) of the dataclasses in nanotron's `config` directory."""
+    """Return class -> field -> (annotation, default) for the dataclasses in nanotron's `config` directory."""
     nanotron: Any = importlib.util.find_spec("nanotron")
     folder = Path(nanotron.origin).parent / "config"
     return {
@@ -239,7 +239,7 @@ def _fits(value: object, annotation: str) -> bool:
 
 
 def _kind_of(annotation: str) -> str:
-    """Return the dataclass that an annotation names, or "". Of several models it is Llama's."""
+    """Return the dataclass that an annotation names, or "". Of several models it returns Llama's."""
     if annotation == "NanotronConfigs":
         return "LlamaConfig"
     name = annotation.removeprefix("Optional[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""torchtitan: its own Trainer, for a Llama of the case, or for a configuration of its own registry."""
+"""torchtitan: its own Trainer, for the case's Llama or for a configuration of its own registry."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, Ste
 from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
 from perfsuite.frameworks.common.sharding import expected_shards
 
-MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported on 2.11; on 2.12 backward fails
-PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # of a case. Gradients are reduced in fp32
+MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported on 2.11, and its backward fails on 2.12
+PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # precisions of a case; gradients are reduced in fp32
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
 
 
 class TorchTitan(Framework):
-    """Degrees of parallelism of torchtitan's Trainer, which shards over the ranks that these leave (FSDP2).
+    """Degrees of parallelism for torchtitan's Trainer, which shards over the remaining ranks (FSDP2).
 
-    Or a configuration of its registry decides everything but data, tokenizer, checkpoints and logging.
+    Alternatively, a configuration of its registry determines everything except data, tokenizer, checkpoints
+    and logging.
     """
 
     name: ClassVar[str] = "torchtitan"
     packages: ClassVar[tuple[str, ...]] = ("torchtitan",)
     loss_chunks: ClassVar[int] = 8
-    """Parts that a sequence is split into for the loss, so that not all logits exist at once: its default."""
+    """torchtitan's default number of parts of a sequence for the loss, so that not all logits exist at once.
+    """
 
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
-    """Ranks that compute one sequence together, with sequence parallelism between the matmuls."""
+    """Number of ranks that compute a sequence together, with sequence parallelism between the matmuls."""
     data_parallel_replicate: int = Field(default=1, ge=1, strict=True)
-    """Groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
+    """Number of groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
     disable_cuda_graphs: bool = True
-    """False: forward and backward are captured in a CUDA graph in the second step and replayed from then on,
-    torchtitan's own default. What a replay does cannot be counted."""
+    """With False, forward and backward are captured in a CUDA graph in the second step and replayed from then
+    on, which is torchtitan's own default. The work of a replay cannot be counted."""
     module: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*$")
     config: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
     """`--module` and `--config` of torchtitan's command line: `"deepseek_v3"` and `"deepseek_v3_16b"`."""
     overrides: tuple[str, ...] = ()
-    """Further words of that command line, as `"--parallelism.expert_parallel_degree=8"`."""
+    """More arguments of that command line, such as `"--parallelism.expert_parallel_degree=8"`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TorchTitan:
@@ -74,8 +76,9 @@ class TorchTitan(Framework):
             return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
         if not self.disable_cuda_graphs and machine.device == "cpu":
             return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
-        if self.config is not None:  # a rank asks torchtitan, which needs torch
-            has_torchao = importlib.util.find_spec("torchao") is not None  # of an old one it says nothing
+        if self.config is not None:  # a rank asks torchtitan later, because torchtitan needs torch
+            # Torchtitan does not report an old one.
+            has_torchao = importlib.util.find_spec("torchao") is not None
             return base.missing_package("torchao") if has_torchao else None
         ranks = case.topology.world_size
         if ranks % (self.tensor_parallel * self.data_parallel_replicate):
@@ -141,7 +144,7 @@ class TorchTitan(Framework):
             self.expected(case)  # imports its model
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build a Trainer with the case's configuration. It makes the process group."""
+        """Build a Trainer with the case's configuration. It creates the process group."""
         from perfsuite.frameworks.torchtitan.trainer import CaseTrainer
 
         trainer = CaseTrainer(case, clock)

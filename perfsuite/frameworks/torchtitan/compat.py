@@ -1,4 +1,4 @@
-"""Patches that torchtitan 0.3.0 needs for a released torch and for a CPU, in the worker's process alone."""
+"""Patches that torchtitan 0.3.0 needs for a released torch and for a CPU, only in the worker's process."""
 
 import importlib.util
 import inspect
@@ -18,7 +18,7 @@ ON_CPU = (
     "the kernels of minimal_async_ep are empty where Triton is not installed",
     "FSDP reduces by plain sums, gloo having no other",
 )
-REPLACED = (  # not as a registered configuration says; torch 2.13 has no `fully_shard` for `spmd_types`
+REPLACED = (  # differs from a registered configuration; torch 2.13 has no `fully_shard` for `spmd_types`
     "data and tokenizer by perfsuite's tokens; checkpoints, validation and profiler by nothing; the log by "
     "that of the last step; spmd_backend by partial_dtensor"
 )
@@ -26,9 +26,9 @@ REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused opt
 _IMAGES = "torchtitan.hf_datasets.multimodal.utils"
 NEED = {  # package -> modules of torchtitan that need it, and that are not called here
     "triton": ("torchtitan.distributed.minimal_async_ep.kernels",),
-    "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's models of text import them, too
+    "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's text models import them as well
 }
-_CPU = SimpleNamespace(  # the module of a device, for torchtitan: one, without memory statistics
+_CPU = SimpleNamespace(  # a device module for torchtitan: one device, without memory statistics
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing),
     current_device=lambda: 0,
     device_count=lambda: 1,
@@ -39,11 +39,11 @@ _CPU = SimpleNamespace(  # the module of a device, for torchtitan: one, without 
 
 
 def before_import(device_type: str) -> None:
-    """Patch torch and torchtitan for a device, `cuda` or `cpu`; to be called before importing its Trainer.
+    """Patch torch and torchtitan for a device, `cuda` or `cpu`. Call it before importing the Trainer.
 
     The Trainer calls `set_timeout` after its first step; torch 2.13 has it as `_set_pg_timeout`. Without an
-    accelerator torchtitan takes CUDA's device module, and asks for its memory. `torch.cpu` does not serve: it
-    has no memory statistics, and its `current_device` is a name where torchtitan wants an index.
+    accelerator torchtitan uses CUDA's device module, and queries its memory. `torch.cpu` is not a substitute:
+    it has no memory statistics, and its `current_device` returns a name where torchtitan needs an index.
     """
     import torch.distributed as dist
 
@@ -57,7 +57,7 @@ def before_import(device_type: str) -> None:
 
 
 def after_build(trainer: Any) -> None:
-    """Patch a Trainer before it trains: torchtitan sets a gradient divisor, and gloo has plain sums only."""
+    """Patch a Trainer before it trains: torchtitan sets a gradient divisor, and gloo only has plain sums."""
     from torch.distributed.fsdp import FSDPModule
 
     trainer.metrics_processor.device_memory_monitor.reset_peak_stats = nothing
@@ -70,7 +70,7 @@ def after_build(trainer: Any) -> None:
 
 
 def _take_micro_batches(schedule: Any) -> None:
-    """Let a schedule of torch 2.13, which splits a batch, take micro-batches, as a later torch does."""
+    """Let a schedule of torch 2.13, which splits a batch, take micro-batches, as in a later torch."""
     if "arg_mbs" in inspect.signature(schedule.step).parameters:
         return
 
@@ -89,12 +89,15 @@ def _take_micro_batches(schedule: Any) -> None:
 
 
 def patches(device_type: str) -> str:
-    """Return the patches as text for the result: the same with each torch, to keep results alike."""
+    """Return the patches as text for the result, the same for each torch, to keep results comparable."""
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
 def without_missing() -> None:
-    """Let torchtitan be imported without packages that little of it needs: each module has only `None`."""
+    """Let torchtitan be imported without packages that little of it needs.
+
+    The modules that need them are replaced with empty ones, in which every name is None.
+    """
     for package, names in NEED.items():
         if importlib.util.find_spec(package) is None:
             for name in names:

@@ -1,4 +1,4 @@
-"""A configuration of torchtitan's registry for a case, as its command line makes it."""
+"""A configuration of torchtitan's registry for a case, created as by its command line."""
 
 # ruff: noqa: E402  compat.without_missing comes before the imports of torchtitan
 
@@ -39,7 +39,7 @@ RECOMPUTED = {"NoneType": "none", "FullAC.Config": "full", "SelectiveAC.Config":
 
 
 def read(case: Case) -> Any:
-    """Return a `Trainer.Config`. Raises `MismatchError` in torchtitan's own words where it refuses."""
+    """Return a `Trainer.Config`. Raises `MismatchError` with torchtitan's own message if it refuses."""
     options: Any = case.framework
     graphs = f"--training.{'' if options.disable_cuda_graphs else 'no-'}disable-cuda-graphs"
     words = [f"--module={options.module}", f"--config={options.config}", graphs, f"--debug.seed={case.seed}"]
@@ -51,7 +51,8 @@ def read(case: Case) -> Any:
     except (Exception, SystemExit) as error:
         text = str(error)
         if isinstance(error, SystemExit):
-            text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())  # without its frame
+            # Without the frame that is drawn around it.
+            text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())
         names = (options.config, options.module)
         hints = [did_you_mean(name, {*re.findall(r"'(\w+)'", text)}.difference(names)) for name in names]
         if "torchao" in text:
@@ -67,7 +68,7 @@ def read(case: Case) -> Any:
 
 
 def _import_error(module: str) -> str:
-    """Return why a model of torchtitan's own cannot be imported, which it keeps to itself, or nothing."""
+    """Return why torchtitan cannot import one of its own models, which it does not report, or ""."""
     try:
         importlib.import_module(f"torchtitan.models.{module}.config_registry")
     except ImportError as error:
@@ -77,7 +78,7 @@ def _import_error(module: str) -> str:
 
 @functools.cache
 def expected(case: Case) -> dict[str, str]:
-    """Return what must be observed. Raises `MismatchError` where the configuration contradicts the case."""
+    """Return what must be observed. Raises `MismatchError` if the configuration contradicts the case."""
     config = read(case)
     world_size = case.topology.world_size
     try:
@@ -106,13 +107,13 @@ def expected(case: Case) -> dict[str, str]:
 
 
 def pipeline(stages: int, schedule: Any) -> str:
-    """Return over how many ranks a schedule, or its class, has split the layers."""
+    """Describe over how many ranks a schedule, given by itself or its class, has split the layers."""
     kind = schedule if isinstance(schedule, type) else type(schedule)
     return f"{stages} ranks, {kind.__name__}" if stages > 1 else "none"
 
 
 def _mesh(dims: ParallelDims) -> str:
-    """Return the meshes that parameters lie on: with expert parallelism experts have one of their own."""
+    """Return the meshes that hold parameters. With expert parallelism, experts have a mesh of their own."""
     shards = dims.dp_shard * dims.cp
     dense = {"fsdp": shards, **({"tp": dims.tp} if dims.tp > 1 else {})}
     meshes = [dense, {"efsdp": shards * dims.tp // dims.ep, "ep": dims.ep}] if dims.ep > 1 else [dense]
@@ -154,7 +155,7 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
 
 
 def _impossible(config: Any, dims: ParallelDims, experts: list[int]) -> Iterator[str]:
-    """Yield what torch or this machine cannot do, or the model cannot share."""
+    """Yield what torch or this machine cannot do, or the model cannot be split into."""
     if any(group.optimizer_name == "DistMuon" for group in config.optimizer.param_groups):
         yield "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW"
     if dims.cp > 1 and not torch.cuda.is_available():

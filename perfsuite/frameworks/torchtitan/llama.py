@@ -1,4 +1,4 @@
-"""torchtitan's configuration of a case's options: its Llama 3 in the sizes of the case's model."""
+"""torchtitan's configuration for a case's options: its Llama 3 in the sizes of the case's model."""
 
 # ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
 
@@ -22,7 +22,7 @@ from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, dtype_name
 
 
 def from_options(case: Case) -> Trainer.Config:
-    """Return the configuration of a case's options. What is not named here has torchtitan's default."""
+    """Return the configuration for a case's options. Whatever is not set here has torchtitan's default."""
     options: Any = case.framework
     spec = model_spec(case.model)
     ranks_with_data = case.topology.world_size // options.tensor_parallel
@@ -75,7 +75,7 @@ def model_spec(model: Model) -> ModelSpec:
             theta=rope["rope_theta"],
             **scaling,
         ),
-        attn_backend="flex",  # the builder takes no other that needs no packed documents
+        attn_backend="flex",  # the builder accepts no other backend that works without packed documents
     )
     for layer in layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
@@ -86,7 +86,7 @@ def model_spec(model: Model) -> ModelSpec:
     vocabulary = shape.vocab_size
     tied = shape.tie_word_embeddings
     embedding = replace(model_of.tok_embeddings, num_embeddings=vocabulary, embedding_dim=width)
-    if tied:  # by the head, which has the weight
+    if tied:  # the head has the weight and initialises it
         embedding = replace(embedding, param_init=llama3._EMBEDDING_SKIP_INIT)
     sized = replace(
         model_of,
@@ -107,7 +107,7 @@ def model_spec(model: Model) -> ModelSpec:
 
 
 class EveryNthAC(FullAC):  # type: ignore[misc]
-    """Policy that recomputes every N-th block: torchtitan's selective layer checkpointing before 0.3."""
+    """A policy that recomputes every N-th block: torchtitan's selective layer checkpointing before 0.3."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FullAC.Config):  # type: ignore[misc]

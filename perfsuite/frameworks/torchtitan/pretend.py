@@ -1,4 +1,4 @@
-"""What torchtitan asks of values, and FlexAttention, for a dry run of a registered configuration."""
+"""Replace torchtitan's reads of values, and FlexAttention, for a dry run of a registered configuration."""
 
 import functools
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ FUSED = "attention is counted as one fused kernel that masks nothing, in place o
 
 
 def pretend(expected: Mapping[str, str]) -> None:
-    """Let torchtitan, which is imported already, train fake tensors, for the rest of this process.
+    """Let torchtitan, which is already imported, train fake tensors for the rest of this process.
 
     FlexAttention, which torchtitan compiles, and varlen attention become cuDNN's operator, the only one that
-    takes values of another size than queries. Its memory is alike, and nothing is masked.
+    accepts values of another size than queries. Its memory is similar, and nothing is masked.
     """
     attention = module("torchtitan.models.common.attention")
     told = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
@@ -28,10 +28,11 @@ def pretend(expected: Mapping[str, str]) -> None:
     decoder = module("torchtitan.models.common.decoder").Decoder
     for kind in (decoder, *decoder.__subclasses__()):
         replace(kind, "get_attention_masks", nothing)
-    replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)  # another package's
+    # It belongs to another package.
+    replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
-    if expected.get("pipeline", "none") != "none":  # its stages tell each other shapes
+    if expected.get("pipeline", "none") != "none":  # its stages exchange shapes
         schedules = module("torch.distributed.pipelining.schedules")
         replace(found(schedules, "_PipelineSchedule"), "_warmup_p2p", _each_time)
         stage = module("torch.distributed.pipelining.stage").PipelineStage
@@ -61,13 +62,13 @@ def _one_kernel(
 
 
 def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
-    """Let stages ask each other for shapes: the vote on it needs all of them."""
+    """Let stages exchange shapes each time, because the vote on it needs all of them."""
     for stage in stages:
         stage._inference_mode = module("torch.distributed.pipelining._utils").InferenceMode.DYNAMIC
 
 
 def _knows_positions(infer: Any) -> Any:
-    """Keep the positions of a micro-batch, whose shape is that of what comes from the stage before."""
+    """Keep the positions of a micro-batch, which have the same shape as the previous stage's output."""
 
     @functools.wraps(infer)
     def knows(self: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> Any:
@@ -78,7 +79,7 @@ def _knows_positions(infer: Any) -> Any:
 
 
 def _shape(self: Any, source: int) -> Any:
-    """Return what a stage is told of the activations before it, or of the gradients after it."""
+    """Return what a stage receives about the activations before it, or the gradients after it."""
     stages = module("torch.distributed.pipelining.stage")
     if source > self.stage_index:
         gradients = tuple(replaced(each, requires_grad=False) for each in self._stage_meta.outputs)
@@ -89,13 +90,13 @@ def _shape(self: Any, source: int) -> Any:
     parts = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
     sizes = (batch, length // parts, self.submod.config.dim)
     activations = torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
-    if parts > 1:  # sequence parallelism
+    if parts > 1:  # with sequence parallelism
         activations = DTensor.from_local(activations, mesh["tp"], [Shard(1)])
     return stages._StageForwardMeta(forward_metas=(stages.extract_tensor_meta(activations),))
 
 
 def _balanced(exchange: Any) -> Any:
-    """Let each rank send as many tokens to each, which the lists of both directions tell."""
+    """Let each rank send equally many tokens to every rank, according to the lists of both directions."""
 
     @functools.wraps(exchange)
     def balanced(self: Any, tokens: Tensor, group: Any, received: list[int], sent: list[int]) -> Any:

@@ -1,4 +1,4 @@
-"""torchtitan's own Trainer for a case, on our tokens. On a CPU after `compat.before_import`."""
+"""torchtitan's own Trainer for a case, on our tokens. On a CPU, import it after `compat.before_import`."""
 
 # ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
 
@@ -39,15 +39,15 @@ from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.patches import nothing
 from perfsuite.results.rank_report import Flops
 
-PRETENDED: dict[type, str] = {}  # in a dry run: what it says of a kind of module
+PRETENDED: dict[type, str] = {}  # in a dry run: the note for a type of module
 FORMULA = "torchtitan-0.3"
 """`get_nparams_and_flops` of torchtitan 0.3.0's models, per token: 6 N + 6 L H (Q + V) S for L layers with H
-heads, whose queries have size Q and values V, and S tokens in a sequence. N: parameters but the embedding,
-norms included, and of the experts the share that a token passes."""
+heads, whose queries have size Q and values V, and S tokens in a sequence. N: parameters without the
+embedding, but with norms; of the experts, the share that a token passes through."""
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
-    """torchtitan's Trainer, which also keeps the losses and tells the clock when it is done."""
+    """torchtitan's Trainer, which also keeps the losses and reports to the clock when it is done."""
 
     def __init__(self, case: Any, clock: StepClock) -> None:
         super().__init__(trainer_config(case))
@@ -56,7 +56,8 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         self._micro_losses = OwnList[Tensor]()
         self.last_metrics: dict[str, float] = {}
         self.metrics_processor.logger = SimpleNamespace(
-            log=lambda metrics, step: self.last_metrics.update(metrics),  # at the first and at the last step
+            # Called at the first and the last step.
+            log=lambda metrics, step: self.last_metrics.update(metrics),
             close=nothing,
         )
         compat.after_build(self)
@@ -68,7 +69,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def data_parallel(self) -> int:
-        """Number of ranks that see different data."""
+        """The number of ranks that see different data."""
         return int(self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard)
 
     def forward_backward_step(self, **batch: Any) -> Tensor:
@@ -78,7 +79,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         """
         loss: Tensor = super().forward_backward_step(**batch)
         kept = loss.detach()
-        if not getattr(self, "pp_has_last_stage", True):  # there if it is a pipeline
+        if not getattr(self, "pp_has_last_stage", True):  # set for a pipeline
             kept = torch.zeros((), device=kept.device)
         if not self.config.training.disable_cuda_graphs:
             kept = kept.clone()  # the next replay writes into the same tensor
@@ -122,16 +123,19 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
 
     def flops(self) -> Flops | None:
-        """Return torchtitan's own FLOPs of a token for a registered model: of the experts that it passes."""
+        """Return torchtitan's own FLOPs per token for a registered model; None for one of the options.
+
+        Only the experts that a token passes through count.
+        """
         if self.case.framework.config is None:
             return None
         model = self.model
         count = self.model_config.get_nparams_and_flops
-        if self.parallel_dims.pp_enabled:  # which leaves this rank its stages alone
+        if self.parallel_dims.pp_enabled:  # a pipeline leaves this rank only its stages
             with torch.device("meta"):
                 model = self.model_config.build()
         parameters, per_token = count(model, self.config.training.seq_len)
-        matmul_parameters = round(count(model, 0)[1] / 6)  # no attention without tokens
+        matmul_parameters = round(count(model, 0)[1] / 6)  # there is no attention without tokens
         return Flops(
             formula=FORMULA,
             per_token=per_token,
@@ -150,7 +154,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
 
 def check_pretended(model: Any) -> None:
-    """Raise `DryRunError` for a model whose kernels a dry run does not know: torchao has them in Triton."""
+    """Raise `DryRunError` for modules whose kernels a dry run does not know: torchao has some in Triton."""
     kinds = low_precision(model.modules())
     if PRETENDED and not re.fullmatch(r"none|\d+ Float8Linear", kinds):
         raise DryRunError(f"not by a dry run: {kinds}: only the kernels of Float8Linear are torch's own")
@@ -164,7 +168,7 @@ def _experts_here(experts: Any) -> int:
 
 
 def trainer_config(case: Case) -> Trainer.Config:
-    """Return torchtitan's configuration of a case's options, or the registered one, with what we own."""
+    """Return torchtitan's configuration for a case, from options or its registry, with our replacements."""
     options: Any = case.framework
     config = llama.from_options(case) if options.config is None else configuration.read(case)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
@@ -176,7 +180,7 @@ def trainer_config(case: Case) -> Trainer.Config:
     config.profiler = Profiler.Config()
     config.metrics = MetricsProcessor.Config(log_freq=case.total_steps)
     timeouts = dict.fromkeys(("init_timeout_seconds", "train_timeout_seconds"), watchdog_s)
-    config.comm = CommConfig(**timeouts, trace_buf_size=0)  # or it makes a folder
+    config.comm = CommConfig(**timeouts, trace_buf_size=0)  # a buffer would make it create a folder
     config.debug.enable_structured_logging = False
     config.parallelism.spmd_backend = "partial_dtensor"
     if torch.cuda.is_available():
@@ -189,20 +193,20 @@ def trainer_config(case: Case) -> Trainer.Config:
 
 
 class SyntheticData(BaseDataLoader):  # type: ignore[misc]
-    """The tokens that every framework is given, by data-parallel rank, round and round without end."""
+    """The tokens of every framework, by data-parallel rank, in an endless cycle."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """`batches`: data-parallel rank -> its `perfsuite.frameworks.common.model.synthetic_batches`."""
 
         batches: Callable[[int], list[Tensor]]
-        positions: bool  # tell that each sequence is a document, as torchtitan's own data loader does
+        positions: bool  # mark each sequence as a document, as torchtitan's own data loader does
 
     def __init__(self, config: Config, *, dp_rank: int, local_batch_size: int, **unused: Any) -> None:
-        self._size = local_batch_size  # a micro-batch, of a pipeline's a part
+        self._size = local_batch_size  # a micro-batch; part of one with a pipeline
         self._pairs = [(tokens, tokens.roll(-1, dims=1)) for tokens in config.batches(dp_rank)]
         for _, labels in self._pairs:  # the token after each one
-            labels[:, -1] = IGNORE_INDEX  # the last has none, as in transformers' own loss
+            labels[:, -1] = IGNORE_INDEX  # the last token has no successor, as in transformers' own loss
         positions = torch.arange(labels.shape[1]).expand_as(labels).contiguous()
         self._more = {"positions": positions} if config.positions else {}
 
@@ -210,5 +214,6 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         for tokens, labels in itertools.cycle(self._pairs):
             whole = {"input": tokens, "labels": labels, **self._more}
             for parts in zip(*(each.split(self._size) for each in whole.values()), strict=True):
-                part = dict(zip(whole, parts, strict=True))  # a new one: the Trainer changes it in place
+                # A new dictionary, because the Trainer changes it in place.
+                part = dict(zip(whole, parts, strict=True))
                 yield part, part.pop("labels")
