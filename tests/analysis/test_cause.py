@@ -105,7 +105,7 @@ def test_reports_the_error_of_a_dead_agent(tmp_path: Path) -> None:
     assert failure_of(collected(run_dir)).message.endswith(f"of 2 had reported: {said}")
 
 
-def test_an_error_that_was_survived_is_not_why_an_agent_died(tmp_path: Path) -> None:
+def test_survived_error_is_not_why_an_agent_died(tmp_path: Path) -> None:
     log = "Traceback (most recent call last):\nImportError: no name X\nstep: 3\nwarning: leaked semaphore\n"
     run_dir = RunDir(tmp_path)
     cause(tmp_path, logs={"agent-0.log": log})

@@ -153,7 +153,7 @@ def test_kills_a_rank_that_takes_too_long(
         (0, "exit code 0", ": not as Python ends, or perfsuite would have reported (os._exit?)"),
     ],
 )
-def test_ending_without_a_report_tells_the_steps(job: AgentJob, code: int, said: str, why: str) -> None:
+def test_missing_report_names_the_steps_seen(job: AgentJob, code: int, said: str, why: str) -> None:
     job.run_dir.progress.write_text("10 256")
     seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
     assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]

@@ -103,7 +103,7 @@ def test_values_unknown_to_one_side_do_not_differ(then: Run, now: Run) -> None:
 # What makes a launch unhealthy
 
 
-def test_disturbed_machine_has_every_reason() -> None:
+def test_lists_all_reasons_of_a_disturbed_machine() -> None:
     disturbed = "launch 1 set aside: other processes used 60% of the cores' time"
     for baseline in (None, BASELINE):
         verdict = session([make_run(health=DISTURBED)] * 9, baseline)

@@ -535,7 +535,7 @@ def test_probe_corrects_both_speeds(
     assert (memory.probe_exponent, memory.note, memory.outcome) == (None, None, "passed")
 
 
-def test_last_launch_decides_which_software_it_was() -> None:
+def test_last_launch_decides_the_probes_software() -> None:
     before = from_runs([with_stack(on_machine(1)) for _ in range(5)])
     slower = [with_stack(on_machine(0.82, tokens=0.82)) for _ in range(4)]
     other = with_stack(slower[0], torch="2.14.0")

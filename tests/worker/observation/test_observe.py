@@ -116,7 +116,7 @@ def test_checks_script_adapters_against_the_case() -> None:
     assert refused(observer, result, lora=None).endswith(f"FLOPs go by it: {code} in the case")
 
 
-def test_case_with_lora_hears_of_missing_adapters() -> None:
+def test_reports_missing_adapters_of_a_lora_case() -> None:
     observer, result = in_a_script()
     said = refused(observer, result, lora=LoRA(rank=4, alpha=8))
     assert said.startswith("trained: the case asks for 'adapters only', but 'all' ran.")

@@ -241,7 +241,7 @@ def test_layer_returning_no_tensor_is_no_error(output: Any, dtype: str) -> None:
     assert seen.compute_dtype == dtype
 
 
-def test_torch_without_the_sign_is_in_no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assumes_no_backward_if_torch_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_current_graph_task_id")
     assert second_step.in_backward() is False
 
