@@ -137,7 +137,7 @@ def test_a_full_disk_is_not_the_codes_fault(tmp_path: Path, monkeypatch: pytest.
     ],
     ids=["rank", "command", "the earlier", "the ranks themselves"],
 )
-def test_hang_ended_by_nccls_watchdog_is_a_timeout(
+def test_hang_ended_by_the_watchdog_is_a_timeout(
     tmp_path: Path, reports: list[Failure], ended: list[Failure], logs: dict[str, str], message: str
 ) -> None:
     failure = cause(tmp_path, *failed(*reports), ended=ended, logs=logs)
@@ -276,7 +276,7 @@ def test_oom_killed_rank_ran_out_of_memory(
     assert failure.message.endswith(said)
 
 
-def test_oom_kill_on_another_node_explains_nothing(tmp_path: Path) -> None:
+def test_oom_kill_elsewhere_explains_nothing(tmp_path: Path) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
     run_dir = write_launch(tmp_path, make_report(0), case=case)
     documents.write(run_dir.launch(0), LaunchFile(node=0, oom_kills=1))

@@ -290,7 +290,7 @@ def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, 
 
 
 @pytest.mark.launch
-def test_compares_simulated_training_in_a_worktree() -> None:
+def test_compares_a_simulation_in_a_worktree() -> None:
     words = ("main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
     told = commands.flat(command(*words, status=1).stdout)
     assert "28.5% fewer" in told

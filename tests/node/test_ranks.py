@@ -237,7 +237,7 @@ def test_reports_how_a_command_or_rank_ended(job: AgentJob, code: int, unreporte
     assert said == ([f"the command ended with {ended}"] if code else [])
 
 
-def test_script_ranks_have_numbers_logs_and_a_port(job: AgentJob) -> None:
+def test_script_ranks_have_logs_and_a_port(job: AgentJob) -> None:
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
     failures = ranks._run(python(code, starts_ranks=False), job)
     assert [failure.rank for failure in failures] in ([0, 1], [1, 0]), "none of them trains"

@@ -40,7 +40,7 @@ def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = No
 @pytest.mark.parametrize(
     ("factor", "said"), [(0.252, "0.252"), (0.5, "0.500"), (3.99, "3.990"), (65536, "6.554e+04")]
 )
-def test_loss_with_equal_gradients_is_scaled_elsewhere(factor: float, said: str) -> None:
+def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> None:
     """As where a library takes the mean over micro-batches after backward, and not before."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
@@ -90,7 +90,7 @@ def test_never_excuses_a_loss_factor_unseen(before: float | None, now: float | N
     assert words in verdict.reasons[0]
 
 
-def test_quadrupled_gradients_fail_despite_clipping() -> None:
+def test_clipping_hides_no_quadrupled_gradients() -> None:
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(1.0, unclipped=28.0)], baseline)
     said = "the norm of the gradients in step 4, before clipping is 28, the baseline's 7 +- 0.14"

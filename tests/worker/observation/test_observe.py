@@ -75,7 +75,7 @@ def test_which_attention_runs_and_what_recomputes(changes: dict[str, Any], setti
 
 
 @pytest.mark.parametrize(("asked", "fits"), [("sdpa", True), ("eager", False), ("flash_attention_2", False)])
-def test_model_without_attention_only_runs_the_default(asked: str, fits: bool) -> None:
+def test_no_attention_fits_only_the_default(asked: str, fits: bool) -> None:
     observer, result = observed(in_one_process("mamba-tiny", attention=asked))
     said = f"attention: the case asks for '{asked}', but 'none' ran"
     with nullcontext() if fits else pytest.raises(MismatchError, match=said):
@@ -123,7 +123,7 @@ def test_reports_missing_adapters_of_a_lora_case() -> None:
     assert said.endswith("leave lora out of the case.")
 
 
-def test_rank_without_trained_elements_changes_none() -> None:
+def test_rank_without_trained_elements_passes() -> None:
     """As a rank of FSDP1 with adapters may: its shard is of frozen weights."""
     observer, result = observed(in_one_process())
     assert result.settings["parameters_changed"] == "yes"

@@ -127,7 +127,7 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
     assert attention_kernel(output) == (kernel or "math")
 
 
-def test_compiled_models_are_neither_hooked_nor_judged() -> None:
+def test_compiled_models_are_not_hooked() -> None:
     model = Model(sdpa)
     SecondStep(model, inside=False)
     assert not any(map(has_hooks, model.children()))
