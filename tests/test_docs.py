@@ -278,7 +278,7 @@ def test_every_option_of_a_framework_is_explained(framework: type[Framework]) ->
     assert set(framework.model_fields) - words_in_code(page) == set()
 
 
-def test_explains_every_model_verdict_and_the_lock() -> None:
+def test_explains_models_verdicts_and_the_lock() -> None:
     assert f"`{USUAL}`" in page_of("not-judged").text
     assert [name for name in MODELS if f"`{name}`" not in page_of("cases").text] == []
     outcomes = {*get_args(Outcome), *get_args(FailureKind)} - {"undecided"}  # which ends no session

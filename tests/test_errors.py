@@ -17,7 +17,7 @@ class Unspeakable(Exception):
         (Unspeakable(), "Unspeakable: (its message cannot be shown: RuntimeError in __str__)"),
     ],
 )
-def test_tells_any_error_in_writable_words(error: Exception, expected: str) -> None:
+def test_reports_any_error_in_writable_words(error: Exception, expected: str) -> None:
     assert told(error) == expected
 
 

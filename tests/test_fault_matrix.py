@@ -53,6 +53,6 @@ def test_each_row_has_a_test_and_each_test_a_row() -> None:
     assert all(all(cells) and len(cells) == len(COLUMNS) for cells in rows())
 
 
-def test_failure_kinds_have_rows_that_exist() -> None:
+def test_each_kind_of_failure_has_a_row() -> None:
     kinds = set(get_args(FailureKind))
     assert kinds <= reported() <= {*kinds, *get_args(Outcome), "running"}

@@ -100,7 +100,7 @@ def test_grades_an_unlike_arm_by_its_reason() -> None:
     assert grade(pair, "failed", failure="mismatch", reasons=(wrong,)).outcome == "cannot run"
 
 
-def test_unavailable_release_does_not_end_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_release_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> Any:
         raise CaseError("--arm 'x==2': pip finds none\nmore")
 

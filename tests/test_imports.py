@@ -125,7 +125,7 @@ def test_the_driver_side_never_loads_torch() -> None:
 
 
 @pytest.mark.launch
-def test_worker_never_loads_pytest_or_pretence() -> None:
+def test_worker_loads_neither_pytest_nor_pretend() -> None:
     loaded = modules_after(
         "import perfsuite.worker.main, perfsuite.node.agent, perfsuite.node.preload\n"
         "import perfsuite.worker.observation.observe, perfsuite.worker.counting.steps"

@@ -78,7 +78,7 @@ raise SystemExit(7)
 
 
 @pytest.mark.launch
-def test_forked_script_sees_what_a_started_one_does(tmp_path: Path) -> None:
+def test_forked_script_sees_what_a_fresh_one_does(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOKS)
     facts = []
     for name, env in (("forked", {}), ("started", {"TORCH_SHOW_CPP_STACKTRACES": "0"})):

@@ -295,7 +295,7 @@ def test_finds_one_model_with_too_few_bytes_sent() -> None:
         {"collectives": 23},  # averaged now and then
     ],
 )
-def test_gradients_need_not_be_exchanged_each_step(changes: dict[str, Any]) -> None:
+def test_gradients_may_skip_exchanges(changes: dict[str, Any]) -> None:
     between = len(make_report(0).step_s) - 1
     assert why(launch(ALONE, evidence=EVIDENCE.replace(collectives=between)))
     assert why(launch(ALONE, evidence=EVIDENCE.replace(**changes))) == ()

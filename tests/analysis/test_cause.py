@@ -105,7 +105,7 @@ def test_reports_the_error_of_a_dead_agent(tmp_path: Path) -> None:
     assert failure_of(collected(run_dir)).message.endswith(f"of 2 had reported: {said}")
 
 
-def test_an_error_that_was_survived_is_not_why_an_agent_died(tmp_path: Path) -> None:
+def test_survived_error_is_not_why_an_agent_died(tmp_path: Path) -> None:
     log = "Traceback (most recent call last):\nImportError: no name X\nstep: 3\nwarning: leaked semaphore\n"
     run_dir = RunDir(tmp_path)
     cause(tmp_path, logs={"agent-0.log": log})
@@ -137,7 +137,7 @@ def test_a_full_disk_is_not_the_codes_fault(tmp_path: Path, monkeypatch: pytest.
     ],
     ids=["rank", "command", "the earlier", "the ranks themselves"],
 )
-def test_hang_ended_by_nccls_watchdog_is_a_timeout(
+def test_hang_ended_by_the_watchdog_is_a_timeout(
     tmp_path: Path, reports: list[Failure], ended: list[Failure], logs: dict[str, str], message: str
 ) -> None:
     failure = cause(tmp_path, *failed(*reports), ended=ended, logs=logs)
@@ -276,7 +276,7 @@ def test_oom_killed_rank_ran_out_of_memory(
     assert failure.message.endswith(said)
 
 
-def test_oom_kill_on_another_node_explains_nothing(tmp_path: Path) -> None:
+def test_oom_kill_elsewhere_explains_nothing(tmp_path: Path) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
     run_dir = write_launch(tmp_path, make_report(0), case=case)
     documents.write(run_dir.launch(0), LaunchFile(node=0, oom_kills=1))

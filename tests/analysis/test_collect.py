@@ -227,7 +227,7 @@ def test_scripts_loss_need_not_fall_but_be_finite(
     assert failure is None or (failure.kind == "loss" and str(said) in failure.message)
 
 
-def test_one_bad_loss_fails_an_unseen_one_is_noted(
+def test_bad_loss_fails_and_an_unseen_is_noted(
     tmp_path: Path,
 ) -> None:
     run_dir = of_two(tmp_path / "a", {}, {"loss": (*FALLS[:7], math.nan, *FALLS[8:])})

@@ -151,7 +151,7 @@ def test_names_a_rank_with_its_card_if_seen() -> None:
     assert health.gpu_of(make_run(), 1) == "rank 1, GPU 1"
 
 
-def test_figures_are_shared_without_a_healthy_launch() -> None:
+def test_figures_are_shared_if_no_launch_is_healthy() -> None:
     runs = [make_run(health=make_health(foreign_cpu=share)) for share in (0.3, 0.1)]
     for unhealthy, expected in (((1, 2), True), ((1,), False)):
         verdict = Verdict(outcome="unhealthy", launches=2, unhealthy_launches=unhealthy)

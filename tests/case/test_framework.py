@@ -202,7 +202,7 @@ def test_missing_framework_keeps_results(packages: Packages, tmp_path: Path) -> 
     assert case.name.startswith(f"{case_id}.")
 
 
-def test_missing_frameworks_equal_by_options(tmp_path: Path) -> None:
+def test_missing_frameworks_compare_by_options(tmp_path: Path) -> None:
     one = {"name": "gone", "stage": 1}
     framework = read_case(tmp_path, **one).framework
     for other in (one, {"name": "gone", "stage": 2}, {"name": "lost", "stage": 1}):

@@ -40,6 +40,6 @@ def test_a_case_that_names_phases_keeps_its_id() -> None:
 
 
 @pytest.mark.parametrize("name", ["cold evaluation", "start-up", "start-up build"])
-def test_phase_refuses_the_name_of_a_start_up_part(name: str) -> None:
+def test_phase_refuses_names_of_start_up_parts(name: str) -> None:
     with pytest.raises(CaseError, match="is taken in reports"):
         phase_name(name)

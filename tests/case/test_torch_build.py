@@ -50,7 +50,7 @@ TOO_OLD = "is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
         ("1.13.1+cu117", "11.7", ("built for CUDA 11.7", (1, 13), *[f"torch 1.13.1+cu117 {TOO_OLD}"] * 2)),
     ],
 )
-def test_build_is_told_by_version_and_cuda(
+def test_build_reports_its_version_and_cuda(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, cuda: str | None, told: tuple[Any, ...]
 ) -> None:
     install(monkeypatch, tmp_path, version=version, cuda=cuda)

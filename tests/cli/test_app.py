@@ -145,7 +145,7 @@ def test_two_commands_of_one_name_stop_no_other(packages: Packages) -> None:
     assert "the name 'cost' (perfsuite.commands) is taken twice" in flat(run("--help").stdout)
 
 
-def test_missing_metadata_are_one_line_and_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_metadata_is_one_line_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfsuite.extensions.distributions", lambda name: [])
     extensions.own.cache_clear()
     [line] = run("--help", status=2).stderr.splitlines()

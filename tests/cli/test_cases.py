@@ -22,7 +22,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)
 
 
-def test_plan_shows_costs_and_what_a_budget_reaches(tmp_path: Path) -> None:
+def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
     told = run("plan", "--hardware", "h100", "--budget", "1h").stdout
     head, first, second, third, total = [line.split() for line in told.splitlines() if line.strip()]
     assert head[:3] == ["case", "last", "measured"]

@@ -135,7 +135,7 @@ def test_skips_an_unrunnable_case_with_a_reason(verdicts: Verdicts, monkeypatch:
 GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]", kind="deleted")
 
 
-def test_vanished_case_is_listed_and_fails(verdicts: Verdicts, changes: list[CaseChange]) -> None:
+def test_vanished_case_is_listed_and_is_no_pass(verdicts: Verdicts, changes: list[CaseChange]) -> None:
     changes.append(GONE)
     told = command("main~1", "-k", "any", "--report", "out", status=3).stdout
     listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
@@ -290,7 +290,7 @@ def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, 
 
 
 @pytest.mark.launch
-def test_compares_simulated_training_in_a_worktree() -> None:
+def test_compares_a_simulation_in_a_worktree() -> None:
     words = ("main~1", "--inject", "slowdown=40%", "--wait-quiet", "0", CASE.id)
     told = commands.flat(command(*words, status=1).stdout)
     assert "28.5% fewer" in told

@@ -61,9 +61,7 @@ def test_one_rank_is_compared_and_never_recorded(dry_runs: DryRuns) -> None:
     assert not Path(".perfsuite/baselines").exists()
 
 
-def test_failed_dry_run_is_status_1_with_traceback(
-    dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_dry_run_ends_with_a_traceback(dry_runs: DryRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASE.replace(known_issue=KnownIssue(url="https://example.org/1", failure="crash"))
     commands.hold(monkeypatch, case)
     assert "known issue" not in command(case.id).stdout

@@ -54,7 +54,7 @@ def test_add_names_broken_files_and_takes_others() -> None:
     assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
 
 
-def test_failures_shows_what_later_nights_retracted() -> None:
+def test_failures_shows_later_retractions() -> None:
     good = make_result(RUN, before=None, judged_by="a")
     good = good.replace(verdict=good.verdict.replace(outcome="passed"))
     slow = good.replace(verdict=good.verdict.replace(outcome="regressed"))

@@ -127,7 +127,7 @@ def test_workflow_installs_perfsuite_from_its_source(
     assert f".venv/bin/pip install -r requirements.txt '{line}'\n" in WORKFLOW.read_text()
 
 
-def test_workflow_calls_that_of_a_copy() -> None:
+def test_workflow_calls_a_copys_workflow() -> None:
     where = ("--runs-on", "{group: gpus}", "--container", "image")
     night = job("--hardware", "a100", *where, "--uses", OCTO)
     assert f"perfsuite[history] @ git+https://github.com/{OCTO}" in WORKFLOW.read_text()

@@ -158,7 +158,7 @@ SCATTER = 'does not tell how launches scatter: give 3 or more launches in "basel
     ],
     ids=itertools.count(),
 )
-def test_bad_line_does_not_stop_the_others(line: Any, field: str, message: str) -> None:
+def test_bad_line_names_its_field_and_others_go_on(line: Any, field: str, message: str) -> None:
     named, error = bad(line)
     assert named == field
     assert message in error

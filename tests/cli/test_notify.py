@@ -112,7 +112,7 @@ def test_posted_text_mentions_nobody_and_is_cut() -> None:
     assert len(lines) == 43
 
 
-def test_reports_bad_answers_follows_no_redirect(tmp_path: Path, service: Service) -> None:
+def test_follows_no_redirect_and_reports_bad_answers(tmp_path: Path, service: Service) -> None:
     for day, status in enumerate((302, 404, 500), 1):
         service.status = status
         said = add(tmp_path / str(status), night(tmp_path, day, 50_000))

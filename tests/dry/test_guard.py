@@ -54,7 +54,7 @@ def test_library_depends_on_torch_and_source(tmp_path: Path, monkeypatch: pytest
     assert len({first, second, third, guard.library()}) == 4
 
 
-def test_failing_compiler_is_an_error_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler(tmp_path, "echo 'guard.cpp: no such header' >&2; exit 1", monkeypatch)
     with pytest.raises(DryRunError, match=r"(?s)g.. cannot build .*It said: guard.cpp: no such header"):
         guard.build(guard.library())

@@ -159,7 +159,7 @@ def test_hybrid_sharding_runs_dry_as_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-def test_ddp_reports_used_parameters_on_gpu_and_cpu(tmp_path: Path) -> None:
+def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     """The Trainer asks for it with adapters; the map goes through pinned memory, which is not pretended."""
     adapted = NEVER_REVIEWED.replace(model=llama_tiny("llama-flat", num_hidden_layers=1))
     case = adapted.replace(framework=Trainer(), lora=LoRA(rank=4, alpha=8), hardware="h100")

@@ -294,7 +294,7 @@ def test_names_a_version_its_extra_excludes(monkeypatch: pytest.MonkeyPatch) -> 
     assert missing_package("nanotron") == told
 
 
-def test_package_without_extra_is_asked_for_by_name() -> None:
+def test_asks_for_a_package_without_extra() -> None:
     with pytest.raises(PackageError, match=r"^to fly: it needs the package nosuch, .*: pip install nosuch$"):
         require("nosuch", purpose="to fly")
 

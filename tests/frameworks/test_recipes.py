@@ -47,7 +47,7 @@ def test_accelerate_launch(tmp_path: Path) -> None:
     assert observed(run).settings["wrapper"] == "DistributedDataParallel"
 
 
-def test_accelerate_unaware_of_cpus_exchanges_nothing(tmp_path: Path) -> None:
+def test_unaware_accelerate_exchanges_nothing(tmp_path: Path) -> None:
     """It starts two processes, and wraps no model in either: two copies of one training."""
     kind, said = failure_of(by_accelerate(), tmp_path)
     assert kind == "mismatch"

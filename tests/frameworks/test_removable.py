@@ -44,7 +44,7 @@ OF_EVERY_MACHINE = {"ddp", "fsdp2", "script", "fake"}
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - OF_EVERY_MACHINE))
-def test_package_imports_each_framework_in_one_line(name: str) -> None:
+def test_one_line_imports_each_framework(name: str) -> None:
     """What else there is to change for a new one is no code: an extra, a test, a row of the documentation."""
     package = HERE.parent
     lines = [

@@ -521,7 +521,7 @@ def test_a_crash_shows_the_scripts_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-def test_one_process_runs_without_an_observed_loss(tmp_path: Path) -> None:
+def test_one_process_needs_no_observed_loss(tmp_path: Path) -> None:
     """It catches whatever is raised in its loop, too, goes on, and fails: its first steps are measured.
 
     Its clock is ten times slower than ours, which changes no time.

@@ -81,7 +81,7 @@ def test_settings_and_environments_are_kept_once(history: Path) -> None:
     assert [(each.settings, each.environment) for each in session.results] == [(0, 0), (0, 0), (0, 1)]
 
 
-def test_gpu_machine_with_cpu_cases_is_two_classes(history: Path) -> None:
+def test_mixed_machine_is_kept_as_two_classes(history: Path) -> None:
     added = add(history, kept(RUN), kept(RUN.replace(machine=samples.make_gpu_machine())))
     assert {place.hardware_class for place in store.places(history)} == {"cpu-test-2c", "h100-80gb-sxm"}
     assert (added.kept, len(added.written)) == (2, 2)

@@ -109,7 +109,7 @@ def test_a_log_of_tensorboard_is_a_regular_file(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_refuses_a_page_that_is_not_a_regular_file(tmp_path: Path, kind: str) -> None:
+def test_refuses_an_irregular_file_as_a_page(tmp_path: Path, kind: str) -> None:
     ODD[kind][0](tmp_path / "index.html")
     assert isinstance(within(30, lambda: report(str(tmp_path))), ValueError)
 

@@ -258,7 +258,7 @@ def test_reading_a_partial_clone_runs_no_program(hostile: Hostile, address: str)
     assert hostile.ran.exists(), "git by itself runs it"
 
 
-def test_deploy_key_of_a_checkout_serves_its_remote(repo: Path, tmp_path: Path) -> None:
+def test_deploy_key_serves_its_remote(repo: Path, tmp_path: Path) -> None:
     """actions/checkout with `ssh-key` writes core.sshCommand to the configuration of the checkout."""
     git(tmp_path, "init", "--quiet", "--bare", "remote")
     ssh = executable(tmp_path / "ssh", 'exec sh -c "$2"')

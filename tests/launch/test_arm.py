@@ -71,7 +71,7 @@ def test_dot_is_this_environment_and_commit(repo: Path) -> None:
         ({"given": {"X": "1"}}, False, False),
     ],
 )
-def test_arms_share_packages_if_only_commits_differ(
+def test_arms_of_two_commits_share_packages(
     changes: dict[str, Any], same_packages: bool, acts_the_same: bool
 ) -> None:
     one = Arm(commit="a")
@@ -122,7 +122,7 @@ def test_reuses_resets_or_rebuilds_a_worktree(repo: Path, monkeypatch: pytest.Mo
     [("{}/.venv", ["{}/packages/a", "{}/.venv/lib"]), ("/", ["{}/packages/a"])],
     ids=["in the repository", "around it"],
 )
-def test_repository_imports_come_from_the_worktree(repo: Path, prefix: str, below: list[str]) -> None:
+def test_imports_come_from_the_worktree(repo: Path, prefix: str, below: list[str]) -> None:
     """Not what lies below the prefix of the interpreter, unless the repository itself does."""
     python(repo, f"echo '{json.dumps([each.format(repo) for each in (prefix, *below, '/usr')])}'")
     first = arm("first ./python", repo)

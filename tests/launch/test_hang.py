@@ -76,7 +76,7 @@ def test_a_long_event_is_no_measure_of_a_step() -> None:
     assert detector.allowed_s == HANG_S
 
 
-def test_reports_an_event_before_calling_it_a_hang() -> None:
+def test_reports_an_event_before_a_hang() -> None:
     assert HANG_S > 2 * TOLD_AFTER_S
 
 

@@ -98,7 +98,7 @@ def test_refuses_a_lock_file_without_perfsuite(repo: Path, monkeypatch: pytest.M
         arm("main:empty.txt", repo)
 
 
-def test_refuses_missing_files_and_two_environments(repo: Path) -> None:
+def test_refuses_missing_or_two_environments(repo: Path) -> None:
     with pytest.raises(CaseError, match=r"that commit has no such file"):
         arm("old:uv.lock", repo)
     with pytest.raises(CaseError, match=r"name the lock file after the colon"):

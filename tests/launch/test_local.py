@@ -238,7 +238,7 @@ time.sleep(1000 if sys.argv[1] == "stays" else 0)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("then", ["ends", "stays"])
-def test_kills_a_detached_process_without_environment(tmp_path: Path, then: str) -> None:
+def test_kills_a_detached_bare_process(tmp_path: Path, then: str) -> None:
     """Neither where its rank ends by itself, nor where the driver is interrupted while it runs."""
     (tmp_path / "train.py").write_text(ESCAPES)
     case = ALONE.replace(framework=Script(path=str(tmp_path / "train.py"), arguments=(then,)))

@@ -160,7 +160,7 @@ def test_an_agent_ends_though_it_cannot_say_why(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("after", "waited"), [(0, 0), (3, 3 * POLL_S), (float("inf"), agent.PEERS_S)])
-def test_ending_a_job_waits_for_other_nodes_stacks(
+def test_waits_for_the_stacks_of_other_nodes(
     tmp_path: Path, passing: Passing, after: float, waited: float
 ) -> None:
     """Ranks end when those of another node are killed, and then they write no stacks."""

@@ -54,7 +54,7 @@ def test_a_text_is_written_over_the_one_before(file: Path) -> None:
     assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
 
 
-def test_agent_hears_the_end_and_closed_stdin(file: Path) -> None:
+def test_agent_sees_the_end_and_a_closed_stdin(file: Path) -> None:
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", AGENT, str(file)]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process, Beats(file) as beats:

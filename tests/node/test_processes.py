@@ -89,7 +89,7 @@ def test_who_sweeps_does_not_kill_itself(mark: str) -> None:
     assert done.stdout == b"0 lives\n"
 
 
-def test_kills_what_an_agent_started_unless_spared(start: Start, mark: str) -> None:
+def test_kills_all_that_an_agent_started(start: Start, mark: str) -> None:
     agent = start("sh", "-c", "env -i setsid sleep 1000 & sleep 1000 & echo; wait")
     stranger = start()
     spared, *others = psutil.Process(agent.pid).children(recursive=True)
@@ -180,7 +180,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("file")
-def test_waits_briefly_for_an_unresponsive_process(tmp_path: Path, passing: Passing) -> None:
+def test_waits_briefly_for_silent_processes(tmp_path: Path, passing: Passing) -> None:
     ended = subprocess.Popen(["true"])
     process = psutil.Process(ended.pid)
     ended.wait()

@@ -153,7 +153,7 @@ def test_kills_a_rank_that_takes_too_long(
         (0, "exit code 0", ": not as Python ends, or perfsuite would have reported (os._exit?)"),
     ],
 )
-def test_ending_without_a_report_tells_the_steps(job: AgentJob, code: int, said: str, why: str) -> None:
+def test_missing_report_names_the_steps_seen(job: AgentJob, code: int, said: str, why: str) -> None:
     job.run_dir.progress.write_text("10 256")
     seen = f"when rank 0 had finished at least 10 of {SCRIPT.total_steps} optimizer steps"
     assert wait(job, Process(code)) == [(0, f"the script ended with {said}, {seen}{why}")]
@@ -237,7 +237,7 @@ def test_reports_how_a_command_or_rank_ended(job: AgentJob, code: int, unreporte
     assert said == ([f"the command ended with {ended}"] if code else [])
 
 
-def test_script_ranks_have_numbers_logs_and_a_port(job: AgentJob) -> None:
+def test_script_ranks_have_logs_and_a_port(job: AgentJob) -> None:
     code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_PORT')))"
     failures = ranks._run(python(code, starts_ranks=False), job)
     assert [failure.rank for failure in failures] in ([0, 1], [1, 0]), "none of them trains"

@@ -33,7 +33,7 @@ def test_pytest_timeout_leaves_cases_alone(suite: pytest.Pytester, way: str) -> 
     run_cpu(suite, *given, "--perf-record-launches=1").stdout.fnmatch_lines(["*1 recorded*"])
 
 
-def test_pytest_timeout_spares_a_wait_for_the_lock(suite: pytest.Pytester) -> None:
+def test_pytest_timeout_spares_lock_waits(suite: pytest.Pytester) -> None:
     with lock.machine_lock(print):
         result = run_cpu(suite, "--timeout=0.1", "--perf-wait-lock=1s", status=1)
     result.stdout.fnmatch_lines(["another session still measures on this machine*"])

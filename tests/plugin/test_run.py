@@ -235,7 +235,7 @@ def test_what_processes_of_xdist_refuse_is_said(dry_suite: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["ERROR: test_cases.py::test_it* has a case among its parameters, *"])
 
 
-def test_dead_xdist_process_interrupts_the_session(dry_suite: pytest.Pytester) -> None:
+def test_dead_xdist_process_interrupts_a_run(dry_suite: pytest.Pytester) -> None:
     body = BY_CASE.format("import os; os._exit(0)")
     cases = CASES.replace("Fake()", "DDP()").replace("[FAKE, A100]", batches(4, 8))
     dry_suite.makepyfile(test_cases=cases.replace("bench(case)", body))
@@ -301,7 +301,7 @@ def test_refuses_a_test_without_a_case(suite: pytest.Pytester, old: str, new: st
     result.stderr.fnmatch_lines([f"ERROR: test_cases.py::test_it*{said}*"])
 
 
-def test_no_bench_marks_a_test_without_measurement(suite: pytest.Pytester) -> None:
+def test_no_bench_marks_unmeasured_tests(suite: pytest.Pytester) -> None:
     marked = CASES.replace("def test_it(bench, case):", "@pytest.mark.no_bench\n    def test_it(case):")
     suite.makepyfile(test_cases=marked.replace("bench(case)", "pass"))
 

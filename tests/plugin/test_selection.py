@@ -166,7 +166,7 @@ def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("way", ["hook", "moved", "addopts", "hardware"])
-def test_missing_case_beside_other_tests_is_no_pass(reviewed: pytest.Pytester, way: str) -> None:
+def test_no_case_beside_other_tests_is_no_pass(reviewed: pytest.Pytester, way: str) -> None:
     cases = reviewed.path / "bench_cases"
     (reviewed.path / "test_cases.py").rename(cases / "test_cases.py")
     (cases / "test_more.py").write_text("import pytest\n\n\n@pytest.mark.cpu\ndef test_more(): pass\n")

@@ -46,7 +46,7 @@ def versions(case: dict[str, Any], environment: dict[str, str], **changes: Any) 
     return versions_of(launch(case=make_case(**case), observed=seen, **changes))
 
 
-def test_versions_cover_packages_that_shape_a_step() -> None:
+def test_versions_cover_a_steps_packages() -> None:
     installed = {"torch": "2.13.0", "transformers": "5", "peft": "1", "bitsandbytes": "2", "lightning": "3"}
     assert versions({}, installed) == {"torch": "2.13.0", "transformers": "5"}
     lightning = {"framework": Lightning(strategy="ddp"), "model": "llama-tiny"}

@@ -101,7 +101,7 @@ DIFFERENT: dict[str, Counts] = {
 
 
 @pytest.mark.parametrize("field", DIFFERENT)
-def test_names_fields_that_differ_between_launches(field: str) -> None:
+def test_names_fields_that_vary_by_launch(field: str) -> None:
     same = counts() if DIFFERENT[field].python is None else python()
     assert differing([same, same, DIFFERENT[field]]) == {field}
 

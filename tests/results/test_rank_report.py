@@ -8,7 +8,7 @@ from perfsuite.results.rank_report import Evidence, RankReport
 from tests.samples import make_report, make_run
 
 
-def test_single_rank_report_knows_only_measurements(tmp_path: Path) -> None:
+def test_report_knows_only_measurements(tmp_path: Path) -> None:
     report = RankReport(rank=0, world_size=1, host="n1", clock="perf_counter")
     documents.write(tmp_path / "rank-0.json", report)
     assert documents.read(tmp_path / "rank-0.json", RankReport) == report

@@ -57,7 +57,7 @@ def test_figures_are_evidence_without_a_reason() -> None:
     assert make_result(now(), now().replace(inject="stall=10")).no_evidence == "a fault was injected"
 
 
-def test_figures_are_shared_if_all_valid_launches_are() -> None:
+def test_figures_are_shared_if_all_launches_are() -> None:
     quiet = now()
     disturbed = now().replace(health=samples.DISTURBED)
 

@@ -120,7 +120,7 @@ def test_a_damaged_recorded_baseline_is_refused(damage: tuple[str, str]) -> None
         BASELINES.find(CLASS, CASE)
 
 
-def test_refuses_a_recorded_baseline_without_digest() -> None:
+def test_refuses_a_baseline_without_digest() -> None:
     file = BASELINES.write_local(recorded())
     documents.write(file, recorded())
     with pytest.raises(FileError, match=f"^{file}: it has no digest: it was damaged, or an older perfsuite"):

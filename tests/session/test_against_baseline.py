@@ -93,7 +93,7 @@ def test_out_of_memory_beside_others_is_no_misfit(sessions: Sessions) -> None:
         assert sessions.make().measure(asked, "test").excused == excused
 
 
-def test_compares_with_a_baseline_recorded_meanwhile(sessions: Sessions) -> None:
+def test_compares_with_a_baseline_made_meanwhile(sessions: Sessions) -> None:
     ours = sessions.make()
     before = baseline.from_runs([make_run(machine=ours.setup.host.machine)] * 5)
     measure = Mock(side_effect=AllocationOverError("enough"))
@@ -116,7 +116,7 @@ def test_compares_with_a_baseline_recorded_meanwhile(sessions: Sessions) -> None
         (SWEPT, "failed", "out_of_memory", True, "out of memory"),
     ],
 )
-def test_only_excusable_cases_run_without_baseline(
+def test_only_excused_cases_lack_a_baseline(
     sessions: Sessions,
     changes: dict[str, Any],
     outcome: Any,
@@ -245,7 +245,7 @@ class Explained:
         return self.session.measure(TRAINS, "test")
 
 
-def test_profiles_a_slower_case_beside_its_baseline(sessions: Sessions) -> None:
+def test_profiles_a_slower_case(sessions: Sessions) -> None:
     ours = Explained(sessions, SLOWER)
     ours.has_baseline()
     result = ours.measure()

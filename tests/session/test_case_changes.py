@@ -210,7 +210,7 @@ def test_case_newly_on_main_is_not_lost(repo: Path) -> None:
 
 
 @pytest.mark.launch
-def test_all_missing_are_lost_without_common_commit(repo: Path) -> None:
+def test_no_common_commit_loses_all_missing(repo: Path) -> None:
     git(repo, "checkout", "--quiet", "--orphan", "other")
     edit(repo, PARAMETERS, "[CASE]")
     commit(repo, "another beginning")
@@ -250,7 +250,7 @@ def test_node_id_loses_no_other_test_of_its_file(repo: Path) -> None:
 
 
 @pytest.mark.launch
-def test_case_moved_out_of_the_selection_is_not_lost(repo: Path) -> None:
+def test_case_moved_elsewhere_is_not_lost(repo: Path) -> None:
     (repo / "perf").mkdir()
     os.rename("bench_cases/test_a.py", "perf/test_b.py")
     (repo / "bench_cases/test_a.py").write_text("")
@@ -275,7 +275,7 @@ def commit_without_adding(repo: Path) -> str:
     return git(repo, "rev-parse", "HEAD").strip()
 
 
-def test_does_not_collect_arms_of_one_working_tree(tmp_path: Path) -> None:
+def test_shared_working_tree_is_not_collected(tmp_path: Path) -> None:
     broken = Arm(python=str(tmp_path / "nosuch"), given={"X": "1"})
     assert case_changes((broken, HERE), Selection(), tmp_path) == ((), None)
 

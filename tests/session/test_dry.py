@@ -98,7 +98,7 @@ def test_requires_a_count_baseline_on_request(runs: DrySessions) -> None:
     assert reason.endswith(", and --perf-missing-baseline=fail")
 
 
-def test_dry_case_with_a_baseline_may_not_be_skipped(runs: DrySessions) -> None:
+def test_known_dry_case_may_not_be_skipped(runs: DrySessions) -> None:
     compiled = H100.replace(compile=True)
     ours = runs.session(fail_without_baseline=True)
     assert str(ours.skip_reason(compiled)).startswith("not by a dry run: torch.compile")

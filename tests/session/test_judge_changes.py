@@ -40,7 +40,7 @@ def of_night(repo: Path) -> JudgeChanges | None:
     return judge_changes(options_of(repo, {}), ())
 
 
-def test_comparison_says_what_changed_since_a_commit(repo: Path) -> None:
+def test_reports_changes_since_a_commit(repo: Path) -> None:
     base = git(repo, "rev-parse", "HEAD")
     assert against("HEAD", repo) == JudgeChanges(base=base, sentences=())
     (repo / "pytest.ini").write_text(INI)

@@ -52,7 +52,7 @@ def test_what_a_value_means(name: str, value: str, field: str, expected: Any) ->
     assert attrgetter(field)(made(**{name: value})) == expected
 
 
-def test_quick_look_ends_after_one_unhealthy_launch() -> None:
+def test_quick_look_allows_no_unhealthy_launch() -> None:
     assert made(**{"max-launches": "1"}).policy.max_unhealthy == 1
 
 

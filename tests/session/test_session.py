@@ -40,7 +40,7 @@ from tests.twin_counts import launch
 
 
 @pytest.mark.fault("baselines are read-only")
-def test_keeps_a_result_whose_baseline_is_unwritable(sessions: Sessions) -> None:
+def test_unwritable_baseline_keeps_the_result(sessions: Sessions) -> None:
     sessions.launch(make_run(), verdict=RECORDED)
     (sessions.directory / "store").mkdir()
     (sessions.directory / "store" / "baselines").write_text("in the way")
@@ -159,7 +159,7 @@ def at_commit(sessions: Sessions, commit: str) -> None:
     sessions.patch.setattr(git, "revision", lambda root: git.Revision(commit, dirty=False))
 
 
-def test_writes_results_at_each_launch_and_verdict(sessions: Sessions) -> None:
+def test_writes_results_at_each_launch(sessions: Sessions) -> None:
     seen: list[SessionFile] = []
 
     def measure(case: Case, *args: Any, runs: list[Run]) -> Any:

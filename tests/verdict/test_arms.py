@@ -87,7 +87,7 @@ def test_unhealthy_launch_voids_its_pair() -> None:
     assert check_of(verdict, "tokens_per_s").change == pytest.approx(0.7 - 1, abs=0.02)
 
 
-def test_ends_at_the_most_pairs_or_unhealthy_ones() -> None:
+def test_ends_after_the_most_pairs_allowed() -> None:
     doubtful = (1, 1.07, 0.93, 1.03, 0.97, 1.07, 0.93, 1, 1.07, 0.93, 1, 1, 1, 1)
     a = arm((1.0,) * len(doubtful))
     for sick, most in ((0, 5), (1, 6), (2, 6), (2, 8)):

@@ -103,7 +103,7 @@ def test_values_unknown_to_one_side_do_not_differ(then: Run, now: Run) -> None:
 # What makes a launch unhealthy
 
 
-def test_disturbed_machine_has_every_reason() -> None:
+def test_lists_all_reasons_of_a_disturbed_machine() -> None:
     disturbed = "launch 1 set aside: other processes used 60% of the cores' time"
     for baseline in (None, BASELINE):
         verdict = session([make_run(health=DISTURBED)] * 9, baseline)
@@ -236,7 +236,7 @@ def test_machine_without_probes_is_healthy() -> None:
 
 
 @pytest.mark.parametrize(("speed", "outcome"), [(1000, "passed"), (500, "regressed")])
-def test_lists_changed_surroundings_without_refusal(speed: float, outcome: str) -> None:
+def test_changed_surroundings_are_only_listed(speed: float, outcome: str) -> None:
     before = in_environment(torch="2.11", OMP_NUM_THREADS="1", same="x")
     now = in_environment(torch="2.12", NCCL_ALGO="Tree", same="x")
     slow = now.replace(figures=make_figures(tokens_per_s=speed))
@@ -246,7 +246,7 @@ def test_lists_changed_surroundings_without_refusal(speed: float, outcome: str) 
     assert verdict.changed == told
 
 
-def test_lists_another_clock_beside_an_unhealthy_run() -> None:
+def test_lists_another_clock_as_a_change() -> None:
     """`nvidia-smi -lgc` moves neither the highest clock nor the applications clock."""
 
     def clocked(mhz: float | None, copy: float) -> Run:
@@ -340,7 +340,7 @@ def test_unexplained_library_choice_comes_first() -> None:
 
 
 @pytest.mark.parametrize("setting", sorted(ASKED))
-def test_requested_settings_differ_despite_an_upgrade(setting: str) -> None:
+def test_upgrade_excuses_no_requested_setting(setting: str) -> None:
     verdict = upgraded({setting: "one"}, {setting: "two"})
     assert (verdict.failure, verdict.launches) == ("unlike", 1)
     said = f"cannot be compared: observed {setting} was 'one' in the baseline and is 'two'"
@@ -349,7 +349,7 @@ def test_requested_settings_differ_despite_an_upgrade(setting: str) -> None:
 
 @pytest.mark.parametrize("setting", ["compute_dtype", "attention", "wrapper"])
 @pytest.mark.parametrize("unseen", ["not observed (no linear layer)", "?", None])
-def test_reports_unobserved_settings_as_no_difference(setting: str, unseen: str | None) -> None:
+def test_unobserved_settings_do_not_differ(setting: str, unseen: str | None) -> None:
     known = {setting: "one"}
     unknown = {} if unseen is None else {setting: unseen}
     lost = upgraded(known, unknown)

@@ -300,7 +300,7 @@ def test_counts_leave_loss_to_the_time_baseline() -> None:
     assert (verdict.outcome, verdict.reasons) == ("passed", ())
 
 
-def test_few_launches_do_not_condemn_a_scaled_loss() -> None:
+def test_few_launches_excuse_a_scaled_loss() -> None:
     before = valued(clipped=True)
     scaled = before.replace(loss=tuple(2 * value for value in before.loss))
     assert few_differ([scaled] * 2, [before] * 2, "arm A") is None

@@ -40,7 +40,7 @@ def with_norm(norm: float | None, scale: float = 1, unclipped: float | None = No
 @pytest.mark.parametrize(
     ("factor", "said"), [(0.252, "0.252"), (0.5, "0.500"), (3.99, "3.990"), (65536, "6.554e+04")]
 )
-def test_loss_with_equal_gradients_is_scaled_elsewhere(factor: float, said: str) -> None:
+def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> None:
     """As where a library takes the mean over micro-batches after backward, and not before."""
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
@@ -90,7 +90,7 @@ def test_never_excuses_a_loss_factor_unseen(before: float | None, now: float | N
     assert words in verdict.reasons[0]
 
 
-def test_quadrupled_gradients_fail_despite_clipping() -> None:
+def test_clipping_hides_no_quadrupled_gradients() -> None:
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = judged([with_norm(1.0, unclipped=28.0)], baseline)
     said = "the norm of the gradients in step 4, before clipping is 28, the baseline's 7 +- 0.14"
@@ -363,7 +363,7 @@ def test_spread_is_at_least_that_of_its_neighbours() -> None:
 SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)
 
 
-def test_after_a_spike_loss_may_only_not_be_higher() -> None:
+def test_after_a_spike_only_a_higher_loss_fails() -> None:
     for changed in ({}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}):  # other roundings after it
         assert told([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE))) is None
     for tenth, loss in ((0, 8.3), (1, 6.7), (2, 9.3), (9, math.nan), (9, 9.3)):
@@ -418,7 +418,7 @@ def test_one_odd_norm_excuses_no_other_gradients() -> None:
         assert (loss_differs([with_norm(norm)], from_runs(before)) is not None) == differs
 
 
-def test_one_of_two_spikes_ends_no_comparison() -> None:
+def test_spike_in_one_launch_ends_no_comparison() -> None:
     baseline = [TENTHS, changed(TENTHS, range(1, 2), 1.3)]
     assert told(baseline, changed(changed(TENTHS, range(1, 2), 1.15), range(2, 10), 0.5)) is not None
 

@@ -150,7 +150,7 @@ def test_followed_probe_corrects_only_the_speeds() -> None:
     assert known(noise, PEAK_MEMORY) == known(raw, PEAK_MEMORY)
 
 
-def test_ignores_a_probe_that_speed_does_not_follow() -> None:
+def test_ignores_a_probe_unlike_the_speed() -> None:
     probes = (1.0, 0.9, 1.1, 1.0, 0.9, 1.1, 1.0, 1.1, 0.9, 1.0)
     runs = make_launches(*SPEEDS)
     noise = noise_of([with_figures(run, probe_s_p50=probe) for run, probe in zip(runs, probes, strict=True)])
@@ -248,7 +248,7 @@ def test_one_launch_sessions_count_as_both_noises() -> None:
     assert noise.session_sigma == pytest.approx(math.sqrt(3.28) * spread, rel=1e-3)
 
 
-def test_more_sessions_lower_the_noise_of_a_new_one() -> None:
+def test_more_sessions_lower_their_noise() -> None:
     noise = Noise(sigma=0.01, degrees_of_freedom=30, session_sigma=0.02)
     for sizes, times in (([7], 2), ([5, 5], 1.5), ([2] * 5, 1.2), ([9, 1], 1.82)):
         assert against(noise, sizes).session_sigma == pytest.approx(0.02 * math.sqrt(times))

@@ -143,7 +143,7 @@ UNSEEN = {"": taken(unseen_profile(0.9))}
 
 @pytest.mark.parametrize("outcome", ["passed", "improved", "inconclusive", "recorded"])
 @pytest.mark.parametrize("run", [SAME, FEWER, OTHER_BUCKETS, HIDES])
-def test_counts_that_lack_profiled_work_say_nothing(outcome: Outcome, run: Run) -> None:
+def test_counts_without_profiled_work_say_nothing(outcome: Outcome, run: Run) -> None:
     verdict = with_unseen(with_counts(timed(outcome), [run], baseline_of(), "b.json"), UNSEEN)
     assert (verdict.outcome, verdict.explained) == (outcome, None)
     check = verdict.counts
@@ -157,7 +157,7 @@ def test_counts_that_lack_profiled_work_say_nothing(outcome: Outcome, run: Run) 
     assert (first.outcome, first.baseline_file) == ("not counted", None), "nothing is recorded"
 
 
-def test_visible_growth_regresses_despite_a_profile() -> None:
+def test_profile_excuses_no_visible_growth() -> None:
     before = with_counts(timed("passed"), [MORE], baseline_of())
     verdict = with_unseen(before, UNSEEN)
     assert verdict.counts is not None
@@ -167,7 +167,7 @@ def test_visible_growth_regresses_despite_a_profile() -> None:
     assert "the counts do not contain them" in verdict.counts.notes[-1]
 
 
-def test_profile_without_a_remark_changes_no_counts() -> None:
+def test_silent_profile_changes_no_counts() -> None:
     before = with_counts(timed("passed"), [FEWER], baseline_of())
     for profile in (taken(), TakenProfile(why_none="out of memory")):
         assert with_unseen(before, {"": profile}) == before

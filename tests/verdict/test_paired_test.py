@@ -75,7 +75,7 @@ def test_launches_alternate_as_abba() -> None:
 
 @pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
 @pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
-def test_signed_change_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
+def test_finds_change_and_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
     """The machine is up to twice as slow from pair to pair: noise for the neighbours, none for the pairs."""
     a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
     decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)

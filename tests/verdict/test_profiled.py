@@ -28,7 +28,7 @@ def names(now: Any) -> list[str]:
     return [line.split()[0] for line in calls(now)]
 
 
-def test_new_or_gone_calls_precede_more_frequent_ones() -> None:
+def test_new_or_gone_calls_come_first() -> None:
     more = [Work(name="aten::mm", calls=26, us=9800), BEFORE.operators[1]]
     now = BEFORE.replace(operators=(*more, Work(name="CloneBackward0", calls=8, us=20)))
     assert explained(taken(), taken(now), "arm A").calls == (

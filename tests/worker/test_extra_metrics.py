@@ -75,7 +75,7 @@ def test_recorder_without_a_value_leaves_no_metric(calls: Asked) -> None:
     assert after_steps(1, "silent", "length", "called") == {"called": 2}
 
 
-def test_recorder_error_names_the_metric_at_the_end(calls: Asked) -> None:
+def test_recorder_error_names_the_metric(calls: Asked) -> None:
     with pytest.raises(ExtensionError, match="recorder of metric 'failing' failed: RuntimeError: at step 2"):
         after_steps(3, "failing", "called")
     assert ("boundary", 3) not in calls  # nothing is asked any more

@@ -188,9 +188,7 @@ def test_the_cause_is_the_last_error_of_a_chain() -> None:
     ],
     ids=["of two lines", "a lone surrogate", "no message", "too long"],
 )
-def test_writes_errors_that_cannot_be_written_as_is(
-    tmp_path: Path, error: Exception, message: str, end: str
-) -> None:
+def test_writes_even_unencodable_errors(tmp_path: Path, error: Exception, message: str, end: str) -> None:
     file = RunDir(tmp_path).rank(1)
     write_failure(RunDir(tmp_path), empty_report(1, 2), failure_of(error, 1))
     assert file.stat().st_size < 3 * MAX_TOLD

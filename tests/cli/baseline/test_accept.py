@@ -9,7 +9,7 @@ from tests.synthetic import git
 ON = f"{CASE.id} on {MACHINE.hardware_class}"
 
 
-def test_accept_writes_the_file_and_what_to_commit(repository: Path) -> None:
+def test_accept_says_what_to_commit(repository: Path) -> None:
     result = accept("1", 5)
     assert f"git add baselines/{MACHINE.hardware_class}/{CASE.id}.json" in result
     assert "tokens/s: new -> 50,150" in result

@@ -48,7 +48,7 @@ def test_counts_are_accepted_with_the_times(repository: Path) -> None:
     assert accepted() == before
 
 
-def test_accepts_counts_from_one_launch_or_dry_run(repository: Path) -> None:
+def test_one_launch_or_dry_run_gives_counts(repository: Path) -> None:
     accept("1", 5, status=2, **seen(dry=True))  # which has no times
     told("accept", "--counts")
     held = accepted(REVIEWED.counts.reviewed_file("dry-cpu", CASE.id))

@@ -1,7 +1,7 @@
 from perfsuite.frameworks.common.own_list import OwnList, tracked_elements
 
 
-def test_own_elements_are_those_the_collector_tracks() -> None:
+def test_own_elements_are_tracked_ones() -> None:
     kept = OwnList[object]()
     thing: list[int] = []
     kept.append(thing)

@@ -105,7 +105,7 @@ def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: 
     assert said.startswith(f"{path}: {problem}")
 
 
-def test_users_file_may_train_longer_on_other_data() -> None:
+def test_file_may_train_longer_on_other_data() -> None:
     config = changed("tokens.train_steps", 100_000)
     config["data"] = {"dataset": {"hf_dataset_or_datasets": "wikitext"}, "seed": 1}
     config["checkpoints"]["checkpoint_interval"] = 1000

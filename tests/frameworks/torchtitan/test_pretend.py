@@ -53,7 +53,7 @@ def test_llama_in_float8(tmp_path: Path) -> None:
     assert known(known(run.dry_facts).roofline).peak_flops == 2 * 989.5e12
 
 
-def test_qwen_experts_in_two_replicas_match_theory(tmp_path: Path) -> None:
+def test_replicated_qwen_experts_match_theory(tmp_path: Path) -> None:
     """A layer of width 256, 16 heads of size 128, 8 of keys; 64 experts, eight for each token."""
     words = (degree("expert", 2), "--parallelism.data_parallel_replicate_degree=2")
     counts = passed(on_gpus(CUT, "qwen3_moe_debug", *words), tmp_path).counts[0].counts

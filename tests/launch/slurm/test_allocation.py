@@ -182,7 +182,7 @@ def test_keeps_results_when_the_allocation_ends(slurm: Slurm) -> None:
         slurm.launch(ours, "second")
 
 
-def test_asks_a_busy_controller_until_the_step_ends(slurm: Slurm) -> None:
+def test_asks_a_busy_controller_again(slurm: Slurm) -> None:
     slurm.left = [SlurmError("busy"), SlurmError("busy"), ["7.1"], ["7.1"], []]
     assert slurm.launch(SlurmLauncher(), "launch") is None
     assert slurm.cancelled == [("7.1", "--signal=KILL")] * 2

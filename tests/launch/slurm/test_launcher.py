@@ -109,7 +109,7 @@ def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path:
         cluster.on("n2", "umount", str(tmp_path))
 
 
-def test_refuses_a_step_without_all_gpus_of_a_node(
+def test_refuses_a_step_without_all_gpus(
     allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm gives steps GPUs here that no driver knows: they are counted, and missed."""

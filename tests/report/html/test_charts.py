@@ -71,7 +71,7 @@ def test_ticks_are_few_and_clamp_to_the_scale(low: float, span: float) -> None:
     assert [scale(value) for value in (low - span, low, low + span, low + 3 * span)] == [100, 100, 0, 0]
 
 
-def test_step_chart_marks_stalls_without_flattening() -> None:
+def test_step_chart_marks_but_clips_stalls() -> None:
     run = make_run(step_s=(0.5, *[0.1] * 30, 0.25), window=(1, 32), figures=make_figures(step_s_p50=0.1))
     measured = "32 steps, measured from step 1 to 31: median 100.0 ms; longest 500.0 ms at step 0"
     drawn = charts.steps(run, key="k", title="T", range_s=(0, 1), band=BAND)
@@ -124,7 +124,7 @@ def interval(**changes: object) -> str:
     return svg
 
 
-def test_interval_is_drawn_and_open_ends_reach_edges() -> None:
+def test_open_intervals_reach_the_edges() -> None:
     svg = interval()
     assert told(svg) == "-10.0%, 99 % interval -12.0% to -8.0%, 3.0% allowed."
     kinds = ("axis", "allowed", "interval", "estimate")

@@ -116,7 +116,7 @@ def page() -> str:
     return render([make_session()])
 
 
-def test_page_has_targets_captions_and_descriptions(page: str) -> None:
+def test_page_has_targets_and_captions(page: str) -> None:
     parsed = Page(page)
     targets = {str(attrs["href"]) for tag, attrs in parsed.elements if tag == "a"}
     told = {key for _, attrs in parsed.elements for key in (attrs.get("aria-labelledby") or "").split()}

@@ -79,7 +79,7 @@ def test_a_read_only_clear_refs_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
 
 
-def test_code_paged_in_by_counting_is_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_excludes_code_of_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     status = {"VmRSS": 100, "VmHWM": 100, "RssFile": 10}
     monkeypatch.setattr(module, "_status_bytes", status.__getitem__)
     memory = HostMemory()

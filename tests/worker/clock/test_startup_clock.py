@@ -115,7 +115,7 @@ def test_our_own_loop_starts_the_first_step(clock: Clock) -> None:
     assert clock.ended() == {"start-up": 6, IMPORTS: 1, BUILD: 2, FIRST_STEP: 3}
 
 
-def test_undivided_build_and_first_step_are_one_part(clock: Clock) -> None:
+def test_undivided_first_step_includes_the_build(clock: Clock) -> None:
     clock.passes(2)
     assert clock.ended() == {"start-up": 3, IMPORTS: 1, "build and first step": 2}
 
@@ -181,7 +181,7 @@ def test_forked_rank_continues_its_servers_clock(clock: Clock) -> None:
     assert clock.ended() == {"start-up": 4, IMPORTS: 1, BUILD: 0, FIRST_STEP: 3}
 
 
-def test_times_a_watched_function_in_every_importer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_a_function_in_every_importer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     def connects(seconds: float) -> float:
         clock.time += seconds
         return seconds

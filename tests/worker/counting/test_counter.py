@@ -267,7 +267,7 @@ def test_collectives_of_nothing_are_told_apart() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
-def test_backend_buffer_is_not_the_trainings_memory() -> None:
+def test_memory_excludes_backend_buffers() -> None:
     """gloo's reduce-scatter sums in a copy of its input, which its thread lets go some time later."""
     with alone():
         training = Training()

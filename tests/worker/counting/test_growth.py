@@ -177,7 +177,7 @@ def test_own_refreezing_is_not_the_trainings() -> None:
     assert counting.notes == []
 
 
-def test_reports_frozen_objects_and_counts_the_rest() -> None:
+def test_notes_frozen_objects_counts_the_rest() -> None:
     LEAK.update({each: Spec() for each in range(1000)})
     gc.freeze()
     LEAK.clear()  # also objects that are frozen may die

@@ -97,7 +97,7 @@ def test_resizing_frees_and_takes_memory(memory: LiveMemory) -> None:
     assert "resize_" not in vars(torch.UntypedStorage)
 
 
-def test_memory_freed_elsewhere_ends_at_its_last_use(memory: LiveMemory) -> None:
+def test_memory_freed_elsewhere_ends_when_used_last(memory: LiveMemory) -> None:
     held = [floats(100)]
     later = floats(10)
     memory.see(held[0], "forward", born=True)

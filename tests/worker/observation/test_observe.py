@@ -75,7 +75,7 @@ def test_which_attention_runs_and_what_recomputes(changes: dict[str, Any], setti
 
 
 @pytest.mark.parametrize(("asked", "fits"), [("sdpa", True), ("eager", False), ("flash_attention_2", False)])
-def test_model_without_attention_only_runs_the_default(asked: str, fits: bool) -> None:
+def test_no_attention_fits_only_the_default(asked: str, fits: bool) -> None:
     observer, result = observed(in_one_process("mamba-tiny", attention=asked))
     said = f"attention: the case asks for '{asked}', but 'none' ran"
     with nullcontext() if fits else pytest.raises(MismatchError, match=said):
@@ -116,14 +116,14 @@ def test_checks_script_adapters_against_the_case() -> None:
     assert refused(observer, result, lora=None).endswith(f"FLOPs go by it: {code} in the case")
 
 
-def test_case_with_lora_hears_of_missing_adapters() -> None:
+def test_reports_missing_adapters_of_a_lora_case() -> None:
     observer, result = in_a_script()
     said = refused(observer, result, lora=LoRA(rank=4, alpha=8))
     assert said.startswith("trained: the case asks for 'adapters only', but 'all' ran.")
     assert said.endswith("leave lora out of the case.")
 
 
-def test_rank_without_trained_elements_changes_none() -> None:
+def test_rank_without_trained_elements_passes() -> None:
     """As a rank of FSDP1 with adapters may: its shard is of frozen weights."""
     observer, result = observed(in_one_process())
     assert result.settings["parameters_changed"] == "yes"

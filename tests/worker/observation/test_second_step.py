@@ -127,7 +127,7 @@ def test_kernels_of_a_gpu_go_by_their_nodes(node: str, kernel: str | None) -> No
     assert attention_kernel(output) == (kernel or "math")
 
 
-def test_compiled_models_are_neither_hooked_nor_judged() -> None:
+def test_compiled_models_are_not_hooked() -> None:
     model = Model(sdpa)
     SecondStep(model, inside=False)
     assert not any(map(has_hooks, model.children()))
@@ -241,7 +241,7 @@ def test_layer_returning_no_tensor_is_no_error(output: Any, dtype: str) -> None:
     assert seen.compute_dtype == dtype
 
 
-def test_torch_without_the_sign_is_in_no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assumes_no_backward_if_torch_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_current_graph_task_id")
     assert second_step.in_backward() is False
 

@@ -90,7 +90,7 @@ def test_omits_another_models_loss_in_every_step(losses: Losses, *, first: bool)
     assert losses.of_steps(1) == pytest.approx([3 * torch.tanh(torch.tensor(2.0)).item()] * 4)
 
 
-def test_all_losses_count_if_none_leads_to_a_shard(losses: Losses) -> None:
+def test_all_losses_count_under_sharding(losses: Losses) -> None:
     """As under FSDP, which steps shards and computes with what it gathers."""
     gathered = torch.ones(2, requires_grad=True)
     shard = torch.ones(1, requires_grad=True)

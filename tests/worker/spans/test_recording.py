@@ -201,7 +201,7 @@ def test_what_two_write_at_once_is_unknown(spans: Spans) -> None:
     assert spans.notes[0].endswith("it was still being written when the next one began")
 
 
-def test_background_work_leaves_collectives_unknown(spans: Spans) -> None:
+def test_background_work_hides_collectives(spans: Spans) -> None:
     future = Future[None]()
     future.set_result(None)
     span(spans, leave(spans, future))
