@@ -1,1 +1,1 @@
-"""A session: measures one case after another, and keeps what it found. Begin with `session.session`."""
+"""Measure cases one after another and keep the results. Start reading at `session.session`."""

@@ -1,8 +1,8 @@
-"""Compares arm A with arm B, which may be slower. Neither needs a baseline, and none is written.
+"""Compare arm A with arm B, which may be slower. Neither arm needs a baseline, and none is written.
 
-AgainstArm   by times: launches in turn, A B, B A, A B, ..., and one more pair while judge_pairs is undecided
-ByCounts     by what a step does: one launch of each, as counts have no noise; it says nothing of speed
-ByDryRuns    the same by a dry run of each, which needs no hardware
+AgainstArm   compares times: launches in turn, A B, B A, A B, ..., one more pair while judge_pairs is open
+ByCounts     compares counts of a step: one launch of each, as counts have no noise; it does not measure speed
+ByDryRuns    compares counts of one dry run of each, which needs no hardware
 """
 
 from collections.abc import Sequence
@@ -48,54 +48,54 @@ from perfsuite.verdict.profiled import explained
 
 @dataclass
 class TwoArms(Way):
-    """Runs a case in arm A and in arm B. A fault is injected into arm B alone."""
+    """Run a case in arm A and in arm B. Faults are injected into arm B only."""
 
-    of_equals: ClassVar[str] = "only show noise"  # what a comparison of two equal arms can do
+    of_equals: ClassVar[str] = "only show noise"  # all that a comparison of two equal arms can do
 
     def refused(self, trial: Trial) -> None:
-        """Refuse nothing: no baseline is needed. Says if both arms are one environment."""
+        """Refuse nothing, as no baseline is needed, but say so if both arms are the same environment."""
         a, b = self.arms
         if self.setup.options.inject is None and a.acts_as(b):
             same = "arms A and B are the same environment"
             self.setup.progress.say(f"{trial.case.id}: {same}: this comparison can {self.of_equals}")
 
     def excuse(self, trial: Trial, verdict: Verdict) -> None:
-        """Note why a failure is no surprise, if all launches of both arms have it."""
+        """Record the excuse for a failure that every launch of both arms has."""
         before, now = ({run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs))
         if before == {verdict.failure} and now <= before:
             trial.excused = excused(trial, verdict, None)
 
     def launching(self, arm: str) -> Launching:
-        """How `a` or `b` is launched."""
+        """Return how to launch arm `a` or `b`."""
         how = replace(self.setup.launching, arm=self.arms["ab".index(arm)])
         return how if arm == "b" else replace(how, inject=None)
 
 
 @dataclass
 class AgainstArm(TwoArms):
-    """Launches pairs until they decide."""
+    """Launch pairs until they decide."""
 
     max_pairs: int = MAX_PAIRS
-    tolerance: float | None = None  # a share, of `metric` (None: tokens/s); None: as a gate has it
-    explains: bool = True  # have both arms profiled, in one more launch of each, if they differ
-    metric: str | None = None  # until it is decided, pairs are made; None: until tokens/s and all are
+    tolerance: float | None = None  # share of `metric` (None: of tokens/s); None: the default of a gate
+    explains: bool = True  # if the arms differ, launch each once more for a profile
+    metric: str | None = None  # launch pairs until this is decided; None: until tokens/s and all others are
 
     def judge(self, trial: Trial) -> Verdict:
-        """Launch pairs until they decide. A pair that is no evidence is made again, in the same order."""
+        """Launch pairs until they decide. A pair that is not evidence is repeated in the same order."""
         while True:
             disturbed = self._launch_pair(trial)
             verdict = self._verdict(trial)
             how = self.setup.launching
             last = trial.runs[-1]
             if verdict.outcome == "undecided" and disturbed and not is_free(last, how):
-                # While others stay, more launches would be in vain: one pair is enough for a verdict.
+                # While others stay on the machine, more launches cannot help: one pair must do for a verdict.
                 verdict = self._verdict(trial, max_unhealthy=1)
             if verdict.outcome != "undecided":
                 self.excuse(trial, verdict)
                 return verdict
 
     def _launch_pair(self, trial: Trial) -> bool:
-        """Launch each arm once. Returns whether others used the machine."""
+        """Launch each arm once and return whether others used the machine."""
         pair = len(trial.before) + 1
         disturbed = False
         made = dict[str, Run]()
@@ -121,7 +121,7 @@ class AgainstArm(TwoArms):
         )
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """The result with a profile of each arm, and what differs between them; None if they are alike."""
+        """Return the result with a profile of each arm and their differences, or None if none is wanted."""
         differs = result.outcome in ("regressed", "improved")
         if not (self.explains and differs and framework_of(trial.case).plan(trial.case).needs_torch):
             return None
@@ -138,17 +138,17 @@ class AgainstArm(TwoArms):
 
 @dataclass
 class ByCounts(TwoArms):
-    """Launches each arm once, on the machine that the case is meant for, however busy it is.
+    """Launch each arm once, on the machine that the case is meant for, however busy it is.
 
-    Twice if the arms have another loss, other gradients or tokens, to learn whether they always have.
+    If loss, gradients or tokens differ between the arms, launch both again to see whether they always do.
     """
 
     of_equals: ClassVar[str] = "only find what differs from run to run"
-    known_a: Run | None = None  # the run of arm A, if it was made already
-    metric: str | None = None  # the count that alone is of interest (`Finding.name`); None: all
+    known_a: Run | None = None  # the run of arm A, if there already is one
+    metric: str | None = None  # the only count of interest (`Finding.name`); None: all
 
     def judge(self, trial: Trial) -> Verdict:
-        """Run a case in both arms and judge what a step of arm B does by that of arm A."""
+        """Run a case in both arms and judge the counts of arm B against those of arm A."""
         made = self._made(trial, "ab" if self.known_a is None else "b")
         a = self.known_a or made["a"]
         b = made["b"]
@@ -163,7 +163,7 @@ class ByCounts(TwoArms):
             made_before = verdict.launches
             self._launch_both_again(trial)
             verdict = unless_other(verdict, trial.before, trial.runs).replace(launches=made_before + 2)
-        if not self.dry:  # nothing that a dry run does shows a known issue
+        if not self.dry:  # a dry run cannot show a known issue
             self.excuse(trial, verdict)
         return verdict
 
@@ -195,10 +195,10 @@ class ByCounts(TwoArms):
 
 @dataclass
 class ByDryRuns(ByCounts):
-    """Runs both arms dry, at the same time. The host of its `setup` is a `DryHost`."""
+    """Run both arms dry, at the same time. The host of its `setup` is a `DryHost`."""
 
     dry: ClassVar[bool] = True
-    device: Device | None = None  # what to pretend; None: what the case is meant for
+    device: Device | None = None  # the device to pretend; None: the one that the case is meant for
 
     def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
         steps = COUNTED_STEP - 1 + self._steps(trial)
@@ -237,7 +237,7 @@ def resolved(
     *,
     installs: bool = True,
 ) -> tuple[Arm, ...]:
-    """The two arms, of options and their values. Raises `CaseError` and `GitError` where there is none.
+    """Resolve both arms from options and their values. Raises `CaseError` or `GitError` if one is missing.
 
     `installs`: see `resolve`.
     """
@@ -252,7 +252,7 @@ def resolved(
 def by_times(
     options: Options, progress: Progress, launcher: Launcher, arms: tuple[Arm, ...], **how: Any
 ) -> Session:
-    """A session that compares two arms by the times of launches; `how` has fields of `AgainstArm`."""
+    """Return a session that compares two arms on the times of launches; `how` has fields of `AgainstArm`."""
     setup = Setup(options, progress, Host(launcher, options.store))
     return Session(setup, AgainstArm(setup, arms, **how))
 
@@ -265,10 +265,10 @@ def by_counts(
     known_a: Run | None = None,
     metric: str | None = None,
 ) -> Session:
-    """A session that compares two arms by counts: of launches, or of dry runs without a `launcher`.
+    """Return a session that compares the counts of two arms: launches, or dry runs without a `launcher`.
 
-    `known_a` and `metric` are those of `ByCounts`.
-    Dry runs pretend CUDA in both arms or in neither: says so if the torch of an arm lets none be pretended.
+    `known_a` and `metric` are those of `ByCounts`. Dry runs pretend CUDA in both arms or in neither. If the
+    torch of an arm does not allow CUDA to be pretended, the session says so.
     """
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))

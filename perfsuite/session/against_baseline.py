@@ -1,4 +1,4 @@
-"""Launches cases and judges them by their baselines; records one where there is none."""
+"""Launch cases and judge them against their baselines; record a baseline where there is none."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,19 +27,19 @@ MIN_RECORDED = 3  # fewest launches of a usable local baseline; one with fewer i
 
 @dataclass
 class AgainstBaseline(Way):
-    """Judges cases by what was accepted or recorded before."""
+    """Judge cases against accepted or recorded baselines."""
 
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
     def refused(self, trial: Trial) -> Verdict | None:
-        """The failure of a case that lacks a required baseline, unless it may fail for another reason."""
+        """Return the failure of a case without a required baseline, unless it has another reason to fail."""
         _, required = self._baseline_of(trial)
         may_fail = trial.case.known_issue is not None or trial.case.may_run_out_of_memory
         return None if may_fail and self.setup.options.inject is None else required
 
     def judge(self, trial: Trial) -> Verdict:
-        """Launch a case until its launches decide, and judge what they counted."""
-        known, required = self._baseline_of(trial)  # anew: who had the lock may have recorded one
+        """Launch a case until its launches decide, and judge their counts."""
+        known, required = self._baseline_of(trial)  # again: the last holder of the lock may have recorded one
         target = target_of(trial.machine, dry=False)
         is_counted = self.setup.options.counts
         counts = self.setup.baselines.counts.find(target, trial.case) if is_counted else None
@@ -67,13 +67,13 @@ class AgainstBaseline(Way):
         return verdict
 
     def noise(self, hardware_class: str) -> ClassNoise:
-        """The noise pooled over all baselines of a class, as they were when it was first asked for."""
+        """Return the noise pooled over all baselines of a class, as they were at the first call."""
         if hardware_class not in self._noise:
             self._noise[hardware_class] = class_noise(self.setup.baselines.of_class(hardware_class))
         return self._noise[hardware_class]
 
     def record(self, result: Measurement) -> None:
-        """Write local baselines of times, with its profile if one was taken, and of counts."""
+        """Write the local baselines of times (with the profile, if one was taken) and of counts."""
         runs = result.healthy_runs
         verdict = result.verdict
         if verdict.is_recorded:
@@ -84,7 +84,7 @@ class AgainstBaseline(Way):
         super().record(result)
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """The result with a profile and, of a worse one, with what differs from the baseline's."""
+        """Return the result with a profile; if it is worse, also its differences from the baseline's."""
         if not self._wants_profile(result, trial.case):
             return None
         self.setup.progress.say(f"{trial.case.id} is launched once more, for a profile")
@@ -105,7 +105,7 @@ class AgainstBaseline(Way):
         return result.replace(profile=taken, profile_before=before, verdict=verdict)
 
     def _wants_profile(self, result: Measurement, case: Case) -> bool:
-        """Whether to profile a case with that result: it is worse, or its launches may become a baseline."""
+        """Return whether to profile a case: it is worse, or its launches can become a baseline."""
         verdict = result.verdict
         options = self.setup.options
         if not options.explain or verdict.outcome in UNMEASURED:
@@ -114,7 +114,10 @@ class AgainstBaseline(Way):
         return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
 
     def _baseline_of(self, trial: Trial) -> tuple[FoundBaseline | None, Verdict | None]:
-        """The baseline to compare with, or the failure without; not a local one of too few launches."""
+        """Return the baseline to compare with, or the failure if one is required.
+
+        A local baseline with too few launches does not count.
+        """
         found = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
         options = self.setup.options
         fewest = min(MIN_RECORDED, options.policy.record_launches)
@@ -132,5 +135,5 @@ class AgainstBaseline(Way):
 
 
 def _is_worse(verdict: Verdict) -> bool:
-    """Whether a metric regressed. Counts say themselves what they found."""
+    """Return whether a metric regressed. Counts are excluded, as they explain themselves."""
     return any(check.outcome == "regressed" for check in verdict.checks)

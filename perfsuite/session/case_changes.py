@@ -1,7 +1,7 @@
-"""Finds the cases of arm A that a comparison loses: arm B has deleted, changed, re-marked or deselected them.
+"""Find the cases of arm A that arm B has deleted, changed, re-marked or deselected.
 
-Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files may have
-others: pytest collects these with the code and the interpreter of that arm.
+Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files may define
+other cases: pytest collects these with the code and the interpreter of that arm.
 """
 
 import os
@@ -24,31 +24,31 @@ from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange
 from perfsuite.results.store import CASES
 
-SHOWN_FIELDS = 5  # changed fields of a case that are listed
-LONGEST_ERROR = 500  # letters of why cases could not be collected
-LONGEST_VALUE = 60  # letters of a value
-MOST_PAIRS = 40_000  # of cases of one test that are compared: beyond, cases are matched by their position
+SHOWN_FIELDS = 5  # number of changed fields that are listed for a case
+LONGEST_ERROR = 500  # characters of the reason why cases could not be collected
+LONGEST_VALUE = 60  # characters of a value
+MOST_PAIRS = 40_000  # compared pairs of cases of one test: beyond this, cases are matched by position
 SAME_TEST_FIELDS = 12
-"""Fields in which a case may differ from one of the same test that is taken to stand in its place."""
+"""Most fields in which a case may differ from a case of the same test and still count as its replacement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which tests a comparison is asked for."""
+    """The tests that the user wants to compare."""
 
-    paths: Sequence[Path] = ()  # none: what pytest finds by itself
-    # The names of the tests that were asked for by node id, by their file, of which nothing else was.
+    paths: Sequence[Path] = ()  # empty: whatever pytest finds by itself
+    # Names of the tests that were selected by node id, by file; nothing else of these files was selected.
     names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
-    words: Sequence[str] = ()  # pytest's words that select among them: `-k`, `-m`
-    asked: bool = True  # false where ids were given: no other case was asked for
-    # Where arm A may keep its cases instead if it has none of `paths`: as its own settings say.
+    words: Sequence[str] = ()  # arguments of pytest that select among them: `-k`, `-m`
+    asked: bool = True  # False if ids were given: no other case was requested
+    # Whether arm A may keep its cases in another directory, named by its own settings, if it lacks `paths`.
     is_directory_of_cases: bool = False
 
 
 def case_changes(
     arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[tuple[CaseChange, ...], str | None]:
-    """Return how the cases of arm B differ from those of arm A, and why that is not known, or None."""
+    """Return how the cases of arm B differ from those of arm A, and why this is unknown, or None."""
     a, b = arms
     if a.directory == b.directory:
         return (), None
@@ -68,9 +68,9 @@ def case_changes(
 def _of_this_branch(
     changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[CaseChange, ...]:
-    """Call a change new if arm A got its case only after the arms had parted: arm B has not lost it.
+    """Mark changes as new if arm A added their case after the arms diverged: arm B did not lose it.
 
-    Where it is not known at which commit they parted, or which cases that has, nothing is called new.
+    If the commit at which they diverged, or its cases, are unknown, nothing is marked as new.
     """
     a, b = arms
     if not changes or a.moved is None:
@@ -87,18 +87,18 @@ def _of_this_branch(
 
 
 def _in_short(error: str) -> str:
-    """Return the line of an error that says why: of pytest's report the last that it marks with an E."""
+    """Return the line of an error that gives the reason: in pytest's report, the last one marked with E."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     marked = [line[1:].strip() for line in lines if line.startswith("E  ")]
     return f"{lines[0].rpartition(': ')[0]}: {marked[-1]}" if marked else " ".join(lines)[:LONGEST_ERROR]
 
 
 def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTest, ...]:
-    """Return the tests of an arm, by its own pytest. Raises `CaseError` and `FileError`."""
+    """Collect the tests of an arm with its own pytest. Raises `CaseError` and `FileError`."""
     paths = _paths(arm, selection)
     if selection.paths and not paths:
         return ()  # a commit before the first case
-    store.mkdir(parents=True, exist_ok=True)  # a directory that a container sees, too
+    store.mkdir(parents=True, exist_ok=True)  # a directory that a container also sees
     with tempfile.TemporaryDirectory(dir=store) as temporary:
         found = collect(
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"
@@ -108,7 +108,7 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
 
 
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
-    """Return whether a test was asked for: not if others of its file were, by node ids."""
+    """Return whether a test was selected: it was not if only others of its file were, by node id."""
     file, _, name = test.nodeid.partition("::")
     parts = PurePosixPath(file).parts
     asked = [each for path, listed in names.items() if path.parts[-len(parts) :] == parts for each in listed]
@@ -121,7 +121,7 @@ def _tests(found: CaseList) -> tuple[CollectedTest, ...]:
 
 
 def _paths(arm: Arm, selection: Selection) -> list[Path]:
-    """Return the paths as they are in an arm, those of them that it has."""
+    """Return the selected paths in an arm, without those that do not exist there."""
     if arm.directory is None:
         return [*selection.paths]
     there = arm.directory
@@ -130,29 +130,29 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
         return kept
     own = Path(read_ini(there).directories().get("cases", there / CASES))
     here = Path(os.path.relpath(own, there))
-    # Where the directory is here as well, it was not renamed, and its cases were not asked for.
+    # If the directory also exists here, it was not renamed, and its cases were not selected.
     was_renamed = next(here.rglob("*.py"), None) is None
     return [own] if own.is_dir() and was_renamed else []
 
 
 def _in_arm(path: Path, arm: Arm) -> Path:
-    """Return a path as it is in the worktree of an arm."""
+    """Map a path to the worktree of an arm."""
     return path if arm.directory is None else Path(os.path.normpath(arm.directory / os.path.relpath(path)))
 
 
 def _limits(arm: Arm) -> list[str]:
-    """Return the options that keep pytest inside of an arm's worktree, which lies below the repository."""
+    """Return the options that keep pytest inside an arm's worktree, which is below the repository."""
     if arm.moved is None:
         return []
     top = Path(arm.moved[1])
     inside = [f"--confcutdir={top}"]
-    if not read_ini(arm.directory or top).root.is_relative_to(top):  # it has no settings of its own
+    if not read_ini(arm.directory or top).root.is_relative_to(top):  # the arm has no settings of its own
         inside += ["-c", os.devnull, f"--rootdir={arm.directory or top}"]
     return inside
 
 
 def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: bool) -> Iterator[CaseChange]:
-    """Yield what became of each test that arm A would run."""
+    """Yield a change for each test that arm A would run and arm B would not, or differently."""
     by_id = {test.case.id: test for test in b}
     ours = {test.case.id for test in a}
     lost = [test for test in a if test.left_out is None and test.case.id not in by_id]
@@ -176,7 +176,7 @@ def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: b
 
 
 def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:
-    """Return what became of a case whose id both arms have: a kind of change and its words; or None."""
+    """Return the kind and the description of the change to a case whose id both arms have, or None."""
     if then.case.hardware != now.case.hardware:
         return "re-marked", f"{', '.join(then.case.hardware)} -> {', '.join(now.case.hardware)}"
     if now.left_out is None:
@@ -191,9 +191,9 @@ def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:
 
 
 def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
-    """Return the new test that stands in the place of a lost one, by the lost case's id.
+    """Return the new test that replaces each lost one, by the lost case's id.
 
-    Of the new cases of the same test function the one that differs in the fewest fields is taken.
+    It is the new case of the same test function that differs in the fewest fields.
     """
     candidates = defaultdict[tuple[str, str], list[CollectedTest]](list)
     for test in new:
@@ -208,9 +208,9 @@ def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest])
 
 
 def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
-    """Return the nearest new test of each lost one, all of one function, by the lost case's id."""
+    """Return the most similar new test for each lost one of one test function, by the lost case's id."""
     if len(lost) * len(new) > MOST_PAIRS:
-        # Every pair would take minutes: what a loop generates keeps its order.
+        # Comparing every pair would take minutes, and cases that a loop generates keep their order.
         places = [(at, at) for at in range(min(len(lost), len(new)))]
     else:
         places = [(at, place) for at in range(len(lost)) for place in range(len(new))]
@@ -227,29 +227,29 @@ def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dic
 
 
 def _function(test: CollectedTest) -> tuple[str, str]:
-    """Return the file's name and the function of a test: its directory may have moved."""
+    """Return the file name and the function of a test. The directory is left out: it may have moved."""
     file, _, name = test.nodeid.partition("::")
     return PurePosixPath(file).name, name.partition("[")[0]
 
 
 def differences(then: Case, now: Case) -> str:
-    """Return the fields in which two cases differ, in words: `micro_batch 2 -> 1, steps 50 -> 20`."""
+    """Describe the fields in which two cases differ: `micro_batch 2 -> 1, steps 50 -> 20`."""
     changed = _differing(_flat(documents.plain(then)), _flat(documents.plain(now)))
     told = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in changed.items()]
     return ", ".join(cut(told, SHOWN_FIELDS))
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the values of the fields that differ, by path: `topology.processes_per_node`."""
+    """Return both values of each field that differs, by its path: `topology.processes_per_node`."""
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-    for whole in ("model", "framework"):  # another one has other fields, which say no more than its name
+    for whole in ("model", "framework"):  # another model has other fields: its name says it all
         if f"{whole}.name" in names:
             names = [name for name in names if not name.startswith(f"{whole}.") or name == f"{whole}.name"]
     return {name: (old.get(name), new.get(name)) for name in names}
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested values by their path; lists stay whole."""
+    """Flatten nested values into one mapping by path. Lists are kept whole."""
     found: dict[str, Any] = {}
     for name, each in value.items():
         inner = isinstance(each, dict) and bool(each)

@@ -1,4 +1,4 @@
-"""Runs cases dry, and judges what they count by the baselines of that."""
+"""Run cases dry and judge their counts against baselines of counts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +23,15 @@ ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that 
 
 @dataclass
 class Dry(Way):
-    """Runs cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
+    """Run cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
-    device: Device | None = None  # what to pretend; None: what the case is meant for
-    ranks: tuple[int, ...] | None = None  # to run; None: those that tell what all do, alone recorded
+    device: Device | None = None  # the device to pretend; None: the one that the case is meant for
+    # Ranks to run. None: those that represent all others; only then is a baseline recorded.
+    ranks: tuple[int, ...] | None = None
     dry: ClassVar[bool] = True
 
     def judge(self, trial: Trial) -> Verdict:
-        """Run a case dry and judge what it counts. Nothing that a dry run does shows a known issue."""
+        """Run a case dry and judge its counts. A dry run cannot show a known issue."""
         target = target_of(trial.machine, dry=True)
         store = self.setup.baselines.counts
         known = store.find(target, trial.case)
@@ -54,7 +55,7 @@ class Dry(Way):
         return verdict
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
-        """What a dry run says before its counts are looked at."""
+        """Return the verdict on a dry run before its counts are judged."""
         if run.failure is not None:
             reason = f"{run.failure.kind}: {run.failure.message}"
             return Verdict(outcome="failed", launches=1, failure=run.failure.kind, reasons=(reason,))
@@ -64,7 +65,7 @@ class Dry(Way):
         return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
     def reviewed_file(self, case: Case) -> Path:
-        """Where the reviewed baseline of the counts of a case stands, or would."""
+        """Return the path of the reviewed baseline of a case's counts, whether or not it exists."""
         target = target_of(self.setup.host.machine_for(case), dry=True)
         return self.setup.baselines.counts.reviewed_file(target, case.id)
 
@@ -72,6 +73,6 @@ class Dry(Way):
 def dry_session(
     options: Options, progress: Progress, device: Device | None = None, ranks: tuple[int, ...] | None = None
 ) -> Session:
-    """A session that runs cases dry, on the machines that they are meant for or on another `device`."""
+    """Return a session that runs cases dry, on the machines they are meant for or on another `device`."""
     setup = Setup(options, progress, DryHost(device=device))
     return Session(setup, Dry(setup, device=device, ranks=ranks))

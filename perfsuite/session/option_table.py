@@ -1,6 +1,6 @@
-"""The one table of options. pytest's options and ini keys, those of commands, and the page are made of it.
+"""The one table of options. It generates pytest's options and ini keys, those of commands, and the page.
 
-To add an option, add a row here; if a session is to know it, also a field of `Options`; then `make samples`.
+To add an option, add a row here, and a field of `Options` if a session needs it; then run `make samples`.
 """
 
 import math
@@ -26,11 +26,11 @@ from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
 
-Parse = Callable[[str], Any]  # reads a value. Raises `ValueError` with what stands after `give`
+Parse = Callable[[str], Any]  # reads a value. Raises `ValueError` with the text that follows `give`
 
 
 def whole(least: int, most: int = 10**9) -> Parse:
-    """A whole number in a range."""
+    """Return a parser of a whole number in a range."""
 
     def parse(value: str) -> int:
         if re.fullmatch(r"[0-9]{1,10}", value) and least <= int(value) <= most:
@@ -41,7 +41,7 @@ def whole(least: int, most: int = 10**9) -> Parse:
 
 
 def fraction(value: str) -> float:
-    """Read 90% or 0.9; NaN is what cannot be read."""
+    """Parse 90% or 0.9, and return NaN for anything else."""
     number = value.strip()
     try:
         return float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
@@ -50,7 +50,7 @@ def fraction(value: str) -> float:
 
 
 def share(value: str) -> float:
-    """A share of a whole, as 90% or 0.9."""
+    """Parse a share of a whole: 90% or 0.9."""
     number = fraction(value)
     if 0 <= number <= 1:
         return number
@@ -58,7 +58,7 @@ def share(value: str) -> float:
 
 
 def strict(value: str) -> frozenset[str]:
-    """Outcomes, with commas between them."""
+    """Parse a comma-separated list of outcomes."""
     found = frozenset(each.strip() for each in value.split(",") if each.strip())
     if not found <= set(STRICT):
         raise ValueError(f"{' or '.join(STRICT)}, or both with a comma between them")
@@ -66,7 +66,7 @@ def strict(value: str) -> frozenset[str]:
 
 
 def seconds(value: str) -> float:
-    """A time, as 40min, 2h or 90s."""
+    """Parse a time, such as 40min, 2h or 90s, into seconds."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?(s|min|h)", value.strip())
     if found is None or not float(found[1]):
         raise ValueError("a time above 0 in s, min or h: 90s, 40min, 2.5h")
@@ -74,7 +74,7 @@ def seconds(value: str) -> float:
 
 
 def shard(value: str) -> tuple[int, int]:
-    """One of several jobs, as 2/8."""
+    """Parse the number of this job and the number of all jobs: 2/8."""
     found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", value.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise ValueError("the number of this job and of how many, 1/8 to 8/8 of 8 jobs")
@@ -82,11 +82,11 @@ def shard(value: str) -> tuple[int, int]:
 
 
 def path(value: str) -> Path:
-    """A path that can be, whether or not there is something."""
+    """Parse a path that is possible, whether or not it exists."""
     try:
         os.stat(value)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # who writes there will say it
+        pass  # an error is reported on the attempt to write there
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"a path that can be: {reason}") from None
@@ -94,14 +94,14 @@ def path(value: str) -> Path:
 
 
 def file(value: str) -> Path:
-    """A file to write."""
+    """Parse the path of a file to write."""
     if os.path.isdir(value):
         raise ValueError("a file: this is a directory")
     return path(value)
 
 
 def report(value: str) -> Path:
-    """A directory for a report, whose page replaces no other page."""
+    """Parse a directory for a report, in which no page of the user would be replaced."""
     if os.path.isfile(value):
         raise ValueError("a directory: this is a file")
     page = path(value) / "index.html"
@@ -115,43 +115,43 @@ def report(value: str) -> Path:
 
 
 def fault(value: str) -> str:
-    """A fault to inject. Raises `CaseError` for one that there is not."""
+    """Check a fault to inject. Raises `CaseError` for an unknown one."""
     Fault.parse(value)
     return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option: `--perf-NAME` of pytest, the ini key `perf_NAME`, and `--NAME` of commands that have it."""
+    """An option: `--perf-NAME` in pytest, `perf_NAME` in its ini file, and `--NAME` in some commands."""
 
     name: str
-    help: str  # what it does, in pytest's help, in that of the commands, and on the page
-    page: str = ""  # what the page says besides, in Markdown
-    metavar: str = ""  # how its value is shown; empty: a flag. Of two words with a `|`, the second is True
+    help: str  # the text for pytest's help, the help of commands, and the page
+    page: str = ""  # more text for the page, in Markdown
+    metavar: str = ""  # placeholder of its value; empty: a flag. In `one|other`, the second word means True
     parse: Parse = str
-    default: str = ""  # the value without it, as text, parsed like any other; empty means None
-    sets: str = ""  # field of `Options` or its policy; else as its name, or that without `no-`, set to False
-    ini: bool = False  # whether a repository can fix it in pytest's ini file
-    of_verdict: bool = False  # whether a verdict depends on it: a session is resumed only with the same value
+    default: str = ""  # the default as text, parsed like any other value; empty means None
+    sets: str = ""  # field of `Options` or `Policy`; empty: as `name`, without `no-` (which sets it to False)
+    ini: bool = False  # whether a repository can set it in pytest's ini file
+    of_verdict: bool = False  # whether verdicts depend on it: a session resumes only with the same value
 
     @property
     def is_flag(self) -> bool:
-        """Whether it takes no value."""
+        """Whether the option takes no value."""
         return not self.metavar
 
     @property
     def spelled(self) -> str:
-        """As an option of pytest."""
+        """The name of pytest's option."""
         return f"--perf-{self.name}"
 
     @property
     def key(self) -> str:
-        """As a key of pytest's ini file, and as the name of a Python variable."""
+        """The key in pytest's ini file, which is also the name of the Python variable."""
         return self.spelled[2:].replace("-", "_")
 
     @property
     def sets_field(self) -> str | None:
-        """The field of `Options` that it sets, if any; `policy.` begins one of its policy."""
+        """The field of `Options` that the option sets, if any. Fields of the policy begin with `policy.`."""
         own = self.sets or self.name.removeprefix("no-").replace("-", "_")
         if own in Policy.__dataclass_fields__:
             return f"policy.{own}"
@@ -159,11 +159,11 @@ class Option:
 
     @property
     def help_with_default(self) -> str:
-        """The help, as a command line shows it."""
+        """The help with the default, for the command line."""
         return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | None) -> Any:
-        """Return what a value means. Raises `CaseError`, which names the option as it was `spelled`."""
+        """Parse a value. Raises `CaseError`, which names the option as it was `spelled`."""
         if self.is_flag:
             return bool(value) != self.name.startswith("no-")
         given = str(value or self.default)
@@ -177,12 +177,12 @@ class Option:
                 raise ValueError(" or ".join(words))
             return given == words[1]
         except CaseError:
-            raise  # it names the option itself
+            raise  # this error already names the option
         except ValueError as error:
             raise CaseError(f"{spelled}={given[:80]}: give {error}") from None
 
     def shown(self, options: Options) -> str:
-        """The value that a session has, as text."""
+        """Return the value in a session's options, as text."""
         value = attrgetter(str(self.sets_field))(options)
         if self.is_flag:
             return "yes" if value != self.name.startswith("no-") else "no"
@@ -386,7 +386,7 @@ OPTIONS = (
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
-EXCLUDING = (  # options that do not go with some others, and why
+EXCLUDING = (  # an option, the options that it excludes, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
     ("dry", ("resume",), "only launches are resumed"),
     ("against", ("resume",), "two arms are compared in a session of their own"),
@@ -394,7 +394,7 @@ EXCLUDING = (  # options that do not go with some others, and why
 
 
 def check_together(given: set[str]) -> None:
-    """Raise `CaseError` if the options that were given do not go together."""
+    """Raise `CaseError` if the given options exclude each other."""
     for one, others, why in EXCLUDING:
         for other in others:
             if {one, other} <= given:
@@ -404,7 +404,7 @@ def check_together(given: set[str]) -> None:
 
 
 def options_of(root: Path, values: Mapping[str, Any]) -> Options:
-    """The options of a session in a repository: the values that were read, by name, else the defaults."""
+    """Return the options of a session: the values that were read, by name, and defaults for the rest."""
     fields = {
         option.sets_field: values.get(option.name, option.read(option.spelled, None))
         for option in OPTIONS
@@ -413,7 +413,7 @@ def options_of(root: Path, values: Mapping[str, Any]) -> Options:
     fields["strict"] = fields["strict"] or frozenset()
     chosen = {name.removeprefix("policy."): fields.pop(name) for name in list(fields) if "." in name}
     policy = Policy(**chosen)
-    if policy.most < FEWEST_LAUNCHES:  # a quick look is one, whatever there is to see
+    if policy.most < FEWEST_LAUNCHES:  # a quick look never launches again
         policy = replace(policy, max_unhealthy=policy.most)
     fields["store"] = root / fields["store"]
     fields["baselines"] = root / fields["baselines"]
@@ -421,5 +421,5 @@ def options_of(root: Path, values: Mapping[str, Any]) -> Options:
 
 
 def of_verdicts(options: Options) -> dict[str, str]:
-    """Those that a verdict depends on, with their values as text, by the names that users give them."""
+    """Return the options that verdicts depend on: their values as text, by the names that users type."""
     return {option.spelled: option.shown(options) for option in OPTIONS if option.of_verdict}

@@ -1,4 +1,4 @@
-"""What a session leaves, of pytest or of a command: its text for a terminal, and its files."""
+"""Print the result of a session, of pytest or of a command, and write its files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +13,9 @@ from perfsuite.session.session import Session, session_file
 
 
 def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> list[str]:
-    """What a session found, as lines of text: the arms, the table, and in words what needs them.
+    """Return a session's results as lines of text: the arms, the table, and explanations where needed.
 
-    `whole` explains every case, in full. A case that failed is then told here, too; else its test tells it.
+    `whole` explains every case in full, failed ones included. Otherwise a failed case is left to its test.
     """
     measurements = session.results
     told = [f"note: {note}" for note in summary.machine_notes(measurements)]
@@ -33,7 +33,10 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
 
 
 def write_files(session: Session, status: Status) -> None:
-    """Write what was asked for, and the `results.json` of a begun session. Raises `FileError` at the end."""
+    """Write the requested files, and `results.json` if the session has begun.
+
+    All files are tried before a `FileError` names those that could not be written.
+    """
     options = session.setup.options
     writes: list[tuple[Callable[[Path, SessionFile], object], Path | None]] = [
         (documents.write, options.json),
@@ -46,7 +49,7 @@ def write_files(session: Session, status: Status) -> None:
         try:
             if path is not None:
                 write(path, session_file(session, status))
-        except Exception as error:  # another file may lie on another disk, and be of another kind
+        except Exception as error:  # the next file may be of another kind, on another disk
             problems.append(errors.told(error))
     if problems:
         raise FileError("; ".join(problems))
@@ -55,9 +58,9 @@ def write_files(session: Session, status: Status) -> None:
 def write_report(directory: Path, *contents: SessionFile) -> list[Path]:
     """Write a report of sessions to a directory, and return its files.
 
-    They are a page that works offline, a summary for the page of a CI job, and the results of each session.
+    The files are a page that works offline, a summary for the page of a CI job, and each session's results.
     """
-    from perfsuite.report import markdown  # not for every run of pytest: they import Jinja
+    from perfsuite.report import markdown  # imported here, as most runs of pytest do not need Jinja
     from perfsuite.report.html import page
 
     texts = {"index.html": page.render(list(contents)), "summary.md": markdown.render(list(contents))}

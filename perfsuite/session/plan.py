@@ -1,4 +1,4 @@
-"""Which cases a session measures, in which order, if it has less time than all of them need."""
+"""Choose and order the cases of a session that has less time than all of them need."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,34 +13,34 @@ from perfsuite.case.case import Case
 from perfsuite.results.outcome import UNJUDGED, Outcome
 from perfsuite.results.session_file import SessionFile
 
-SESSIONS_READ = 100  # of the store, the newest
+SESSIONS_READ = 100  # the newest sessions of the store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """How a case was measured last."""
+    """The last measurement of a case."""
 
     started_at: str  # ISO 8601, with time zone
     outcome: Outcome
-    seconds: float  # of all its launches
+    seconds: float  # duration of all its launches together
 
     @property
     def is_open(self) -> bool:
-        """Whether it failed or was not decided."""
+        """Whether the case failed or was not decided."""
         return self.outcome in ("failed", "regressed", *UNJUDGED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A case and what it will cost."""
+    """A case and its expected cost."""
 
     case: Case
     past: Past | None
-    seconds: float | None  # as it took last, else the median of known cases on as many devices; or None
+    seconds: float | None  # its last duration, else the median of known cases on as many devices, or None
 
     @property
     def gpu_hours(self) -> float | None:
-        """Hours of all its GPUs together, 0 on CPUs."""
+        """Expected hours of all GPUs of the case together; 0 on CPUs."""
         if self.seconds is None:
             return None
         devices = 0 if self.case.hardware == ("cpu",) else self.case.topology.world_size
@@ -48,12 +48,12 @@ class Planned:
 
 
 def past_of(files: Sequence[Path]) -> dict[str, Past]:
-    """Return how each case was measured last, by its id, from the newest of these results."""
+    """Return the last measurement of each case, by its id, from the newest of these results files."""
     found: dict[str, Past] = {}
     for file in files[-SESSIONS_READ:]:
         session = documents.read_or_none(file, SessionFile)
         if session is None:
-            continue  # of another version, or cut short: a plan does without it
+            continue  # written by another version, or truncated: a plan can do without it
         for result in session.results:
             if result.runs and not result.dry and not any(run.inject for run in result.runs):
                 found[result.case_id] = Past(
@@ -65,10 +65,11 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
 
 
 def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[Planned]:
-    """Return the cases in the order of a budget.
+    """Return the cases in the order in which a budget is spent.
 
-    First what failed or was not decided, then what was never measured, then the rest, longest not measured
-    first. Without any past each day begins at another case, so that none is left out for ever.
+    Cases that failed or were not decided come first, then those never measured, then the rest, oldest
+    measurement first. Cases that were never measured begin at another case each day, so that none is always
+    left out.
     """
     by_id = sorted(cases, key=lambda case: case.id)
     turn = today.toordinal() % len(by_id) if by_id else 0
@@ -93,19 +94,19 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
 
 @dataclass
 class Budget:
-    """What is left of the time of a session."""
+    """The time of a session, and how much of it is left."""
 
     seconds: float
-    costs: dict[str, float] = field(default_factory=dict)  # expected seconds by case id, of those known
+    costs: dict[str, float] = field(default_factory=dict)  # expected seconds by case id, where known
     began: float = field(default_factory=lambda: monotonic())
 
     def allows(self, case: Case) -> bool:
-        """Whether a case fits into what is left; if nobody knows what it costs, whether anything is left."""
+        """Return whether a case fits into the time left. If its cost is unknown, any time left is enough."""
         left = self.seconds - (monotonic() - self.began)
         return left > 0 and self.costs.get(case.id, 0.0) <= left
 
     def told(self, case: Case) -> str:
-        """Return why a case is not reached."""
+        """Explain why a case is not reached."""
         cost = self.costs.get(case.id)
         whole = _told(self.seconds)
         if cost is not None and cost > self.seconds:
@@ -125,5 +126,5 @@ def _told(seconds: float) -> str:
 
 
 def shard(cases: Iterable[Case], number: int, of: int) -> set[str]:
-    """Return the ids of the cases of one of several jobs, which share them alike: 1 is the first job."""
+    """Return the ids of one job's cases, which are split evenly among `of` jobs; the first job is 1."""
     return set(sorted({case.id for case in cases})[number - 1 :: of])

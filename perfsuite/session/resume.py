@@ -1,4 +1,4 @@
-"""Which session `--perf-resume` goes on with, and which of its cases are decided."""
+"""Find the session that `--perf-resume` continues, and decide which of its results still hold."""
 
 from perfsuite import documents
 from perfsuite.case.case import Case
@@ -11,16 +11,16 @@ from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
 
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
-"""A step that somebody cancelled, a file that cannot be written, a launcher that was killed, a baseline that
-may be there by now: nothing says that the code failed."""
-MOST_DIFFERENCES = 5  # differences between two sessions that are told
+"""A cancelled step, a file that cannot be written, a launcher that was killed, a baseline that may exist by
+now: none of these is evidence that the code failed."""
+MOST_DIFFERENCES = 5  # differences between two sessions that are listed
 
 
 def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
-    """The newest session of a store, whose verdicts hold for `now`, and what it left. Dry runs are none.
+    """Return the directory and the contents of the newest session of a store, if its verdicts hold for `now`.
 
-    Raises `FileError` with the reason where there is none, where its file cannot be read, and where it
-    differs from `now` in anything that a verdict depends on.
+    Dry runs are skipped. Raises `FileError` with the reason if there is no session, if its file cannot be
+    read, and if it differs from `now` in anything that a verdict depends on.
     """
     for file in reversed(store.results()):
         content = documents.read(file, SessionFile)
@@ -36,7 +36,7 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """Return why the verdicts of one session do not hold for another, with both values; empty if they do."""
+    """List why the verdicts of one session do not hold for another, with both values; empty if they do."""
     if now.commit is None:
         return ["cases outside of git, where no commit says whether they are the same"]
     before, today = (
@@ -57,22 +57,22 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
 
 
 def is_decided(result: Measurement) -> bool:
-    """Whether a case keeps its verdict when its session goes on: one that says something of the code."""
+    """Return whether a resumed session can keep a verdict: it must be about the code."""
     return result.outcome not in ("unhealthy", "undecided") and not is_of_machine(result)
 
 
 def is_of_machine(result: Measurement) -> bool:
-    """Whether a case failed for a reason that says nothing of its code."""
+    """Return whether a case failed for a reason that has nothing to do with its code."""
     return result.verdict.failure in FAILURES_OF_THE_MACHINE
 
 
 def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
-    """The parts of a session that goes on: one that still says `running` was killed."""
+    """Return the parts of a resumed session; a part that is still `running` was killed."""
     return tuple(part.replace(status="interrupted") if part.status == "running" else part for part in parts)
 
 
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
-    """Whether a case keeps its earlier result: its code was judged, by the baselines that count now."""
+    """Return whether an earlier result still holds: its code was judged, against the current baselines."""
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:
         return False

@@ -1,4 +1,4 @@
-"""A session: measures one case after another, and keeps what it found."""
+"""A session: measure cases one after another and keep the results."""
 
 import traceback
 from dataclasses import dataclass, field
@@ -39,62 +39,63 @@ from perfsuite.verdict.waivers import remarks, waive
 
 @dataclass
 class Session:
-    """Measures one case after another, in one way."""
+    """Measure cases one after another, in one way."""
 
     setup: Setup
     way: Way
-    saves: bool = True  # write `results.json` when a case begins, and when it has its verdict
+    saves: bool = True  # whether to write `results.json` when a case begins and when it is judged
     results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     budget: Budget | None = None
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    earlier: SessionFile | None = None  # what it goes on with, as its earlier parts left it; None: it is new
-    measured: int = 0  # how many cases this part of the session has measured, or could not measure
-    trial: Trial | None = None  # the case that is being measured, or was measured last
-    running: str | None = None  # the id of the case being measured: after an interrupt, the lost one
-    collected: frozenset[str] = frozenset()  # the ids of all cases, selected or not; empty: not known
-    case_changes: tuple[CaseChange, ...] = ()  # of two arms: which cases arm B lacks or has otherwise
-    cases_unknown: str | None = None  # why that is not known
-    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with why
-    deselected: tuple[str, ...] = ()  # those whose cases `-m` of the settings leaves out by a mark, with why
-    _begun: set[str] = field(default_factory=set)  # the ids of the cases that this part measures
-    # The results of earlier parts that are still in `results`, by test and case.
+    earlier: SessionFile | None = None  # the earlier parts of a resumed session; None: this one is new
+    measured: int = 0  # number of cases that this part of the session measured, or failed to measure
+    trial: Trial | None = None  # the case being measured, or the last one
+    running: str | None = None  # id of the running case; after an interrupt, the one that was lost
+    collected: frozenset[str] = frozenset()  # ids of all cases, selected or not; empty: unknown
+    case_changes: tuple[CaseChange, ...] = ()  # in a comparison: cases that arm B lacks or has changed
+    cases_unknown: str | None = None  # why the case changes are unknown
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with the reason
+    # Baselines whose cases `-m` of the settings deselects by a mark, each with the reason.
+    deselected: tuple[str, ...] = ()
+    _begun: set[str] = field(default_factory=set)  # ids of the cases that this part began to measure
+    # Results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
-    _unsaved: str | None = None  # why `results.json` could not be written last
+    _unsaved: str | None = None  # why the last attempt to write `results.json` failed, if it did
 
     def __post_init__(self) -> None:
-        """Read which regressions are tolerated: none of two arms. Raises `FileError` for a bad file."""
+        """Read the waivers; a comparison of two arms has none. Raises `FileError` for a bad file."""
         self.waivers = () if self.way.arms else waivers.read(self.setup.options.root / waivers.FILE)
 
     @property
     def today(self) -> date:
-        """The day for which waivers hold or not."""
+        """The day on which waivers are checked for expiry."""
         return datetime.fromisoformat(self.started_at).date()
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The waivers that match nothing, or that no case needs any more."""
+        """Remarks on waivers that match nothing, or that no case needs any more."""
         return remarks(self.waivers, self.results, self.collected, self.today)
 
     @cached_property
     def directory(self) -> SessionDir:
-        """The directory of this session: its launches, and its `results.json`."""
+        """The directory of this session, with its launches and its `results.json`."""
         store = self.setup.store
         return store.new_comparison() if self.way.arms else store.new_session()
 
     @property
     def arm_facts(self) -> tuple[ArmFacts, ...]:
-        """What is told of the arms."""
+        """The facts about the arms that are reported."""
         return tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in self.way.arms)
 
     @cached_property
     def nodes(self) -> Preflights:
-        """What was found out about nodes in this part of the session."""
+        """The preflights of nodes in this part of the session."""
         return Preflights(self.setup, lambda: self.directory.new_preflight(), self.save)
 
     @cached_property
     def noted(self) -> tuple[git.Revision, Conditions]:
-        """What is checked out, and what the verdicts hold for, as they were when first asked for."""
+        """The revision and the conditions of the verdicts, as they were at first access."""
         revision = git.revision(self.setup.options.root)
         if revision.problem is not None:
             self.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
@@ -105,11 +106,11 @@ class Session:
 
     @cached_property
     def judge_changes(self) -> JudgeChanges | None:
-        """How what judges differed from the base when first asked for."""
+        """How this branch changes its own checks, as it was at first access."""
         return judge_changes(self.setup.options, self.way.arms)
 
     def resume(self) -> None:
-        """Go on with the newest session, once none runs, if its verdicts hold."""
+        """Continue the newest session if its verdicts hold, after waiting for other sessions to end."""
         self.setup.lock.take(self.setup.progress.say)
         say = self.setup.progress.say
         try:
@@ -125,7 +126,7 @@ class Session:
         say(f"--perf-resume: goes on with {self.directory.path}: {plural(decided, 'case')} measured there")
 
     def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
-        """The result of a case in an earlier part of this session; None if it has to be measured."""
+        """Return the result of a case in an earlier part of this session; None if it has to be measured."""
         result = self._earlier.get((nodeid, case.id))
         if result is None:
             return None
@@ -133,10 +134,11 @@ class Session:
         return result if resume.holds(result, case, machine, self.setup.baselines) else None
 
     def skip_reason(self, case: Case) -> str | None:
-        """Why this machine cannot run `case`, or None.
+        """Return why this machine cannot run `case`, or None.
 
-        Raises `CaseError` where the installed torch cannot use its GPUs, and where baselines are required and
-        this hardware class has a reviewed one: it could run there once, and a package or a GPU is missing.
+        Raises `CaseError` if the installed torch cannot use the GPUs. It also does so if baselines are
+        required and this hardware class has a reviewed one: the case ran here once, so a package or a GPU is
+        missing.
         """
         reason = self.setup.host.why_not(case)
         if reason is None:
@@ -147,7 +149,7 @@ class Session:
         return reason
 
     def why_required(self, case: Case) -> str | None:
-        """Why a case has to be measured here, if it has to: baselines are required, and it has one."""
+        """Return why a case must be measured here (baselines are required and it has one), or None."""
         file = self.way.reviewed_file(case)
         if not self.setup.options.fail_without_baseline or not is_there(file):
             return None
@@ -156,21 +158,21 @@ class Session:
     def record_skip(
         self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False, by_test: bool = False
     ) -> None:
-        """Keep a case that this machine cannot run, the budget does not reach, or its own test skips."""
+        """Record a case that this machine cannot run, the budget does not reach, or its own test skips."""
         names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
         skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
         if skip not in self.skipped:  # an earlier part of this session may have skipped it
             self.skipped.append(skip)
 
     def has_time(self, case: Case, nodeid: str) -> bool:
-        """Whether a case may begin. If not, it is kept as not reached."""
+        """Return whether there is time to begin a case. If not, record it as not reached."""
         if self.budget is None or self.budget.allows(case) or self.earlier_result(case, nodeid) is not None:
             return True
         self.record_skip(case, nodeid, self.budget.told(case), not_reached=True)
         return False
 
     def record_error(self, case: Case, nodeid: str, error: Exception) -> None:
-        """Keep a case that could not be measured as a failed one, with the launches that it had."""
+        """Record a case that could not be measured as failed, with the launches that it had."""
         trial = self.trial if self.trial is not None and self.trial.case is case else None
         trial = trial or Trial(case, self.setup.host.machine, self.directory.case(case.id))
         where = "" if isinstance(error, errors.PerfsuiteError) else f" ({_traceback(error, trial.directory)})"
@@ -179,14 +181,14 @@ class Session:
         self.keep(self._result(trial, nodeid, verdict))
 
     def measure(self, case: Case, nodeid: str) -> Measurement:
-        """Launch a case and judge it until decided; record a baseline where there is none.
+        """Launch a case until it is decided, and record a baseline if there is none.
 
-        A case that an earlier part of this session decided has that result. One that cannot be launched is a
-        failed result, and its error is raised. `AllocationOverError` leaves none: it says nothing of the
-        case, and no other can be launched either. A case that was measured before is refused with
-        `CaseError`, and leaves none either: who measures it until it passes gains nothing.
+        If an earlier part of this session decided the case, return that result. A case that cannot be
+        launched becomes a failed result, and its error is raised. `AllocationOverError` leaves no result: it
+        is not about the case, and no other case can be launched either. A case that this part measured before
+        is refused with `CaseError`, without a new result, so that nobody can repeat it until it passes.
         """
-        _ = self.noted, self.judge_changes  # as they are now, and not after hours
+        _ = self.noted, self.judge_changes  # read now, as the files can change during the session
         earlier = self.earlier_result(case, nodeid)
         if earlier is not None:
             return earlier
@@ -239,7 +241,7 @@ class Session:
         return verdict
 
     def _result(self, trial: Trial, nodeid: str, verdict: Verdict) -> Measurement:
-        """What is told of a case: its verdict, whether that is waived, and whether shadow mode excuses it."""
+        """Return the result of a case: its verdict, with waivers and shadow mode applied."""
         runs = tuple(trial.runs)
         result = Measurement(
             nodeid=nodeid,
@@ -259,27 +261,27 @@ class Session:
         return result.replace(shadow=self.setup.options.shadow and self.fails(result))
 
     def fails(self, result: Measurement) -> bool:
-        """Whether a result fails its session, or would without shadow mode."""
+        """Return whether a result fails its session, or would without shadow mode."""
         return self.setup.options.is_failing(result) or (result.excused is None and result.is_empty)
 
     @property
     def failing(self) -> list[Measurement]:
-        """The results that fail this session, whatever their tests made of them."""
+        """The results that fail this session, whatever the outcome of their tests."""
         return [result for result in self.results if not result.shadow and self.fails(result)]
 
     @property
     def has_all_cases(self) -> bool:
-        """Return whether the comparison of two arms has lost no case of arm A, as far as that is known."""
+        """Whether the comparison is known to have lost no case of arm A."""
         return self.cases_unknown is None and not lost_cases(self.case_changes, self.results)
 
     @property
     def misses_baselines(self) -> bool:
-        """Whether it fails because reviewed baselines have no case: some cases may have been lost."""
+        """Whether the session fails because reviewed baselines have no case: cases may have been lost."""
         options = self.setup.options
         return bool(self.unclaimed) and options.fail_without_baseline and not options.shadow
 
     def keep(self, measurement: Measurement) -> None:
-        """Take a result in, in place of what an earlier part of this session had for it, and save it."""
+        """Add and save a result. It replaces that of an earlier part of this session."""
         key = (measurement.nodeid, measurement.case_id)
         replaced = self._earlier.pop(key, None)
         self.results = [*(each for each in self.results if each is not replaced), measurement]
@@ -288,13 +290,13 @@ class Session:
         self.save()
 
     def save(self) -> None:
-        """Write `results.json` as it would be left by a SIGKILL now. If it cannot be written, say why."""
+        """Write `results.json` as a SIGKILL would leave it, with the status `running`. Report a failure."""
         if not self.saves:
             return
         try:
             documents.write(self.directory.results, session_file(self, "running"))
             problem = None
-        except Exception as error:  # whatever it is, other cases can be measured
+        except Exception as error:  # whatever the error, other cases can still be measured
             problem = f"{errors.told(error)} The session goes on; what it measures is shown at its end"
             if problem != self._unsaved:
                 self.setup.progress.say(problem)
@@ -302,25 +304,25 @@ class Session:
 
     @property
     def launches(self) -> list[Run]:
-        """The launches so far of the case that is being measured, or was measured last: arm A's first."""
+        """The launches so far of the case being measured, or of the last one. Those of arm A come first."""
         return [] if self.trial is None else [*self.trial.before, *self.trial.runs]
 
     @property
     def only_shown(self) -> list[Measurement]:
-        """Measurements that only show figures, as `allow_shared` asks: not judged, and no reason to fail."""
+        """Measurements that `allow_shared` only shows: they are not judged, and do not fail the session."""
         shown = self.results if self.setup.options.allow_shared else []
         return [each for each in shown if each.outcome == "unhealthy" and each.shared and each.measured_steps]
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether no result says anything about the code, where that was asked for."""
+        """Whether no result says anything about the code, although it should."""
         return not self.only_shown and all(
             result.outcome in UNMEASURED and result.excused != "known issue" for result in self.results
         )
 
     @property
     def judged(self) -> int:
-        """How many of the results are a verdict on the code."""
+        """The number of results that are a verdict on the code."""
         judged = [
             each for each in self.results if each.outcome not in UNJUDGED and not resume.is_of_machine(each)
         ]
@@ -328,17 +330,17 @@ class Session:
 
     @property
     def asked(self) -> int:
-        """How many cases were to be judged: measured ones, and those that a budget or a test left out."""
+        """The number of cases to judge: those measured, and those that a budget or a test left out."""
         return len(self.results) + sum(each.not_reached or each.by_test for each in self.skipped)
 
     @property
     def too_few_judged(self) -> bool:
-        """Whether fewer of the cases were judged than the user wants."""
+        """Whether the share of judged cases is below the user's minimum."""
         return bool(self.asked) and self.judged / self.asked < self.setup.options.min_judged
 
 
 def session_file(session: Session, status: Status) -> SessionFile:
-    """Everything that a session found out, in all its parts."""
+    """Return the results of all parts of a session, as they are saved."""
     earlier = session.earlier
     part = PytestRun(started_at=session.started_at, status=status, cases=session.measured)
     revision, conditions = session.noted
@@ -367,10 +369,10 @@ def session_file(session: Session, status: Status) -> SessionFile:
 
 
 def _traceback(error: Exception, directory: Path) -> str:
-    """Keep the traceback of an error that perfsuite did not raise on purpose. Returns where it is."""
+    """Write the traceback of an unexpected error, and return where it is."""
     file = directory / "traceback.txt"
     try:
         documents.write_text(file, errors.readable("".join(traceback.format_exception(error))))
-    except Exception as unwritten:  # an error may come with attributes that raise
+    except Exception as unwritten:  # the attributes of an error can raise, too
         return f"its traceback was not kept: {errors.told(unwritten)}"
     return f"its traceback: {file}"

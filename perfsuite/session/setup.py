@@ -1,4 +1,4 @@
-"""What a session measures with: options, a machine, real or pretended, preflights of it, and baselines."""
+"""The setup of a session: its options, a real or pretended machine, preflights, and baselines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ MISSING_FAILS = "--perf-missing-baseline=fail"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user may choose. `perfsuite.session.option_table` says what each field does."""
+    """The user's choices. `perfsuite.session.option_table` explains each field."""
 
     root: Path  # the directory of the repository that holds the cases
     store: Path
@@ -40,14 +40,14 @@ class Options:
     policy: Policy = field(default_factory=Policy)
     inject: str | None = None
     counts: bool = True
-    counted_steps: int = CONSECUTIVE  # in a row, where nothing is timed, of cases that say nothing else
+    counted_steps: int = CONSECUTIVE  # consecutive steps where nothing is timed; a case can override it
     explain: bool = False
     fail_without_baseline: bool = False
     strict: frozenset[str] = frozenset()
     shadow: bool = False
     min_judged: float = 0  # share of the cases, from 0 to 1
-    budget_s: float | None = None  # time of the session after which no case begins
-    shard: tuple[int, int] | None = None  # which of how many jobs this is, from 1
+    budget_s: float | None = None  # no case begins that would end after this time
+    shard: tuple[int, int] | None = None  # number of this job, from 1, and number of jobs
     wait_quiet_s: float = WAIT_S
     wait_lock_s: float = LOCK_WAIT_S
     allow_shared: bool = False
@@ -57,17 +57,17 @@ class Options:
 
     @property
     def when_shared(self) -> WhenShared:
-        """What to do after a launch during which others used the machine."""
+        """The action after a launch during which others used the machine."""
         if self.allow_shared:
             return "stop"
         return "wait" if self.wait_quiet_s else "again"
 
     def steps_to_count(self, case: Case) -> int:
-        """How many steps in a row are counted of a case where nothing is timed."""
+        """Return the number of consecutive steps to count where nothing is timed."""
         return self.counted_steps if case.counted_steps is None else case.counted_steps
 
     def is_failing(self, measurement: Measurement) -> bool:
-        """Whether a test fails with this measurement, or would without `shadow`."""
+        """Return whether a test fails with this measurement, or would without `shadow`."""
         return measurement.excused is None and measurement.outcome in {"failed", "regressed", *self.strict}
 
 
@@ -80,21 +80,21 @@ class Host:
 
     @cached_property
     def machine(self) -> Machine:
-        """Each node with its GPUs, if it has any. Looked at once, and only if something is measured."""
+        """The nodes and their GPUs, detected once, and only if something is measured."""
         return self.launcher.machine(self.shared)
 
     def machine_for(self, case: Case) -> Machine:
-        """The machine that `case` runs on: one with GPUs is a CPU machine, too, for a case meant for that."""
+        """Return the machine that `case` runs on. A machine with GPUs is also a CPU machine for CPU cases."""
         if "cpu" in case.hardware and all(self.machine.why_not(hardware) for hardware in case.hardware):
             return detect_cpu("a case meant for cpu")
         return self.machine.for_nodes(case.topology.nodes)
 
     def meant(self, case: Case) -> Case:
-        """The case as it is measured here."""
+        """Return the case as it is measured here."""
         return case
 
     def why_not(self, case: Case) -> str | None:
-        """Why this machine cannot run `case`, or None. Raises `CaseError` if only the torch is wrong."""
+        """Return why this machine cannot run `case`, or None. Raises `CaseError` if only torch is wrong."""
         machine = self.machine_for(case)
         reason = unsupported(case, machine)
         if reason is None:
@@ -108,23 +108,23 @@ class Host:
 class DryHost(Host):
     """The machines that dry runs pretend, and which cases can be run dry on them."""
 
-    device: Device | None = None  # what to pretend; None: what a case is meant for
-    hardware: frozenset[str] = frozenset()  # what `-m` selects; empty: nothing, or not hardware alone
+    device: Device | None = None  # the device to pretend; None: the one that a case is meant for
+    hardware: frozenset[str] = frozenset()  # the hardware that `-m` selects; empty: none, or other marks, too
 
     @cached_property
     def machine(self) -> Machine:
-        """This machine. A dry run needs nothing of it: one that could not be measured on will do."""
+        """This machine. Dry runs do not use it, so one that cannot be measured on will do."""
         try:
             return super().machine
         except MachineError as error:
             return detect_cpu(str(error))
 
     def machine_for(self, case: Case) -> Machine:
-        """The machine that is pretended for `case`."""
+        """Return the machine that is pretended for `case`."""
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """The case with the hardware first that `-m` selects, if that is one of its own: it is pretended."""
+        """Return the case with the hardware that `-m` selects in first place, as the first is pretended."""
         chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
         if len(chosen) != 1 or chosen[0] == case.hardware[0]:
             return case
@@ -132,13 +132,13 @@ class DryHost(Host):
         return case.replace(hardware=(chosen[0], *others))
 
     def why_not(self, case: Case) -> str | None:
-        """Why `case` cannot be run dry, or None."""
+        """Return why `case` cannot be run dry, or None."""
         return why_not_dry(case, self.machine_for(case))
 
 
 @dataclass
 class Setup:
-    """What a session measures with: its options, its machine and who else uses it, and its baselines."""
+    """The options of a session, its machine and who else uses it, and its baselines."""
 
     options: Options
     progress: Progress
@@ -151,17 +151,17 @@ class Setup:
 
     @cached_property
     def baselines(self) -> BaselineStore:
-        """Reviewed baselines, and those that this machine has recorded."""
+        """Reviewed baselines, and those recorded on this machine."""
         return BaselineStore(self.options.baselines, self.store.baselines)
 
     @cached_property
     def lock(self) -> MachineLock:
-        """Lets one session at a time measure on these nodes."""
+        """The lock that lets only one session at a time measure on these nodes."""
         return MachineLock(self.host.launcher.lock, longest_wait_s=self.options.wait_lock_s)
 
     @cached_property
     def neighbours(self) -> Neighbours | None:
-        """Who else uses this machine; None where launches are on others."""
+        """The other users of this machine; None if launches run on other machines."""
         if self.host.launcher.name != LocalLauncher.name:
             return None
         return Neighbours(self.progress.say, self.progress.waiting, self.options.wait_quiet_s)
@@ -182,17 +182,17 @@ class Setup:
 
 @dataclass
 class Preflights:
-    """Looks at several nodes before the first case on them, by the torch of this environment."""
+    """Check several nodes before the first case on them, with the torch of this environment."""
 
     setup: Setup
     new_directory: Callable[[], Path]
-    save: Callable[[], None]  # writes what the session knows so far
+    save: Callable[[], None]  # saves the session's results so far
     made: list[Preflight] = field(default_factory=list)
-    # What is wrong with each node that two preflights in a row found bad, by its number from 0 on.
+    # Problems of each node that two consecutive preflights found bad, by its number from 0.
     _bad: dict[int, str] = field(default_factory=dict)
 
     def problems(self, case: Case, machine: Machine) -> tuple[str, ...]:
-        """What is wrong with the nodes that a case would use; none for one that trains nothing."""
+        """Return the problems of the nodes that a case would use; none for a case that needs no torch."""
         nodes = case.topology.nodes
         if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
             return ()
@@ -204,7 +204,7 @@ class Preflights:
         return tuple(self._bad[node] for node in sorted(self._bad) if node < nodes)
 
     def _look(self, nodes: int, machine: Machine) -> None:
-        """Have a preflight of the first nodes, and another if it finds a bad node: others may disturb it."""
+        """Run a preflight of the first nodes. Repeat it if a node is bad: others may have disturbed it."""
         first = self._preflight(nodes, machine)
         if not first.problems:
             return

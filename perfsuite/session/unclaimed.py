@@ -1,4 +1,4 @@
-"""Which reviewed baselines no case of a whole night claims: a case may have been lost without a word."""
+"""Find reviewed baselines that no case of a whole nightly run claims: a case may have been lost silently."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,11 +19,11 @@ def unclaimed(
     markers: Collection[str],
     elsewhere: str | None = None,
 ) -> list[tuple[str, str]]:
-    """Return the id of the case of each of these baselines, and why nothing claims it.
+    """Return the case id of each unclaimed baseline, and why nothing claims it.
 
-    Only folders of hardware that a claimed case is measured on are looked at. `collected` are all cases and
-    `claimed` those that are selected, by their ids; `markers` are those of `-m`, if it names hardware.
-    `elsewhere` is the directory of the cases where the session has tests of other directories alone.
+    Only hardware folders that a claimed case is measured on are searched. `collected` holds all cases and
+    `claimed` the selected ones, by id; `markers` are those of `-m`, if it names hardware. `elsewhere` is the
+    directory of the cases if the session has only tests of other directories.
     """
     files = [session.way.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
     found = []
@@ -37,9 +37,9 @@ def unclaimed(
 
 
 def without_any_case(session: Session, markers: Collection[str]) -> list[tuple[str, str]]:
-    """Return the same where no case at all is selected: the baselines that this machine could be judged by.
+    """Return the same if no case at all is selected: baselines that would apply to this machine.
 
-    `markers` are those of `-m`, if it names hardware. A file that cannot be read might be one of them.
+    `markers` are those of `-m`, if it names hardware. An unreadable file is included, as it could be one.
     """
     baselines = session.setup.baselines
     kinds: list[BaselineFiles[Any]] = [baselines, baselines.counts]
@@ -64,17 +64,17 @@ def _is_meant(session: Session, case: Case, markers: Collection[str]) -> bool:
         return not set(case.markers).isdisjoint(markers)
     try:
         return session.setup.host.why_not(case) is None
-    except Exception:  # it would fail here
+    except Exception:  # the case would fail here
         return False
 
 
 def _is_of_another_night(session: Session, case: Case, file: Path, markers: Collection[str]) -> bool:
-    """Whether `-m` leaves a case out that this machine could measure by that baseline: `-m gpu` an H100's."""
+    """Return whether `-m` excludes a case that this machine could judge, as `-m gpu` one of an H100."""
     if not markers or not set(case.markers).isdisjoint(markers):
         return False
     try:
         return session.setup.host.why_not(case) is None and session.way.reviewed_file(case) == file
-    except Exception:  # it would fail in its own night, too
+    except Exception:  # the case would fail in its own nightly run, too
         return False
 
 

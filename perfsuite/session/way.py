@@ -1,4 +1,4 @@
-"""What every way to measure a case answers a session: those of `against_baseline` and `against_arm`."""
+"""The interface of the ways to measure a case: see `against_baseline`, `against_arm` and `dry`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ from perfsuite.verdict.profiled import explained
 
 @dataclass
 class Trial:
-    """A case that is being measured, and what was found so far: an error or an interrupt leaves it."""
+    """A case being measured, and its results so far, which outlive an error or an interrupt."""
 
     case: Case
     machine: Machine
     directory: Path
     runs: list[Run] = field(default_factory=list)
-    before: list[Run] = field(default_factory=list)  # of arm A where two are compared: `runs` are arm B's
-    baseline_file: Path | None = None  # of times: what it was judged by, or its launches become
-    judged_by: str | None = None  # a digest of the baselines that it was judged by
+    before: list[Run] = field(default_factory=list)  # in a comparison, the runs of arm A; `runs` are arm B's
+    baseline_file: Path | None = None  # the baseline of times that judged it, or that its launches become
+    judged_by: str | None = None  # a digest of the baselines that judged it
     excused: Excuse | None = None  # why its failure is no surprise
 
 
@@ -41,23 +41,23 @@ class Way(ABC):
     """A way to measure cases."""
 
     setup: Setup
-    arms: tuple[Arm, ...] = ()  # the two arms of a comparison; none where cases are judged by baselines
-    dry: ClassVar[bool] = False  # whether nothing is launched: no machine is locked or looked at
+    arms: tuple[Arm, ...] = ()  # the two arms of a comparison; empty if cases are judged against baselines
+    dry: ClassVar[bool] = False  # whether nothing is launched: no machine is locked or checked
 
     def refused(self, trial: Trial) -> Verdict | None:
-        """The verdict on a case for which nothing is to be launched; None for others."""
+        """Return the verdict on a case that must not be launched; None for all others."""
         return None
 
     @abstractmethod
     def judge(self, trial: Trial) -> Verdict:
-        """Launch a case, or run it dry, until it is decided. Its launches are added to the trial's."""
+        """Launch a case, or run it dry, until it is decided. Adds its launches to the trial."""
 
     def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """The result with a profile, or with why there is none; None where none is wanted."""
+        """Return the result with a profile, or with the reason why it failed; None if none is wanted."""
         return None
 
     def profiled(self, result: Measurement, trial: Trial) -> Measurement | None:
-        """As `profile`; if that fails, the verdict stays, and the result says why there is no profile."""
+        """Call `profile`. If it fails, keep the verdict, and have the result say why there is no profile."""
         try:
             return self.profile(result, trial)
         except Exception as error:
@@ -67,19 +67,19 @@ class Way(ABC):
             )
 
     def record(self, result: Measurement) -> None:
-        """Write the local baselines that the launches of a case become, if it turned out to need them."""
+        """Write the launches of a case as local baselines, if it turned out to need them."""
         counts = result.verdict.counts
-        if counts is not None and counts.outcome == "recorded":  # never of a comparison
+        if counts is not None and counts.outcome == "recorded":  # never in a comparison
             self.setup.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
 
     def reviewed_file(self, case: Case) -> Path:
-        """Where the reviewed baseline of a case stands, or would."""
+        """Return the path of the reviewed baseline of a case, whether or not it exists."""
         machine = self.setup.host.machine_for(case)
         return self.setup.baselines.reviewed_file(machine.hardware_class, case.id)
 
 
 def excused(trial: Trial, verdict: Verdict, baseline: Baseline | None) -> Excuse | None:
-    """Why the failure of a case is no surprise; None if it is one, or if the case did not fail."""
+    """Return the excuse for a failed case; None if it has none, or if the case did not fail."""
     shared = any(
         run.failure and run.machine.device == "cuda" and is_shared(run.health, run.machine)
         for run in trial.runs
