@@ -1,1 +1,1 @@
-"""What a measurement means against its baseline. Pure: neither disk nor clock."""
+"""Judge measurements against their baselines. Pure: uses neither disk nor clock."""

@@ -1,6 +1,6 @@
-"""Judges the launches of arm B against those of arm A: launch k of both arms is one pair. Pure.
+"""Judge the launches of arm B against those of arm A: launch k of both arms is one pair. Pure.
 
-Nothing that differs between the arms is refused: other versions and settings are why they are compared.
+No difference between the arms is refused: other versions and settings are the reason to compare them.
 """
 
 import re
@@ -53,16 +53,16 @@ from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
-"""Where the message of a mismatch begins to say what to do about the case."""
-BY_THE_CHANGE = "the change did it"  # said where arm B alone runs otherwise than its case says
-FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # what takes longer where the machine is slower
+"""Where the message of a mismatch begins to advise how to correct the case."""
+BY_THE_CHANGE = "the change did it"  # reported if only arm B deviates from its case
+FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics that rise when the machine is slower
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
-"""The counts of a case that was to be compared by counts, and was not: it stays a case without times."""
+"""The counts of a case whose counts should have been compared and were not: it still has no times."""
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
-    """The pairs, from 1 on, that are no evidence, with what was wrong with the machine in either launch."""
+    """Return the pairs, numbered from 1, that are not evidence, with the problems of the machine in each."""
     found: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
         for arm, run in zip((ARM_A, ARM_B), pair, strict=True):
@@ -81,13 +81,14 @@ def judge_pairs(
     max_unhealthy: int = MAX_UNHEALTHY,
     corrects: bool = False,
 ) -> Verdict:
-    """Judge the pairs so far, in the order they were made. Call again after one more while `undecided`.
+    """Judge the pairs so far, in launch order. Call again after one more pair while `undecided`.
 
-    It is `undecided` as long as `metric` is; without one, as long as tokens/s is, and then as long as any
-    other metric is, unless one is worse. `tolerance` is that of `metric`, or of tokens/s. The `max_pairs`
-    include pairs that are no evidence; after `max_unhealthy` of these, if there are no more healthy ones, it
-    is `unhealthy`. Its launches are those of both arms, its `unhealthy_launches` numbers of pairs. With
-    `corrects` (both arms have the same packages and variables), what follows the probe is taken out.
+    The verdict is `undecided` as long as `metric` is. Without a `metric` it is so as long as tokens/s is, and
+    then as long as any other metric is, unless one is worse. `tolerance` applies to `metric`, or to tokens/s.
+    `max_pairs` includes pairs that are not evidence. After `max_unhealthy` of these, unless more pairs are
+    healthy, the verdict is `unhealthy`. It counts the launches of both arms; its `unhealthy_launches` are
+    numbers of pairs. `corrects` (both arms have the same packages and variables) removes the drift that the
+    probe shows.
     """
     launches = len(a) + len(b)
     failed = _failed(a, b)
@@ -114,10 +115,10 @@ def judge_pairs(
 
 
 def judge_counts(a: Run, b: Run) -> Verdict:
-    """Judge what a step does in arm B by what it does in arm A: exactly, by one launch or dry run of each.
+    """Judge the counts of a step in arm B against arm A: exactly, from one launch or dry run of each.
 
-    Kernels and memory are judged though versions differ: that may be the question. `inconclusive` where work
-    was done out of sight, or nothing was counted.
+    Kernels and memory are judged even if versions differ, as that may be the question. The verdict is
+    `inconclusive` if work was done out of sight, or nothing was counted.
     """
     failed = _failed([a], [b])
     if failed is not None:
@@ -137,7 +138,7 @@ def judge_counts(a: Run, b: Run) -> Verdict:
 
 
 def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
-    """The verdict of one launch of each arm, which is not `improved` unless both computed the same."""
+    """Return the verdict on one launch of each arm. It is `improved` only if both computed the same."""
     then = Computed.of([a])
     now = Computed.of([b])
     told = may_differ(then.launches, now.launches)
@@ -155,9 +156,9 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
 
 
 def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """The verdict by counts, or `failed` where the arms compute something else, whatever a step does.
+    """Return the verdict on counts, or `failed` if the arms compute something else, whatever the counts.
 
-    Call it again after more launches: whether arms always differ, one launch of each may not tell.
+    Call it again after more launches: one launch of each arm may not show whether the arms always differ.
     """
     if verdict.failure is not None:
         return verdict
@@ -178,17 +179,17 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
 
 
 def needs_more(a: Run, b: Run) -> bool:
-    """Whether one launch of each arm leaves open if both compute the same: they may, without a seed."""
+    """Return whether one launch of each arm leaves open if both compute the same, as without a seed."""
     then = Computed.of([a])
     now = Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
 
 
 def start_up_findings(verdict: Verdict) -> list[Finding]:
-    """Return the changes of the start-up, which may be those of the first launch in an environment.
+    """Return the changes of the start-up, which may be an effect of the first launch in an environment.
 
-    That launch builds extensions and fills caches, of which some are shared by both arms. Nothing is returned
-    of a comparison that failed: it is no question of the start-up.
+    That launch builds extensions and fills caches, some of which both arms share. Returns nothing if the
+    comparison failed: that is not a question of the start-up.
     """
     findings = () if verdict.counts is None or verdict.failure is not None else verdict.counts.findings
     changes = (each for each in findings if each.outcome in ("regressed", "improved"))
@@ -196,7 +197,7 @@ def start_up_findings(verdict: Verdict) -> list[Finding]:
 
 
 def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
-    """Return the verdict of the second launches, with what only the first ones showed of the start-up."""
+    """Return the verdict on the second launches, with the start-up changes that they did not confirm."""
     confirmed = {(each.span, each.quantity) for each in start_up_findings(verdict)}
     gone = [each.sentence for each in first if (each.span, each.quantity) not in confirmed]
     told = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
@@ -211,7 +212,7 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
         if run.failure is not None
     ]
     by_the_change = {kind for kind, _ in failed} == {"mismatch"} and not any(run.failure for run in a)
-    if by_the_change:  # the case is right, as arm A is what it says
+    if by_the_change:  # the case is right, as arm A matches it
         failed = [("mismatch", _changed_by(why)) for _, why in failed]
     if not failed:
         return None
@@ -221,7 +222,7 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
 
 
 def _changed_by(why: str) -> str:
-    """Return why arm B is not what the case says, where arm A is: without advice to correct the case."""
+    """Return why arm B does not match the case. As arm A does, leave out the advice to correct the case."""
     why = re.split(ADVICE, why)[0]
     said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
     tokens = TOKENS_DIFFER.search(said)
@@ -256,7 +257,7 @@ def _judge_healthy(
     awaited = alone or TOKENS_PER_S.name
     corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
-    of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is only shown
+    of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is shown, not judged
     for metric in judged((run.figures for run in (*a, *b)), b[0].machine.device):
         if isinstance(metric, SpanSeconds) and metric not in of_spans:
             continue
@@ -266,7 +267,7 @@ def _judge_healthy(
     checks = worth_a_launch(checks, alone)
     counts = _counts(a, b)
     why = explained(checks, counts, b[-1], ("regressed", "improved"))
-    if counts is not None:  # they explain a change and are none by themselves
+    if counts is not None:  # here counts explain changes of times, and are not changes by themselves
         findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
         outcome = "not counted" if counts.outcome == "not counted" else "passed"
         counts = counts.replace(outcome=outcome, findings=findings)
@@ -278,7 +279,7 @@ def _judge_healthy(
 
 
 def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """The verdict, unless the arms compute something else: then it is `failed`, on any machine."""
+    """Return the verdict, or `failed` if the arms compute something else, on whatever machine."""
     if verdict.outcome in ("failed", "undecided"):
         return verdict
     then = Computed.of(a)
@@ -301,7 +302,7 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """The check of one metric: by the medians where a device repeats it to the digit, else pair by pair."""
+    """Check one metric: on medians if a device reproduces it exactly, else pair by pair."""
     metric = metric.against(run.figures for run in a)
     if isinstance(metric, SpanSeconds):
         both = zip(a, b, strict=True)

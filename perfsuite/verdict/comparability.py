@@ -1,4 +1,4 @@
-"""Whether a launch may be compared with a baseline: settings, environment, machine. Pure."""
+"""Decide whether a launch can be compared with a baseline: settings, environment, machine. Pure."""
 
 import math
 
@@ -14,22 +14,22 @@ from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""Lowest and highest speed of the machine by the probe, as a share of its speed at the baseline, at which a
-launch is healthy; these two themselves are not."""
+"""Range of the machine's speed, measured with the probe as a share of its speed at the baseline, in which a
+launch is healthy. The ends are excluded."""
 DEVICE_PROBE_SLOWER = 0.1
 """Share by which a GPU's matmul, copy or all-reduce before the workload may be slower than at the baseline.
-More is allowed where the launches of the baseline scatter more."""
+More is allowed if the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
-"""Standard deviations of the baseline's launches by which the same may be slower. One healthy launch in 44 is
-slower still; a case ends only after three unhealthy launches."""
-OBSERVED = "observed "  # how the name of a setting begins that workers observed, among `setting_differences`
+"""Standard deviations of the baseline's launches by which these may be slower. One healthy launch in 44 is
+slower still, but a case ends only after three unhealthy launches."""
+OBSERVED = "observed "  # prefix, in `setting_differences`, of settings that workers observed
 UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
-POWER_LIMIT_LOWER = 0.01  # share by which the power limit of the GPUs may be lower than at the baseline
-CLOCK_DIFFERS = 0.02  # share by which the median SM clock of the window may differ without being listed
-DEVICE_MEMORY_GREW = 256 * 2**20  # bytes of GPU memory beyond the baseline's, by NVML, listed as a change
+POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be below that of the baseline
+CLOCK_DIFFERS = 0.02  # share by which the window's median SM clock may differ without being listed
+DEVICE_MEMORY_GREW = 256 * 2**20  # growth of GPU memory, in bytes as NVML reports it, that is listed
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
-"""What the probes run through: where one changed, a slow probe is not the machine's fault."""
-ASKED = frozenset(  # asked by case or user: others make launches `unlike`; any other difference is a finding
+"""The software under the probes: if any of it changed, a slow probe is not the machine's fault."""
+ASKED = frozenset(  # settings of the case or user: a difference makes launches `unlike`, others are listed
     [
         # a field of the case
         *("world_size", "device", "attention", "recomputing_blocks", "trained", "lora", "quantised_layers"),
@@ -42,11 +42,11 @@ ASKED = frozenset(  # asked by case or user: others make launches `unlike`; any 
         *("fp32_matmul", "fp32_convolution", "deterministic"),
     ]
 )
-NOT_OBSERVED = "not observed"  # how a value begins that says that nothing could be seen
+NOT_OBSERVED = "not observed"  # prefix of the value of a setting that could not be observed
 
 
 def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
-    """Reasons to discard a launch, because the machine was not as at the baseline; empty if it is usable."""
+    """Return why to discard a launch: the machine was not as at the baseline. Empty if it is usable."""
     reasons = [health.NOT_SAMPLED] if run.health is not None and not run.health.samples else []
     reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run)]
     if baseline is not None:
@@ -57,7 +57,7 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
-    if not same_stack(run, baseline):  # a new NCCL with a slower all-reduce is no unhealthy machine
+    if not same_stack(run, baseline):  # a slower all-reduce in a new NCCL does not make the machine unhealthy
         return []
     reasons = []
     probe = run.figures.probe_s_p50
@@ -95,7 +95,7 @@ def _slow_gpus(run: Run) -> list[str]:
 
 
 def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
-    """Share by which a device probe may be slower than at the baseline, by the scatter of its launches."""
+    """Return the share by which a device probe may be slower, given how the baseline's launches scatter."""
     rates = [launch.device_probe[name] for launch in baseline.launches if name in launch.device_probe]
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
@@ -115,7 +115,10 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
 
 
 def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Settings that differ from a baseline's, by name: its value and the run's. What it lacks is left out."""
+    """Return the settings that differ, by name: the baseline's value and the run's.
+
+    Observed settings that the baseline lacks are left out.
+    """
     settings = {"hardware class": (baseline.hardware_class, run.machine.hardware_class)}
     if run.flops is not None and baseline.flops is not None:
         settings["FLOP formula"] = (baseline.flops.formula, run.flops.formula)
@@ -123,23 +126,23 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
     settings |= {f"{OBSERVED}{key}": (before[key], now.get(key, NOT_OBSERVED)) for key in sorted(before)}
     for name in type(run.case).model_fields:
         asked = getattr(baseline.case, name), getattr(run.case, name)
-        if name not in NOT_IN_ID and asked[0] != asked[1]:  # their text may still say the same
+        if name not in NOT_IN_ID and asked[0] != asked[1]:  # their text can still be equal
             settings[name] = str(asked[0]), str(asked[1])
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
 
 
 def is_unlike(setting: str, then: str, now: str) -> bool:
-    """Whether launches with these two values do work that was asked for otherwise."""
+    """Return whether these two values mean that the user requested different work."""
     return setting in ASKED and then != now and is_seen(then) and is_seen(now)
 
 
 def is_seen(value: str) -> bool:
-    """Whether a worker has seen what it looked for."""
+    """Return whether a worker could observe the setting."""
     return value != "?" and not value.startswith(NOT_OBSERVED)
 
 
 def unlike(run: Run, baseline: Baseline) -> list[str]:
-    """Those `setting_differences` that make a run incomparable: all but what a library chose."""
+    """Return the `setting_differences` that make a run incomparable: all except choices of a library."""
     return [
         f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in setting_differences(run, baseline).items()
@@ -148,7 +151,7 @@ def unlike(run: Run, baseline: Baseline) -> list[str]:
 
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
-    """Settings that a library chose otherwise than at the baseline, or that only the baseline saw."""
+    """Return settings for which a library chose another value, or that only the baseline observed."""
     return [
         f"{key.removeprefix(OBSERVED)}: {then} -> {now}"
         + (" (not asked for by the case)" if is_seen(then) and is_seen(now) else "")
@@ -158,14 +161,14 @@ def library_choices(run: Run, baseline: Baseline) -> list[str]:
 
 
 def unexplained(run: Run, baseline: Baseline) -> list[str]:
-    """The `library_choices`, if no version or variable that is recorded differs: other code chose."""
+    """Return the `library_choices` if no recorded version or variable differs: other code made the choice."""
     then, now = _observed(run, baseline)
     is_explained = then.environment != now.environment
     return [] if is_explained else [f"{UNEXPLAINED}: {choice}" for choice in library_choices(run, baseline)]
 
 
 def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
-    """Everything that changed since the baseline and may explain a verdict, but lets launches be compared."""
+    """Return all changes since the baseline that can explain a verdict and do not prevent a comparison."""
     return (
         *environment_changes(run, baseline),
         *_other_nodes(run, baseline),
@@ -177,7 +180,7 @@ def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
 
 
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
-    """Versions, variables and newly observed settings that differ from the baseline's, with both values."""
+    """Return versions, variables and newly observed settings that changed, with both values."""
     then, today = _observed(run, baseline)
     before = then.environment
     now = today.environment
@@ -187,7 +190,7 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         if before.get(key) != now.get(key)
     ]
     known = {*then.settings}
-    if then.settings.get("trained") == "all":  # they are of a model that is trained in part
+    if then.settings.get("trained") == "all":  # settings of a model that is trained in part
         known |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - known)
     return changed + [f"{key}: not looked at -> {today.settings[key]}" for key in new]
@@ -214,7 +217,7 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _clock_change(run: Run, baseline: Baseline) -> list[str]:
-    """The SM clock of the slowest GPU, if it is another: locked (`nvidia-smi -lgc`), or no longer so."""
+    """Return the change of the slowest GPU's SM clock: someone may have locked it (`nvidia-smi -lgc`)."""
     then = baseline.median("sm_clock_mhz")
     now = run.figures.sm_clock_mhz
     if not is_size(then) or not is_size(now) or abs(now / then - 1) <= CLOCK_DIFFERS:
@@ -223,7 +226,7 @@ def _clock_change(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
-    """GPU memory in use that grew: it includes what torch's allocator does not count, as NCCL's buffers."""
+    """Return the growth of GPU memory in use, which includes memory outside torch's allocator (NCCL's)."""
     then = baseline.median("device_memory_bytes")
     now = run.figures.device_memory_bytes
     if then is None or now is None or now - then <= DEVICE_MEMORY_GREW:
@@ -239,7 +242,7 @@ def _metrics_gone(baseline: Baseline) -> list[str]:
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
-    """What was observed of baseline and run; nothing of either if one of them observed nothing."""
+    """Return the observations of baseline and run, or two empty ones if either has none."""
     if baseline.observed is not None and run.observed is not None:
         return baseline.observed, run.observed
     nothing = Observed(settings={}, environment={})
@@ -247,6 +250,6 @@ def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
 
 
 def same_stack(run: Run, baseline: Baseline) -> bool:
-    """Whether the probes ran through the same software, with as many threads, as far as both observed it."""
+    """Return whether the probes ran on the same software and number of threads, as far as observed."""
     before, now = (observed.environment for observed in _observed(run, baseline))
     return all(before[key] == now[key] for key in PROBE_STACK if key in before and key in now)

@@ -1,4 +1,4 @@
-"""Whether two sides compute the same, by tokens and dtypes, and what of it could not be compared. Pure."""
+"""Compare what two sides compute, in tokens and dtypes, and list what could not be compared. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,19 +27,19 @@ DIGITS: Mapping[str, float] = {
     "quint2x4": 0.5,
     "float8_e8m0fnu": 0,
 }
-"""Bits of the fraction of a number. Integers are quantised numbers, which lie between floats of their size
-and the next smaller ones. Larger integers are not here: they may be indices, or packed numbers."""
-PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in products of fp32, by torch's words
-PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings with one of these words
+"""Bits of the fraction of each dtype. Integers are quantised numbers, which rank between floats of their size
+and the next smaller ones. Larger integers are left out: they may be indices, or packed numbers."""
+PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in fp32 products, by torch's names
+PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings whose value is one of these names
 LAYOUT = (
     *("wrapper", "sharding", "parallelism", "mesh", "world_size", "rank_holds", "offload", "pipeline"),
     *("experts_per_rank", "lora", "quantised_layers"),
 )
-"""Settings that decide how many elements of a model the ranks hold: where one differs, these say nothing."""
-MOVED = 1e-6  # share of all elements that must change their precision: padding of shards may do so
-FEWEST = 3  # values of tokens on both sides together that show that they do not vary from launch to launch
+"""Settings that decide how many elements of a model the ranks hold: if one differs, totals mean nothing."""
+MOVED = 1e-6  # smallest share of all elements whose change counts: below, it may be padding of shards
+FEWEST = 3  # fewest values of tokens, on both sides together, that show that they do not vary
 TOKENS = "tokens_given"
-NAMES = {  # of what may be recorded on one side alone
+NAMES = {  # names of values that can be recorded on one side only
     UNCLIPPED: "the norm of the gradients before clipping",
     TOKENS: "the tokens that the model is given in a step",
     "dtypes": "the dtypes of weights, gradients and optimizer state",
@@ -48,16 +48,16 @@ NAMES = {  # of what may be recorded on one side alone
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """What the launches of one side computed, as far as it was recorded."""
+    """The recorded facts about the computation of one side's launches."""
 
     launches: Sequence[BaselineLaunch]
     dtypes: Dtypes
-    settings: Mapping[str, str] = field(default_factory=dict)  # as `Observed` has them
+    settings: Mapping[str, str] = field(default_factory=dict)  # those of `Observed`
     is_dry: bool = False  # nothing was computed, and nothing varies from run to run
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Computed":
-        """What these launches computed; dtypes and settings are those of the newest."""
+        """Return the computation of these launches, with dtypes and settings of the newest."""
         newest = runs[-1]
         return cls(
             launches=from_runs(runs).launches,
@@ -68,28 +68,28 @@ class Computed:
 
     @classmethod
     def of_baseline(cls, baseline: Baseline) -> "Computed":
-        """What the launches of a baseline computed."""
+        """Return the computation of a baseline's launches."""
         settings = {} if baseline.observed is None else baseline.observed.settings
         return cls(launches=baseline.launches, dtypes=baseline.dtypes, settings=settings)
 
     @classmethod
     def of_counts(cls, baseline: CountBaseline) -> "Computed":
-        """What the launches of a baseline of counts computed."""
+        """Return the computation of the launches of a baseline of counts."""
         return cls(launches=baseline.computed, dtypes=baseline.dtypes, settings=baseline.settings)
 
     def values(self, figure: str) -> list[float]:
-        """A figure of each launch that has it."""
+        """Return a figure of each launch that has it."""
         return values_of(self.launches, figure)
 
     def has(self, name: str) -> bool:
-        """Whether one of `NAMES` was recorded."""
+        """Return whether one of `NAMES` was recorded."""
         return bool(self.dtypes) if name == "dtypes" else bool(self.values(name))
 
 
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
-    """What makes these launches another computation than that of `whose`.
+    """List why these launches compute something other than `whose`.
 
-    That is less precision, fewer parameters, others that are trained, or other tokens.
+    The reasons are less precision, fewer parameters, other trained parameters, or other tokens.
     """
     less = [*less_precise(then.dtypes, now.dtypes), *_less_precise_products(then, now)]
     return [
@@ -120,7 +120,7 @@ def _other_trained(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 
 def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
-    """What shows that less work may be another training, though it need not: it is not `improved`."""
+    """List signs that less work may be another training: then it does not count as `improved`."""
     found = []
     before, today = _totals("gradients", then, now)
     if today < (1 - MOVED) * before:
@@ -132,7 +132,7 @@ def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
 
 
 def _totals(what: str, then: Computed, now: Computed) -> tuple[int, int]:
-    """How many elements both sides have of something; (0, 0) where these cannot be compared."""
+    """Return both sides' number of elements in one part; (0, 0) if these cannot be compared."""
     is_alike = all(then.settings.get(name) == now.settings.get(name) for name in LAYOUT)
     if not is_alike or what not in then.dtypes or what not in now.dtypes:
         return 0, 0
@@ -152,19 +152,19 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 
 def may_have_other_tokens(then: Computed, now: Computed) -> bool:
-    """Whether the first launches have other tokens: these may vary from launch to launch."""
+    """Return whether the first launches have different tokens, which may also vary from launch to launch."""
     before = then.values(TOKENS)
     today = now.values(TOKENS)
     return bool(before and today) and before[0] != today[0]
 
 
 def less_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What has fewer bits than before, as `optimizer state: float32 -> bfloat16`."""
+    """List the parts with fewer bits than before: `optimizer state: float32 -> bfloat16`."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) < 0]
 
 
 def more_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What has more bits than before, and nothing fewer."""
+    """List the parts in which some elements have more bits than before, and none has fewer."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) > 0]
 
 
@@ -173,10 +173,10 @@ def _both(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
 
 
 def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
-    """-1 if some elements have fewer bits than before, 1 if some have more and none fewer, else 0.
+    """Return -1 if some elements have fewer bits than before, 1 if some have more and none fewer, else 0.
 
-    Elements have moved where there are fewer above a precision and more below it. A part that only grew or
-    shrank, as where more layers train, has moved nothing.
+    Elements have lost bits if there are fewer above some precision and more below it. A part that only grew
+    or shrank, as when more layers are trained, returns 0.
     """
     least = MOVED * max(_known(then).total(), _known(now).total())
     has_risen = False
@@ -189,7 +189,7 @@ def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
 
 
 def _split(elements: Mapping[str, int], digits: float) -> tuple[int, int]:
-    """The number of elements that have at most so many digits, and of those that have more."""
+    """Return the number of elements with at most `digits` bits, and of those with more."""
     numbers = _known(elements)
     low = sum(count for name, count in numbers.items() if DIGITS[name] <= digits)
     return low, numbers.total() - low
@@ -200,7 +200,7 @@ def _known(elements: Mapping[str, int]) -> Counter[str]:
 
 
 def _of_unknown_precision(then: Dtypes, now: Dtypes) -> Iterator[str]:
-    """Elements of dtypes that `DIGITS` lacks, where there are not as many as before."""
+    """Yield changes in the number of elements whose dtype `DIGITS` lacks."""
     for what in _both(then, now):
         for name in sorted((then[what].keys() | now[what].keys()) - DIGITS.keys()):
             before, today = (side[what].get(name, 0) for side in (then, now))
@@ -220,7 +220,7 @@ def _told(elements: Mapping[str, int]) -> str:
 
 
 def differences(then: Computed, now: Computed, whose: str) -> list[str]:
-    """What is not as in `whose` and is no failure: more precision, and what one side did not record."""
+    """List differences from `whose` that are not failures: more precision, and values missing on one side."""
     lacking = [name for key, name in NAMES.items() if now.has(key) and not then.has(key)]
     unknown = list(_of_unknown_precision(then.dtypes, now.dtypes))
     unseen = [name for key, name in NAMES.items() if then.has(key) and not now.has(key)]

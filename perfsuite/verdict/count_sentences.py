@@ -1,4 +1,4 @@
-"""Says in words what changed in the counts of a step. Pure."""
+"""Describe in words what changed in the counts of a step. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from perfsuite.results.amounts import arrow, signed
 from perfsuite.results.counts import Collective, Counts, KeptObjects
 from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
-MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names: those that changed most
+MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names, largest change first
 
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
-    """What changed in one quantity. `changes` are its fields that differ, at least one."""
+    """Describe the change of one quantity. `changes` are its fields that differ, at least one."""
     if isinstance(quantity, Group):
         return _group(quantity, changes[0], before, now)
     if quantity is quantities.GRAPHS and not changes[0].now:
@@ -31,7 +31,7 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
 
 
 def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
-    """The parts of a quantity that explain its change, as ` (kept +3.5 MiB)`; nothing where none is known."""
+    """Return the parts of a quantity that explain its change: ` (kept +3.5 MiB)`. Empty if none is known."""
     then = quantity.parts(before)
     today = quantity.parts(now)
     if then is not None and today is not None:
@@ -46,7 +46,7 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
 
 
 def held_by(kept: KeptObjects) -> str:
-    """What holds objects, as `, held by `dispatch._cache``; nothing where it is not known."""
+    """Return what holds the objects: ", held by `dispatch._cache`". Empty if it is unknown."""
     return f", held by {' and '.join(kept.holders)}" if kept.holders else ""
 
 
@@ -61,7 +61,7 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
-    """What changed in the collectives of a group: their bytes, else their calls."""
+    """Describe the change in a group of collectives: of their bytes, else of their calls."""
     then = group.rows(before)
     today = group.rows(now)
     if change.unit == "calls":
@@ -78,7 +78,7 @@ def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
 
 
 def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
-    """`float32 instead of bfloat16`, where as many calls are made in it, or none in the other any more."""
+    """Return `float32 instead of bfloat16` if the calls are as many, or none uses the old dtype any more."""
     by = _moved("bytes", "dtype", before, now)
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
     is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
@@ -88,7 +88,7 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:
-    """` in backward`, if that is the only phase in which calls, or else bytes, differ."""
+    """Return ` in backward` if that is the only phase in which calls, or else bytes, differ."""
     phases = _moved("count", "phase", before, now) or _moved("bytes", "phase", before, now)
     return f" in {next(iter(phases))}" if len(phases) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""Combines what changed in the counts of several spans of a run: of steps, each change once. Pure."""
+"""Match the counted spans of two sides, and merge findings that several steps share. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from perfsuite.results.run import Run
 
 
 def without_start_up_calls(run: Run) -> Run:
-    """Return a launch without the calls of Python in the parts of its start-up."""
+    """Return a launch without the counted parts of its start-up."""
 
     def without(counts: Counts) -> Counts:
         parts = _start_up_parts(counts)
@@ -19,11 +19,11 @@ def without_start_up_calls(run: Run) -> Run:
 
 
 def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
-    """Yield each span that was counted everywhere, by name: first the reported step, then the others.
+    """Yield each span that was counted on both sides, by name: first the reported step, then the others.
 
-    A launch has either a cold start-up, in which it compiled, or one that found what another launch compiled.
-    Each is compared with its like, in the launches that have it. Its parts are counted only where nothing is
-    timed.
+    The start-up of a launch is either cold (it compiled) or warm (it found what another launch compiled).
+    Each kind is compared with its own kind, in the launches that have it. Its parts are counted only if
+    nothing is timed.
     """
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]
@@ -33,7 +33,7 @@ def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, bool]]:
-    """Yield the spans that cannot be compared, and whether the baseline has them."""
+    """Yield the spans that cannot be compared, each with whether the baseline has it."""
     steps_before = {*before.also_counted}
     steps_now = [{*counts.also_counted} for counts in launches]
     gone = steps_before - steps_now[0].intersection(*steps_now)
@@ -52,9 +52,9 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
-    """Whether both sides have counted parts of a start-up of this kind, cold or warm, if not this part.
+    """Return whether both sides counted any parts of a start-up of this kind, cold or warm.
 
-    A launch that is timed counts none.
+    A timed launch counts none.
     """
 
     def has_parts(counts: Counts) -> bool:
@@ -82,11 +82,11 @@ def _events(counts: Counts) -> dict[str, Counts]:
 def combined(
     findings: Mapping[int, Finding], counted: Sequence[int], is_alike: Callable[[int, int], bool]
 ) -> list[Finding]:
-    """Return the findings on one quantity in the steps that were counted, each once.
+    """Return the findings on one quantity in the counted steps, each once.
 
-    `findings` are by the number of the step. `counted` are all steps that were counted, ascending, first the
-    one that is reported. Two findings are one if `is_alike` says so of their changes. A finding that is true
-    of all counted steps is said without naming them. What is only listed is said of the reported step alone.
+    `findings` are by number of the step. `counted` holds all counted steps in ascending order; the first is
+    the reported one. Two findings are merged if `is_alike` holds for their changes. A finding that holds for
+    all counted steps does not name them. Findings that are only listed are given for the reported step alone.
     """
     reported = findings.get(counted[0])
     if reported is not None and reported.outcome == "passed":
@@ -112,9 +112,9 @@ def _named(finding: Finding, steps: str) -> Finding:
 
 
 def when(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Return in which of the counted steps something is, as `every 5th step`; empty for all of them.
+    """Describe a selection of the counted steps: `every 5th step`. Empty if it is all of them.
 
-    A period is only named if it was seen twice: work in step 10 alone may never come again.
+    A period is named only if it was seen twice: work in step 10 alone may never recur.
     """
     if list(steps) == list(counted):
         return ""

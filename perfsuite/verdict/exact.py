@@ -1,7 +1,7 @@
-"""Judges the counts of a step exactly, against those of a baseline. Pure.
+"""Judge the counts of a step exactly, against those of a baseline. Pure.
 
-No statistics: counts have no noise. More of anything is `regressed`, less is `improved`; where the sum is the
-same, another number of calls is listed. A step that did work out of sight is neither: it is `not counted`.
+There are no statistics, as counts have no noise. More of anything is `regressed`, less is `improved`. If the
+sum is the same, a different number of calls is listed. A step with work out of sight is `not counted`.
 """
 
 from collections import defaultdict
@@ -27,8 +27,8 @@ _OF_THE_HOST = (
     "as an older perfsuite also counted those of the host's own tensors: accept the counts anew "
     "(perfsuite baseline accept --counts)"
 )
-GONE = 0.5  # share of the baseline's FLOPs, or collectives' bytes, below which they may be out of sight
-MANY_MORE = 2  # times the baseline's calls of a collective above which equal bytes cost more: latency
+GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may be out of sight
+MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes cost latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
@@ -36,17 +36,17 @@ _ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline a
 
 
 def counted(runs: Sequence[Run]) -> list[Run]:
-    """The launches whose counts are evidence: a machine that is busy or slow counts the same."""
+    """Return the launches whose counts are evidence. A busy or slow machine does not change counts."""
     return [run for run in runs if run.failure is None and run.counts]
 
 
 def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Why steps of these launches did more than was counted, each reason once; empty if none did."""
+    """Return why steps of these launches did more than was counted, each reason once; empty if none did."""
     return tuple(dict.fromkeys(why for run in runs if run.failure is None for why in run.hidden))
 
 
 def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
-    """Why counts cannot be compared with a baseline's: they were made in another way. None if they can."""
+    """Return why counts cannot be compared with a baseline's: another method made them. None if they can."""
     methods = {entry.counts.method for run in counted(runs) for entry in run.counts}
     others = [method for method in methods if not are_alike(method, baseline.method)]
     if not others:
@@ -58,9 +58,9 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
 
 
 def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool = False) -> CountCheck | None:
-    """Judge the counts of launches. None where all of them failed, or neither they nor a baseline have any.
+    """Judge the counts of launches. None if all of them failed, or if there are no counts and no baseline.
 
-    Counts that are `unlike` the baseline's are not compared. `of_arm`: the baseline is another arm.
+    Counts that are `unlike` the baseline's are not compared. With `of_arm`, the baseline is another arm.
     """
     launches = [run.counts for run in counted(runs)]
     not_compared = CountCheck(outcome="not counted", compared=False)
@@ -94,18 +94,18 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
 
 
 def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Finding, ...]:
-    """What differs in another baseline of the same case."""
+    """Return the differences between two baselines of the same case."""
     return _findings(baseline, [now.counts])
 
 
 def missing_ranks(baseline: CountBaseline, now: CountBaseline) -> str | None:
-    """The ranks that another baseline of the same case lacks, as `rank 1 is` or `ranks 0-3 are`."""
+    """Return the ranks that another baseline of the same case lacks: `rank 1 is` or `ranks 0-3 are`."""
     lost = _ranks(baseline.counts) - _ranks(now.counts)
     return _named(sorted(lost)) if lost else None
 
 
 def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return what differs, as `torch 2.13.0 -> 2.14.0`."""
+    """Return the differences: `torch 2.13.0 -> 2.14.0`."""
     return [
         f"{name} {before.get(name, 'unknown')} -> {now.get(name, 'unknown')}"
         for name in {**before, **now}
@@ -114,11 +114,11 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
-    """Why less than in the baseline need not be less work, each reason once.
+    """Return why lower counts than the baseline's may not be less work, each reason once.
 
-    Operators that are new and have no formula may do what is missing in FLOPs. FLOPs or bytes of which more
-    than half are gone may have gone out of sight. FLOPs of a model with a formula have been compared with
-    that (`perfsuite.analysis.agreement`).
+    New operators without a formula may account for missing FLOPs. If more than half of the FLOPs or bytes are
+    gone, they may have moved out of sight. FLOPs of a model with a formula have already been compared with it
+    (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
@@ -151,14 +151,15 @@ def _unknown(counts: Counts) -> set[str]:
 
 
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
-    """Every finding once, with the ranks of which it is true: regressions first, then what costs most."""
+    """Return each finding once, with the ranks that have it: regressions first, then the largest costs."""
     ranks_of = defaultdict[Finding, list[int]](list)
     place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
         every = quantities.quantities((before, *now))
         for quantity, finding in _in_all_spans(before, now, baseline):
             whole = sum(abs(each.value(before) or 0) for each in every if each.family == quantity.family)
-            size = abs(finding.now - finding.before) / max(whole, 1)  # in one place the larger share is first
+            # Within a place, the largest share comes first.
+            size = abs(finding.now - finding.before) / max(whole, 1)
             place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
             ranks_of[finding].extend(ranks)
             place_of[finding] = min(place, place_of.get(finding, place))
@@ -169,7 +170,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
 def _in_all_spans(
     before: Counts, now: list[Counts], baseline: CountBaseline
 ) -> Iterator[tuple[Quantity, Finding]]:
-    """What changed in the counts of one rank: in steps, and in other spans of the run."""
+    """Yield the changes in the counts of one rank: in steps, and in other spans of the run."""
     in_steps = defaultdict[str, dict[int, Finding]](dict)
     by_name: dict[str, Quantity] = {}
     steps: dict[int, tuple[Counts, list[Counts]]] = {}
@@ -205,11 +206,11 @@ def _are_close(noise: float, one: int, other: int) -> bool:
 
 
 def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int:
-    """Where a finding stands: causes before what follows from them, what takes time before what takes memory.
+    """Return the sort key of a finding: causes before effects, time before memory.
 
-    First what is sent and computed, then what a device waits for, memory, calls, and those of Python, which
-    make the others. Where all tensors are the host's own, its reads and stalls make no device wait: they come
-    last.
+    The order is: communication and computation, waits of the device, memory, calls, and calls of Python,
+    which make the others. If all tensors are on the host, its reads and stalls make no device wait, so they
+    come last.
     """
     if quantity in (quantities.HOST_READS, quantities.STALLS) and baseline.target == "cpu":
         return 5
@@ -223,9 +224,9 @@ def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int
 def _alike(
     baseline: CountBaseline, launches: Launches
 ) -> Iterator[tuple[tuple[int, ...], Counts, list[Counts]]]:
-    """The ranks that all have, with their counts in the baseline and in each launch."""
+    """Yield the ranks that all sides have, with their counts in the baseline and in each launch."""
     sides = [baseline.counts, *launches]
-    # Those that are equal everywhere come together: they are compared once.
+    # Ranks with equal counts on all sides are compared once, together.
     alike = defaultdict[tuple[int, ...], list[int]](list)
     for rank in sorted(set.intersection(*map(_ranks, sides))):
         places = (next(at for at, entry in enumerate(side) if rank in entry.ranks) for side in sides)
@@ -238,10 +239,10 @@ def _alike(
 def _finding(
     quantity: Quantity, before: Counts, launches: list[Counts], unsteady: Collection[str], target: str
 ) -> Finding | None:
-    """What changed in a quantity of one span, without its ranks; None if nothing did.
+    """Return the change in a quantity of one span, without its ranks; None if nothing changed.
 
-    Where launches differ, the smallest change of them counts if all of them changed for the worse, or all
-    for the better. Else the quantity is unsteady today.
+    If launches differ, the smallest change counts, provided that all of them are worse, or all are better.
+    Otherwise the quantity is unsteady today.
     """
     then = quantity.value(before, unsteady)
     today = [quantity.value(counts, unsteady) for counts in launches]
@@ -251,7 +252,7 @@ def _finding(
     noise = 0 if target.startswith(DRY) else quantity.allowed(before)
     floor = 0 if _has_other_calls(quantity, before, launches, by) else quantity.floor(before)
     allowed = max(noise, floor)
-    outcome: Judged | None = None  # they disagree
+    outcome: Judged | None = None  # None: the launches disagree
     if all(abs(each) <= allowed for each in by):
         outcome = "regressed" if _has_many_more_calls(quantity, before, launches) else "passed"
     elif all(each > allowed for each in by) or (quantity is quantities.GRAPHS and then and not any(today)):
@@ -277,7 +278,7 @@ def _finding(
 
 
 def _has_other_calls(quantity: Quantity, before: Counts, launches: list[Counts], by: Sequence[int]) -> bool:
-    """Whether ranks send more in more calls, or less in fewer: no floor hides a call."""
+    """Return whether ranks send more in more calls, or less in fewer: then no floor applies."""
     if not isinstance(quantity, Group) or quantity.ranks == 1:
         return False
     calls = [quantity.calls(counts) - quantity.calls(before) for counts in launches]
@@ -313,13 +314,13 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
             is_before = quantity.value(before) is not None
             values = [quantity.value(counts) for counts in after]
             if quantity is quantities.STALLS and not is_before and not any(values):
-                continue  # most trainings have none, and an older baseline does not know that
+                continue  # most trainings have no stalls, and older baselines do not record that
             if is_before != all(value is not None for value in values):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
                 if quantity is quantities.HOST_READS:
                     where = _OF_THE_HOST
                 if quantity is quantities.WORKER_KERNELS:
-                    continue  # known where Python calls of the worker are: one note tells both
+                    continue  # known if and only if the worker's Python calls are: one note is enough
                 notes.append(f"{quantity.name}: not judged, {where}")
     return dict.fromkeys(notes)
 

@@ -1,6 +1,6 @@
-"""Judges times and memory of the launches of a case against its baseline. Pure: no clock, no disk.
+"""Judge times and memory of a case's launches against its baseline. Pure: no clock, no disk.
 
-Each launch is one piece of evidence; until it suffices the verdict is `undecided`: launch once more.
+Each launch is one piece of evidence. The verdict is `undecided` until it suffices: launch once more.
 """
 
 import math
@@ -33,13 +33,13 @@ from perfsuite.verdict.loss import are_compared, loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
-MAX_UNHEALTHY = 3  # so many unhealthy launches, if no more are healthy, make the verdict `unhealthy`
+MAX_UNHEALTHY = 3  # unhealthy launches that make the verdict `unhealthy`, unless more are healthy
 UNKNOWN_NOISE = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
 TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by times (--perf-max-launches)"
 SESSIONS_APART = 0.2
-"""Growth of a time on a CPU that two sessions may show with the same code: once the CPU time of a step was
-15 % higher an hour later. A smaller change is called only if baselines tell how sessions differ."""
-WARM_BY = 2  # launches of a case, of which the first may compile what the next finds in a cache
+"""Growth of a time on a CPU that two sessions can show with the same code: once, the CPU time of a step was
+15 % higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
+WARM_BY = 2  # launches after which a start-up should be warm: the first may fill the compile cache
 ONE_SESSION = "sessions on a CPU may differ so: accept two of them (perfsuite baseline accept --sessions 2)"
 OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
 THE_BASELINE = "the baseline"
@@ -52,7 +52,7 @@ NEGLIGIBLE_SPAN = f"below {SPAN_S:g} s no change counts"
 UNSEEN_SPAN = "what was not seen is unknown, and not better; accept a new baseline if it is not done any more"
 ONLY_COLD = "no launch found in a cache what the first one compiled"
 LOOKS_CHANGED = 0.5
-"""Share of what is allowed, above which a change of a span is worth more launches."""
+"""Share of the allowed change above which a change of a span is worth more launches."""
 NOW_AND_THEN = "not every launch of the baseline has it: one without it says nothing"
 LOOKS_THE_SAME = "it looks the same, and takes more launches to be sure (--perf-min-launches)"
 NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
@@ -61,26 +61,26 @@ UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How many launches a verdict may cost."""
+    """The number of launches that a verdict may cost."""
 
-    # Most launches, those that are set aside included. With 1 or 2 healthy ones it is a quick look: by times
-    # they cannot show a regression, so that the verdict is `passed` or `inconclusive`.
+    # Most launches, including those that are set aside. With 1 or 2 healthy launches it is a quick look:
+    # their times cannot show a regression, so the verdict is `passed` or `inconclusive`.
     max_launches: int = MAX_LAUNCHES
-    min_launches: int = 1  # fewest healthy ones, whatever they show, even beyond `max_launches`
-    record_launches: int = 3  # healthy launches from which a baseline is recorded where there is none
-    max_unhealthy: int = MAX_UNHEALTHY  # 1 where more launches would be in vain
+    min_launches: int = 1  # fewest healthy launches, whatever they show, even beyond `max_launches`
+    record_launches: int = 3  # healthy launches needed to record a baseline if there is none
+    max_unhealthy: int = MAX_UNHEALTHY  # 1 if more launches cannot help
 
     @property
     def most(self) -> int:
-        """Most healthy launches; `min_launches` are made in any case."""
+        """The most healthy launches: at least `min_launches`."""
         return max(self.max_launches, self.min_launches)
 
 
 def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge the launches so far, in the order they were made. Call again after one more while `undecided`.
+    """Judge the launches so far, in launch order. Call again after one more launch while `undecided`.
 
-    The first launch that failed is the verdict. Of the others, those on a machine that was not as at the
-    baseline are set aside; the healthy rest is compared with the baseline, or recorded where there is none.
+    The first failed launch decides the verdict. Otherwise, launches on a machine that was not as at the
+    baseline are set aside, and the healthy rest is compared with the baseline, or recorded if there is none.
     """
     for run in runs:
         if run.failure is not None:
@@ -93,7 +93,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
-        if len(runs) >= policy.most:  # also with those set aside: no healthy one can be added
+        if len(runs) >= policy.most:  # launches set aside count, too: no healthy one can be added
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
         verdict = _compare(healthy, baseline, noise, policy) if baseline else _record(healthy, policy)
@@ -118,7 +118,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
 
 
 def why_failed(run: Run) -> tuple[str, ...]:
-    """The failure of a launch that failed, and what was wrong with the machine meanwhile."""
+    """Return the failure of a failed launch, and the machine's problems meanwhile."""
     assert run.failure is not None
     meanwhile = health.machine_problems(run.health, run.machine)
     fault = health.hardware_fault(f"{run.failure.message}\n{run.failure.traceback}")
@@ -129,7 +129,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
 
 
 def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on too many unhealthy launches: `unhealthy`, unless only the code explains the change."""
+    """Return the verdict on too many unhealthy launches: `unhealthy`, unless only code explains a change."""
     verdict = Verdict(outcome="unhealthy", launches=len(runs))
     if baseline is None:
         return verdict
@@ -143,14 +143,14 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
 
 
 def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
-    """The verdict where there is no baseline: `recorded` as soon as there are enough launches for one."""
+    """Return the verdict without a baseline: `recorded` once there are enough launches for one."""
     verdict = worst([_unjudged(metric, runs, None) for metric in _metrics(runs, None)], len(runs))
     is_enough = verdict.outcome != "recorded" or len(runs) >= policy.record_launches
     return verdict if is_enough else verdict.replace(outcome="undecided")
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """The verdict on healthy launches against the baseline; what is worse at once hides nothing else."""
+    """Judge healthy launches against the baseline. An immediate regression does not end open noisy checks."""
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
@@ -169,9 +169,9 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
 
 
 def if_same(verdict: Verdict, then: Computed, now: Computed, whose: str) -> Verdict:
-    """The verdict, which is `improved` only where the loss or the gradients show that the same was computed.
+    """Return the verdict. It is `improved` only if loss or gradients show that the computation is the same.
 
-    A dry run has neither.
+    A dry run has neither, and needs neither.
     """
     if verdict.outcome != "improved":
         return verdict
@@ -184,7 +184,7 @@ def if_same(verdict: Verdict, then: Computed, now: Computed, whose: str) -> Verd
 
 def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]:
     before = baseline.launches if baseline is not None else ()
-    of_spans = span_metrics(launch.figures for launch in before)  # a span that it lacks is only shown
+    of_spans = span_metrics(launch.figures for launch in before)  # a span that it lacks is shown, not judged
     figures = (launch.figures for launches in (runs, before) for launch in launches)
     metrics = judged(figures, runs[0].machine.device)
     return [metric for metric in metrics if not isinstance(metric, SpanSeconds) or metric in of_spans]
@@ -207,17 +207,17 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
 
 
 def _is_undecided_span(check: Check) -> bool:
-    """Whether a check is of a span that was seen, and nothing can be said of it."""
+    """Return whether a check is `inconclusive` for a span, except for a span that was not seen."""
     is_unseen = check.note is not None and UNSEEN_SPAN in check.note
     return _is_of_span(check) and check.outcome == "inconclusive" and not is_unseen
 
 
 def worth_a_launch(checks: Sequence[Check], awaited: str | None = None) -> list[Check]:
-    """The checks, where an undecided one of a span asks for a launch only if the span looks changed.
+    """Return the checks, in which an undecided span asks for a launch only if it looks changed.
 
-    A span scatters more than the steps. To exclude a change of it would take several launches each night,
-    where the other metrics need one or two. `awaited` is the metric of a search, for which all its
-    launches are made: that one stays open until it is decided.
+    A span scatters more than the steps. To exclude a change of it would take several launches in each nightly
+    run, where the other metrics need one or two. `awaited` is the metric of a search: it stays open until it
+    is decided.
     """
     others = [check.outcome for check in checks if not _is_of_span(check)]
     if "undecided" in others:
@@ -240,10 +240,10 @@ def _is_of_span(check: Check) -> bool:
 
 
 def worst(checks: Sequence[Check], launches: int) -> Verdict:
-    """The verdict of some checks: their worst outcome.
+    """Return the verdict on some checks: their worst outcome.
 
-    A span happens once or a few times in a launch, and may scatter too much to be judged. That is no reason
-    to doubt what all steps show: its check alone is `inconclusive`.
+    A span happens once or a few times in a launch, and can scatter too much to be judged. As that does not
+    cast doubt on the steps, only its own check is `inconclusive`.
     """
     deciding = [each for each in checks if not _is_undecided_span(each)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
@@ -254,10 +254,10 @@ def worst(checks: Sequence[Check], launches: int) -> Verdict:
 def _check(
     metric: Metric, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """The check of one metric: exact where a device repeats it to the digit, else by the sequential test.
+    """Check one metric: exactly if a device reproduces it to the digit, else with the sequential test.
 
-    The machine's drift, by the probe of each launch, is taken out. With and without that the outcome must be
-    the same where the probe's software changed, and for a regression while its exponent is unknown.
+    The probe of each launch corrects for the machine's drift. The outcome must be the same with and without
+    the correction if the probe's software changed, and for a regression while its exponent is unknown.
     """
     if isinstance(metric, SpanSeconds):
         return _span_check(metric, runs, baseline, noise, policy)
@@ -294,7 +294,7 @@ def _check(
 def _span_check(
     metric: SpanSeconds, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """The check of a span, by the launches that have it: the first one may have compiled what others find."""
+    """Check a span in the launches that have it: the first may have compiled what the others find."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     device = runs[0].machine.device
     values = (metric.of(run.figures) for run in runs)
@@ -309,7 +309,7 @@ def _span_check(
         is_cold = all(cold in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
-        # What stays cold compiles in each launch of its users: it decides, as what is not seen does.
+        # A start-up that stays cold compiles in every launch of its users. Like an unseen span, it decides.
         notes = [ONLY_COLD] if is_cold else []
         notes += [] if is_cold and len(runs) < WARM_BY else [UNSEEN_SPAN]
         return check.replace(outcome="inconclusive", note="; ".join(notes))
@@ -324,7 +324,7 @@ def _span_check(
 def unjudged(
     metric: Metric, run: Run, now: Sequence[float | None], then: Sequence[float | None], tolerance: float
 ) -> Check:
-    """The check of a metric with the medians of both sides, still to be judged. `run` is any launch."""
+    """Return the check of a metric with the medians of both sides, not yet judged. `run` is any launch."""
     shown = metric.counting(run.case.unit)
     return Check(
         metric=metric.name,
@@ -338,7 +338,7 @@ def unjudged(
 
 
 def median_of(values: Sequence[float | None]) -> float | None:
-    """The median; None if there are no values, or one of them is None."""
+    """Return the median; None if there are no values, or one of them is None."""
     known = [value for value in values if value is not None]
     return median(known) if known and len(known) == len(values) else None
 
@@ -372,7 +372,7 @@ def _decided(
     then: Sequence[float],
     noise: Noise | None,
 ) -> Check:
-    """The check by the sequential test; the baseline has so many launches of each of its `sessions`."""
+    """Judge a check with the sequential test; `sessions` has the baseline's launches per session."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
     noise = against(noise, sessions)
@@ -394,24 +394,24 @@ def _decided(
         return decided.replace(outcome="inconclusive", note=ONE_SESSION)
     if policy.most >= FEWEST_LAUNCHES:
         return decided
-    decided = decided.replace(minimum_detectable=None)  # so few launches find no slowdown, however large
+    decided = decided.replace(minimum_detectable=None)  # so few launches cannot detect a slowdown of any size
     if decided.outcome == "undecided" and len(now) >= policy.most:
         return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
     return decided
 
 
 def is_negligible(metric: Metric, outcome: Outcome, change: float) -> bool:
-    """Whether a change of a part of the step, or of a span, however sure, is too small to be judged."""
+    """Return whether a change of a part of the step, or of a span, is too small to count, however sure."""
     return outcome in ("regressed", "improved") and abs(change) <= metric.floor
 
 
 def negligible(metric: Metric) -> str:
-    """Which changes of a metric are too small to be judged."""
+    """Explain which changes of a metric are too small to count."""
     return NEGLIGIBLE_SPAN if isinstance(metric, SpanSeconds) else NEGLIGIBLE
 
 
 def _agreed(check: Check, other: Check, why: str) -> Check:
-    """`check` if `other`, corrected by the probe or as measured, agrees; else what both together say."""
+    """Return `check` if `other` agrees, else a weaker outcome. One of them is corrected by the probe."""
     if check.outcome == other.outcome:
         return check
     if "undecided" in (check.outcome, other.outcome):
@@ -421,12 +421,12 @@ def _agreed(check: Check, other: Check, why: str) -> Check:
 
 
 def disagreement(raw: Outcome, corrected: Outcome, why: str) -> str:
-    """That a check has two outcomes, and why both are needed."""
+    """Explain why raw and corrected outcomes disagree."""
     return f"as measured {raw}, corrected for the machine's own speed {corrected}; {why}"
 
 
 def tolerance_check(metric: Metric, check: Check, tolerance: float) -> Check:
-    """Return the check of a metric that needs no statistics: any change beyond the tolerance counts."""
+    """Judge a check that needs no statistics: any change beyond the tolerance counts."""
     assert check.measured is not None
     assert check.baseline is not None
     worsening = metric.worsening(check.measured, check.baseline)

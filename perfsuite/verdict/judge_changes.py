@@ -1,4 +1,4 @@
-"""Says in sentences how a change of files changes what judges: baselines, waivers, settings, cases. Pure."""
+"""Describe how changed files affect verdicts: baselines, waivers, settings and cases. Pure."""
 
 import json
 import math
@@ -24,16 +24,16 @@ from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
 from perfsuite.verdict.loss import part_of_steps
 
-UNREADABLE = "\0"  # in place of the content of what is not a file, or is too large to be looked at
-LONGEST = 60  # most letters of a value of a setting
-MOST_COUNTS = 3  # counts of a baseline that are named
+UNREADABLE = "\0"  # replaces the content of anything that is not a file, or is too large to read
+LONGEST = 60  # most characters of a setting's value
+MOST_COUNTS = 3  # changed counts of a baseline that are named
 _WORDS = {
     TOKENS_PER_S.name: ("faster", "slower"),
     TOKENS_PER_S_MEAN.name: ("faster with stalls", "slower with stalls"),
 }
-"""What a larger and a smaller figure of a metric is called; others have more or less of it."""
-COUNTS = "counts"  # the folder of the baselines of counts, below the directory of the baselines
-PROFILES = "profiles"  # the folder of profiles, which judge nothing
+"""Words for a larger and a smaller value of a metric; all others are "more" and "less"."""
+COUNTS = "counts"  # folder of the baselines of counts, below the directory of the baselines
+PROFILES = "profiles"  # folder of the profiles, which do not affect verdicts
 _CODEOWNERS = ("CODEOWNERS", ".github/CODEOWNERS", "docs/CODEOWNERS")
 _A_CASE = re.compile(
     r"^\s*(async )?def test\w*\([^)]*\bbench\b|^from perfsuite import\b.*\bCase\b", re.MULTILINE
@@ -43,30 +43,30 @@ B = TypeVar("B", bound=BaselineDocument)
 
 
 class FileChange(NamedTuple):
-    """A file that is not the same in two trees."""
+    """A file that differs between two trees."""
 
-    name: str  # from the top of the repository, with slashes
-    before: str | None  # its text at the base; None: it is not there
+    name: str  # relative to the top of the repository, with slashes
+    before: str | None  # its text at the base; None: it does not exist there
     now: str | None
-    link: str | None = None  # what it is a link to now
+    link: str | None = None  # the target, if it is a link now
 
     @property
     def word(self) -> str:
-        """What became of it."""
+        """What happened to the file: `added`, `deleted` or `changed`."""
         return "added" if self.before is None else "deleted" if self.now is None else "changed"
 
 
 class Places(NamedTuple):
-    """Where a repository has what judges, from its top on; `.` is the top itself."""
+    """Paths of the files that affect verdicts, relative to the top of the repository (`.`)."""
 
     root: str  # pytest's root directory
     baselines: str
     cases: str
-    linked: frozenset[str] = frozenset()  # files elsewhere that links among the cases lead to
+    linked: frozenset[str] = frozenset()  # files elsewhere that are targets of links
 
 
 def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[str]:
-    """Return what changed in what judges, in words, what weighs most first; `base` names the tree before."""
+    """Describe the changes that affect verdicts, most important first; `base` names the earlier tree."""
     found = dict[str, list[str]]()
     for change in sorted(changes):
         kind, told = _told(change, places, base)
@@ -79,7 +79,7 @@ def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[
 
 
 def is_of_judge(name: str, places: Places) -> bool:
-    """Return whether a file may be one that judges, by its name: also every file of Python."""
+    """Return whether a file of this name may affect verdicts. Every Python file may."""
     return name.endswith(".py") or _kind(name, places) is not None
 
 
@@ -146,7 +146,7 @@ def _unreadable(name: str, base: str, *, before: bool) -> str:
 
 
 def _of_ini(change: FileChange, base: str) -> list[str]:
-    """Compare pytest's settings. A file that has none on either side says nothing."""
+    """Compare pytest's settings. A file without settings on both sides yields nothing."""
     both = list[Mapping[str, Any]]()
     for text, is_before in ((change.before, True), (change.now, False)):
         try:
@@ -218,7 +218,7 @@ def _of_waivers(change: FileChange, base: str) -> list[str]:
 
 
 def _by_name(entries: Iterable[Waiver]) -> dict[str, Waiver]:
-    """Return waivers by what they are for; a second one for the same has a number."""
+    """Return waivers by case and metric; further ones for the same get a number."""
     found = dict[str, Waiver]()
     for entry in entries:
         name = f"{entry.case} on {entry.metric}"
@@ -249,7 +249,7 @@ def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[
 
 
 def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | None, B | None] | str:
-    """Return a baseline at both sides, or a sentence that one cannot be read."""
+    """Return a baseline on both sides, or a sentence that one cannot be read."""
     both = list[B | None]()
     for text, is_before in ((change.before, True), (change.now, False)):
         try:
@@ -297,7 +297,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield how the loss at the end differs, or else over the last part of the steps where it does."""
+    """Yield the difference of the loss at the end, or else in the last part of the steps that differs."""
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in known.launches) for known in (before, now)]
@@ -331,7 +331,7 @@ def _scatter(values: Sequence[float]) -> float:
 
 
 def _ratio(before: float, now: float, unit: str, *, more: str, less: str) -> Iterator[str]:
-    """Yield by how much a figure differs: as a share, or from a tenth on as a factor."""
+    """Yield the change of a value: as a share, or as a factor from 1.1 on."""
     if before == now:
         return
     if not before or not now or before < 0 or now < 0:

@@ -1,4 +1,4 @@
-"""Compares loss curves and norms of gradients with those of a baseline or of another arm. Pure."""
+"""Compare loss curves and norms of gradients with those of a baseline or of another arm. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -10,29 +10,29 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
 LOSS_SIGMAS = 4.3  # standard deviations by which a tenth of a curve may differ: 1 in 60,000, if normal
-LOSS_DEGREES = 3  # of one launch for the estimated spread: under ten, as tenths correlate (by simulation)
-LOSS_FLOOR = 0.02  # relative difference of a loss curve, always allowed: sums in another order drift
+LOSS_DEGREES = 3  # degrees of freedom of a launch: under ten, as its tenths correlate (by simulation)
+LOSS_FLOOR = 0.02  # relative difference of a loss curve that is always allowed: summation order matters
 UNCLIPPED = "unclipped_norm"
-NORMS = {  # of the gradients, by figure: the one that clipping hides nothing of first
+NORMS = {  # names of gradient norms, by figure; first the one that clipping does not hide
     UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
     "gradient_norm": f"the norm of the gradients in step {COUNTED_STEP}, after clipping",
 }
-NORM_DEGREES = 1  # the same of a norm, which each launch has once
-FEWEST = 3  # launches that show how they scatter, and which of them is odd
-MOST_SCATTER = 0.2  # relative, of norms: what scatters more does not tell whether they are the same
+NORM_DEGREES = 1  # degrees of freedom of a launch for a norm, of which it has one value
+FEWEST = 3  # fewest launches that show the scatter, and which of them is an outlier
+MOST_SCATTER = 0.2  # most relative scatter of norms: with more, they cannot be called equal
 Launches = Sequence[BaselineLaunch]
 Curve = Sequence[float]
 CLEAR = 30
-"""Times the largest difference within two sides, of two launches each, by which they must differ: by chance
-they do in 1 of 3,000 cases, where gradients scatter at all."""
+"""Multiple of the largest difference within a side by which two sides must differ. With two launches on each
+side, and gradients that scatter, this happens by chance in 1 of 3,000 cases."""
 
 
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
-    """What says that runs have another loss or other gradients than the baseline; None if nothing does.
+    """Return why runs differ from the baseline in loss or gradients; None if they do not.
 
-    It is a common factor of both, or the first tenth of the steps where a run's loss differs by more than is
-    allowed, or another norm of the gradients. From a spike of the baseline on, a loss differs only where it
-    is higher than that. `whose` names the baseline in the message.
+    The reason is a common factor in all steps, or the first tenth of the steps in which a run's loss differs
+    by more than is allowed, or another norm of the gradients. From a spike of the baseline on, a loss differs
+    only if it is higher than the spike. `whose` names the baseline in the message.
     """
     then = baseline.launches
     now = from_runs(runs).launches
@@ -54,10 +54,10 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
 
 
 def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str) -> str | None:
-    """What another `scale` of the loss in every step means; None if the gradients show that it means nothing.
+    """Explain a loss that has another `scale` in every step; None if the gradients show that it is harmless.
 
-    A library that takes the mean over micro-batches after backward, and not before, has another loss and the
-    same gradients. Only their norm before clipping can show that: clipping makes all alike.
+    A library that takes the mean over micro-batches after backward instead of before it reports another loss
+    with the same gradients. Only their norm before clipping can show this: clipping makes all norms equal.
     """
     factor = f"x {_times(scale)} in every step, compared with {whose}"
     norms = {figure: [values_of(side, figure) for side in (then, now)] for figure in NORMS}
@@ -79,7 +79,7 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
 
 
 def _ratio(before: Sequence[float], today: Sequence[float]) -> tuple[float, float]:
-    """How many times the norm before that of today is, and the relative difference that scatter explains."""
+    """Return today's norm as a multiple of the earlier one, and the relative difference due to scatter."""
     near = max(LOSS_FLOOR, _spread(before), _spread(today))
     return median(today) / median(before), min(near, MOST_SCATTER)
 
@@ -93,16 +93,16 @@ def _is_size(values: Sequence[float]) -> bool:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Half of the relative range of some values."""
+    """Return half of the relative range of some values."""
     return (max(values) - min(values)) / (2 * median(values))
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
-    """The norm of a run's gradients if it is not the baseline's: a wrong one may long have an equal loss."""
+    """Describe a gradient norm that differs from the baseline's. The loss may long hide wrong gradients."""
     for figure, said in NORMS.items():
         usual = values_of(then, figure)
         values = values_of(now, figure)
-        if len(usual) < FEWEST:  # which tell no scatter: two launches of each side that agree do
+        if len(usual) < FEWEST:  # too few to estimate the scatter: two agreeing launches on each side must do
             sides = [(usual, values)]
             if _is_apart(sides, 0):
                 change = f"{usual[0]:.4g} in {whose} -> {values[0]:.4g}"
@@ -116,9 +116,9 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
 
 
 def may_differ(then: Launches, now: Launches) -> str | None:
-    """What differs by more than rounding between the first launches of two sides; None if nothing does.
+    """Return what differs by more than rounding between the first launches of two sides; None if nothing.
 
-    Launches without a seed differ so, too: more launches tell (`steadily_differ`).
+    Launches without a seed differ as much: more launches are needed to tell (`steadily_differ`).
     """
     before = then[0]
     today = now[0]
@@ -140,12 +140,12 @@ def _loss_change(position: int, before: float, now: float, allowed: float) -> st
 
 
 def part_of_steps(part: int, parts: int) -> str:
-    """Name one of so many equal parts of the steps, counted from 0: `over 50 to 60 % of the steps`."""
+    """Name one of `parts` equal parts of the steps, counted from 0: `over 50 to 60 % of the steps`."""
     return f"over {100 * part // parts} to {100 * (part + 1) // parts} % of the steps"
 
 
 def _limit(allowed: float, before: float) -> str:
-    """Return what may differ, as a share of the value before, in words; empty if that is not finite."""
+    """Describe the allowed difference as a share of the earlier value; empty if it is not finite."""
     if not math.isfinite(allowed):
         return ""
     told = f"{allowed / abs(before):.1%}" if before else f"{allowed:.4g}"
@@ -153,10 +153,10 @@ def _limit(allowed: float, before: float) -> str:
 
 
 def steadily_differ(then: Launches, now: Launches) -> str | None:
-    """What differs between a few launches of each side, where each side agrees with itself; None if nothing.
+    """Return what differs between a few launches on each side that agree among themselves; None if nothing.
 
-    Without a seed a side does not: the sides must lie `CLEAR` times as far apart as launches of one of them.
-    One odd launch among three or more of `then` is left out.
+    Without a seed they do not agree, so the sides must be `CLEAR` times as far apart as launches of one side.
+    One outlier among three or more launches of `then` is left out.
     """
     for figure, said in NORMS.items():
         before, today = (values_of(side, figure) for side in (then, now))
@@ -189,15 +189,15 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
 
 
 def _allowed(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> float:
-    """The difference at a place that is allowed: rounding, or `CLEAR` times the largest scatter of a side."""
+    """Return the allowed difference at a place: rounding, or `CLEAR` times the largest scatter of a side."""
     within = max(max(side) - min(side) for both in sides for side in both)
     return max(CLEAR * within, LOSS_FLOOR * abs(sides[place][0][0]))
 
 
 def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> bool:
-    """Whether two sides differ at a place by more than is `_allowed`.
+    """Return whether two sides differ at a place by more than `_allowed`.
 
-    A side of one launch does not tell how it scatters.
+    A side with one launch does not show its scatter, so it is not judged.
     """
     if any(len(side) < 2 for side in sides[place]):
         return False
@@ -207,16 +207,16 @@ def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: i
 
 
 def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
-    """That the loss, and not only the loss, is a multiple of that of `whose` in every step; None if not.
+    """Explain a loss that is a multiple of that of `whose` in every step; None if it is not, or harmless.
 
-    One launch of each side is enough: scatter is not the same in each step.
+    One launch on each side is enough, because scatter would not be the same in each step.
     """
     scale = _scale(now, _usual_loss(then))
     return None if scale is None else _scaled_computation(scale, then, now, whose)
 
 
 def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | None:
-    """As `loss_differs`, for fewer launches than tell how they scatter."""
+    """Do the same as `loss_differs` with too few launches to estimate the scatter."""
     then = from_runs(before).launches
     now = from_runs(runs).launches
     factor = common_factor(then, now, whose)
@@ -229,7 +229,7 @@ def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | 
 
 
 def are_compared(then: Launches, now: Launches) -> bool:
-    """Whether the values that both sides computed can be compared at all: those of the loss, or gradients."""
+    """Return whether both sides have values that can be compared: losses, or unclipped gradient norms."""
     both = (then, now)
     return all(any(each.loss for each in side) for side in both) or all(
         values_of(side, UNCLIPPED) for side in both
@@ -237,18 +237,21 @@ def are_compared(then: Launches, now: Launches) -> bool:
 
 
 def _spike(launches: Launches) -> int:
-    """The place where most launches are highest, if above the first by more than `LOSS_FLOOR`; else the last
-    place + 1.
+    """Return the place of the peak of the median curve, or the number of places if there is no spike.
+
+    A peak is a spike if it is above the first place by more than `LOSS_FLOOR`.
     """
     curve = [median_low(values) for values in _by_place([launch.loss for launch in launches])]
-    # A training that throws itself back goes on by how its sums were rounded, along another curve.
+    # After a loss spike, a training follows a different curve, which depends on how its sums were rounded.
     if not curve or not max(curve) - curve[0] > LOSS_FLOOR * abs(curve[0]):
         return len(curve)
     return curve.index(max(curve))
 
 
 def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | None:
-    """How many times the usual loss a loss is in each step, or one part of so many; None if it is neither."""
+    """Return the factor between a loss and the usual one if it is the same whole number, or its inverse, in
+    each step; else None.
+    """
     tenths = (zip(launch.loss, usual, strict=False) for launch in launches)
     both = [(now, then, allowed) for tenth in tenths for now, (then, allowed) in tenth]
     ratios = [now / then for now, then, _ in both if then]
@@ -262,13 +265,13 @@ def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | 
 
 
 def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
-    """Whether the loss is a multiple in every step, and the gradients show that this means nothing."""
+    """Return whether the loss is a multiple in every step, and the gradients show that this is harmless."""
     scale = _scale(now, _usual_loss(then))
     return scale is not None and _scaled_computation(scale, then, now, "") is None
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
-    """That the loss alone is a multiple of the baseline's, in words; nothing where it is not."""
+    """Report that the loss, but not the gradients, is a multiple of the baseline's; empty if it is not."""
     then = baseline.launches
     now = from_runs(runs).launches
     scale = _scale(now, _usual_loss(then))
@@ -280,16 +283,16 @@ def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
 
 
 def _usual_loss(launches: Launches) -> list[tuple[float, float]]:
-    """The baseline's mean loss over each tenth of the steps, and the difference from it that is allowed."""
+    """Return the baseline's mean loss in each tenth of the steps, and the allowed difference from it."""
     return _usual(_limited([launch.loss for launch in launches if launch.loss], LOSS_DEGREES), LOSS_DEGREES)
 
 
 def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
-    """The curves, each value brought to within what the other curves would allow a launch.
+    """Return the curves, with each value limited to the range that the other curves allow a launch.
 
-    One odd launch, or one odd number in it, can then neither widen the scatter nor move the mean at will.
-    This is winsorising (Tukey 1962), with limits that leave the value itself out, as deleted residuals do.
-    Two curves stay as they are, because they do not show which of them is odd.
+    One outlying launch, or one outlying number in it, can then neither widen the scatter nor shift the mean
+    arbitrarily. This is winsorising (Tukey 1962), with limits that leave out the value itself, as deleted
+    residuals do. Two curves are unchanged, because they do not show which of them is the outlier.
     """
     if len(curves) < FEWEST:
         return curves
@@ -305,18 +308,19 @@ def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
 
 
 def _agreeing(curves: Sequence[Curve], degrees: int) -> list[Curve]:
-    """The curves without those that the others would not allow a launch."""
+    """Return the curves without those outside the range that the others allow a launch."""
     limited = _limited(curves, degrees)
     return [curve for curve, within in zip(curves, limited, strict=True) if tuple(curve) == tuple(within)]
 
 
 def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[tuple[float, float]]:
-    """The mean of curves at each place, and the difference from it that is allowed to another launch.
+    """Return the mean of the curves at each place, and the difference from it that a new launch may have.
 
-    That is the largest of: Student's t quantile times the spread at that place with its neighbours; the same
-    times the median relative spread of all places, times the mean; `LOSS_FLOOR` times the mean. The quantile
-    is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches). With less than `fewest`
-    curves it is the last alone. `degrees` are those of freedom that each launch but one brings.
+    The difference is the largest of three: Student's t quantile times the spread at that place and its
+    neighbours; the quantile times the median relative spread of all places, times the mean; `LOSS_FLOOR`
+    times the mean. The quantile is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches).
+    With fewer than `fewest` curves, only the third applies. Each launch except the first adds `degrees`
+    degrees of freedom.
     """
     count = len(curves)
     places = _by_place(curves)
@@ -333,19 +337,19 @@ def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[
 
 
 def _by_place(curves: Sequence[Curve]) -> list[list[float]]:
-    """The values of all curves at each place, as far as the longest goes."""
+    """Return the values of all curves at each place, up to the end of the longest curve."""
     longest = max(map(len, curves), default=0)
     return [[curve[place] for curve in curves if len(curve) > place] for place in range(longest)]
 
 
 def _deviation(values: Sequence[float], mean: float) -> float:
-    """The standard deviation of a sample; 0 of a single value."""
+    """Return the standard deviation of a sample; 0 for a single value."""
     # `statistics.stdev` computes with fractions, which takes a hundred times as long.
     degrees = max(1, len(values) - 1)
     return math.hypot(*(value - mean for value in values)) / math.sqrt(degrees)
 
 
 def _near(spreads: Sequence[float], tenth: int) -> float:
-    """The spread of a tenth, or the root mean square of it and its neighbours' spreads if that is larger."""
+    """Return the spread of a tenth, or the root mean square with its neighbours' if that is larger."""
     neighbours = spreads[max(0, tenth - 1) : tenth + 2]
     return max(spreads[tenth], math.sqrt(fmean(spread * spread for spread in neighbours)))

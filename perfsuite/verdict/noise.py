@@ -1,12 +1,13 @@
-"""Estimates how much launches of unchanged code scatter on a hardware class, from its baselines. Pure.
+"""Estimate how much launches of unchanged code scatter on a hardware class, from its baselines. Pure.
 
-Two standard deviations of log(cost), which are relative: `sigma`, between launches of one session, and
-`session_sigma`, between sessions, of what all launches of one share. Each variance component is a mean square
-minus what the levels below explain, and at least 0 (Searle, Casella, McCulloch, Variance Components, 1992).
+The noise has two standard deviations of log(cost), which are relative: `sigma` between launches of one
+session, and `session_sigma` of the shift that all launches of a session share. Each variance component is a
+mean square minus the part that the levels below explain, and at least 0 (Searle, Casella, McCulloch, Variance
+Components, 1992).
 
-The machine's own drift is removed by a probe timed between the steps of a launch, a fixed piece of work.
-Where the machine slows down both, seconds / probe_seconds**exponent scatters less than seconds. The exponent
-is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's positive-part
+A probe, a fixed piece of work timed between the steps of a launch, removes the machine's own drift. If the
+machine slows down both, seconds / probe_seconds**exponent scatters less than seconds. The exponent is the
+least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's positive-part
 estimator (James and Stein 1961; here F replaces chi-squared).
 """
 
@@ -23,13 +24,13 @@ from perfsuite.results.run import Figures
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
-Pair = tuple[float, float]  # of one launch: its seconds per step, and the seconds of its probe
+Pair = tuple[float, float]  # a launch's seconds per step, and the seconds of its probe
 # The costs of one baseline's launches, by the session that made them; None: a session without a name.
 LaunchesBySession = Mapping[str | None, Sequence[float]]
 
-MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) from which a noise is estimated
-MIN_DEGREES_OF_EXPONENT = 20  # degrees of freedom from which an estimated probe exponent of 0 is believed
-PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # follow the machine's speed: the probe corrects them
+MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) to estimate a noise
+MIN_DEGREES_OF_EXPONENT = 20  # fewest degrees of freedom to believe an estimated probe exponent of 0
+PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # metrics that follow the machine's speed
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
 """Upper 87.5 % confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
 freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
@@ -42,12 +43,12 @@ class ClassNoise:
 
     by_metric: Mapping[str, Noise] = field(default_factory=dict)
     """Noise by name of the metric. For the metrics in `PROBE_CORRECTED` it is the noise after correction,
-    where the exponent is above 0. `session_sigma` is here the standard deviation of one session about the
-    mean of all sessions; `against` makes it that of a new session against a baseline."""
-    probe_exponent: float = 0.0  # by which seconds per step follow the probe's seconds, 0 to 1
-    knows_exponent: bool = False  # whether launches suffice to estimate it: 0 then means no relation
+    if the exponent is above 0. Here, `session_sigma` is the standard deviation of one session about the mean
+    of all sessions; `against` converts it to that of a new session against a baseline."""
+    probe_exponent: float = 0.0  # exponent, 0 to 1, with which seconds per step follow the probe's seconds
+    knows_exponent: bool = False  # whether the launches suffice to estimate it: 0 then means no relation
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
-    """Noise of the corrected metrics without correction, for launches that have no probe."""
+    """Noise of the corrected metrics without correction, for launches without a probe."""
 
     def of(self, metric: Metric, *, corrected: bool = True) -> Noise | None:
         """Return the noise of a metric, or None if the baselines have too few launches to estimate it."""
@@ -83,7 +84,7 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int 
     """Estimate the noise within sessions and between them, from the seconds per step of several baselines.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom. `fitted` is the number of parameters
-    already fitted to these launches. Where most sessions have one launch, the noise between sessions cannot
+    already fitted to these launches. If most sessions have one launch, the noise between sessions cannot
     be separated from the noise within them; the total is then used for both.
     """
     by_session = [launches for baseline in baselines for launches in baseline.values()]
@@ -147,7 +148,7 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 
 
 def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
-    """Return the costs by session; with an exponent, at the typical probe speed, of launches with a probe."""
+    """Return the costs by session. With an exponent, only launches with a probe count, corrected by it."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     kept = []
     for session, launch in baseline.by_session():
@@ -163,7 +164,7 @@ def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[st
 
 
 def is_size(value: float | None) -> TypeGuard[float]:
-    """Tell whether a figure can be a measured size: present, above 0 and finite."""
+    """Return whether a value can be a measured size: present, above 0 and finite."""
     return value is not None and 0 < value < math.inf
 
 
@@ -178,9 +179,9 @@ def _degrees(groups: Sequence[Sequence[object]]) -> int:
 
 
 def probe_corrected(launches: Sequence[Pair], baseline: Sequence[Pair], exponent: float) -> list[float]:
-    """Return seconds as at the baseline's usual speed: seconds x (median baseline probe / probe)^exponent.
+    """Return seconds at the baseline's usual speed: seconds x (median baseline probe / probe)^exponent.
 
-    `exponent`, 0 to 1, is best that of all baselines of the hardware class (`probe_exponent`). Today's
+    `exponent`, 0 to 1, should be that of all baselines of the hardware class (`probe_exponent`). Today's
     launches are never used to choose it.
     """
     typical = math.exp(median(math.log(probe) for _, probe in baseline))
@@ -205,7 +206,7 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
 
 
 def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
-    """Return the slope of y on x, shrunk as `probe_exponent` tells: 0 to 1. Both have the mean 0."""
+    """Return the slope of y on x, shrunk as `probe_exponent` explains: 0 to 1. Both have the mean 0."""
     shared = sum(a * b for a, b in zip(x, y, strict=True))
     if degrees < 3 or shared <= 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Combines what time and counts say of a case into one verdict. Pure."""
+"""Combine the verdicts on times and on counts of a case. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from perfsuite.verdict.loss import are_compared, common_factor, may_differ, stea
 from perfsuite.verdict.noise import ClassNoise
 
 THE_SAME = "the work is the same: look at"
-"""Begins what is said of a slower case whose counts are equal; what to look at depends on the machine."""
+"""Beginning of the explanation of a slower case with equal counts; the rest depends on the machine."""
 
 OF_COUNTS = "the baseline of counts"
 OF_A_DRY_RUN = (
@@ -33,12 +33,12 @@ NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these lau
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What the launches of a case are judged by."""
+    """The reference against which the launches of a case are judged."""
 
-    baseline: Baseline | None = None  # none: there is none to compare with, and the launches may become one
-    counts: CountBaseline | None = None  # what a step did when that was accepted or recorded
+    baseline: Baseline | None = None  # None: there is no baseline, and the launches may become one
+    counts: CountBaseline | None = None  # the accepted or recorded counts of a step
     noise: ClassNoise = field(default_factory=ClassNoise)  # the noise between launches on this hardware class
-    policy: Policy = field(default_factory=Policy)  # how many launches the verdict may cost
+    policy: Policy = field(default_factory=Policy)  # the number of launches that the verdict may cost
 
 
 def with_counts(
@@ -49,13 +49,13 @@ def with_counts(
     *,
     known: Baseline | None = None,
 ) -> Verdict:
-    """The verdict on launches, of which `timed` is what time and memory say, with their counts.
+    """Combine `timed`, the verdict on time and memory, with the counts of the launches.
 
-    It is the worse of both. A noisy or a new machine hides no change of the counts, as these do not depend on
-    it; what failed stays failed. `file` is where the baseline of counts stands, or will: where there is none,
-    the counts are recorded, unless the launches are worse than a baseline of times, or a fault was injected.
-    Less work is `improved` only where the same was computed as in the baseline of counts, or in that of
-    times, `known`.
+    The worse outcome wins. A noisy or new machine does not hide a change of the counts, as these do not
+    depend on it; a failure stays a failure. `file` is the path of the baseline of counts, present or future.
+    If there is none, the counts are recorded, unless the launches are worse than a baseline of times, or a
+    fault was injected. Less work is `improved` only if the computation is that of the baseline of counts, or
+    that of the baseline of times, `known`.
     """
     counts = exact.check(runs, baseline)
     if counts is not None and baseline is not None:
@@ -84,10 +84,10 @@ def with_counts(
 def _unless_other(
     verdict: Verdict, runs: Sequence[Run], baseline: CountBaseline, *, is_judged: bool
 ) -> Verdict:
-    """The verdict, or `failed` where the launches compute something else than those of the counts.
+    """Return the verdict, or `failed` if the launches compute something other than those of the counts.
 
-    Two launches on each side tell whether values differ or scatter. With one, only a common factor fails.
-    `is_judged`: a baseline of times has judged the loss, with the scatter that it knows.
+    Two launches on each side show whether values differ or scatter. With one, only a common factor fails.
+    With `is_judged`, a baseline of times has already judged the loss, with the scatter that it knows.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:
@@ -114,7 +114,7 @@ def _unless_other(
 def _if_same(
     counts: CountCheck, runs: Sequence[Run], baseline: CountBaseline, known: Baseline | None
 ) -> CountCheck:
-    """The check of the counts. Less work is only listed where nothing shows that the same was computed."""
+    """Return the check of the counts. Less work is only listed if the same computation is not shown."""
     if counts.outcome != "improved":
         return counts
     then = Computed.of_counts(baseline)
@@ -135,7 +135,7 @@ def _if_same(
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
-    """The verdict after profiles, by the arm's name: counts that lack work tell of growth alone."""
+    """Return the verdict after profiles, given by the arm's name. Incomplete counts only show regressions."""
     found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
     counts = verdict.counts
@@ -158,9 +158,9 @@ def explained(
     run: Run,
     outcomes: Sequence[Literal["regressed", "improved"]] = ("regressed",),
 ) -> str | None:
-    """Why checks have the first of these outcomes that any has, by the counts' largest change, or None.
+    """Explain checks with the first of these outcomes that occurs, by the largest change of counts; or None.
 
-    What the start-up or a checkpoint did explains its own seconds, and what steps did all others.
+    Counts of the start-up or of a checkpoint explain its own seconds, and counts of steps all others.
     """
     found = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not found:
@@ -178,7 +178,7 @@ def explained(
 
 
 def _is_of(span: str, check: Check) -> bool:
-    """Whether a check is of the seconds of this span, or of a part of it; of steps if there is no span."""
+    """Return whether a check is about the seconds of this span or a part of it; without a span, of steps."""
     timed = timed_span(check.metric)
     if timed is None or not span:
         return timed is None and not span
@@ -186,10 +186,10 @@ def _is_of(span: str, check: Check) -> bool:
 
 
 def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool) -> Excuse | None:
-    """Why the failure of `case` is no surprise; None if it is one, or if the case did not fail.
+    """Return the excuse for the failure of `case`; None if it has none, or if the case did not fail.
 
     A known issue excuses the failure that it names, unless a reviewed baseline shows that the issue is gone.
-    A case that may run out of memory is excused for that, unless any baseline shows that it fits, or others
+    A case that may run out of memory is excused if it does, unless any baseline shows that it fits, or others
     held memory of its GPUs meanwhile (`shared`).
     """
     known = case.known_issue

@@ -1,18 +1,19 @@
-"""Decides which of two arms is slower, from launches that alternate between them. Pure functions.
+"""Decide which of two arms is slower, from launches that alternate between them. Pure functions.
 
 Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
-..., so that what the machine does to both cancels in their ratio. Between the pairs there are neighbours of
-one arm, (2, 3), (4, 5), ..., which differ by noise alone: both tell the noise, and no baseline is needed. All
-arithmetic is on logarithms of costs (lower is better). A look at the pairs so far has one of the outcomes of
-`verdict.sequential`; it is `passed` if a change by the tolerance is excluded in both directions.
+..., so that effects of the machine on both cancel in their ratio. Between the pairs there are neighbours of
+the same arm, (2, 3), (4, 5), ..., which differ only by noise. Both kinds show the noise, so no baseline is
+needed. All arithmetic is on logarithms of costs (lower is better). Each look at the pairs so far has one of
+the outcomes of `verdict.sequential`; it is `passed` if a change by the tolerance is excluded in both
+directions.
 
-On a machine with two speeds, all launches of A may be fast and all of B slow by chance: those of n pairs are
-so with probability 2 / 4^n. A change is therefore called from `MIN_CHANGED` pairs on, and nearly all pairs
-must show it. What follows a probe (`verdict.noise`) faster than pairs take it out is corrected, at
-the cost of degrees of freedom and a stricter threshold: not where the probe surely differs between the arms;
-where it may, what is decided must hold with and without the correction.
+On a machine with two speeds, all launches of A may be fast and all of B slow by chance: for n pairs the
+probability is 2 / 4^n. A change is therefore reported only from `MIN_CHANGED` pairs on, and nearly all pairs
+must show it. Drift that is too fast for pairs to cancel, but that a probe follows (`verdict.noise`), is
+corrected, at the cost of degrees of freedom and a stricter threshold. There is no correction if the probe
+clearly differs between the arms; if it may differ, a decision must hold with and without the correction.
 
-Source of paired differences: Student, Biometrika 6 (1908) 1; of the rest see `robust`. The constants were
+Source of paired differences: Student, Biometrika 6 (1908) 1; for the rest see `robust`. The constants were
 chosen by simulation: tests/verdict/test_simulated_pairs.py.
 """
 
@@ -34,15 +35,15 @@ from perfsuite.verdict.robust import (
 )
 from perfsuite.verdict.sequential import SIGMA_FLOOR, Outcome
 
-MAX_PAIRS = 12  # most pairs: the thresholds were chosen for it, more looks raise more false alarms
+MAX_PAIRS = 12  # most pairs: the thresholds are tuned to it, and more looks raise more false alarms
 MIN_PAIRS = 3  # fewest pairs that can decide anything: with two, one slow launch would decide
-MIN_CHANGED = 5  # fewest pairs that can tell a change: 2 / 4^5 is 0.2 %
+MIN_CHANGED = 5  # fewest pairs that can show a change: 2 / 4^5 is 0.2 %
 
-_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # smallest noise of a pair that is believed: that of two launches
+_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # lower limit of the noise of a pair: that of two launches
 _SHARED_LAUNCH = 1.5
-"""How many differences of launches in a row tell as much as one that shares no launch with another: two
-neighbouring ones correlate by -1/2, and 1 + 2 (1/2)^2 is 1.5."""
-_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH  # degrees of freedom for each difference after the first pair
+"""Number of consecutive differences that carry as much information as one that shares no launch with another:
+neighbouring differences have a correlation of -1/2, and 1 + 2 (1/2)^2 is 1.5."""
+_EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH  # degrees of freedom per difference after the first pair
 
 # Thresholds in standard errors, tuned by simulation.
 _Z_CHANGE = 2.6  # regressed, improved
@@ -52,8 +53,8 @@ _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would st
 _Z_POWER = 3.0  # 1.645 for a power of 95 %, the rest for clipping and early looks
 _Z_PROBE_MAY_DIFFER = 1.6  # between the arms
 _Z_PROBE_DIFFERS = 4.0
-_LIKELY_PASS = 0.6  # of the tolerance: a change as measured below which `passed` is likely
-_SHOWN = 0.4  # of the change, by a pair that shows it
+_LIKELY_PASS = 0.6  # share of the tolerance: below it, an uncorrected change makes `passed` likely
+_SHOWN = 0.4  # least share of the change that a pair must have to show it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class PairedDecision:
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
     minimum_detectable: float  # `minimum_detectable_difference` with this noise and the pairs allowed
     exponent: float = 0.0  # of the correction by the probe (`perfsuite.verdict.noise`); 0: not corrected
-    # The outcomes without the correction and with it, where both are needed and differ at the last pair.
+    # The outcomes without and with the correction, if both are needed and differ at the last pair.
     disputed: tuple[Outcome, Outcome] | None = None
 
 
@@ -75,7 +76,7 @@ class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]  # log(B / A) of each pair
-    neighbours: list[float]  # log(later / earlier) of two neighbours of one arm: one fewer than pairs
+    neighbours: list[float]  # log(later / earlier) of consecutive launches of an arm: one fewer than pairs
 
 
 class _Evidence(NamedTuple):
@@ -84,13 +85,13 @@ class _Evidence(NamedTuple):
     ordered: list[float]
     change: float
     sigma: float  # estimated noise of a pair
-    error: float  # standard error of `change`, as a share of that of a mean; above 1 by a fitted exponent
+    error: float  # standard error of `change` relative to that of a mean; above 1 with a fitted exponent
     degrees: float  # degrees of freedom of that estimate
     z: float  # threshold of a change
 
 
 def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
-    """Return in which order the arms of a pair, counted from 0, are launched: A B, B A, A B, ..."""
+    """Return the launch order of the arms in a pair, counted from 0: A B, B A, A B, ..."""
     return ("b", "a") if pair % 2 else ("a", "b")
 
 
@@ -120,10 +121,10 @@ def decided(
 ) -> PairedDecision:
     """Compare the pairs so far; `a[k]` and `b[k]` are the costs of pair k, in one unit, in `order(k)`.
 
-    Returns what the first of all looks that decides says, or the last look if none does: call it again after
+    Returns the decision of the first look that decides, or of the last look if none does: call it again after
     one more pair while it is "undecided". `tolerance` is the relative change that matters: 0.03 is 3 %.
-    `probes` are the seconds of the probe in the launches of A and of B, if the probe runs through the same
-    software in both. Raises ValueError for a tolerance out of range.
+    `probes` are the seconds of the probe in the launches of A and of B, if the probe uses the same software
+    in both. Raises ValueError for a tolerance out of range.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
@@ -141,8 +142,9 @@ def minimum_detectable_difference(
     """Return the smallest change that is found 95 times in 100, relative: 0.03 is 3 %.
 
     `pair_sigma` is the standard deviation of log(B / A) between pairs: sqrt(2) times that between launches,
-    where the machine does not drift. The formula (T + 3.0) sigma / sqrt(N), T the quantile of Student's t
-    that calls a change, is up to 10 % optimistic from 8 pairs on; below, single launches matter.
+    if the machine does not drift. The formula is (T + 3.0) sigma / sqrt(N), where T is the quantile of
+    Student's t at which a change is reported. It is up to 10 % optimistic from 8 pairs on; below, single
+    launches matter.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
     return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))
@@ -188,11 +190,11 @@ def _decision(
 
 
 def _evidence(found: Differences, fitted: Differences | None, z: float) -> _Evidence:
-    """Estimate change and noise. `fitted` are the differences of a probe that an exponent was estimated by.
+    """Estimate change and noise. `fitted` holds the differences of the probe that estimated an exponent.
 
-    The exponent costs a difference. Its error adds to that of the mean, the more the more the probe's own
-    mean is off 0: by the factor sqrt(1 + 1.5 n m^2 / S), m the probe's mean over n pairs, S the sum of
-    squares by which the exponent was estimated, 1.5 `_SHARED_LAUNCH`.
+    The exponent costs degrees of freedom. Its error also adds to that of the mean, the more so the further
+    the probe's own mean is from 0. The factor is sqrt(1 + 1.5 n m^2 / S): m is the probe's mean over n pairs,
+    S the sum of squares that estimated the exponent, and 1.5 is `_SHARED_LAUNCH`.
     """
     ordered = sorted(found.pairs)
     count = len(found.pairs)
@@ -230,7 +232,7 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> Outcome:
 
 
 def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
-    """Tell whether the change is sure without the pair most in favour of it, the last."""
+    """Return whether the change is significant without the last pair, the one most in favour of it."""
     kept = toward[:-1]
     mean = sum(kept) / len(kept)
     spread = math.sqrt(sum([(value - mean) ** 2 for value in kept]) / (len(kept) - 1))
@@ -239,14 +241,14 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
-    """Tell whether all pairs show the change; from 8 pairs on but one, from 10 on two, at 12 three."""
+    """Return whether all pairs show the change, except for one from 8 pairs on, two from 10, three at 12."""
     count = len(toward)
     missing = sum(value < _SHOWN * size for value in toward)
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)
 
 
 def _hopeless(size: float, slow: float, seen: _Evidence, max_pairs: int) -> bool:
-    """Tell whether all pairs still allowed would almost surely not decide (see `sequential`)."""
+    """Return whether the pairs that are left would almost surely not decide (see `sequential`)."""
     count = len(seen.ordered)
     final = seen.degrees + _EFFICIENCY * 2 * (max_pairs - count)
     error = seen.sigma / math.sqrt(max_pairs)

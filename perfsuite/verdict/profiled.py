@@ -1,4 +1,4 @@
-"""Says in words why a step takes longer, by two profiles: other calls are a cause, times only a hint."""
+"""Explain from two profiles why a step takes longer: changed calls are a cause, times only a hint."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from perfsuite.results.outcome import Profiled
 from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile, Work
 
-MOST_CALLS = 5  # names whose calls differ that are told: those most likely to be the cause
+MOST_CALLS = 5  # names with changed calls that are listed, the likeliest cause first
 MOST_TIMES = 3
-NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"  # begins a note
-LEAST_SHARE = 0.03  # share of the step below which a difference of times is not told
-_NO_WORK = re.compile(  # views, allocations and nodes of views, which follow from other calls: told last
+NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"  # beginning of a note
+LEAST_SHARE = 0.03  # share of the step below which a difference of times is not listed
+_NO_WORK = re.compile(  # views, allocations and backward nodes of views: effects of other calls, listed last
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"
     r"split(_with_sizes)?|squeeze|t|to|transpose|unbind|unflatten|unsqueeze|view(_as)?)|"
@@ -20,7 +20,7 @@ _NO_WORK = re.compile(  # views, allocations and nodes of views, which follow fr
 
 
 def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> Profiled:
-    """What differs between two profiles. `against` names the first: `the baseline`, `arm A`."""
+    """Describe the differences between two profiles. `against` names the first: `the baseline`, `arm A`."""
     if now.profile is None:
         return Profiled(notes=(f"no profile was taken: {now.why_none}",))
     if before is None or before.profile is None:
@@ -31,7 +31,7 @@ def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> P
 
 
 def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profiled:
-    """What differs between the ranks of two launches: of those that differ most in what they call."""
+    """Describe the differences between two launches, for the ranks whose calls differ most."""
     most = most_different(before, now)
     if most is None:
         what = "of another method, device or number of ranks"
@@ -48,7 +48,7 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
 
 
 def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfile, Profile] | None:
-    """The ranks of `now` whose calls differ most, with their profile of before; None if nothing compares."""
+    """Return the ranks of `now` whose calls differ most, and their earlier profile; None if none compares."""
     with_before = ((entry, before.of_rank(entry.ranks[0])) for entry in now.ranks)
     pairs = [(entry, then) for entry, then in with_before if then is not None]
     if before.method != now.method or not pairs or pairs[0][0].profile.device != pairs[0][1].device:
@@ -72,10 +72,11 @@ def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, 
 
 
 def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:
-    """The names whose calls differ, with the calls of both, the likeliest cause first.
+    """Return the names with changed calls, and the calls on both sides, the likeliest cause first.
 
-    Operators and synchronisations come before kernels, which follow from them, and views last. Of each, what
-    is new or gone comes first, then what changed most for its number, has most calls, or takes longest.
+    Operators and synchronisations come before the kernels that they launch, and views come last. Within each
+    group, new and removed names come first; then the order is by relative change, synchronisation, absolute
+    change of calls, and change of time.
     """
     times = _both(_times(before.every), _times(now.every))
     waits = _waits(before, now)
@@ -116,7 +117,10 @@ def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[
 
 
 def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:
-    """`all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`; without the step if it changed otherwise."""
+    """Return `all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`.
+
+    The change of the step is left out if it has another sign, or is less than half as large.
+    """
     by = today - then
     of = "" if step is None or step * by <= 0 or abs(by) > 2 * abs(step) else f" of {step / 1e3:+.1f}"
     return f"{name} {then / 1e3:.1f} -> {today / 1e3:.1f} ms ({by / 1e3:+.1f}{of} ms)"

@@ -1,7 +1,7 @@
-"""Estimates of location and scale that one outlying launch changes little, and quantiles of Student's t.
+"""Estimate location and scale so that one outlying launch changes little; quantiles of Student's t.
 
-On logarithms of seconds. Clipped: Huber, Robust Statistics (1981), one step from the median for the location.
-Student's t: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
+All estimates are on logarithms of seconds. Clipping: Huber, Robust Statistics (1981), with one step from the
+median for the location. Student's t: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
 """
 
 import math
@@ -19,7 +19,7 @@ _SCALE_CLIPPED_SQUARE = 0.7784655  # E[min(z^2, SCALE_CLIP^2)] of a standard nor
 
 
 def sorted_logs(seconds: Sequence[float]) -> list[float]:
-    """Return the logarithms in ascending order; all values are above 0 and finite, and there is one."""
+    """Return the logarithms in ascending order. There must be a value, and all must be above 0 and finite."""
     return sorted(map(math.log, seconds))
 
 
@@ -43,9 +43,9 @@ def clipped_variance(
     """Estimate a variance from squared residuals clipped at `SCALE_CLIP` sigmas, averaged with a prior
     variance.
 
-    `degrees` and `prior_degrees` are the degrees of freedom of both, and their weights; 0 in all gives 0. The
-    iteration starts at the plain variance and falls to the largest value that reproduces itself: with as many
-    outliers as good launches the result is a large noise, not a small noise with outliers.
+    `degrees` and `prior_degrees` are their degrees of freedom and their weights; if both are 0, the result is
+    0. The iteration starts at the plain variance and falls to the largest fixed point: with as many outliers
+    as good launches the result is a large noise, not a small noise with outliers.
     """
     weight = degrees + prior_degrees
     if not weight:
@@ -64,13 +64,13 @@ def clipped_variance(
 def t_quantile(z: float, degrees: float) -> float:
     """Return the quantile of Student's t at the tail probability of the normal quantile `z`.
 
-    Wallace's formula, solved for t. For z up to 3.2 it is within 1.2 % of the exact value from 6 degrees of
-    freedom on; below it is too wide, by 8 % at 3 and 28 % at 2, which makes fewer false alarms.
+    This is Wallace's formula, solved for t. For z up to 3.2 it is within 1.2 % of the exact value from 6
+    degrees of freedom on. Below, it is too wide, by 8 % at 3 and 28 % at 2, which makes fewer false alarms.
     """
     exponent = (z * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
     return math.sqrt(degrees * math.expm1(exponent)) if exponent < 700 else math.inf
 
 
 def relative(logarithm: float) -> float:
-    """Convert a difference of logarithms to a relative change; infinite where it overflows."""
+    """Convert a difference of logarithms to a relative change; infinite if it overflows."""
     return math.expm1(logarithm) if logarithm < 700 else math.inf

@@ -1,4 +1,4 @@
-"""Decides whether a case is slower than its baseline, by a sequential test on whole launches. Pure.
+"""Decide whether a case is slower than its baseline, with a sequential test on whole launches. Pure.
 
 A launch is one observation: seconds per step, lower is better. All arithmetic is on logarithms, so changes
 are relative. `decide` looks at the launches so far and returns one of
@@ -10,10 +10,10 @@ are relative. `decide` looks at the launches so far and returns one of
     inconclusive  `max_launches` are used up, or more of them would hardly decide
 
 The test: Wald, Sequential Analysis (1947). The mean of n launches minus that of K baseline launches has
-variance sigma^2 (1/K + 1/n): as a function of 1/variance a Brownian motion, so Wald's boundary holds though
-the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal; the class's noise and
-today's are combined as in Smyth's moderated t (Statistical Applications in Genetics and Molecular Biology 3,
-2004, article 3). The constants were chosen by simulation: tests/verdict/test_simulated_gate.py.
+variance sigma^2 (1/K + 1/n). As a function of 1/variance it is a Brownian motion, so Wald's boundary holds
+although the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal; the class's noise
+and today's are combined as in Smyth's moderated t (Statistical Applications in Genetics and Molecular
+Biology 3, 2004, article 3). The constants were chosen by simulation: tests/verdict/test_simulated_gate.py.
 """
 
 import math
@@ -39,20 +39,20 @@ MAX_LAUNCHES = 15
 """Most launches of a case in a session. With noise 1 % and tolerance 3 %, 10 would be enough (98 % of drops
 found). 15 find a drop of twice the noise 95 times in 100 (10: 85, 20: 97). Unchanged code needs hardly more
 launches for it: 1.7 to 2.9 on average."""
-FEWEST_LAUNCHES = 3  # to show a change: with 2, if 1 launch in 20 is slow, 1 session in 400 alarms falsely
+FEWEST_LAUNCHES = 3  # to show a change: with 2, if 1 launch in 20 is slow, 1 session in 400 is a false alarm
 SIGMA_FLOOR = 0.002
-"""Smallest noise between launches that is believed, 0.2 %. Launches made in a row share temperature, node and
-file cache: a few that agree to 0.05 % do not show that next week's will."""
+"""Lower limit of the noise between launches, 0.2 %. Consecutive launches share temperature, node and file
+cache: a few that agree to 0.05 % do not show that next week's will."""
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
 _Z_CHANGE = 3.2  # regressed, improved: one-sided 1 in 1,500 at one look, stricter because of several looks
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which grows without bound as the noise falls
-_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case this far below the baseline is launched again
+_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case that is this far below the baseline is launched again
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
 _Z_POWER = 2.3  # 1.645 for a power of 95 %, the rest for clipping and early passes
-_OWN_SPREAD = 0.9  # this share of the case's own standard deviation is used if above its class's
-_DISAGREEMENT = 0.5  # this share of the standard deviation of today's launches, likewise
+_OWN_SPREAD = 0.9  # share of the case's own standard deviation that is used if it exceeds the class's
+_DISAGREEMENT = 0.5  # share of the standard deviation of today's launches, used likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +151,11 @@ def decide(
 def minimum_detectable_drop(
     *, noise: Noise, baseline_launches: int, max_launches: int = MAX_LAUNCHES
 ) -> float:
-    """Return the smallest slowdown that the gate finds 95 times in 100, relative: 0.03 is 3 %.
+    """Return the smallest slowdown that the gate detects 95 times in 100, relative: 0.03 is 3 %.
 
-    In simulation it is found 95 to 97 times in 100 with normal noise known from the hardware class, 92 times
-    with noise known from five launches alone or with heavy tails. A gate whose tolerance is below this value
-    is called blind: it misses drops of the size of its tolerance.
+    In simulation it is detected 95 to 97 times in 100 with normal noise known from the hardware class, and 92
+    times with noise known from only five launches or with heavy tails. A gate whose tolerance is below this
+    value is called blind: it misses drops of the size of its tolerance.
     """
     kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER
@@ -182,7 +182,10 @@ def _error(noise: Noise, baseline_launches: int, launches: int) -> float:
 
 
 def _surely_above(logs: list[float], centre: float, baseline_launches: int, noise: Noise) -> bool:
-    """Tell whether launches without the slowest lie surely above the centre: one is never a regression."""
+    """Return whether the launches are significantly above the centre even without the slowest one.
+
+    A single slow launch is never a regression.
+    """
     if len(logs) < FEWEST_LAUNCHES:
         return False
     kept = logs[:-1]
@@ -195,7 +198,7 @@ def _surely_above(logs: list[float], centre: float, baseline_launches: int, nois
 
 
 def _wald_margin(slow: float, error: float, noise: Noise) -> float:
-    """Return how far below the tolerance a change must lie to pass, in logarithms: z * error of Wald's test.
+    """Return how far below the tolerance a change must be to pass, in logarithms: z * error of Wald's test.
 
     Wald accepts "no change" if (slow * change - slow^2 / 2) / error^2 <= -_WALD_PASS, with z = slow / (2
     error) + _WALD_PASS error / slow.
@@ -207,7 +210,7 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int
 ) -> bool:
-    """Tell whether all launches still allowed, `most` in the end, would almost surely not decide."""
+    """Return whether the launches that are left, up to `most` in all, would almost surely not decide."""
     if launches < FEWEST_LAUNCHES:
         return False
     final = _later(noise, most - launches)

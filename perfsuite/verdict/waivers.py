@@ -1,4 +1,4 @@
-"""Says which regressions are waived, and which waivers nobody needs. Pure."""
+"""Decide which regressions are waived, and which waivers are not needed. Pure."""
 
 import math
 import re
@@ -14,20 +14,20 @@ from perfsuite.results.quantities import quantities
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.waivers import FILE, Waiver
 
-_KIND = re.compile(r"(\w+) of \d+ rank")  # of a collective, whatever its group
+_KIND = re.compile(r"(\w+) of \d+ rank")  # the kind of a collective, whatever its group
 
 
 class Regression(NamedTuple):
     """A metric or a count that is worse."""
 
-    names: set[str]  # what a waiver may call it
+    names: set[str]  # names that a waiver can use for it
     told: str
     share: float  # size of its change, relative
-    growth: int | None  # of a count, in its unit
+    growth: int | None  # of a count, in its unit; None for a metric
 
 
 def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[bool, tuple[str, ...]]:
-    """Whether all that regressed in a case is waived, and what waivers say of each regression."""
+    """Return whether all regressions of a case are waived, and a sentence on each."""
     regressions = _regressions(result) if result.outcome == "regressed" else []
     sentences = list[str]()
     uncovered = list[str]()
@@ -40,14 +40,14 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
         is_waived = is_waived and bool(holds)
         if not why_not:
             uncovered.append(f"not waived: {found.told}: no waiver of this case names it")
-    # Where waivers cover some of the regressions, the others are why the case stays red.
+    # If waivers name only some of the regressions, the others are the reason why the case fails.
     return is_waived, (*sentences, *(uncovered if sentences else ()))
 
 
 def remarks(
     waivers: Sequence[Waiver], results: Sequence[Measurement], collected: Collection[str], today: date
 ) -> tuple[str, ...]:
-    """The waivers that match nothing, or are not needed any more; `collected` are ids, empty if not known."""
+    """Return remarks on waivers that match nothing or are not needed. Without ids, `collected` is unknown."""
     told = [(each, _remark(each, results, collected)) for each in waivers]
     ended = {each: f", and ended on {each.until}" if each.until < today else "" for each in waivers}
     return tuple(f"{FILE}: {each.name} {remark}{ended[each]}" for each, remark in told if remark)
@@ -59,7 +59,7 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     own = [each for each in results if each.runs and fnmatchcase(each.case_id, waiver.case)]
     measured = {each.case_id for each in own}
     if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
-        return None  # one that was not measured may need it
+        return None  # a case that was not measured may need it
     known = {name for each in own for check in each.verdict.checks for name in _called(check, each)}
     known |= {name for each in own for name in _counted(each)}
     if known and not _matches(waiver, known):
@@ -69,7 +69,7 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
 
 
 def _is_good(waiver: Waiver, result: Measurement) -> bool:
-    """Whether a case was judged by all that a waiver names, and nothing of that is worse."""
+    """Return whether everything that a waiver names was judged in a case, and none of it is worse."""
     checks = [check for check in result.verdict.checks if _matches(waiver, _called(check, result))]
     good = [check.outcome in ("passed", "improved") for check in checks]
     if _matches(waiver, _counted(result)):
@@ -80,7 +80,7 @@ def _is_good(waiver: Waiver, result: Measurement) -> bool:
 
 
 def _why_not(waiver: Waiver, found: Regression, today: date) -> str | None:
-    """Why a waiver does not hold for a regression that it names; None if it does."""
+    """Return why a waiver does not hold for a regression that it names; None if it holds."""
     if waiver.until < today:
         return f"{waiver.name} ended on {waiver.until}, {waiver.owner}, {waiver.issue}"
     if isinstance(waiver.tolerated, str):
@@ -113,7 +113,10 @@ def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
 
 
 def _called(check: Check, result: Measurement) -> set[str]:
-    """Return what a waiver may call a check. Whatever lowers tokens/s also lowers tokens/s with stalls."""
+    """Return the names that a waiver can use for a check.
+
+    A waiver of tokens/s also covers tokens/s with stalls: whatever lowers the first lowers the second.
+    """
     names = {check.metric, in_unit(check.metric, result.unit), check.label}
     if check.metric == TOKENS_PER_S_MEAN.name:
         speed = TOKENS_PER_S.counting(result.unit)
