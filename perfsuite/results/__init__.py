@@ -1,4 +1,4 @@
-"""What was measured, as files."""
+"""The files in which measurements are kept."""
 
 from perfsuite.results.metric import Metric, MetricRecorder
 from perfsuite.results.run import Figures, Run

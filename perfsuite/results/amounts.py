@@ -1,8 +1,8 @@
-"""Writes amounts with their units, each unit with its own number of digits. Pure."""
+"""Format amounts with their units, each unit with its own number of digits. Pure."""
 
 from collections.abc import Callable, Mapping
 
-_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # the units of what a step does, the largest first
+_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # scaled units of counts, largest first
     "bytes": ((2**40, " TiB"), (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"), (1, " bytes")),
     "FLOP": ((1e15, " PFLOP"), (1e12, " TFLOP"), (1e9, " GFLOP"), (1e6, " MFLOP"), (1, " FLOP")),
     "calls": ((1, ""),),
@@ -12,7 +12,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # the units of what a 
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Return a figure with its unit, to three digits at least: `7.00 MiB`, `12.3 ms`; a speed without it."""
+    """Format a value with its unit, to at least three digits: `7.00 MiB`, `12.3 ms`. A speed has no unit."""
     if value is None:
         return "not measured"
     if unit in _SCALES:
@@ -22,12 +22,12 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def signed(value: float, unit: str) -> str:
-    """Return a difference with its sign: `+3.50 MiB`, `-1`."""
+    """Format a difference with its sign: `+3.50 MiB`, `-1`."""
     return f"{'+' if value > 0 else ''}{amount(value, unit)}"
 
 
 def arrow(before: int, now: int, unit: str) -> str:
-    """Return two amounts in one unit, `29.9 -> 59.8 GiB`: so many digits that the change is told right."""
+    """Format two amounts in one unit, with enough digits to show the change: `29.9 -> 59.8 GiB`."""
     factor, name = _scale(max(abs(before), abs(now)), unit)
     digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
     then = _number(before, factor, digits)
@@ -44,7 +44,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:
-    """Whether two amounts, rounded to so many digits, tell their ratio to within 1 %. 0 has none."""
+    """Return whether two amounts, rounded to `digits`, keep their ratio within 1 %. A 0 always does."""
     then = round(before / factor, digits)
     today = round(now / factor, digits)
     if then == today or not then or not today:
@@ -57,16 +57,16 @@ def _number(value: float, factor: float, digits: int) -> str:
 
 
 def rate(value: float) -> str:
-    """Return a number to three digits at least, with a comma for thousands: `0.123`, `12.3`, `1,234`."""
+    """Format a number to at least three digits, with commas for thousands: `0.123`, `12.3`, `1,234`."""
     return f"{value:.3g}" if 0 < abs(value) < 100 else f"{value:,.0f}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in ms up to 10 s, then in s."""
+    """Format a time in ms below 10 s, else in s."""
     return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
 
 
-_FORMATS: Mapping[str, Callable[[float], str]] = {  # of other units; one that is not here follows the number
+_FORMATS: Mapping[str, Callable[[float], str]] = {  # other units; an unlisted unit follows the number
     "tokens/s": rate,
     "samples/s": rate,
     "s": duration,

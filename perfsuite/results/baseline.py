@@ -1,4 +1,4 @@
-"""Baselines: what a case reached when accepted or recorded. `perfsuite.results.store` has their files."""
+"""Baselines: the results of a case when accepted or recorded. `perfsuite.results.store` has their files."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,25 +20,25 @@ class BaselineLaunch(Data):
 
     figures: Figures  # rounded to 6 significant digits
     loss: tuple[float, ...] = ()  # the loss curve, see `loss_curve`
-    device_probe: dict[str, float] = Field(default_factory=dict)  # of the device, before the workload
-    session: str | None = None  # that measured it; launches without one count as of one session
-    nodes: tuple[str, ...] = ()  # the nodes that it ran on; none of a launch on one machine
+    device_probe: dict[str, float] = Field(default_factory=dict)  # rates of the device before the workload
+    session: str | None = None  # the session that measured it; launches without a name count as one session
+    nodes: tuple[str, ...] = ()  # the nodes that it ran on; empty on a single machine
 
 
 class Acceptance(Data):
-    """Who accepted a baseline, when and why. A baseline that was merely recorded has none."""
+    """Who accepted a baseline, when and why. A baseline that was only recorded has none."""
 
     by: str
     date: str
-    commit: str | None  # the commit of the repository that holds the baseline, at that time
+    commit: str | None  # the commit at that time of the repository that holds the baseline
     reason: str | None = None
 
 
 class BaselineDocument(Document):
-    """Something that later launches of a case are compared with: its file is `<folder>/<case id>.json`.
+    """A reference for later launches of a case, in the file `<folder>/<case id>.json`.
 
-    A file that perfsuite recorded has a digest, as a `Sealed` document. A reviewed one, which people may edit
-    and whose changes git shows, has none.
+    A file that perfsuite recorded has a digest, as a `Sealed` document does. A reviewed file has none: people
+    may edit it, and git shows the changes.
     """
 
     FOLDER: ClassVar = "hardware_class"
@@ -53,45 +53,45 @@ class BaselineDocument(Document):
 
     @property
     def folder(self) -> str:
-        """What it depends on apart from the case: the value of the field that `FOLDER` names."""
+        """The value of the field that `FOLDER` names: what the baseline depends on besides the case."""
         return str(getattr(self, self.FOLDER))
 
 
 class Baseline(BaselineDocument):
-    """`<hardware class>/<case id>.json`: what a case reached when it was accepted."""
+    """`<hardware class>/<case id>.json`: the results of a case when it was accepted or recorded."""
 
     schema_version: Literal[1] = 1
     hardware_class: str
     launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
     flops: Flops | None = None
     observed: Observed | None = None
-    dtypes: Dtypes = Field(default_factory=dict)  # of what trained in the newest launch; empty: not recorded
+    dtypes: Dtypes = Field(default_factory=dict)  # of the newest launch's model; empty: not recorded
     recorded_at: str
     accepted: Acceptance | None = None
 
     def values(self, figure: str) -> list[float]:
-        """A figure of each launch that has it, in the order of the launches."""
+        """Return a figure of each launch that has it, in the order of the launches."""
         return values_of(self.launches, figure)
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
-        """Yield each launch with the name of its session; if that was resumed, with its nodes, too."""
+        """Yield each launch with the name of its session; the nodes are added if they differ within it."""
         for launch in self.launches:
             others = [each for each in self.launches if each.session == launch.session]
             is_one = all(each.nodes == launch.nodes for each in others)
             yield launch.session if is_one else f"{launch.session} on {', '.join(launch.nodes)}", launch
 
     def session_sizes(self, figure: str) -> list[int]:
-        """How many launches of each session have a figure."""
+        """Return for each session how many of its launches have a figure."""
         having = [name for name, launch in self.by_session() if launch.figures.get(figure) is not None]
         return list(Counter(having).values())
 
     def median(self, figure: str) -> float | None:
-        """The median of a figure over the launches; None if no launch has it."""
+        """Return the median of a figure over the launches; None if no launch has it."""
         values = self.values(figure)
         return median(values) if values else None
 
     def device_probe(self) -> dict[str, float]:
-        """The median of each figure of the device probe, over the launches that have it."""
+        """Return the median of each rate of the device probe, over the launches that have it."""
         names = {name for launch in self.launches for name in launch.device_probe}
         return {
             name: median(one.device_probe[name] for one in self.launches if name in one.device_probe)
@@ -108,9 +108,10 @@ def values_of(launches: Iterable[BaselineLaunch], figure: str) -> list[float]:
 def from_runs(
     runs: Sequence[Run], *, sessions: Sequence[str] | None = None, accepted: Acceptance | None = None
 ) -> Baseline:
-    """Make a baseline of runs of one case on one hardware class, oldest first: the newest says what ran.
+    """Make a baseline from runs of one case on one hardware class, oldest first.
 
-    `sessions` names the session of each run; without it, all count as launches of one session without a name.
+    The newest run provides the case, the machine and the settings. `sessions` names the session of each run;
+    without it, all runs count as launches of one unnamed session.
     """
     named: Sequence[str | None] = sessions or [None] * len(runs)
     first = runs[0]
@@ -137,7 +138,7 @@ def from_runs(
 
 
 def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
-    """A loss series as ten means, each over a tenth of the steps; shorter series as they are."""
+    """Reduce a loss series to ten means, each over a tenth of the steps. Shorter series are unchanged."""
     tenth = len(loss) / 10
     if tenth < 1:
         return tuple(loss)
@@ -145,5 +146,5 @@ def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
 
 
 def _cut(value: float) -> float:
-    """The value, rounded to six significant digits, so that a diff shows changes and not noise."""
+    """Round to six significant digits, so that a diff shows changes rather than noise."""
     return float(f"{value:.6g}")

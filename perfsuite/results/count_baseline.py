@@ -1,4 +1,4 @@
-"""Baselines of counts: what a step of a case did when accepted or recorded. They belong to no machine."""
+"""Baselines of counts: the counts of a case's step when accepted or recorded. No machine owns them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,31 +15,31 @@ from perfsuite.results.quantities import differing
 from perfsuite.results.rank_report import Dtypes
 from perfsuite.results.run import Figures, Run
 
-DRY = "dry-"  # how the target of a dry run begins
-COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures of what a launch computed
-OF_A_GPU = ["cuda", "cudnn", "triton"]  # what else decides which kernels a step calls on a GPU
+DRY = "dry-"  # prefix of a dry run's target
+COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures of the computation's values
+OF_A_GPU = ["cuda", "cudnn", "triton"]  # more packages that decide which kernels a step calls on a GPU
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 
 class CountBaseline(BaselineDocument):
-    """`counts/<target>/<case id>.json`: what a step of a case did."""
+    """`counts/<target>/<case id>.json`: the counts of a case's step."""
 
     FOLDER = "target"
     schema_version: Literal[1] = 1
     target: str  # see `target_of`
-    counts: tuple[RankCounts, ...] = Field(min_length=1)  # of the newest launch
-    unsteady: tuple[str, ...] = ()  # fields not the same in all launches: shown and never judged
-    # What its launches computed: loss, norms of gradients, tokens. Older baselines have none.
+    counts: tuple[RankCounts, ...] = Field(min_length=1)  # those of the newest launch
+    unsteady: tuple[str, ...] = ()  # fields that differ between launches: shown, never judged
+    # Values that its launches computed: loss, norms of gradients, tokens. Older baselines have none.
     computed: tuple[BaselineLaunch, ...] = ()
-    dtypes: Dtypes = Field(default_factory=dict)  # of what trained in the newest launch
-    settings: dict[str, str] = Field(default_factory=dict)  # that its ranks observed in the newest launch
-    versions: dict[str, str]  # of torch and of the packages whose code makes a step
+    dtypes: Dtypes = Field(default_factory=dict)  # of the model trained in the newest launch
+    settings: dict[str, str] = Field(default_factory=dict)  # observed by the newest launch's ranks
+    versions: dict[str, str]  # versions of torch and of the packages that a step runs
     launches: int = Field(ge=1)
     recorded_at: str
     accepted: Acceptance | None = None
 
     def as_json(self) -> str:
-        """As other documents, but each collective, and what is counted by name, in one line."""
+        """Return the JSON, with each collective, and each mapping of counts by name, on one line."""
         content = plain(self)
         for launch in content["computed"]:
             known = launch["figures"].items()
@@ -50,17 +50,17 @@ class CountBaseline(BaselineDocument):
 
     @property
     def method(self) -> str:
-        """The way of counting."""
+        """The method of counting."""
         return self.counts[0].counts.method
 
 
 def target_of(machine: Machine, *, dry: bool) -> str:
-    """What counts depend on in addition to the case: `cpu`, `sm90`; `dry-sm90` where nothing was computed."""
+    """Return what counts depend on besides the case: `cpu`, `sm90`, or `dry-sm90` for a dry run."""
     return f"{DRY if dry else ''}{machine.architecture}"
 
 
 def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> CountBaseline:
-    """Make a baseline of counted runs of one case for one target, oldest first."""
+    """Make a baseline from counted runs of one case for one target, oldest first."""
     newest = runs[-1]
     return CountBaseline(
         target=target_of(newest.machine, dry=newest.dry),
@@ -78,7 +78,7 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Cou
 
 
 def _computed(run: Run) -> BaselineLaunch:
-    """What a launch computed, without what depends on the machine."""
+    """Return the values that a launch computed, without those that depend on the machine."""
     kept = baselines.from_runs([run]).launches[0]
     values = {name: kept.figures.get(name) for name in COMPUTED}
     observed = {name: value for name, value in values.items() if value is not None}
@@ -86,7 +86,7 @@ def _computed(run: Run) -> BaselineLaunch:
 
 
 def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
-    """The fields that differ between launches in any rank, sorted."""
+    """Return the fields that differ between launches in any rank, sorted."""
     every = list(launches)
     ranks = [rank for entry in every[0] for rank in entry.ranks]
     fields = (differing(filter(None, (of_rank(each, rank) for each in every))) for rank in ranks)
@@ -94,7 +94,7 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
 
 
 def versions_of(run: Run) -> dict[str, str]:
-    """The observed versions of torch, of what makes a step, and, on a GPU, of what brings kernels."""
+    """Return the observed versions of torch, of packages that a step runs and, on a GPU, of its kernels."""
     case = run.case
     seen = run.observed.environment if run.observed is not None else {}
     packages = ["torch", "transformers", *case.framework.packages]

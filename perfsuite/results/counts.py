@@ -1,6 +1,6 @@
-"""What one optimizer step does, counted: collectives, FLOPs, kernels, host reads, memory. Pure data.
+"""The counts of one optimizer step: collectives, FLOPs, kernels, host reads, memory. Pure data.
 
-A count has no noise: the same code does the same work in every launch. `perfsuite.worker.counting.counter`
+Counts have no noise: the same code does the same work in every launch. `perfsuite.worker.counting.counter`
 counts, `perfsuite.verdict.exact` judges.
 """
 
@@ -15,106 +15,106 @@ from perfsuite.documents import Data
 
 T = TypeVar("T")
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
-"""`forward` holds also what lies between backward and the optimizer's step, such as the gradient norm.
-`recompute` is the forward that activation checkpointing makes again in backward."""
+"""`forward` includes everything between backward and the optimizer's step, such as the gradient norm.
+`recompute` is the forward that activation checkpointing repeats in backward."""
 OutsideOfSteps = Literal["outside of steps"]
 OUTSIDE_OF_STEPS: OutsideOfSteps = "outside of steps"
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-METHOD = "dispatch-2"  # the way of counting. Counts of another method are not compared
+METHOD = "dispatch-2"  # the method of counting. Counts of different methods are not compared
 READS_OF_THE_HOST = "dispatch-1"
-"""The method before. It is the same but for host reads: those of the host's own tensors counted, too, which
-wait for nothing. So all but host reads is compared."""
+"""The previous method. It differs only in host reads: it also counted reads of the host's own tensors, which
+wait for nothing. So everything except host reads is compared."""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
-"""The steps, from 1 on, that are counted; the counts of the second are reported. A storage that is first seen
-there was made out of sight: what is there before the first counted step is not known."""
+"""The first two counted steps, numbered from 1; the counts of the second are reported. The first shows which
+storages exist, so that one first seen in the second was made out of sight."""
 
 CONSECUTIVE = 12
-"""Steps that are counted where nothing is timed, from `COUNTED_STEP` on: enough to see what comes in every
-10th step."""
-FEWEST_TIMED = 10  # steps that must be left to be measured
-FEWEST_OF_GROWTH = 3  # steps that must be left, between which objects are counted
+"""Number of steps to count if nothing is timed, from `COUNTED_STEP` on: enough to include work in every 10th
+step."""
+FEWEST_TIMED = 10  # fewest steps that must be left to measure
+FEWEST_OF_GROWTH = 3  # fewest steps that must be left to count objects between
 
 
 class StepsToCount(NamedTuple):
-    """Which steps of a launch are counted, from `FIRST_COUNTED` on."""
+    """The steps of a launch that are counted, from `FIRST_COUNTED` on."""
 
-    until: int  # the last of the consecutive ones
-    late: int | None  # another one after those that are measured; None: there is none
+    until: int  # the last consecutive step
+    late: int | None  # one more step after the measured ones; None: there is none
 
     @classmethod
     def of_timed(cls, max_warmup: int, total: int) -> StepsToCount:
-        """Return those of a launch that is timed: one before the measured steps, and the last of all.
+        """Return the steps to count in a timed launch: one before the measured steps, and the last of all.
 
-        The last is only counted where enough others are left to be measured.
+        The last is counted only if enough others are left to measure.
         """
         return cls(until=COUNTED_STEP, late=total if total - max_warmup > FEWEST_TIMED else None)
 
     @classmethod
     def consecutive(cls, number: int, total: int) -> StepsToCount:
-        """Return `number` steps in a row, or as many as a launch of so many steps can count."""
+        """Return `number` consecutive steps, or as many as a launch of `total` steps can count."""
         until = COUNTED_STEP - 1 + number
         return cls(until=max(COUNTED_STEP, min(until, total - FEWEST_OF_GROWTH)), late=None)
 
 
 class Collective(Data):
-    """The calls of one kind in one group, dtype and phase; those that move nothing apart from the others."""
+    """The calls of one kind in one group, dtype and phase. Calls that move nothing have their own entry."""
 
-    kind: str  # as `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`
-    ranks: int  # of the group
-    apart: int  # between neighbouring ranks of the group: 1 for ranks 0 to 7, 8 for 0, 8, 16; 0 for one rank
-    dtype: str  # as `bfloat16`; empty for a barrier
+    kind: str  # `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`
+    ranks: int  # number of ranks in the group
+    apart: int  # distance of neighbouring ranks in the group: 1 for 0 to 7, 8 for 0, 8, 16; 0 for one rank
+    dtype: str  # for example `bfloat16`; empty for a barrier
     phase: Phase
     count: int
-    bytes: int  # of the whole message in all calls together: what is gathered, scattered, reduced, travels
+    bytes: int  # size of the whole message that is gathered, scattered, reduced or sent, over all calls
 
 
 def are_alike(method: str, other: str) -> bool:
-    """Whether counts of two methods are compared: host reads aside, if one of them is the method before."""
+    """Return whether counts of two methods are compared (without host reads, if one is the previous one)."""
     return method == other or {method, other} == {METHOD, READS_OF_THE_HOST}
 
 
 def group_name(ranks: int, apart: int) -> str:
-    """Return the ranks of a group as text: `8 ranks`, `8 ranks, 4 apart`."""
+    """Describe the ranks of a group: `8 ranks`, `8 ranks, 4 apart`."""
     return f"{ranks} rank{'s' if ranks > 1 else ''}" + (f", {apart} apart" if apart > 1 else "")
 
 
 class StepMemory(Data):
-    """Live tensors of one rank in the step, in bytes: each storage once, no allocator's rounding."""
+    """Live tensors of one rank in the step, in bytes: each storage once, without the allocator's rounding."""
 
     peak: int
     peak_in: Phase | Literal["start"]
-    # What lived at the peak, by part: `parameter`, `gradient`, `optimizer state`, `unsharded`,
-    # `communication`, the phase in which other tensors were made, `kept` for those from before the step.
+    # Live bytes at the peak by part: `parameter`, `gradient`, `optimizer state`, `unsharded`,
+    # `communication`, the phase that made other tensors, and `kept` for those from before the step.
     at_peak: dict[str, int]
-    saved_for_backward: int  # the most that forward left alive when a backward began
-    growth: int  # bytes alive at the end of the step beyond those at its beginning
+    saved_for_backward: int  # most bytes that a forward left alive at the beginning of a backward
+    growth: int  # live bytes at the end of the step minus those at its beginning
     allocations: int
 
 
 class MemoryChange(NamedTuple):
-    """A storage is born, dies, or takes another size."""
+    """The birth, death or resize of a storage."""
 
-    storage: int  # its number, in the order in which storages were first seen
-    bytes: int  # growth, or less than 0
+    storage: int  # its number, in the order of first sight
+    bytes: int  # growth; negative if it shrinks or dies
     phase: Phase
 
 
 class MemoryLog(NamedTuple):
-    """The storages of one rank on its device over one step, or several in a row: a dry run replays it."""
+    """The storages of one rank on its device over one or more consecutive steps, which a dry run replays."""
 
-    at_start: tuple[int, ...]  # bytes of those alive when the first step began, by number; 0 for others
-    steps: tuple[tuple[MemoryChange, ...], ...]  # what happened in each step, in this order
+    at_start: tuple[int, ...]  # bytes alive at the beginning of the first step, by number; 0 for others
+    steps: tuple[tuple[MemoryChange, ...], ...]  # the changes in each step, in order
 
     @property
     def changes(self) -> Iterator[MemoryChange]:
-        """What happened in all steps."""
+        """The changes in all steps."""
         return (change for step in self.steps for change in step)
 
     @property
     def peak(self) -> int:
-        """The most bytes alive at once: each storage once, no allocator's rounding."""
+        """The most bytes alive at once: each storage once, without the allocator's rounding."""
         live = peak = sum(self.at_start)
         for change in self.changes:
             live += change.bytes
@@ -123,7 +123,7 @@ class MemoryLog(NamedTuple):
 
 
 class Compiled(Data):
-    """What torch.compile made of the model, over the whole launch: dynamo's and inductor's counters."""
+    """Results of torch.compile over the whole launch: the counters of dynamo and inductor."""
 
     graphs: int
     breaks: dict[str, int] = Field(default_factory=dict)  # graph breaks by reason
@@ -133,78 +133,78 @@ class Compiled(Data):
 
 
 class PythonCalls(Data):
-    """Calls of Python functions, by the thread that trains, or by all threads."""
+    """Calls of Python functions in the training thread, or in all threads."""
 
-    all_threads: bool = False  # since Python 3.12
-    version: str  # of Python, as `3.11`: another one calls otherwise for the same code
+    all_threads: bool = False  # True since Python 3.12
+    version: str  # Python version, such as `3.11`: the same code makes other calls in another version
     calls: dict[Phase | OutsideOfSteps, int]
-    functions: dict[str, int]  # of those called most, as `torch.nn.modules.module.Module.__getattr__`
+    functions: dict[str, int]  # calls of those called most: `torch.nn.modules.module.Module.__getattr__`
 
     @property
     def total(self) -> int:
-        """The calls of all functions."""
+        """The number of calls of all functions."""
         return sum(self.calls.values())
 
 
 class WorkerBatch(Data):
-    """What the first worker process of each data loader of a rank does for one batch."""
+    """Counts of one batch in the first worker process of each data loader of a rank."""
 
-    python: PythonCalls  # in its third batch
-    ops: dict[str, int]  # operators that do work, by name, in its second batch
+    python: PythonCalls  # counted in its third batch
+    ops: dict[str, int]  # operators that do work, by name, counted in its second batch
 
 
 class KeptObjects(Data):
-    """The objects that Python's garbage collector tracks, and that each step of a launch leaves behind."""
+    """Objects, tracked by Python's garbage collector, that each step of a launch leaves behind."""
 
-    by_type: dict[str, int] = Field(default_factory=dict)  # per step; only the types that grow
-    holders: tuple[str, ...] = ()  # what holds some of them, as `dispatch._cache`
+    by_type: dict[str, int] = Field(default_factory=dict)  # objects per step; only types that grow
+    holders: tuple[str, ...] = ()  # names of containers that hold some of them: `dispatch._cache`
 
     @property
     def total(self) -> int:
-        """The objects of all types."""
+        """The number of objects of all types."""
         return sum(self.by_type.values())
 
 
 class Counts(Data):
-    """One optimizer step of one rank."""
+    """The counts of one optimizer step of one rank."""
 
     method: str = METHOD
     step: int = COUNTED_STEP
     collectives: tuple[Collective, ...] = ()
     flops: dict[Phase, int] = Field(default_factory=dict)  # matmul, convolution, attention: torch's formulas
-    # Calls of operators that do work on the device. Of a compiled model: of what runs outside of it.
+    # Calls of operators that do work on the device. For a compiled model: only those outside of it.
     kernels: dict[Phase, int] = Field(default_factory=dict)
-    # Times the host reads a value of a tensor of the device, and waits for it. Where there is no GPU: of any
-    # tensor but the step counters of torch's optimizers, which are the host's own on a GPU, too.
+    # Reads by the host of a value on the device, for which it waits. Without a GPU: of any tensor except the
+    # step counters of torch's optimizers, which are on the host also if there is a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
-    device_copies: dict[str, int] = Field(default_factory=dict)  # between devices, as `cpu to cuda`
-    blocking_copies: dict[str, int] | None = None  # without `non_blocking`: the host waits; None: unknown
-    # Calls of functions that stall the host, by name as `torch.cuda.synchronize`; None where not counted.
+    device_copies: dict[str, int] = Field(default_factory=dict)  # between devices: `cpu to cuda`
+    blocking_copies: dict[str, int] | None = None  # those without `non_blocking`, which wait; None: unknown
+    # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None
-    memory: StepMemory | None = None  # none for a compiled model, whose buffers are not seen
-    # The calls in `kernels` by operator, as `aten.mm`: neither views nor allocations.
+    memory: StepMemory | None = None  # None for a compiled model, whose buffers are not seen
+    # The calls in `kernels` by operator, such as `aten.mm`, without views and allocations.
     ops: dict[str, int] = Field(default_factory=dict)
-    # Those of `ops` that are matrix products, convolutions or attention by their names, and have no formula:
-    # their FLOPs are missing in `flops`.
+    # The part of `ops` that is named like matrix products, convolutions or attention but has no formula, so
+    # that its FLOPs are missing in `flops`.
     without_flops: dict[str, int] = Field(default_factory=dict)
-    compiled: Compiled | None = None  # none where nothing was compiled
-    python: PythonCalls | None = None  # none in a dry run, next to a user's profiler, and where not counted
-    worker_batch: WorkerBatch | None = None  # none without worker processes, and where not counted
-    modules: dict[str, int] | None = None  # modules that were imported, by package; None: not counted
+    compiled: Compiled | None = None  # None if nothing was compiled
+    python: PythonCalls | None = None  # None in a dry run, next to a user's profiler, and if not counted
+    worker_batch: WorkerBatch | None = None  # None without worker processes, and if not counted
+    modules: dict[str, int] | None = None  # imported modules by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
-    # Of a span that is no step, the first time, by one rank:
-    bytes_written: int | None = None  # into files, by savers that are known; None: nothing was seen
-    collectives_begun: int | None = None  # by backends, in groups of several ranks; None: unknown
+    # The next three are counted in one rank the first time that it is in a span that is not a step.
+    bytes_written: int | None = None  # written into files by known savers; None: nothing was seen
+    collectives_begun: int | None = None  # counted in backends, in groups of several ranks; None: unknown
     allocator_peak: int | None = None  # of a GPU, in bytes, if higher than before the span; None: unknown
-    also_counted: tuple[int, ...] = ()  # numbers of the other steps that were counted, ascending
-    # What other spans of the run did, by name: steps, without those that did the same as this one; and events
-    # and phases the first time.
+    also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
+    # Counts of other spans of the run, by name: steps, except those equal to this one, and the first
+    # occurrence of events and phases.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:
-        """Return what a step did, without what is counted over the whole launch; None: not counted.
+        """Return the counts of a step; None if it was not counted. A later one lacks launch-wide counts.
 
-        Memory is known only of a step that follows another counted one, in which it is seen what lives.
+        Memory is known only for a step that follows another counted one, which shows what is alive.
         """
         if step == self.step:
             return self
@@ -216,11 +216,11 @@ class Counts(Data):
         return self.spans.get(step_name(step), same)
 
     def of_a_step_alone(self) -> Counts:
-        """Return these counts without what is of the whole launch, and without other spans."""
+        """Return these counts without launch-wide counts and other spans."""
         return self.replace(compiled=None, worker_batch=None, kept=None, also_counted=(), spans={})
 
     def with_step(self, counts: Counts) -> Counts:
-        """Return these counts with those of a later step."""
+        """Return these counts with those of a later step added."""
         counted = self.replace(also_counted=(*self.also_counted, counts.step))
         if counted.in_step(counts.step) == counts:
             return counted
@@ -233,7 +233,7 @@ def step_name(step: int) -> str:
 
 
 class OfRanks(Data):
-    """What is true of one rank, or of several."""
+    """A fact about one rank, or several."""
 
     ranks: tuple[int, ...] = Field(min_length=1)
 
@@ -244,19 +244,19 @@ class OfRanks(Data):
 
 
 class RankCounts(OfRanks):
-    """The counts of one rank, or of several that are equal."""
+    """The counts of one rank, or of several with equal counts."""
 
     counts: Counts
 
 
 def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
-    """The counts of every rank as few entries: ranks with equal counts share one, in the order of ranks."""
+    """Merge the counts of all ranks: ranks with equal counts share an entry, in the order of ranks."""
     groups = grouped(counts, lambda one, other: one == other)
     return tuple(RankCounts(ranks=tuple(group), counts=group[min(group)]) for group in groups)
 
 
 def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
-    """What is known of each rank or step, in groups of those that are like the first, in ascending order."""
+    """Group values by rank or step: each group holds those that are like its first, in ascending order."""
     groups: list[dict[int, T]] = []
     for number, its in sorted(by_number.items()):
         group = next((each for each in groups if is_alike(each[min(each)], its)), None)
@@ -268,12 +268,12 @@ def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> lis
 
 
 def of_rank(entries: Iterable[RankCounts], rank: int) -> Counts | None:
-    """The counts of one rank; None if no entry holds it."""
+    """Return the counts of one rank; None if no entry has it."""
     return next((entry.counts for entry in entries if rank in entry.ranks), None)
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending whole numbers as text: `0-3,6`."""
+    """Format ascending whole numbers: `0-3,6`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -284,6 +284,6 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def numbers(spanned: str) -> list[int]:
-    """The numbers of a text that `spans` made."""
+    """Parse the numbers in a text that `spans` made."""
     ends = [part.partition("-") for part in spanned.split(",")]
     return [number for first, _, last in ends for number in range(int(first), int(last or first) + 1)]

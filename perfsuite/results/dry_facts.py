@@ -1,4 +1,4 @@
-"""What a dry run says beyond the counts: will the case fit, and how fast can it be at best. Pure."""
+"""Predictions of a dry run beyond the counts: whether the case fits, and its best possible speed. Pure."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,19 +10,19 @@ from perfsuite.results.counts import Collective, RankCounts
 
 FitWord = Literal["fits", "tight", "does not fit"]
 OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-"""Kinds of which a rank passes the share of the message that is not its own; of `all_reduce`, twice."""
+"""Kinds in which a rank passes on the part of the message that is not its own; in `all_reduce`, twice."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
-"""Kinds of which a rank passes the whole message. What is not named takes no time: a barrier has no bytes,
-and what is received comes in the other direction, while as much is sent."""
+"""Kinds in which a rank passes on the whole message. Kinds that are not named take no time: a barrier has no
+bytes, and a receive uses the other direction, at the same time as a send."""
 
 
 LAUNCHES_S = 1e-4
-"""Seconds that the launches of the kernels of a training step take at least: dozens, of some µs each."""
-SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # so begin operators on float8, or fewer bits
+"""Least seconds to launch the kernels of a training step: dozens of launches, a few µs each."""
+SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # prefixes of operators on float8, or fewer bits
 
 
 class MemoryPart(Data):
-    """Memory of the device that no tensor of the step holds, as a range in bytes."""
+    """Device memory that is not held by tensors of the step, as a range in bytes."""
 
     name: str
     low: int
@@ -31,38 +31,38 @@ class MemoryPart(Data):
 
 
 class Fit(Data):
-    """The memory that a rank is predicted to need, and what it has, in bytes."""
+    """The predicted memory of a rank, and the memory that it has, in bytes."""
 
     rank: int
     live: int  # peak of live tensors
-    allocated: int  # peak of the caching allocator's blocks in use, with rounding and cuBLAS's workspaces
-    reserved: int  # peak of what the caching allocator holds
+    allocated: int  # peak of the caching allocator's used blocks, with rounding and cuBLAS's workspaces
+    reserved: int  # peak of the memory that the caching allocator holds
     reserved_expandable: int  # the same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
-    built: int = 0  # the whole model's parameters, where a rank has them on its device before sharding
-    outside: tuple[MemoryPart, ...]  # what the process holds outside of the caching allocator
+    built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
+    outside: tuple[MemoryPart, ...]  # memory of the process outside of the caching allocator
     card: int  # the memory of the device
     verdict: FitWord
 
     @property
     def least(self) -> int:
-        """Bytes that the device must have in any case: less cannot hold what lives at once."""
+        """The least bytes that the device must have to hold everything that is live at once."""
         return max(self.allocated, self.built) + sum(part.low for part in self.outside)
 
     @property
     def most(self) -> int:
-        """Bytes with which the allocator never has to give back its cache, all ranges at their upper end."""
+        """The bytes with which the allocator never has to free its cache, with all ranges at their top."""
         return max(self.reserved, self.built) + sum(part.high for part in self.outside)
 
 
 class Roofline(Data):
-    """What one step takes at least, on the rank that needs most; bytes and FLOPs are that rank's."""
+    """The least time of one step, for the rank that needs most; bytes and FLOPs are that rank's."""
 
-    flops: int  # recomputation included
-    peak_flops: float  # dense, per second, at the case's precision or that of float8
-    wire_bytes: float  # over the link between GPUs of one machine, in one direction
-    link_bytes_per_s: float | None  # of that link, one direction; None (no datasheet): the wire takes no time
-    between_machines_bytes: float  # of groups that span machines, by a link unknown: they take no time here
-    tokens: int  # of all ranks in one step; samples where the case has no tokens
+    flops: int  # including recomputation
+    peak_flops: float  # dense peak per second, at the case's precision or at float8
+    wire_bytes: float  # sent over the link between GPUs of one machine, in one direction
+    link_bytes_per_s: float | None  # rate of that link, one way; None (no datasheet): the wire takes no time
+    between_machines_bytes: float  # in groups that span machines: their link is unknown, and takes no time
+    tokens: int  # of all ranks in one step; samples if the case has no tokens
 
     @property
     def compute_s(self) -> float:
@@ -76,17 +76,17 @@ class Roofline(Data):
 
     @property
     def step_s(self) -> float:
-        """Seconds that a step takes at least."""
+        """The least seconds of a step."""
         return max(self.compute_s, self.wire_s)
 
     @property
     def bound_by(self) -> Literal["computation", "communication"]:
-        """Which of the two limits is the larger."""
+        """The larger of the two limits."""
         return "computation" if self.compute_s >= self.wire_s else "communication"
 
     @property
     def is_bound(self) -> bool:
-        """Whether this is what limits a step, and not the launches of its kernels."""
+        """Whether this limits a step, rather than the launches of its kernels."""
         return self.step_s >= LAUNCHES_S
 
     @property
@@ -95,21 +95,23 @@ class Roofline(Data):
         return self.tokens / self.step_s
 
     def share(self, tokens_per_s: float) -> float:
-        """Return which share of the most a speed of all ranks together is: 1 is the roofline."""
+        """Return a speed of all ranks together as a share of the most: 1 is the roofline."""
         return tokens_per_s / self.tokens_per_s
 
 
 def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens: int) -> Roofline | None:
-    """Return what a step takes at least, `tokens` as in `Roofline`.
+    """Return the least time of a step, with `tokens` as in `Roofline`.
 
-    The larger of two limits, because communication may run during computation. Computation: FLOPs over the
-    dense peak at the case's precision; over that of float8 if any product was in float8. Communication:
-    bytes over the link between the GPUs of one machine, each kind by the factor of its bus bandwidth
-    (doc/PERFORMANCE.md of nccl-tests): what a rank has at least to pass in one direction. Switches that
-    reduce on their way (NVLink SHARP, `NCCL_ALGO=NVLS`) let an all-reduce take less. Groups that span
-    machines, whose link is unknown, take no time here, nor do memory bandwidth and what has no FLOPs.
+    It is the larger of two limits, because communication can overlap computation. Computation: FLOPs over the
+    dense peak at the case's precision, or at float8 if any product was in float8. Communication: bytes over
+    the link between the GPUs of one machine, scaled for each kind by the factor of its bus bandwidth
+    (doc/PERFORMANCE.md of nccl-tests), which gives the least bytes that a rank has to pass in one direction.
+    With switches that reduce in transit (NVLink SHARP, `NCCL_ALGO=NVLS`) an all-reduce can take less. Groups
+    that span machines, whose link is unknown, take no time here; nor does memory bandwidth, or work without
+    FLOPs.
 
-    None where the accelerator's peak is unknown, nothing was counted, or most FLOPs are not seen: compiled.
+    Returns None if the accelerator's peak is unknown, nothing was counted, or the model is compiled, which
+    hides most FLOPs.
     """
     of_ranks = []
     for its in (entry.counts for entry in counts):
@@ -118,9 +120,9 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
         flops = sum(its.flops.values())
         if peak is None or its.compiled is not None or not flops:
             return None
-        passed = {True: 0.0, False: 0.0}  # by whether it stays in one machine
+        passed = {True: 0.0, False: 0.0}  # bytes by whether they stay in one machine
         for each in its.collectives:
-            # No group of this size and distance has ranks on two machines.
+            # True if no group of this size and distance has ranks on two machines.
             is_inside = each.ranks == 1 or case.topology.processes_per_node % (each.ranks * each.apart) == 0
             passed[is_inside] += _passed(each)
         limit = Roofline(
@@ -143,7 +145,7 @@ def _passed(each: Collective) -> float:
 
 
 class DryFacts(Data):
-    """What a dry run says of a case, by the ranks that were run."""
+    """The predictions of a dry run for a case, from the ranks that were run."""
 
-    fit: Fit | None = None  # of the rank that needs most. None on a CPU, which has no caching allocator
-    roofline: Roofline | None = None  # none where the accelerator's peak is unknown
+    fit: Fit | None = None  # of the rank that needs most; None on a CPU, which has no caching allocator
+    roofline: Roofline | None = None  # None if the accelerator's peak is unknown

@@ -1,4 +1,4 @@
-"""Versions and variables that measurements depend on, as far as they can be read without torch."""
+"""Collect the versions and variables that measurements depend on and that can be read without torch."""
 
 import functools
 import importlib.metadata
@@ -11,7 +11,7 @@ from perfsuite.errors import readable
 from perfsuite.redaction import is_secret
 from perfsuite.results.run_dir import COMPILE_CACHES, FILES, LAUNCH_DIR, RunDir
 
-VARIABLES = (  # the beginnings of environment variables that are recorded
+VARIABLES = (  # prefixes of environment variables that are recorded
     *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "GLOO_", "UCX_", "FI_"),
     *("TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_", "TRANSFORMERS_", "PYTORCH_"),
     *("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_CPU_CAPABILITY", "LD_PRELOAD"),
@@ -19,10 +19,10 @@ VARIABLES = (  # the beginnings of environment variables that are recorded
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the `VARIABLES` whose names tell of no secret, as they may be kept.
+    """Return the `VARIABLES` as they can be recorded: without names that suggest a secret.
 
-    `LAUNCH_DIR` stands in place of the launch's directory, and secrets in values are masked. The directories
-    of compilers are left out where perfsuite has chosen them, as they are others in each session.
+    `LAUNCH_DIR` replaces the launch's directory, and secrets in values are masked. Cache directories of
+    compilers are left out if perfsuite chose them, as they differ in each session.
     """
     new = environ.get(FILES) or LAUNCH_DIR
     ours = str(RunDir(Path(new).parent).compile_caches)
@@ -36,11 +36,11 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def installed() -> Mapping[str, str]:
-    """Return the version of each package that this interpreter finds, by its name in lower case."""
+    """Return the version of each package that this interpreter finds, by its lower-case name."""
     return {each.name.lower(): each.version for each in importlib.metadata.distributions()}
 
 
 def of_this_process() -> dict[str, str]:
-    """Return what a launch will find: versions of Python, kernel and packages, and variables, by name."""
+    """Return what a launch will find: versions of Python, kernel and packages, and variables, all by name."""
     own = {"python": platform.python_version(), "kernel": platform.release()}
     return {**installed(), **own, **variables(os.environ)}

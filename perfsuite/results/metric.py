@@ -1,6 +1,6 @@
-"""What is known of each figure of a launch: label, unit, direction, format, tolerance.
+"""The metrics: label, unit, direction, format and tolerance of each figure of a launch.
 
-Those of perfsuite are fields of `Figures`; those of other packages (`perfsuite.metrics`) are in its `extra`.
+perfsuite's own metrics are fields of `Figures`; those of other packages (`perfsuite.metrics`) are in `extra`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Judged = Literal["sequential", "exact", "shown"]
 
 
 def in_unit(text: str, unit: Unit) -> str:
-    """Return a text about tokens as one about what a case counts: tokens, or samples."""
+    """Replace tokens in a text with the unit that a case counts: tokens, or samples."""
     return text.replace("token", unit.removesuffix("s"))
 
 
@@ -134,24 +134,24 @@ class Metric:
         return low, high
 
 
-PART_SHARE = 0.02  # of a step: what a part of it may grow by without being judged
-PART_S = 1e-3  # seconds, likewise: waking a thread up takes some tenths of a millisecond
+PART_SHARE = 0.02  # share of a step by which a part of it may change without being judged
+PART_S = 1e-3  # seconds, likewise: waking up a thread takes some tenths of a millisecond
 
 
 @dataclass(frozen=True)
 class PartOfStep(Metric):
-    """Seconds of a step that may be next to none, or unknown.
+    """A metric of seconds within a step that can be close to 0, or unknown.
 
-    A part near 0 has no relative growth, so the test judges `rest_s` plus the part: the step of the reference
-    with that part. So changes are shares of a step. Those up to `floor` are not judged.
+    Relative growth is meaningless for a part near 0, so the test judges `rest_s` plus the part: the step of
+    the reference with that part. Changes are therefore shares of a step. Those up to `floor` do not count.
     """
 
     _: KW_ONLY
-    step_s: float = 0.0  # mean step of the reference, median over its launches; 0: no reference
-    rest_s: float = 0.0  # the same without the part
+    step_s: float = 0.0  # mean step of the reference (median over its launches); 0: no reference
+    rest_s: float = 0.0  # the same step without the part
 
     def against(self, reference: Iterable[Figures]) -> PartOfStep:
-        """Return the metric with the step of these launches; itself if none of them has the part."""
+        """Return the metric with the step of these launches, or itself if none of them has the part."""
         both = ((figures.step_s_mean, self.of(figures)) for figures in reference)
         parts = [(step_s, step_s - part) for step_s, part in both if step_s is not None and part is not None]
         if not parts:
@@ -161,37 +161,37 @@ class PartOfStep(Metric):
 
     @property
     def floor(self) -> float:
-        """The largest growth of the cost that is no change: `PART_SHARE`, or `PART_S` of a short step."""
+        """The largest change of the cost that does not count: `PART_SHARE`, or `PART_S` for a short step."""
         return max(PART_SHARE, PART_S / self.step_s) if self.step_s else PART_SHARE
 
     def cost(self, value: float) -> float:
-        """Return the seconds of the reference's step with this part."""
+        """Return the seconds of the reference's step with a part of this length."""
         return self.rest_s + value
 
 
-SPAN_S = 0.25  # seconds by which a span may grow without being judged
+SPAN_S = 0.25  # seconds by which a span may change without being judged
 SPAN_TOLERANCE = 0.25
 
 
 @dataclass(frozen=True)
 class SpanSeconds(Metric):
-    """Seconds of a span that is no step, such as a part of the start-up, or a checkpoint.
+    """Seconds of a span that is not a step, such as a part of the start-up, or a checkpoint.
 
-    A span may take next to no time, whose growth would be large. So the test judges the span's seconds plus
-    `SPAN_S / SPAN_TOLERANCE`: what is allowed is a share of the span, and `SPAN_S` in any case. Changes are
-    told as shares of the reference's span.
+    A span can take almost no time, and its relative growth would be huge. So the test judges the span's
+    seconds plus `SPAN_S / SPAN_TOLERANCE`: this allows a share of the span, and `SPAN_S` in any case. Changes
+    are reported as shares of the reference's span.
     """
 
     _: KW_ONLY
-    reference_s: float | None = None  # median of the reference's launches; None: no reference
+    reference_s: float | None = None  # median over the reference's launches; None: no reference
 
     def against(self, reference: Iterable[Figures]) -> SpanSeconds:
-        """Return the metric with the span of these launches; itself if none of them has it."""
+        """Return the metric with the span of these launches, or itself if none of them has it."""
         seconds = [value for value in map(self.of, reference) if value is not None]
         return replace(self, reference_s=median(seconds)) if seconds else self
 
     def cost(self, value: float) -> float:
-        """Return the seconds with those that no growth is measured by."""
+        """Return the seconds plus the constant that damps relative growth."""
         return value + SPAN_S / SPAN_TOLERANCE
 
     @property
@@ -206,7 +206,7 @@ class SpanSeconds(Metric):
         return max(-1.0, of_cost * self.cost(self.reference_s) / self.reference_s)
 
     def cost_change(self, of_figure: float, before: float) -> float:
-        """Return the relative change of the cost for one of the span, which took `before` seconds."""
+        """Return the relative change of the cost for that of a span that took `before` seconds."""
         return of_figure * before / self.cost(before)
 
 
@@ -220,7 +220,8 @@ def span_seconds(span: str) -> SpanSeconds:
 def span_metrics(launches: Iterable[Figures]) -> tuple[SpanSeconds, ...]:
     """Return the metrics of the spans that any of these launches has.
 
-    The start-up as a whole is judged by its parts. Cold ones have no metric: a session has one such launch.
+    The start-up as a whole has no metric, as its parts are judged. Cold start-ups have none either: a session
+    has only one such launch.
     """
     names = {name for figures in launches for name in figures.spans_s if name != START_UP}
     return tuple(span_seconds(name) for name in sorted(names) if not name.startswith(COLD))
@@ -235,8 +236,9 @@ TOKENS_PER_S_MEAN = replace(
     label="tokens/s with stalls",
     tolerances={"cpu": 0.20, "cuda": 0.05},
 )
-"""By the mean step, so that rare long steps count: it alone judges stalls. Noisier than the median, hence the
-wider tolerance; any measure of the slowest steps (p95/p50) jumps by more than the change to be found."""
+"""Based on the mean step, so that rare long steps count: only this metric judges stalls. It is noisier than
+the median, hence the wider tolerance. Any measure of the slowest steps (p95/p50) jumps by more than the
+change to detect."""
 PEAK_MEMORY = Metric(
     "peak_memory_bytes",
     "peak memory",
@@ -250,8 +252,8 @@ PEAK_MEMORY = Metric(
 DATA_WAIT = PartOfStep(
     "data_wait_s", "data wait", "s", "lower", "sequential", tolerances={"cpu": 0.05, "cuda": 0.05}
 )
-"""By the mean: with several workers, most batches are there at once, and each n-th one is waited for."""
-GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)  # what every verdict judges
+"""Based on the mean: with n workers, most batches are ready at once, and the step waits for each n-th one."""
+GATED = (TOKENS_PER_S, TOKENS_PER_S_MEAN, PEAK_MEMORY)  # metrics that every verdict judges
 CPU_S_PER_STEP = Metric(
     "cpu_s_per_step",
     "CPU time per step",
@@ -262,11 +264,12 @@ CPU_S_PER_STEP = Metric(
     judged_on_cpu="sequential",
     tolerances={"cpu": 0.15, "cuda": 0.15},
 )
-"""Of all ranks together. Others who use the cores hardly change it, but what a rank waits for does not change
-it at all: it stands next to the speed, never in its place. On a GPU it is what the host does: shown.
+"""Summed over all ranks. Other users of the cores hardly change it, but neither does anything that a rank
+waits for: it complements the speed, and never replaces it. On a GPU it is the work of the host, and is only
+shown.
 
-Against a baseline it is not corrected by the probe, whose seconds are those of a clock on the wall. A
-comparison of two arms estimates from its own launches how CPU time follows the probe."""
+Against a baseline, the probe does not correct it, because the probe measures wall-clock seconds. A comparison
+of two arms estimates from its own launches how CPU time follows the probe."""
 TOKENS_PER_S_PER_DEVICE = Metric(
     "tokens_per_s_per_device", "tokens/s per device", "tokens/s", "higher", "shown", heading="per device"
 )
@@ -292,20 +295,20 @@ _TAKEN = frozenset(Figures.model_fields) | {
     *("case_id", "framework", "outcome", "launches", "hardware_class", "reason", "shared", "blind"),
     *("excused", "waivers", "shadow"),
 }
-"""Names that no other package may give to a metric: fields of `Figures`, properties of a case in reports."""
+"""Names that metrics of other packages cannot have: fields of `Figures`, properties of a case in reports."""
 
 
 def recorded() -> tuple[Metric, ...]:
-    """Return the metrics of other packages, sorted by name: every launch records all that are installed.
+    """Return the installed metrics of other packages, sorted by name: every launch records all of them.
 
-    Raises `ExtensionError` for a name taken twice, and for one that cannot be imported or is no `Metric`.
+    Raises `ExtensionError` for a duplicate name, and for one that cannot be imported or is not a `Metric`.
     """
     metrics = map(_of_another_package, extensions.names(extensions.METRICS))
     return tuple(metric for metric in metrics if metric is not None)
 
 
 def find(name: str) -> Metric | None:
-    """Return the metric of that name, None if its package is gone. Raises `ExtensionError` as `recorded`."""
+    """Return the metric of that name; None if its package is gone. Raises `ExtensionError` as `recorded`."""
     span = timed_span(name)
     if span is not None:
         return span_seconds(span)
@@ -326,7 +329,7 @@ def _of_another_package(name: str) -> Metric | None:
 
 
 def described(name: str) -> Metric:
-    """Return the metric of that name, or for one that is not installed any more, what can be said of it."""
+    """Return the metric of that name, or a placeholder if it is no longer installed."""
     return find(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
 
 
@@ -336,7 +339,7 @@ def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 
 
 def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
-    """Return `GATED`, and of other metrics those that any of these launches has."""
+    """Return `GATED`, and those other metrics that any of these launches has."""
     launches = tuple(launches)
     known = [
         metric
@@ -347,7 +350,7 @@ def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 
 
 def judged(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
-    """Return those of `metrics_of` that are judged on a device; with None, on any."""
+    """Return the `metrics_of` that are judged on a device; with None, on any device."""
     devices = ("cpu", "cuda") if device is None else (device,)
     return tuple(
         metric for metric in metrics_of(launches) if any(metric.judging(each) != "shown" for each in devices)

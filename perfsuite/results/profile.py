@@ -1,6 +1,6 @@
-"""What a profile of a few steps comes to: where a step's time goes, and every call that it makes. Pure data.
+"""Profiles of a few steps: where a step's time goes, and every call that it makes. Pure data.
 
-It is reduced from the trace of a launch that is not judged. Times are in microseconds a step.
+A profile is reduced from the trace of a launch that is not judged. Times are in microseconds per step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,46 +12,46 @@ from perfsuite.documents import Data, Document, lines, plain
 from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.counts import OfRanks, grouped
 
-METHOD = "profile-2"  # the way of reducing a trace. Profiles of another method are not compared
+METHOD = "profile-2"  # the method of reducing a trace. Profiles of different methods are not compared
 PROFILED_STEPS = 3
 UNSEEN = 0.1
-"""Share of what the GPU computes that kernels may compute that no operator launched. In eager and in compiled
-training operators and nodes of autograd launch all of them; this leaves room for a package's own kernels."""
+"""Share of the GPU's computing time that may be spent in kernels that no operator launched. In eager and in
+compiled training, operators and autograd nodes launch all kernels; this leaves room for those of packages."""
 
 
 class Work(Data):
     """All calls of one name."""
 
     name: str
-    calls: float  # a step
-    us: float  # time a step: of an operator without what it calls, of a kernel on the GPU
+    calls: float  # per step
+    us: float  # time per step: for an operator, without its callees; for a kernel, on the GPU
 
 
 class StepSplit(Data):
-    """Where the time of a step goes. All but `hidden_us` and `unseen_us` add up to `step_us`."""
+    """Where the time of a step goes. The parts except `hidden_us` and `unseen_us` add up to `step_us`."""
 
     step_us: float
-    compute_us: float  # kernels, on a GPU; operators, on a CPU. Without the optimizer's
+    compute_us: float  # kernels on a GPU, operators on a CPU, without those of the optimizer
     optimizer_us: float
-    exposed_us: dict[str, float] = Field(default_factory=dict)  # communication alone, by kind: `all_gather`
+    exposed_us: dict[str, float] = Field(default_factory=dict)  # bare communication by kind: `all_gather`
     hidden_us: dict[str, float] = Field(default_factory=dict)  # communication behind computation
-    data_wait_us: float = 0  # waiting for the data loader; on a GPU, that meanwhile does nothing
-    idle_us: float = 0  # on a GPU: it does nothing, and no data are waited for
+    data_wait_us: float = 0  # waiting for the data loader; on a GPU, only while it is idle
+    idle_us: float = 0  # on a GPU: idle without waiting for data
     other_us: float = 0  # on a CPU: everything else
-    unseen_us: float = 0  # on a GPU: of what is computed, that by kernels that no operator of torch launched
+    unseen_us: float = 0  # on a GPU: part of the computation in kernels that no operator of torch launched
 
     @property
     def busy_us(self) -> float:
-        """What is computed, the optimizer's included."""
+        """Time of computation, including the optimizer's."""
         return self.compute_us + self.optimizer_us
 
     @property
     def unseen(self) -> float:
-        """The share of what is computed, 0 to 1, that kernels compute that no operator launched."""
+        """The share of the computing time, 0 to 1, in kernels that no operator launched."""
         return self.unseen_us / self.busy_us if self.busy_us else 0.0
 
     def parts(self) -> dict[str, float]:
-        """What adds up to the step, by its name in words; what takes no time is left out."""
+        """Return the parts that add up to the step, by descriptive name, without those that take no time."""
         named = {
             "compute": self.compute_us,
             "optimizer": self.optimizer_us,
@@ -64,23 +64,23 @@ class StepSplit(Data):
 
 
 class Profile(Data):
-    """`PROFILED_STEPS` steps of one rank, as means."""
+    """The means over `PROFILED_STEPS` steps of one rank."""
 
     device: Literal["cpu", "cuda"]
     steps: int
     split: StepSplit
-    operators: tuple[Work, ...]  # all of them, the longest first
-    kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, the longest first; none on a CPU
-    host_syncs: tuple[Work, ...] = ()  # where the host waits for the device: reads, synchronisations, copies
-    unsteady: tuple[str, ...] = ()  # names whose calls are not the same in each step: they are not compared
+    operators: tuple[Work, ...]  # all operators, longest first
+    kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, longest first; empty on a CPU
+    host_syncs: tuple[Work, ...] = ()  # calls in which the host waits for the device: reads, syncs, copies
+    unsteady: tuple[str, ...] = ()  # names whose number of calls varies between steps: not compared
 
     @property
     def every(self) -> tuple[Work, ...]:
-        """All work. A name may stand in it twice: first of the calls that the host waits for, last of all."""
+        """All work. A name can occur twice: first for calls that the host waits for, later for all calls."""
         return (*self.host_syncs, *self.operators, *self.kernels)
 
     def calls(self) -> dict[str, float]:
-        """The steady calls a step, by name."""
+        """Return the calls per step by name, without unsteady ones."""
         return {each.name: each.calls for each in self.every if each.name not in self.unsteady}
 
 
@@ -98,7 +98,7 @@ class LaunchProfile(Data):
 
     @property
     def unseen(self) -> str | None:
-        """That counts lack what kernels compute that no operator launched; None if those take little time."""
+        """Why counts are incomplete: kernels that no operator launched. None if those take little time."""
         share = max(entry.profile.split.unseen for entry in self.ranks)
         if share < UNSEEN:
             return None
@@ -108,23 +108,23 @@ class LaunchProfile(Data):
         )
 
     def of_rank(self, rank: int) -> Profile | None:
-        """The profile of one rank; None if there is no such rank."""
+        """Return the profile of one rank; None if there is no such rank."""
         return next((entry.profile for entry in self.ranks if rank in entry.ranks), None)
 
 
 class TakenProfile(Data):
-    """What came of a launch that was made for a profile."""
+    """The result of a launch made for a profile."""
 
     profile: LaunchProfile | None = None
     why_none: str | None = None  # why there is no profile
-    traces: tuple[str, ...] = ()  # the trace of each rank, by its number: a file that opens in Perfetto
+    traces: tuple[str, ...] = ()  # the trace of each rank, in order: a file that opens in Perfetto
 
 
 class RankProfileFile(Document):
-    """`profile-N.json`: what one rank made of its trace."""
+    """`profile-N.json`: the profile that one rank reduced from its trace."""
 
     schema_version: Literal[1] = 1
-    method: str = METHOD  # the way in which it was reduced, by the perfsuite that launched it
+    method: str = METHOD  # the method of reduction, in the perfsuite that ran the launch
     profile: Profile
 
 
@@ -134,22 +134,25 @@ class ProfileBaseline(BaselineDocument):
     schema_version: Literal[1] = 1
     hardware_class: str
     profile: LaunchProfile
-    of_baseline: str  # when that baseline was recorded, as it says: a newer one has another profile
+    of_baseline: str  # `recorded_at` of that baseline: a newer baseline has another profile
 
     def as_json(self) -> str:
-        """As other documents, but each operator in one line."""
+        """Return the JSON, with each operator on one line."""
         return lines(plain(self)) + "\n"
 
 
 def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
-    """What is kept of the profile that was taken with the launches of a baseline."""
+    """Return the document for a profile that was taken with the launches of a baseline."""
     return ProfileBaseline(
         hardware_class=known.hardware_class, case=known.case, profile=profile, of_baseline=known.recorded_at
     )
 
 
 def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
-    """The profiles of all ranks, alike ones as that of the first; what is unsteady in one is not compared."""
+    """Merge the profiles of all ranks: alike ranks share the profile of the first.
+
+    Names that are unsteady in one rank are not compared in any.
+    """
     unsteady = tuple(sorted({name for profile in profiles.values() for name in profile.unsteady}))
     shared = {rank: profile.replace(unsteady=unsteady) for rank, profile in profiles.items()}
     groups = grouped(shared, lambda one, other: (one.device, one.calls()) == (other.device, other.calls()))
@@ -158,5 +161,5 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
 
 
 def longest_first(works: Iterable[Work]) -> tuple[Work, ...]:
-    """Works by their time, the longest first; equal ones by name."""
+    """Sort works by time, longest first, and by name if equal."""
     return tuple(sorted(works, key=lambda work: (-work.us, work.name)))

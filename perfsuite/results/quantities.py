@@ -1,4 +1,4 @@
-"""What of the counts of a step is judged, each quantity by one number, for `exact` and `count_sentences`."""
+"""The quantities of a step's counts that `exact` judges and `count_sentences` describes, one number each."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,23 +23,23 @@ from perfsuite.results.counts import (
 
 Unit = Literal["bytes", "FLOP", "calls", "objects", "modules"]
 
-FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: some small tensors
+FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: a few small tensors
 COLLECTIVE_SHARE = 0.01
 """Share of a group's bytes, at most `FLOOR`, by which the same number of calls may send more or less without
-being judged. Sending 64 KiB takes less time than a call itself: 3 us at 25 GB/s, while NCCL needs 10 us for
-an all-reduce of any size. Another number of calls is judged however little they send."""
-FLOPS_FLOOR = 0.001  # share of a step's FLOPs by which it may differ without being judged
+being judged. Sending 64 KiB takes less time than the call itself: 3 us at 25 GB/s, while NCCL needs 10 us for
+an all-reduce of any size. A different number of calls is judged, however little they send."""
+FLOPS_FLOOR = 0.001  # share by which a step's FLOPs may differ without being judged
 PYTHON_FLOOR = 1000
 PYTHON_SHARE = 0.2
-"""Calls of Python functions, and their share, by which a step may differ without being judged: each release
-of a library has some more or less, and 1,000 take some tenths of a millisecond."""
+"""Number and share of calls of Python functions by which a step may differ without being judged: the number
+varies between releases of a library, and 1,000 calls take some tenths of a millisecond."""
 MODULES_FLOOR = 50
-"""Modules that may be imported more or less without being judged: each release of a library has some more or
-less. Importing one takes about a millisecond or two."""
-PYTHON_LOOSE = 0.02  # share by which they may differ between launches: a progress bar is drawn by time
-PYTHON_FEW = 20  # calls by which they may differ, too: 2 % of a short part is none
+"""Difference in imported modules that is not judged: the number varies between releases of a library. To
+import one takes a millisecond or two."""
+PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
+PYTHON_FEW = 20  # calls by which they may vary in any case: 2 % of a short part is next to nothing
 OF_A_WORKER = "of a loader's worker per batch"
-LOOSE = 0.005  # share by which memory may differ between launches: threads free what they hold at any time
+LOOSE = 0.005  # share by which memory varies between launches: threads free their memory at any time
 
 
 class Change(NamedTuple):
@@ -53,34 +53,34 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """Something that a step does, judged by the sum of its fields: more is worse."""
+    """A kind of work in a step, judged by the sum of its fields: more is worse."""
 
     name: str
     unit: Unit
-    read: Callable[[Counts], Mapping[str, int] | None]  # its fields by name; None where it cannot be said
-    # The difference from these counts that says nothing, in its unit: asynchronous work makes it.
+    read: Callable[[Counts], Mapping[str, int] | None]  # its fields by name; None if unknown
+    # The difference from these counts, in `unit`, that is noise of asynchronous work.
     allowed: Callable[[Counts], float] = lambda _: 0
-    # The difference from these counts that is too small to be judged, in its unit: it is listed.
+    # The difference from these counts, in `unit`, that is too small to be judged: it is listed.
     floor: Callable[[Counts], float] = lambda _: 0
-    is_python: bool = False  # of Python: what a progress bar calls now and then makes none unsteady
-    # What a change is made of, by name, as the functions that are called; None where it cannot be said.
+    is_python: bool = False  # calls of Python: those of a progress bar do not make them unsteady
+    # The parts of a change by name, such as the called functions; None if unknown.
     parts: Callable[[Counts], Mapping[str, int] | None] = lambda _: None
-    of_worker: bool = False  # of a worker process, for one batch
+    of_worker: bool = False  # counted in a worker process, for one batch
 
     @property
     def family(self) -> str:
-        """The quantities of one family are a whole: how large a change is, is a share of that."""
+        """The name of the family, whose total is the whole of which a change is a share."""
         return self.name
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
-        """The sum of its fields, without some; None where these counts cannot say."""
+        """Return the sum of its fields, except some; None if it is unknown in these counts."""
         fields = self.read(counts)
         if fields is None:
             return None
         return sum(value for field, value in fields.items() if field not in leave_out)
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
-        """Every field that differs."""
+        """Return every field that differs."""
         then = self.read(before) or {}
         today = self.read(now) or {}
         return [
@@ -94,23 +94,23 @@ class Quantity:
 class Group(Quantity):
     """The collectives of one kind in groups of one shape: judged by bytes, barriers by calls.
 
-    A group of one rank moves nothing: what it is asked for is listed, and never judged.
+    A group of one rank moves nothing: its calls are listed, and never judged.
     """
 
     rows: Callable[[Counts], list[Collective]]  # its calls by dtype and phase
-    ranks: int  # of each group
+    ranks: int  # number of ranks in each group
 
     @property
     def family(self) -> str:
-        """All collectives are one family, and all barriers."""
+        """The name of the family: all collectives are one, and all barriers are another."""
         return "barriers" if self.unit == "calls" else "collectives"
 
     def calls(self, counts: Counts) -> int:
-        """How often it is called."""
+        """Return the number of calls."""
         return sum(row.count for row in self.rows(counts))
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
-        """What is judged; where that is equal, the number of calls."""
+        """Return the judged changes or, if there are none, the change in the number of calls."""
         changes = super().changes(before, now)
         if changes:
             return changes
@@ -126,7 +126,7 @@ def _of_group(counts: Counts, *shape: Any) -> list[Collective]:
 
 
 def _empty(kind: str, ranks: int, apart: int) -> Quantity:
-    """Collectives of tensors without elements: each is a message all the same."""
+    """Return the quantity of collectives on empty tensors: each is still a message."""
     name = f"empty {kind} of {group_name(ranks, apart)}"
 
     def read(counts: Counts) -> Mapping[str, int]:
@@ -139,7 +139,7 @@ def _empty(kind: str, ranks: int, apart: int) -> Quantity:
 
 
 def _python(version: str) -> Quantity:
-    """Counts of another Python, which calls otherwise for the same code, cannot say."""
+    """Return the quantity of Python calls. Another version makes other calls for the same code: unknown."""
     name = f"Python {version} calls"
 
     def read(counts: Counts) -> Mapping[str, int] | None:
@@ -244,7 +244,7 @@ FLOPS = replace(
 
 
 def _host_reads(counts: Counts) -> Mapping[Phase, int] | None:
-    """Without any, the method before counted the same."""
+    """Return host reads. Of the previous method, only counts without any are comparable."""
     is_known = counts.method != READS_OF_THE_HOST or not counts.host_reads
     return counts.host_reads if is_known else None
 
@@ -258,7 +258,7 @@ COPIES = Quantity(
 
 
 def _waits(counts: Counts) -> Mapping[str, int] | None:
-    known = counts.blocking_copies if counts.device_copies else {}  # older counts say nothing of copies
+    known = counts.blocking_copies if counts.device_copies else {}  # older counts have no blocking copies
     return None if known is None else {f"blocking copies {way}": known[way] for way in sorted(known)}
 
 
@@ -288,18 +288,18 @@ WORKER_KERNELS = Quantity(
     parts=_worker_ops,
     of_worker=True,
 )
-"""With a floor, as samples that are drawn or augmented at random need not be the same in two launches."""
+"""It has a floor, as samples that are drawn or augmented at random can differ between launches."""
 PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
 SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
 GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
-"""A step that frees more than it makes frees what the one before kept too long: that is no improvement.
-However little a step leaves behind, thousands of them add up."""
+"""A step that frees more than it allocates frees what the previous step kept too long, which is not an
+improvement. However little a step leaves behind, thousands of them add up."""
 KEPT = Quantity(
     name="objects kept per step",
     unit="objects",
     read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
 )
-"""A single object is judged: it adds up over millions of steps, as do the pauses of the garbage collector."""
+"""Even a single object is judged: it adds up over millions of steps, as do the garbage collector's pauses."""
 MODULES = Quantity(
     name="modules imported",
     unit="modules",
@@ -309,9 +309,9 @@ MODULES = Quantity(
     floor=lambda _: MODULES_FLOOR,
     parts=lambda counts: counts.modules,
 )
-"""Of the start-up alone."""
+"""Counted in the start-up only."""
 WRITTEN_LOOSE = 4096
-"""Bytes by which what is written may differ between launches: it holds paths, dates and numbers as text."""
+"""Bytes by which written files vary between launches: they hold paths, dates and numbers as text."""
 WRITTEN = Quantity(
     name="bytes written",
     unit="bytes",
@@ -335,14 +335,14 @@ ALLOCATOR_PEAK = Quantity(
     allowed=lambda counts: LOOSE * (counts.allocator_peak or 0),
     floor=lambda _: FLOOR,
 )
-OF_SPANS = (WRITTEN, BEGUN, ALLOCATOR_PEAK)  # of events and phases, and of no step
-GRAPHS = Quantity(  # without any, nothing is compiled: here alone, none at all is worse than some
+OF_SPANS = (WRITTEN, BEGUN, ALLOCATOR_PEAK)  # quantities of events and phases, which steps do not have
+GRAPHS = Quantity(  # without graphs, nothing is compiled: only here, none is worse than some
     name="compiled graphs",
     unit="calls",
     read=lambda counts: {"compiled graphs": counts.compiled.graphs if counts.compiled else 0},
 )
 BREAKS = _of_compiled("graph breaks", lambda compiled: sum(compiled.breaks.values()))
-COMPILED = (  # what is counted over the whole launch
+COMPILED = (  # quantities that are counted over the whole launch
     *(GRAPHS, BREAKS),
     _of_compiled("recompilations", attrgetter("recompilations")),
     _of_compiled("generated kernels", attrgetter("kernels")),
@@ -358,7 +358,7 @@ _OTHERS = (
 
 
 def quantities(every: Iterable[Counts]) -> list[Quantity]:
-    """Every quantity that any of these counts has, collectives first."""
+    """Return every quantity that any of these counts has, collectives first."""
     every = list(every)
     rows = [row for counts in every for row in counts.collectives]
     groups = starmap(_group, dict.fromkeys(map(_shape, rows)))
@@ -371,9 +371,9 @@ def quantities(every: Iterable[Counts]) -> list[Quantity]:
 
 
 def differing(launches: Iterable[Counts]) -> set[str]:
-    """The fields that are not the same in all of these counts of one rank, but for what is allowed.
+    """Return the fields that differ between these counts of one rank by more than is allowed.
 
-    Those of another span than the reported step begin with its name: `step 10: kernels in forward`.
+    Fields of spans other than the reported step begin with its name: `step 10: kernels in forward`.
     """
     first, *others = launches
     found = set[str]()
@@ -400,17 +400,17 @@ def _differing(first: Counts, other: Counts) -> Iterator[str]:
 
 
 def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -> PythonCalls | None:
-    """Return the calls of a span, or those of another one if they differ by no more than chance."""
+    """Return the calls of a span, or the usual ones if they differ by no more than chance."""
     if python is None or usual is None:
         return python
     return usual if differ_by_chance(python.total, usual.total) else python
 
 
 def differ_by_chance(calls: int, usual: int) -> bool:
-    """Whether two numbers of calls of Python functions differ by no more than chance."""
+    """Return whether two numbers of Python calls differ by no more than chance."""
     return abs(calls - usual) <= max(PYTHON_LOOSE * usual, PYTHON_FEW)
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:
-    """Return the fields that are not judged in a span: those that differ there, or in the reported step."""
+    """Return the fields that are unsteady in a span, because they vary there, or in the reported step."""
     return {field.removeprefix(f"{span}: ") for field in unsteady}

@@ -1,4 +1,4 @@
-"""One launch as one document: what its ranks measured, and how the machine was."""
+"""One launch as one document: measurements of its ranks, and the state of the machine."""
 
 from __future__ import annotations
 
@@ -17,83 +17,83 @@ from perfsuite.results.rank_report import Dtypes, Failure, Flops, Memory, Observ
 
 
 class DeviceHealth(Data):
-    """One GPU while steps were being made. A field is None where NVML does not know it."""
+    """One GPU during the steps. A field is None if NVML does not know it."""
 
-    index: int = Field(ge=0)  # its number among the GPUs that the job may see
-    node: str | None = None  # the node that it is in; None on one machine
-    pci_bus_id: str | None = None  # as `nvidia-smi` prints it; a card is found by it, `uuid` or `serial`
+    index: int = Field(ge=0)  # its number among the GPUs that are visible to the job
+    node: str | None = None  # its node; None on a single machine
+    pci_bus_id: str | None = None  # as `nvidia-smi` prints it; this, `uuid` and `serial` identify a card
     uuid: str | None = None
     serial: str | None = None
-    power_limit_w: float | None = None  # that the driver enforces
+    power_limit_w: float | None = None  # the limit that the driver enforces
     power_limit_default_w: float | None = None
     sm_clock_limit_mhz: float | None = None  # the highest; `sm_clock_set_mhz`: set by `nvidia-smi -ac`
     sm_clock_set_mhz: float | None = None
     ecc: bool | None = None
     persistence: bool | None = None
-    memory_faults: tuple[str, ...] = ()  # by NVML: errors that ECC did not correct, a row not remapped
-    memory_pending: tuple[str, ...] = ()  # rows or pages of its memory that wait to be replaced
-    nvlinks: int | None = None  # that are up; `nvlinks_down`: that could be and are not. None without any
+    memory_faults: tuple[str, ...] = ()  # from NVML: errors that ECC did not correct, a row not remapped
+    memory_pending: tuple[str, ...] = ()  # rows or pages of its memory that are to be replaced
+    nvlinks: int | None = None  # links that are up; `nvlinks_down`: links that should be. None without any
     nvlinks_down: int | None = None
-    held_before_bytes: int | None = None  # of its memory, just before the launch, by others than the job
-    held_before_by: tuple[int, ...] = ()  # the processes that NVML listed then
+    held_before_bytes: int | None = None  # memory that others held just before the launch
+    held_before_by: tuple[int, ...] = ()  # the processes that NVML listed at that time
     sm_clock_mhz: float | None = None  # median; `sm_clock_mhz_min` the lowest
     sm_clock_mhz_min: float | None = None
-    utilisation: float | None = None  # percent of time with a kernel, mean: NVML's, which tells not how full
+    utilisation: float | None = None  # mean percent of time with any kernel, from NVML, however small
     power_w: float | None = None  # the mean of the samples
     energy_j: float | None = None  # joules over `Health.seconds`
     temperature_c: float | None = None  # the highest sample
-    throttled: dict[str, float] | None = None  # share of samples, 0 to 1, with each reason, by NVML's names
-    foreign_memory_bytes: int | None = None  # most that others held. None, too: not told from the job's
-    # Most used beyond `held_before_bytes`: the allocator's, and what NCCL, the CUDA context, libraries hold.
+    throttled: dict[str, float] | None = None  # share of samples, 0 to 1, by NVML's name of the reason
+    foreign_memory_bytes: int | None = None  # most that others held; also None if indistinguishable
+    # Most memory beyond `held_before_bytes`: that of the allocator, NCCL, the CUDA context and libraries.
     job_memory_bytes: int | None = None
 
     @property
     def name(self) -> str:
-        """For messages: `GPU 3 (00000000:5B:00.0)`, with `of n2` where there are several nodes."""
+        """The name for messages: `GPU 3 (00000000:5B:00.0)`, with `of n2` if there are several nodes."""
         bus_id = f" ({self.pci_bus_id})" if self.pci_bus_id else ""
         return f"GPU {self.index}{bus_id}" + (f" of {self.node}" if self.node else "")
 
 
 class Health(Data):
-    """The machine while steps were being made, warm-up included (`perfsuite.node.health_sampler`)."""
+    """The machine during the steps, including warm-up (`perfsuite.node.health_sampler`)."""
 
-    node: str | None = None  # of several, the one that others used most, as `foreign_cpu` and `steal` say
-    samples: int = Field(ge=0)  # 0: none was taken, and only what was read before is known, on a CPU nothing
+    node: str | None = None  # of several nodes, the one with most use by others (`foreign_cpu` and `steal`)
+    samples: int = Field(ge=0)  # 0: only readings before the launch are known, and on a CPU nothing
     seconds: float  # from the first sample to the last
-    steps: int  # finished in these seconds
+    steps: int  # steps that ended in these seconds
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
-    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # of the slowest GPU: steps finished by then, the clock
-    cores: int | None = None  # that the job may use: of `node`
-    job_cpu: float | None = None  # share, 0 to 1, of the time of all cores that it may use, as the next two
-    foreign_cpu: float | None = None  # used by processes that are not the job's
-    steal: float | None = None  # taken by the hypervisor
-    notes: tuple[str, ...] = ()  # what could not be found out, and why
+    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # of the slowest GPU: steps ended so far, and the clock
+    cores: int | None = None  # cores of `node` that the job may use
+    job_cpu: float | None = None  # share, 0 to 1, of the time of these cores; likewise the next two
+    foreign_cpu: float | None = None  # share of processes that are not the job's
+    steal: float | None = None  # share of the hypervisor
+    notes: tuple[str, ...] = ()  # readings that failed, and why
 
 
 class Node(Data):
-    """One machine of a launch on several."""
+    """One node of a launch on several."""
 
     name: str
     health: Health | None = None
 
 
-SECONDS_OF = "seconds of "  # begins the name of the figure that a span has
+SECONDS_OF = "seconds of "  # prefix of a span's name in the name of its figure
 SlopeUnit = Literal["bytes", "s"]
 
 
 def timed_span(figure: str) -> str | None:
-    """Return the span whose seconds a figure is, by its name; None if it is another figure."""
+    """Return the span whose seconds a figure of this name holds; None for other figures."""
     return figure.removeprefix(SECONDS_OF) if figure.startswith(SECONDS_OF) else None
 
 
 class Slope(Data):
-    """How something changes over the measured steps. Shown, never judged."""
+    """The trend of a value over the measured steps. Shown, never judged."""
 
-    name: str  # as `step time`, `resident memory`
+    name: str  # `step time`, `resident memory`, ...
     unit: SlopeUnit
     per_step: float
-    interval: tuple[float, float]  # of `per_step`, 95 %, as if the values were independent of each other
-    rank: int | None = None  # of several, the one that grows most; None: of all ranks together
+    interval: tuple[float, float]  # 95 % interval of `per_step`, as if the values were independent
+    rank: int | None = None  # of several ranks, the one that grows most; None: all ranks together
 
 
 class Figures(Data):
@@ -182,7 +182,7 @@ class Figures(Data):
         return cls.of({name: median(each) for name, each in values.items()})
 
 
-# perfsuite's own figures that are one number each
+# perfsuite's own figures that are a single number
 _FIELDS = tuple(name for name in Figures.model_fields if name not in ("spans_s", "extra"))
 
 
@@ -242,12 +242,12 @@ class Run(Document):
 
 
 class LaunchFile(Sealed):
-    """`launch-NODE.json`: how the processes of one node ended and how the node was, as its agent saw it."""
+    """`launch-NODE.json`: how the processes of one node ended, and the node's health, as its agent saw it."""
 
     schema_version: Literal[2] = 2
-    node: int = Field(ge=0)  # its number, from 0 on
+    node: int = Field(ge=0)  # the node's number, from 0
     host: str = ""  # the node's name
-    is_over: bool = True  # false in a file that is written while ranks of the node still run
+    is_over: bool = True  # False in a file that is written while ranks of the node still run
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
-    oom_kills: int = 0  # processes that the kernel killed in the agent's control group for want of memory
+    oom_kills: int = 0  # processes in the agent's control group that the kernel's OOM killer ended

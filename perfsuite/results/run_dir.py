@@ -1,4 +1,4 @@
-"""The files of one launch: this class alone knows their names."""
+"""The files of one launch: no other class knows their names."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from typing import Any
 from perfsuite.errors import FileError
 from perfsuite.inputs import files
 
-LAUNCH_DIR = "{launch_dir}"  # in the words and variables of a script: replaced by the path of `RunDir.files`
+LAUNCH_DIR = "{launch_dir}"  # replaced with the path of `RunDir.files` in a script's arguments and variables
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
 RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: `RunDir`'s path, with the case
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
-"""Environment variable: the process that this one must not outlive. For an agent that is the driver, unless
-it is on another machine; for every process that the agent starts it is the agent."""
-MOVED = "PERFSUITE_MOVED"  # variable of an arm of another commit: top of the repository, `:`, worktree
+"""Environment variable: the process that this one must not outlive. For an agent it is the driver, unless
+that is on another machine; for every process that the agent starts it is the agent."""
+MOVED = "PERFSUITE_MOVED"  # environment variable of an arm at a commit: repository's top, `:`, worktree
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
-"""Environment variable of an agent: names of the variables that the job has been given, which it leaves."""
-NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0 on
+"""Environment variable of an agent: names of the variables given to the job, which the agent leaves alone."""
+NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0
 RANK = "PERFSUITE_RANK"
 """Environment variable of a script's process that the agent starts as a rank: the number of that rank. A
-launcher's RANK cannot say it: a single process starts without one."""
-MODEL_CODE = "PERFSUITE_MODEL_CODE"  # of an agent: the modules with the model's code, for its fork server
+launcher's RANK cannot serve, because a single process starts without it."""
+MODEL_CODE = "PERFSUITE_MODEL_CODE"  # environment variable of an agent: modules for its fork server
 CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 COMPILE_CACHES = {INDUCTOR_CACHE: "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Environment variables of a job, unless the user has set them: directories below `RunDir.compile_caches`."""
+"""Environment variables of a job, unless the user set them: directories below `RunDir.compile_caches`."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
-FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's: the file of its flight recorder, rank appended
+FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's variable: prefix of its flight recorder's files
 
 
 @dataclass(frozen=True)
 class Below:
-    """A name in the directory `path` of an object: read from that object, it is a path."""
+    """A descriptor of a file name: read from an object, it is that name below the object's `path`."""
 
     name: str
 
@@ -50,7 +50,7 @@ class Below:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A name with the number of a node or a rank in it: read from an object, the path by that number."""
+    """A descriptor of a file name with a node or rank: read from an object, it maps a number to a path."""
 
     name: str
 
@@ -60,73 +60,73 @@ class Numbered:
 
 @dataclass(frozen=True)
 class RunDir:
-    """A directory that driver, launcher and workers share; every file in it is written by one of them."""
+    """A directory that driver, launcher and workers share. Each file in it has only one writer."""
 
     path: Path
 
     case = Below("case.json")  # `CaseFile`, by the driver
     run = Below("run.json")  # `Run`, by the driver
-    scheduler_log = Below("scheduler.log")  # what the scheduler's command wrote, where one starts the agents
-    lease = Below("lease")  # the driver's sign of life and what it wants (`perfsuite.node.lease`)
-    endpoint = Below("endpoint")  # where ranks meet, `HOST:PORT`: made by the driver, written by node 0
+    scheduler_log = Below("scheduler.log")  # output of the scheduler's command, if one starts the agents
+    lease = Below("lease")  # the driver's sign of life and its requests (`perfsuite.node.lease`)
+    endpoint = Below("endpoint")  # the ranks' rendezvous, `HOST:PORT`: made by the driver, written by node 0
     files = Below("files")
-    """A directory for what a script writes, and would go on from if it found it. Made empty by the
-    agent of node 0, kept with the launch's other files."""
-    checkpoints = Below("checkpoints")  # that a framework goes on from: removed after the launch in any case
-    progress = Below("progress")  # rank 0's `STEPS TOKENS_PER_STEP`, even before it steps, every 0.5 s
+    """A directory for files that a script writes, and would resume from. The agent of node 0 creates it
+    empty; it is kept with the launch's other files."""
+    checkpoints = Below("checkpoints")  # checkpoints that a framework resumes from: removed after the launch
+    progress = Below("progress")  # rank 0's `STEPS TOKENS_PER_STEP` every 0.5 s, even before the first step
     launch = Numbered("launch-{}.json")  # `LaunchFile`, by the agent of that node
-    agent_log = Numbered("agent-{}.log")  # what the agent of that node wrote to stdout and stderr
+    agent_log = Numbered("agent-{}.log")  # stdout and stderr of the agent of that node
     rank = Numbered("rank-{}.json")  # `RankReport`, by that rank
-    rank_log = Numbered("rank-{}.log")  # what that rank wrote to stdout and stderr
-    profile = Numbered("profile-{}.json")  # `RankProfileFile`, by that rank of a launch that is profiled
-    trace = Numbered("trace-{}.json.gz")  # what torch's profiler recorded in that rank: opens in Perfetto
+    rank_log = Numbered("rank-{}.log")  # stdout and stderr of that rank
+    profile = Numbered("profile-{}.json")  # `RankProfileFile`, by that rank of a profiled launch
+    trace = Numbered("trace-{}.json.gz")  # the trace of torch's profiler in that rank: opens in Perfetto
     running = Numbered("running-{}")
-    """The event or phase in which that rank has been for some seconds, by the rank; gone when it ends."""
+    """The event or phase that has taken some seconds in that rank, by the rank; removed when it ends."""
     training = Numbered("training-{}")
-    """Who trained as that rank (`worker.script.script_rank`); made empty by its agent."""
+    """The process that trained as that rank (`worker.script.script_rank`); its agent creates it empty."""
     flight_recorder = Below("nccl-flight-recorder-rank-")
-    """What each rank, its number appended, last asked of NCCL: by torch, when its watchdog ends it."""
+    """Prefix of the files, each with a rank's number, in which torch's watchdog dumps recent NCCL calls."""
 
     @classmethod
     def of_launch(cls, directory: Path, number: int) -> RunDir:
-        """Launch `number`, from 1 on, of the case whose launches are in `directory`."""
+        """Return launch `number`, from 1, of the case whose launches are in `directory`."""
         return cls(directory / f"launch-{number}")
 
     @classmethod
     def of_profile(cls, directory: Path) -> RunDir:
-        """The launch that is made for a profile of the case whose launches are in `directory`."""
+        """Return the launch for a profile of the case whose launches are in `directory`."""
         return cls(directory / "profile")
 
     @property
     def compile_caches(self) -> Path:
-        """The directory of what compilers keep for later launches of the same case, session and arm."""
+        """The directory of compile caches for later launches of the same case, session and arm."""
         return self.path.parent / CACHES
 
     @property
     def inductor_cache(self) -> Path:
-        """The directory of inductor's cache, which is not there if the user has named another one.
+        """The directory of inductor's cache. It does not exist if the user named another one.
 
-        That one may hold what other trainings have compiled.
+        The user's cache may have entries of other trainings.
         """
         return self.compile_caches / COMPILE_CACHES[INDUCTOR_CACHE]
 
     @property
     def number(self) -> int | None:
-        """The number of a launch that `of_launch` named; None of any other directory."""
+        """The number of a launch that `of_launch` named; None for any other directory."""
         match = re.fullmatch(r"launch-(\d+)", self.path.name)
         return None if match is None else int(match[1])
 
     def all_launches(self, nodes: int) -> dict[int, Path]:
-        """The `launch` of each of so many nodes that has one, by the number of the node."""
-        # Each is asked for by its name: on NFS a listing of the directory may be some seconds old.
+        """Return the existing `launch` files of the first nodes, by the number of the node."""
+        # Look up each file by name: on NFS, a directory listing can be some seconds old.
         return {node: self.launch(node) for node in range(nodes) if self.launch(node).exists()}
 
     def all_agent_logs(self) -> list[Path]:
-        """The `agent_log` of every node that has one, by the number of the node."""
+        """Return the existing `agent_log` files, sorted by the number of the node."""
         return _by_number(self.path.glob("agent-*.log"))
 
     def steps_seen(self) -> int | None:
-        """The steps of which `progress` tells, of at least as many; None before rank 0 trains."""
+        """Return the number of steps in `progress`, which may lag behind; None before rank 0 trains."""
         try:
             steps, _ = files.read_text(self.progress, files.LARGEST_OWN).split()
             return int(steps)
@@ -134,35 +134,35 @@ class RunDir:
             return None
 
     def all_ranks(self) -> list[Path]:
-        """Every `RankReport` that was written, in no particular order."""
+        """Return every `RankReport` that was written, in no particular order."""
         return list(self.path.glob("rank-*.json"))
 
     def all_running(self) -> dict[int, str]:
-        """The event or phase in which each rank has been for some seconds, of those that are in one."""
+        """Return the event or phase that has taken some seconds, for each rank that is in one."""
         running = {}
         for file in _by_number(self.path.glob("running-*")):
-            with contextlib.suppress(OSError, FileError):  # it has just ended
+            with contextlib.suppress(OSError, FileError):  # the event has just ended
                 running[int(file.name.rpartition("-")[2])] = files.read_text(file, files.LARGEST_OWN)
         return running
 
     def all_profiles(self) -> list[Path]:
-        """Every trace and every `RankProfileFile` that was written, in no particular order."""
+        """Return every trace and every `RankProfileFile` that was written, in no particular order."""
         return [*self.path.glob("trace-*"), *self.path.glob("profile-*.json")]
 
     def all_rank_logs(self) -> list[Path]:
-        """The `rank_log` of every rank that has one, by the number of the rank."""
+        """Return the existing `rank_log` files, sorted by the number of the rank."""
         return _by_number(self.path.glob("rank-*.log"))
 
     def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
-        """The file into which that process writes its stacks when asked (`perfsuite.worker.leash`)."""
+        """Return the file into which a process writes its stacks on a signal (`perfsuite.worker.leash`)."""
         return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
 
     def worker_batch(self, pid: int) -> Path:
-        """`WorkerBatchFile`, by that process of this node, a worker of a data loader."""
+        """Return the path of the `WorkerBatchFile` by that process of this node, a data loader's worker."""
         return self.path / f"worker-{os.environ.get(NODE, '0')}-{pid}.json"
 
     def all_stacks(self, node: int | None = None) -> list[tuple[int | None, int, Path]]:
-        """Every file of `stacks`, or those of one node, as (rank, process id, file): unknown ranks first."""
+        """Return the files of `stacks`, of all nodes or one, as (rank, pid, file): unknown ranks first."""
         files = self.path.glob(f"stacks-{'*' if node is None else node}-*-*.txt")
         names = [(file.stem.split("-")[2:], file) for file in files]
         found = [(None if rank == "unknown" else int(rank), int(pid), file) for (rank, pid), file in names]
@@ -174,15 +174,15 @@ def _by_number(files: Iterable[Path]) -> list[Path]:
 
 
 def drop_compile_caches(directory: Path) -> None:
-    """Delete what compilers kept for the launches of a case, of both arms where there are two.
+    """Delete the compile caches of a case's launches, in both arms if there are two.
 
-    It is as large as all else of a session, and nothing reads it again.
+    They are as large as everything else in a session, and nothing reads them again.
     """
     for caches in (directory / CACHES, *directory.glob(f"*/{CACHES}")):
         shutil.rmtree(caches, ignore_errors=True)
 
 
 def launches_in(directory: Path) -> list[RunDir]:
-    """The launches of the case whose launches are in `directory`, by number."""
+    """Return the launches in the directory of a case, sorted by number."""
     launches = [RunDir(path) for path in directory.glob("launch-*")]
     return sorted((each for each in launches if each.number is not None), key=lambda each: each.number or 0)

@@ -1,4 +1,4 @@
-"""What a session measured, as one versioned file: `results.json`."""
+"""The results of a session as one versioned file: `results.json`."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -16,37 +16,37 @@ from perfsuite.results.run import Figures, Health, Run
 
 
 class Measurement(Data):
-    """One case of a session: what was measured and what it means."""
+    """One case of a session: its measurements and its verdict."""
 
     nodeid: str
     case_id: str
     framework: str
-    runs: tuple[Run, ...]  # its launches, in the order they were made
+    runs: tuple[Run, ...]  # its launches, in order
     verdict: Verdict
     baseline_file: str | None
-    judged_by: str | None = None  # a digest of the baselines of times and of counts; None without any
-    directory: str  # with the files of its launches
-    before: tuple[Run, ...] = ()  # of arm A where two arms were compared: `runs` are arm B's, pair by pair
-    profile: TakenProfile | None = None  # of a launch that was made for it, and is none of `runs`
-    profile_before: TakenProfile | None = None  # what it was compared with: of the baseline, or of arm A
+    judged_by: str | None = None  # a digest of its baselines of times and of counts; None without any
+    directory: str  # the directory with the files of its launches
+    before: tuple[Run, ...] = ()  # in a comparison, the runs of arm A; `runs` are arm B's, pair by pair
+    profile: TakenProfile | None = None  # from a launch of its own, which is not among `runs`
+    profile_before: TakenProfile | None = None  # the profile to compare with, of the baseline or of arm A
     excused: Excuse | None = None
-    waivers: tuple[str, ...] = ()  # what `perf-waivers.toml` says of each of its regressions
-    shadow: bool = False  # whether its test would have failed, were it not for `--perf-shadow`
+    waivers: tuple[str, ...] = ()  # sentences on each of its regressions, from `perf-waivers.toml`
+    shadow: bool = False  # whether its test would have failed without `--perf-shadow`
     shared: bool = False  # whether others used the machine in the launches shown: figures prove nothing
 
     @property
     def hardware_class(self) -> str | None:
-        """The hardware class it was measured on; None if nothing was launched."""
+        """The hardware class that it was measured on; None if nothing was launched."""
         return self.runs[0].machine.hardware_class if self.runs else None
 
     @property
     def healthy_runs(self) -> list[Run]:
-        """The launches that count; all of them if none does."""
+        """The healthy launches, or all launches if none is healthy."""
         return self.verdict.healthy(self.runs) or list(self.runs)
 
     @property
     def no_evidence(self) -> str | None:
-        """Why its figures say nothing about the speed of the code; None if they do."""
+        """Why its figures are not evidence of the code's speed; None if they are."""
         if any(run.inject is not None for run in self.runs):
             return "a fault was injected"
         if self.runs and not self.verdict.healthy(self.runs):
@@ -62,22 +62,22 @@ class Measurement(Data):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was measured, no step and no dry run."""
+        """Whether nothing was measured: no step, and no dry run."""
         return not (self.measured_steps or self.dry)
 
     @property
     def by_counts(self) -> bool:
-        """Whether two arms were compared by what a step does, and by no time."""
+        """Whether two arms were compared on counts only, and not on times."""
         return bool(self.before) and self.verdict.counts is not None and not self.verdict.checks
 
     @property
     def counts(self) -> tuple[RankCounts, ...]:
-        """What a step did, counted: of the newest healthy launch that was counted; empty if none was."""
+        """The counts of the newest healthy launch that has any; empty if none has."""
         return next((run.counts for run in reversed(self.healthy_runs) if run.counts), ())
 
     @property
     def dry_facts(self) -> DryFacts:
-        """What its newest dry run predicts; nothing of a case that was launched."""
+        """The predictions of its newest dry run; empty for a case that was launched."""
         return next((run.dry_facts for run in reversed(self.runs) if run.dry_facts is not None), DryFacts())
 
     @property
@@ -88,7 +88,7 @@ class Measurement(Data):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def unit(self) -> Unit:
-        """What its speeds count. `figures.tokens_per_s` of a case without tokens is in samples/s."""
+        """The unit of its speeds. `figures.tokens_per_s` of a case without tokens is in samples/s."""
         return self.runs[0].case.unit if self.runs else "tokens"
 
     @computed_field  # type: ignore[prop-decorator]
@@ -106,29 +106,29 @@ class Measurement(Data):
     @model_validator(mode="before")
     @classmethod
     def _computed_again(cls, values: Any) -> Any:
-        """The computed fields stand in the file for its readers; they follow from the rest."""
+        """Drop the computed fields, which the file has for its readers: they follow from the rest."""
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
         return values
 
 
 Status = Literal["complete", "interrupted", "running"]
-"""How a session ended. `running`: not yet, or it was killed (SIGKILL, a power cut) and could not say so."""
+"""How a session ended. `running`: it has not ended, or it was killed (SIGKILL, a power cut)."""
 
 
 class PytestRun(Data):
-    """One run of pytest. A session has several where `--perf-resume` went on with it."""
+    """One run of pytest. A session has several if `--perf-resume` continued it."""
 
     started_at: str  # ISO 8601, with time zone
     status: Status
-    cases: int  # how many cases it measured
+    cases: int  # number of cases that it measured
 
 
 class Conditions(Data):
-    """What the verdicts of a session hold for, in addition to its commit and its machine: `--perf-resume`."""
+    """The conditions of a session's verdicts besides commit and machine, which `--perf-resume` compares."""
 
     changes: str | None  # a digest of the uncommitted changes; None without any
-    options: dict[str, str]  # the options that a verdict depends on, with their values
+    options: dict[str, str]  # values of the options that verdicts depend on
     environment: dict[str, str]  # versions and variables, as pytest saw them
 
 
@@ -136,13 +136,13 @@ class ArmFacts(Data):
     """One of the two arms of a comparison."""
 
     text: str  # as it was given: `main NCCL_ALGO=Ring`
-    facts: dict[str, str]  # what tells it from another: its interpreter, commit, perfsuite and variables
+    facts: dict[str, str]  # its identity: interpreter, commit, perfsuite and variables
 
 
 class JudgeChanges(Data):
-    """How what judges a session, such as its baselines, differs from the commit that it is compared with."""
+    """How the files that judge a session, such as baselines, differ from those at a base commit."""
 
-    base: str | None  # that commit; None if it could not be found, which the sentence then says
+    base: str | None  # that commit; None if it could not be found, as the sentence then explains
     sentences: tuple[str, ...]
 
 
@@ -150,52 +150,52 @@ class NodePreflight(Data):
     """One node in a preflight."""
 
     name: str
-    # Those of its slowest rank (`perfsuite.worker.probes.node_probe`). Empty if a rank did not report.
+    # Rates of its slowest rank (`perfsuite.worker.probes.node_probe`). Empty if a rank did not report.
     rates: dict[str, float] = Field(default_factory=dict)
-    health: Health | None = None  # its GPUs by NVML meanwhile
-    problems: tuple[str, ...] = ()  # what is wrong with it, with the readings
+    health: Health | None = None  # its GPUs meanwhile, from NVML
+    problems: tuple[str, ...] = ()  # its problems, with the readings
 
 
 class Preflight(Data):
-    """One preflight: what the first nodes of a session could do before they were used."""
+    """One preflight: a check of the first nodes of a session before they are used."""
 
     started_at: str  # ISO 8601, with time zone
     duration_s: float
-    machine: Machine  # what each of the nodes is
+    machine: Machine  # the machine that each of the nodes is
     nodes: tuple[NodePreflight, ...]  # in the order of their ranks
-    failure: str | None = None  # why it failed alike on every node, which speaks against none; else None
+    failure: str | None = None  # why it failed in the same way on every node, which blames none; else None
     directory: str  # the directory with its files
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with each node, behind its name."""
+        """The problems of all nodes, each with the node's name."""
         return [f"{node.name}: {problem}" for node in self.nodes for problem in node.problems]
 
 
 class Skipped(Data):
-    """A case that this machine cannot run, for which a budget had no time, or that its own test skipped."""
+    """A case that this machine cannot run, that a budget did not reach, or that its own test skipped."""
 
     nodeid: str
     case_id: str
     framework: str
     reason: str
-    not_reached: bool = False  # by the budget: it counts as not judged
-    by_test: bool = False  # its test skipped it, and not this machine: it counts as not judged
+    not_reached: bool = False  # the budget did not reach it: it counts as not judged
+    by_test: bool = False  # its own test skipped it: it counts as not judged
 
 
 class CaseChange(Data):
-    """A case of arm A that arm B does not have, or has otherwise. Only arms with files of cases differ so."""
+    """A case of arm A that arm B lacks or has changed. Only arms with case files of their own differ."""
 
-    case_id: str  # in arm A
-    nodeid: str  # of its test in arm A
-    # `new`: arm A's branch has it only since the branches parted, so that arm B has not lost it.
+    case_id: str  # its id in arm A
+    nodeid: str  # the node id of its test in arm A
+    # `new`: arm A's branch added it after the branches diverged, so arm B has not lost it.
     kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped", "new"]
-    told: str = ""  # what is otherwise in arm B: `micro_batch 2 -> 1`
-    asked: bool = True  # whether arm A has it among the cases that were selected; not where ids were given
+    told: str = ""  # the difference in arm B: `micro_batch 2 -> 1`
+    asked: bool = True  # whether it is among arm A's selected cases; False if ids were given
 
 
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
-    """Return the cases of arm A that were asked for and that no result is of: they vanished in arm B."""
+    """Return the selected cases of arm A without a result: they vanished in arm B."""
     measured = {result.case_id for result in results}
     lost = (each for each in changes if each.asked and each.kind != "new")
     return tuple(each for each in lost if each.case_id not in measured)
@@ -205,33 +205,33 @@ class SessionFile(Sealed):
     """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
 
     schema_version: Literal[1] = 1
-    perfsuite: str  # the version that measured
-    status: Status  # of its newest part
-    started_at: str  # ISO 8601, with time zone: when its first part began
-    parts: tuple[PytestRun, ...] = Field(min_length=1)  # the oldest first
-    dry: bool = False  # whether it launches nothing: all of its runs are dry
+    perfsuite: str  # the version of perfsuite that measured
+    status: Status  # the status of its newest part
+    started_at: str  # start of its first part: ISO 8601, with time zone
+    parts: tuple[PytestRun, ...] = Field(min_length=1)  # oldest first
+    dry: bool = False  # whether all of its runs are dry, so that nothing is launched
     conditions: Conditions
     commit: str | None = None  # the commit of the repository that holds the cases; None outside of git
     dirty: bool = False  # whether that repository had uncommitted changes to tracked files
-    arms: tuple[ArmFacts, ...] = ()  # arms A and B if two were compared; else it judges by baselines
-    case_changes: tuple[CaseChange, ...] = ()  # cases of arm A that arm B lacks or has otherwise
+    arms: tuple[ArmFacts, ...] = ()  # arms A and B of a comparison; empty if baselines judge
+    case_changes: tuple[CaseChange, ...] = ()  # cases of arm A that arm B lacks or has changed
     cases_unknown: str | None = None  # why the cases of the arms could not be compared; None: they were
     machine: Machine
     preflights: tuple[Preflight, ...] = ()  # of several nodes before the first launches, oldest first
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
-    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case of a whole night claims, each with why
-    waivers: tuple[str, ...] = ()  # what is to be said of waivers that match nothing, or are not needed
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case of a nightly run claims, with reasons
+    waivers: tuple[str, ...] = ()  # remarks on waivers that match nothing, or are not needed
     judge_changes: JudgeChanges | None = None  # None: there was no commit to compare with
     interrupted_case: str | None = None  # the case that an interrupt cut short
     interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then
 
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:
-        """The cases of arm A that were asked for and that no result is of: they vanished in arm B."""
+        """The selected cases of arm A without a result: they vanished in arm B."""
         return lost_cases(self.case_changes, self.results)
 
     @property
     def has_all_cases(self) -> bool:
-        """Whether no case that was asked for vanished between the arms, as far as that is known."""
+        """Whether it is known that no selected case vanished between the arms."""
         return not self.not_compared and self.cases_unknown is None

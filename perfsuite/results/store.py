@@ -1,6 +1,6 @@
-"""What a repository keeps on disk: reviewed baselines, and the local store.
+"""The files that a repository keeps: reviewed baselines, and the local store.
 
-The classes here, and the modules that are named, alone know the names of directories and files:
+Only the classes here and the modules named below know the names of directories and files:
 
     baselines/<hardware class>/<case id>.json               reviewed baselines
     .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
@@ -17,7 +17,7 @@ The classes here, and the modules that are named, alone know the names of direct
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
     .perfsuite/packages/<name==version>/                    the releases of an arm (`launch.installed`)
-    .perfsuite/bisect/<digest>/search.json                  how far a bisect has come (`perfsuite.bisection`)
+    .perfsuite/bisect/<digest>/search.json                  the state of a bisect (`perfsuite.bisection`)
 """
 
 import itertools
@@ -42,16 +42,16 @@ from perfsuite.results.run_dir import Below, RunDir, launches_in
 STORE = Path(".perfsuite")  # the local store, unless the user names another
 BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
 CASES = Path("bench_cases")  # the cases, unless the user names another directory
-COUNTS = "counts"  # the folder of the baselines of counts, next to those of hardware classes
-PROFILES = "profiles"  # the folder of the profiles that belong to baselines
-_REPETITION = re.compile(r"\.\d+$")  # ends the directory of a case measured again in one session, and no id
+COUNTS = "counts"  # folder of the baselines of counts, next to those of hardware classes
+PROFILES = "profiles"  # folder of the profiles that belong to baselines
+_REPETITION = re.compile(r"\.\d+$")  # suffix of the directory of a case measured again; ids never have it
 
 
 B = TypeVar("B", bound=BaselineDocument)
 
 
 class Found(NamedTuple, Generic[B]):
-    """A baseline, and the file that it stands in."""
+    """A baseline and its file."""
 
     baseline: B
     file: Path
@@ -62,14 +62,14 @@ FoundBaseline = Found[Baseline]
 
 @dataclass(frozen=True)
 class BaselineFiles(Generic[B]):
-    """Baselines of one kind, each in a folder. A reviewed one is found before one recorded here."""
+    """Baselines of one kind, each in a folder. A reviewed one takes precedence over a local one."""
 
     reviewed: Path
-    local: Path | None = None  # none: only reviewed ones are looked at
+    local: Path | None = None  # None: there are only reviewed ones
     kind: type[B] = field(kw_only=True)
 
     def __str__(self) -> str:
-        """The directories, for messages: `baselines or .perfsuite/baselines`."""
+        """Return the directories for messages: `baselines or .perfsuite/baselines`."""
         return " or ".join(map(str, self._directories))
 
     @property
@@ -77,16 +77,16 @@ class BaselineFiles(Generic[B]):
         return [self.reviewed] if self.local is None else [self.reviewed, self.local]
 
     def reviewed_file(self, folder: str, case_id: str) -> Path:
-        """Where the reviewed file of a case stands, or would."""
+        """Return the path of a case's reviewed file, whether or not it exists."""
         return self.reviewed / folder / f"{case_id}.json"
 
     def local_file(self, folder: str, case_id: str) -> Path:
-        """Where the local file of a case stands, or would."""
+        """Return the path of a case's local file, whether or not it exists."""
         assert self.local is not None
         return self.local / folder / f"{case_id}.json"
 
     def files(self, folder: str | None = None, case_ids: str = "*") -> list[Path]:
-        """The files of a folder (None: of all) whose ids match a pattern, reviewed ones first."""
+        """Return the files in a folder (None: in all) whose ids match a pattern, reviewed ones first."""
         return [
             file
             for directory in self._directories
@@ -95,9 +95,9 @@ class BaselineFiles(Generic[B]):
         ]
 
     def read(self, file: Path) -> B:
-        """The baseline in a file. Raises `FileError`, also if it is that of another case or folder.
+        """Read the baseline in a file. Raises `FileError`, also if it is that of another case or folder.
 
-        One that was merely recorded needs its digest: nobody reviewed it.
+        A local one needs its digest, because nobody reviewed it.
         """
         known = documents.read(file, self.kind)
         is_local = self.local is not None and file.is_relative_to(self.local)
@@ -114,19 +114,19 @@ class BaselineFiles(Generic[B]):
         return known
 
     def find(self, folder: str, case: Case) -> Found[B] | None:
-        """The baseline of `case`, or None. Raises `FileError` if the first file that there is is bad."""
+        """Return the baseline of `case`, or None. Raises `FileError` if the first existing file is bad."""
         files = (directory / folder / f"{case.id}.json" for directory in self._directories)
         file = next(filter(is_there, files), None)
         return None if file is None else Found(self.read(file), file)
 
     def write_reviewed(self, known: B) -> Path:
-        """Write a baseline that somebody accepted; returns its file. Raises `FileError`."""
+        """Write an accepted baseline and return its file. Raises `FileError`."""
         file = self.reviewed_file(known.folder, known.case.id)
         documents.write(file, known)
         return file
 
     def write_local(self, known: B) -> Path:
-        """Write a baseline that was merely recorded; returns its file. Raises `FileError`."""
+        """Write a recorded baseline, with a digest, and return its file. Raises `FileError`."""
         sealed = documents.sealed(json.loads(known.as_json()))
         file = self.local_file(known.folder, known.case.id)
         documents.write_text(file, documents.lines(sealed) + "\n")
@@ -153,13 +153,13 @@ class BaselineStore(BaselineFiles[Baseline]):
         return BaselineFiles(self.reviewed / folder, self.local and self.local / folder, kind=kind)
 
     def profile_of(self, found: FoundBaseline) -> LaunchProfile | None:
-        """The profile of a baseline; None if it has none, or only an earlier one. Raises `FileError`."""
+        """Return the profile of a baseline; None if it has none or an outdated one. Raises `FileError`."""
         file = found.file.parent.parent / PROFILES / found.file.parent.name / found.file.name
         known = self.profiles.read(file) if is_there(file) else None
         return known.profile if known and known.of_baseline == found.baseline.recorded_at else None
 
     def of_class(self, hardware_class: str) -> list[Baseline]:
-        """Every baseline of a class that can be read: each case's reviewed one rather than its local one."""
+        """Return the readable baselines of a class; a case's reviewed one replaces its local one."""
         first_files: dict[str, Path] = {}
         for file in self.files(hardware_class):
             first_files.setdefault(file.name, file)
@@ -168,7 +168,7 @@ class BaselineStore(BaselineFiles[Baseline]):
 
 
 def is_there(file: Path) -> bool:
-    """Whether there is a file, or a link: one that leads nowhere is an error to be seen, and no absence."""
+    """Return whether a file or link exists: a dangling link must cause an error, and is not an absence."""
     return os.path.lexists(file)
 
 
@@ -178,31 +178,31 @@ def _session_name() -> str:
 
 @dataclass(frozen=True)
 class SessionDir:
-    """The directory of one session; its name is the session's."""
+    """The directory of one session, which has the session's name."""
 
     path: Path
     results = Below("results.json")  # `SessionFile`
 
     @property
     def name(self) -> str:
-        """The time (UTC) at which it was made, to the microsecond: names sort by age."""
+        """The time (UTC) of its creation, to the microsecond: names sort by age."""
         return self.path.name
 
     def case(self, case_id: str, repetition: int = 0) -> Path:
-        """The directory of a case's launches. A case measured again in one session has one for each time."""
+        """Return the directory of a case's launches. Each repetition in a session has its own."""
         return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
 
     def new_case(self, case_id: str) -> Path:
-        """The directory for the launches of a case: one that is not there yet."""
+        """Return a directory for the launches of a case that does not exist yet."""
         return _first_free(self.case(case_id, repetition) for repetition in itertools.count())
 
     def new_preflight(self) -> Path:
-        """The directory for a preflight: one that is not there yet."""
+        """Return a directory for a preflight that does not exist yet."""
         return _first_free(self.path / f"preflight-{number}" for number in itertools.count(1))
 
 
 def _first_free(paths: Iterator[Path]) -> Path:
-    """Return the first path that is not there. Raises `FileError` for one that cannot be, as a long name."""
+    """Return the first path that does not exist. Raises `FileError` for an impossible one (a long name)."""
     for path in paths:
         try:
             if not path.exists():
@@ -214,27 +214,27 @@ def _first_free(paths: Iterator[Path]) -> Path:
 
 @dataclass(frozen=True)
 class Store:
-    """The local store: what this machine measured, and the baselines that it recorded."""
+    """The local store: this machine's measurements and recorded baselines."""
 
     path: Path = STORE
-    baselines = Below("baselines")  # baselines that were recorded because there was none
+    baselines = Below("baselines")  # baselines recorded because there was none
     history = Below("history")  # the history, unless the user names another directory
-    sessions = Below("runs")  # one directory a session
+    sessions = Below("runs")  # one directory per session
 
     def new_session(self) -> SessionDir:
-        """The directory of a session that begins now. It is not made yet."""
+        """Return the directory of a session that begins now. It is not created yet."""
         return SessionDir(self.sessions / _session_name())
 
     def new_comparison(self) -> SessionDir:
-        """The directory of a comparison that begins now: nothing of it is taken for a session."""
+        """Return the directory of a comparison that begins now, apart from the sessions."""
         return SessionDir(self.path / "compare" / _session_name())
 
     def results(self) -> list[Path]:
-        """The `results.json` of every session, oldest first."""
+        """Return the `results.json` of every session, oldest first."""
         return sorted(self.sessions.glob("*/results.json"))
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
-        """The launches for a profile of a case, without a fault, newest first. Raises `FileError`."""
+        """Yield the profiled launches of a case without a fault, newest first. Raises `FileError`."""
         of_session = SessionDir(self.sessions / session)
         every = (of_session.case(case_id, repetition) for repetition in itertools.count())
         for directory in reversed([*itertools.takewhile(Path.exists, every)]):
@@ -245,7 +245,7 @@ class Store:
                     yield run_dir
 
     def launches(self, case_ids: str = "*") -> list[tuple[str, RunDir]]:
-        """The launches of cases whose ids match a pattern, each with its session, the oldest first."""
+        """Return the launches of cases whose ids match a pattern, each with its session, oldest first."""
         return [
             (directory.parent.name, run_dir)
             for session in sorted(self.sessions.glob("*"))

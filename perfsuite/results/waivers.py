@@ -1,4 +1,4 @@
-"""Reads `perf-waivers.toml`: regressions that a project tolerates for a while, and how much of each."""
+"""Read `perf-waivers.toml`: regressions that a project tolerates for a while, and how much of each."""
 
 import re
 import tomllib
@@ -23,10 +23,10 @@ def _tolerated(value: Any) -> Any:
 
 
 class Waiver(Data):
-    """What one regression may cost until when, and who sees to it."""
+    """The tolerated cost of one regression, its end date, and who is responsible."""
 
-    case: str = Field(min_length=1)  # an id; `*` and `?` match
-    metric: str = Field(min_length=1)  # a metric's name or label, or what of the counts; `*` and `?` match
+    case: str = Field(min_length=1)  # a case id, with wildcards `*` and `?`
+    metric: str = Field(min_length=1)  # name or label of a metric, or a count, with wildcards `*` and `?`
     tolerated: Annotated[str | int, BeforeValidator(_tolerated)]
     issue: str = Field(pattern=r"^https?://\S+$")
     owner: str = Field(min_length=1)
@@ -34,12 +34,12 @@ class Waiver(Data):
 
     @property
     def name(self) -> str:
-        """It, in an explanation."""
+        """How this waiver is named in messages."""
         return f"the waiver of {self.metric} for {self.case}"
 
     @property
     def told(self) -> str:
-        """What it tolerates, until when, who sees to it and where."""
+        """The tolerated cost, the end date, the owner and the issue, for messages."""
         return f"{self.tolerated} tolerated until {self.until}, {self.owner}, {self.issue}"
 
 
@@ -48,18 +48,18 @@ class _File(Data):
 
 
 def read(file: Path) -> tuple[Waiver, ...]:
-    """The waivers of a file, none without such a file. Raises `FileError`, which names entry and field."""
+    """Read the waivers in a file; none if it does not exist. Raises `FileError` with entry and field."""
     try:
         text = files.read_text(file)
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError) as error:  # ValueError: of UTF-8
+    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8
         raise _unreadable(file, error) from error
     return parsed(file, text)
 
 
 def parsed(file: Path | str, text: str) -> tuple[Waiver, ...]:
-    """Return the waivers in the text of a file. Raises `FileError`, which names entry and field."""
+    """Parse the waivers in the text of a file. Raises `FileError` with entry and field."""
     try:
         return _File.model_validate(tomllib.loads(text)).waiver
     except ValidationError as error:
@@ -68,7 +68,7 @@ def parsed(file: Path | str, text: str) -> tuple[Waiver, ...]:
             f"{file}: {explain(error)}; each [[waiver]] has {', '.join(fields)} (without quotes: "
             "2026-12-31), and there is nothing else"
         ) from None
-    except (ValueError, RecursionError) as error:  # ValueError: also of a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
         raise _unreadable(file, error) from error
 
 
