@@ -1,1 +1,1 @@
-"""What judges or reduces the files of launches: figures, traces, health, why one failed."""
+"""Reduce and judge the files of launches: figures, traces, health, causes of failures."""

@@ -1,4 +1,4 @@
-"""Checks what only all ranks together show: one model, on the tokens that the case claims, nothing hidden."""
+"""Check facts that only all ranks together show: one model, the claimed tokens, nothing hidden."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,22 +8,22 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
-OF_THE_MOVE = 0.01  # share of what training changed: replicas whose norms differ by it are two models
-ROUNDING = 5e-7  # relative difference of norms that rounding explains, where devices sum in another order
-TOKENS_OFF = 0.02  # share by which the tokens that a model was given may differ from those claimed
+OF_THE_MOVE = 0.01  # share of training's change of a norm by which norms of replicas may differ
+ROUNDING = 5e-7  # relative difference of norms due to rounding, as devices sum in different orders
+TOKENS_OFF = 0.02  # share by which the tokens given to a model may differ from those claimed
 
 CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
-"""How much a clock may differ from the kernel's: a share, and what two interrupted readings take."""
+"""Allowed difference of a clock from the kernel's: a share, and the time of two interrupted readings."""
 OF_THE_FORMULA = 0.9
-"""Share of the forward's FLOPs that must be counted. Baselines here have 1.00 or more of the whole step's."""
+"""Least share of the forward's FLOPs that must be counted. Baselines here have 1.00 or more for the step."""
 OF_THE_GRADIENTS = 1e-4
-"""Share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of rank
-1 does so for matrices up to 20,000 wide. A norm of the gradients, or a loss, is less of 20,000 parameters."""
+"""Least share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of
+rank 1 does so for matrices up to 20,000 wide. A gradient norm, or a loss, is less for 20,000 parameters."""
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Why the ranks do not train one model, or None: the message of a `mismatch`."""
+    """Return the message of a `mismatch` if the ranks do not train one model, or None."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
@@ -50,7 +50,7 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 
 
 def _by_accelerate(reports: Sequence[RankReport]) -> str:
-    """Return what else to do where accelerate is to wrap the model, on a CPU of which it was not told."""
+    """Return more advice if accelerate should wrap the model on a CPU, and was not told to use it."""
     observed = [report.observed for report in reports if report.observed is not None]
     is_imported = any("accelerate" in each.environment for each in observed)
     if not is_imported or any(each.settings.get("device") != "cpu" for each in observed):
@@ -69,7 +69,7 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
-    """Why the times of a rank are no times, by the kernel's uptime, or None: the message of a `mismatch`."""
+    """Return the message of a `mismatch` if a rank's clock disagrees with the kernel's uptime, or None."""
     for report in reports:
         took = report.elapsed_s
         uptime = report.uptime_s
@@ -83,11 +83,11 @@ def clock_differs(reports: Sequence[RankReport]) -> str | None:
 
 
 TOKENS_DIFFER = re.compile(r"^tokens: the case claims (\d+) a step\b.* the model was given (\d+)\b")
-"""What `tokens_differ` says: the tokens that a case claims, and those that its model was given."""
+"""Matches the message of `tokens_differ`, with the tokens that a case claims and those given to its model."""
 
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Why the model was not given the tokens that the case claims, or None: the message of a `mismatch`."""
+    """Return the message of a `mismatch` if the model was not given the claimed tokens, or None."""
     seen = _tokens(reports, case)
     claimed = reports[0].tokens_per_step
     if seen is None or case.framework.promises.tokens_vary:
@@ -108,13 +108,13 @@ def _is_near(tokens: float, claimed: int) -> bool:
 
 
 def tokens_given(reports: Sequence[RankReport], case: Case) -> float | None:
-    """Tokens that the model was given in the second step, of all ranks; None if unknown, or if they vary."""
+    """Return the tokens given to the model in the second step, over all ranks; None if unknown or varying."""
     seen = None if case.framework.promises.tokens_vary else _tokens(reports, case)
     return None if seen is None else seen.tokens
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Notes for a reader of tokens/s on tokens that the case does not claim, and that are no mismatch."""
+    """Return notes on tokens/s if the tokens differ from the claimed ones without being a mismatch."""
     if case.unit == "samples":
         return _sample_notes(reports)
     seen = _tokens(reports, case)
@@ -134,9 +134,9 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def not_checked(
     case: Case, settings: Mapping[str, str], *, has_tokens: bool, recomputes: bool
 ) -> Iterator[str]:
-    """Yield what a case says of a script and no observation can confirm, with the reason.
+    """Yield the claims of a case about a script that no observation can confirm, with the reason.
 
-    `has_tokens`: its model was given integers. `recomputes`: a recomputation of the forward was counted.
+    `has_tokens`: the model was given integers. `recomputes`: a recomputation of the forward was counted.
     """
     if case.unit == "tokens" and not has_tokens:
         yield f"sequence_length={case.sequence_length} (the model was given no whole numbers)"
@@ -151,7 +151,7 @@ def not_checked(
 
 
 def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """A note on what the case says of a script and its launch could not show."""
+    """Return a note on the claims about a script that its launch could not confirm."""
     observed = reports[0].observed
     if case.framework.promises.builds_model or observed is None:
         return ()
@@ -162,7 +162,7 @@ def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 
 
 def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
-    """No more than a note: what a model is called with, and how often, need not be its samples."""
+    """Return a note if the number of samples looks wrong; forward calls need not correspond to samples."""
     seen = [each.evidence for each in reports if each.evidence is not None and each.evidence.samples]
     claimed = reports[0].tokens_per_step
     if not seen:
@@ -185,7 +185,7 @@ class _Seen:
         self.data_parallel = of_ranks[0].data_parallel
         self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
         self.of_all_ranks = self.tokens * (parts if parts > 1 else world_size / self.data_parallel)
-        """Their number if no two ranks were given the same: where sequences are split among ranks."""
+        """The number of tokens if no two ranks were given the same, as with sequences split among ranks."""
         self.padding = fmean(evidence.padding for evidence in of_ranks) * self.data_parallel
         self.forwards = fmean(evidence.forwards for evidence in of_ranks)
 
@@ -195,27 +195,27 @@ class _Seen:
 
 
 def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
-    """The tokens of the ranks that were given any; later stages of a pipeline are given none."""
-    if case.unit == "samples":  # integers that a model is given are none
+    """Return the tokens of the ranks that were given any; later stages of a pipeline are given none."""
+    if case.unit == "samples":  # integer inputs are not tokens here
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
     return _Seen(given, reports[0].world_size, _parts(reports)) if given else None
 
 
 def _parts(reports: Sequence[RankReport]) -> int:
-    """Return over how many ranks context parallelism was observed to split a sequence."""
+    """Return the observed number of ranks among which context parallelism splits a sequence."""
     return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
 
 
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Why the counted step of a launch did more than was counted; empty where nothing shows that.
+    """Return why the counted step of a launch did more than was counted; empty without signs of that.
 
-    A count that is too low would look like an improvement, so such a step is not counted. What a rank finds
-    by itself is in its report (`perfsuite.worker.counting.hidden`).
+    A count that is too low would look like an improvement, so such a step is not counted. Reasons that a rank
+    finds by itself are in its report (`perfsuite.worker.counting.hidden`).
     """
     counts = [report.counts for report in reports if report.counts is not None]
     if len(counts) < len(reports):
-        return ()  # what is missing is told otherwise
+        return ()  # missing counts are reported elsewhere
     return (
         *dict.fromkeys(why for report in reports for why in report.hidden),
         *_less_than_the_formula(reports, counts, case),
@@ -226,7 +226,7 @@ def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Why, if all ranks together were seen to compute less than a forward takes: 2 N + 4 L H Q S a token."""
+    """Yield a reason if all ranks together compute less than a forward takes: 2 N + 4 L H Q S per token."""
     flops = reports[0].flops
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return
@@ -234,7 +234,7 @@ def _less_than_the_formula(
     per_token = (flops.per_token + 2 * (flops.matmul_parameters - trained)) / 3
     parts = _parts(reports)
     attention = per_token - 2 * flops.matmul_parameters
-    per_token -= attention * (parts - 1) / (2 * parts)  # ring attention leaves it out of causal sequences
+    per_token -= attention * (parts - 1) / (2 * parts)  # ring attention skips this part of causal sequences
     takes = per_token * reports[0].tokens_per_step
     seen = sum(each.flops.get("forward", 0) for each in counts)
     if seen < OF_THE_FORMULA * takes:
@@ -247,13 +247,13 @@ def _less_than_the_formula(
 def _less_than_the_gradients(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Why, if data-parallel ranks keep equal parameters that train, and sent next to nothing."""
+    """Yield a reason if data-parallel ranks keep equal, changing parameters, but sent almost nothing."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     replicas_differ = case.framework.promises.replicas_differ
     if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
         return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
-    intervals = len(reports[0].step_s) - 1  # fewer collectives: replicas that are averaged now and then
+    intervals = len(reports[0].step_s) - 1  # with fewer collectives, replicas are averaged now and then
     is_each_step = all(each.collectives is not None and each.collectives >= intervals for each in evidence)
     gradients = max(each.replicated_bytes for each in evidence)
     sent = max(sum(each.bytes for each in its.collectives if each.ranks > 1) for its in counts)

@@ -1,4 +1,4 @@
-"""Finds why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
+"""Find why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from perfsuite.redaction import masked
 from perfsuite.results.rank_report import Failure, FailureKind, RankReport
 from perfsuite.results.run_dir import RunDir
 
-PEERS_SAY = (  # what gloo, NCCL, torch's store or launcher say when another rank died: never the cause
+PEERS_SAY = (  # messages of gloo, NCCL, torch's store or launcher after another rank died: never the cause
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -28,25 +28,25 @@ PEERS_SAY = (  # what gloo, NCCL, torch's store or launcher say when another ran
     "nccl communicator was aborted",
 )
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
-"""What NCCL's process group writes when a collective hung for as long as the group allows."""
+"""Message of NCCL's process group when a collective exceeded the group's timeout."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
-"""What is said of a process that was killed: by perfsuite's agent, torch's launcher and its `DataLoader`."""
+"""Matches reports of a killed process by perfsuite's agent, torch's launcher and its `DataLoader`."""
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
-"""The line of a traceback that names the error: frames and the rest of its message are indented or prose."""
-LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report finds no room
+"""Matches the line of a traceback that names the error: frames and further lines are indented or prose."""
+LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report may not fit
 LOG_TAIL_LINES = 60  # lines of each log that a failure shows
-LOG_TAIL_BYTES = 2**18  # bytes from the end of a log in which these lines are looked for
-LONGEST_SECRET = 2**12  # bytes in front of them that are looked at for the beginning of a secret
-STACK_LINES = 40  # lines that are shown of the stacks of one process
-STACKS_SHOWN = 8  # different stacks that are shown of one job; processes with equal stacks count once
+LOG_TAIL_BYTES = 2**18  # bytes at the end of a log that are searched for these lines
+LONGEST_SECRET = 2**12  # bytes before these that are searched for the beginning of a secret
+STACK_LINES = 40  # lines shown of one process's stacks
+STACKS_SHOWN = 8  # different stacks shown for one job; processes with equal stacks share one
 
 
 def first_cause(
     reports: Mapping[int, RankReport], ended: Sequence[Failure], run_dir: RunDir, case: Case
 ) -> Failure | None:
-    """The cause of a failed launch: its earliest failure that reports no other rank's death; None without.
+    """Return the cause of a failed launch: its earliest failure that does not follow another rank's death.
 
-    `ended` says how processes ended, by the launcher.
+    `ended` has the failures of processes that the launcher reports. Returns None if nothing failed.
     """
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
@@ -54,7 +54,7 @@ def first_cause(
     lines = [(failure.at, _watchdog_line(_text(failure))) for failure in by_ranks]
     hung = {at: line for at, line in lines if line is not None}
     causes = [each for each in by_ranks if not is_peer(each)]
-    for failure in silent:  # the watchdog ends a process from a thread, which leaves no report, only a log
+    for failure in silent:  # the watchdog aborts the process from a thread: there is a log, but no report
         # The ranks of a command write to their agent's log.
         logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
         written = "\n".join([_text(failure), *map(_end, logs)])
@@ -77,7 +77,7 @@ def first_cause(
 
 
 def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
-    """The failure of a rank whose clock stopped while others made all their steps, and then left it alone."""
+    """Return the failure of a rank whose clock stopped while others made all their steps and then left."""
     total = case.total_steps
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
     for rank, report in sorted(reports.items()) if ahead else ():
@@ -90,9 +90,9 @@ def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
 
 
 def with_oom_kills(failure: Failure, kills: int) -> Failure:
-    """The failure of a process; `out_of_memory` if it was killed, and the kernel killed for want of memory.
+    """Return the failure of a process, as `out_of_memory` if it was killed and the OOM killer was active.
 
-    `kills` are those of the agents' control groups, on its node or on all nodes.
+    `kills` counts those in the agents' control groups, on its node or on all nodes.
     """
     if not kills or failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
         return failure
@@ -101,7 +101,7 @@ def with_oom_kills(failure: Failure, kills: int) -> Failure:
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
-    """The failure of ranks that left no report. `by_ranks` only tell that another rank was gone."""
+    """Return the failure of ranks without a report. `by_ranks` only report that another rank was gone."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
     nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
     dead = [node for node in nodes if not run_dir.launch(node).exists()]
@@ -126,7 +126,7 @@ def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: Run
 
 
 def _last_error(log: Path) -> str:
-    """Return the last line of the traceback with which a log ends, as a sentence; empty without one."""
+    """Return the last line of the traceback that ends a log, as a sentence; empty without one."""
     text = _end(log).rstrip()
     _, traceback, rest = text.rpartition("Traceback (most recent call last):")
     lines = rest.splitlines()
@@ -134,7 +134,7 @@ def _last_error(log: Path) -> str:
 
 
 def is_peer(failure: Failure) -> bool:
-    """Whether a failure only reports that another rank died."""
+    """Return whether a failure only reports that another rank died."""
     text = _text(failure).lower()
     return any(phrase in text for phrase in PEERS_SAY)
 
@@ -148,7 +148,7 @@ def _watchdog_line(text: str) -> str | None:
 
 
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """The failure; one without a traceback gets stacks, and the end of its rank's log, or of every log."""
+    """Add stacks and the ends of logs to a failure without a traceback: of its rank, or of all ranks."""
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
@@ -161,10 +161,10 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _end(path: Path) -> str:
-    """Return the end of a log as it may be kept: a script may print a token, or replace its log."""
+    """Return the end of a log with secrets masked: a script may print a token, or replace its log."""
     try:
         with files.open_file(path, sys.maxsize) as file:
-            most = LOG_TAIL_BYTES + LONGEST_SECRET  # the beginning of a secret tells that it is one
+            most = LOG_TAIL_BYTES + LONGEST_SECRET  # a secret is recognised by its beginning
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             text = file.read(most)
     except FileNotFoundError:
@@ -176,17 +176,17 @@ def _end(path: Path) -> str:
 
 
 def read_stacks(run_dir: RunDir) -> str:
-    """The stacks as one text; empty if no process wrote any.
+    """Return all stacks as one text; empty if no process wrote any.
 
-    Stacks are sorted by their number of ranks, rarest first; of two with equally many, first the one outside
-    of torch, because the other ranks wait in a collective. Stacks of processes without a rank come last.
+    Stacks are sorted by their number of ranks, rarest first. Of two with equally many, the one outside of
+    torch comes first, because the other ranks wait in a collective. Processes without a rank come last.
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():
         text = _end(file).strip()
         if text:
             threads = re.sub(r"(?i)thread 0x[0-9a-f]+", "thread", text).split("\n\n")
-            places["\n".join(reversed(threads))].append((rank, pid))  # the main thread stands last
+            places["\n".join(reversed(threads))].append((rank, pid))  # the main thread comes last
 
     def telling(place: str) -> tuple[bool, int, bool]:
         where = places[place]

@@ -1,4 +1,4 @@
-"""Makes one `Run` out of the files of a launch, or one profile."""
+"""Collect the files of a launch into one `Run`, or into one profile."""
 
 import contextlib
 import math
@@ -45,11 +45,11 @@ from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 T = TypeVar("T")
-WALL_CLOCK_AGREES = 0.05  # relative difference of a rank's wall clock and its steps' sum that a note tells
+WALL_CLOCK_AGREES = 0.05  # relative difference of a rank's wall clock from its steps' sum that gets a note
 LOSS_STEPS = 3
 """Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
-steps if that is more. In 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss falls
-by this rule in all of them; by the first and the last step alone, it did not in 2."""
+steps if that is more. In all of 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss
+falls according to this rule; if only the first and last step are compared, it does not in 2."""
 LOSS_NOT_OBSERVED = (
     "loss not observed, as the case asks for: training that no longer learns would not be seen"
 )
@@ -58,10 +58,10 @@ LOSS_NOT_OBSERVED = (
 def collect(
     run_dir: RunDir, machine: Machine, *, started_at: str, duration_s: float, failure: Failure | None
 ) -> Run:
-    """Make one run out of the reports of a launch's ranks. Raises `FileError` for a bad `case.json` alone.
+    """Make one run from the reports of a launch's ranks. Raises `FileError` only for a bad `case.json`.
 
-    `failure` is why the launch was killed, or None. It is ignored, but for a note, if every rank had already
-    written its report. What went wrong in the launch is the `failure` of the run.
+    `failure` is why the launch was killed, or None. If every rank had already written its report, it becomes
+    a note. Whatever went wrong in the launch is the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
     case = request.case
@@ -96,7 +96,7 @@ def cause_of(
     case: Case,
     failure: Failure | None,
 ) -> Failure | None:
-    """Why a launch failed, with the log's end; None if every rank did well. `failure`: why it was killed."""
+    """Return why a launch failed, with the end of logs; None if it did not. `failure`: why it was killed."""
     cause = first_cause(reports, _ended(agents), run_dir, case)
     if cause is None:
         return None
@@ -111,7 +111,7 @@ def _ended(agents: Mapping[int, LaunchFile]) -> list[Failure]:
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
-    """What the profiles of a launch's ranks come to. Raises `ReportError` and `FileError` if one has none."""
+    """Merge the profiles of a launch's ranks. Raises `ReportError` or `FileError` if one has none."""
     case = documents.read(run_dir.case, CaseFile).case
     files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
     if all(file.exists() for file in files):
@@ -135,7 +135,7 @@ def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
 
 
 def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
-    """What the agents wrote, by node. Raises `FileError`, also for what the agent of another node wrote."""
+    """Return the agents' files, by node. Raises `FileError`, also for a file of another node's agent."""
     files = run_dir.all_launches(case.topology.nodes)
     agents = {node: documents.read(file, LaunchFile) for node, file in files.items()}
     for node, told in agents.items():
@@ -145,7 +145,7 @@ def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
 
 
 def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
-    """The reports that there are, by rank. Raises `FileError`, also for the report of another rank."""
+    """Return the existing reports, by rank. Raises `FileError`, also for the report of another rank."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
     reports = {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
     for rank, report in reports.items():
@@ -178,7 +178,7 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
 
 
 def _unseen_phase(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return what is wrong if a phase that the case names ran on no rank."""
+    """Return a message if a phase that the case names ran on no rank, or None."""
     seen = {name for report in reports for name in report.spans}
     for phase, function in getattr(case.framework, "phases", {}).items():
         if phase not in seen:
@@ -191,7 +191,7 @@ def _unseen_phase(reports: Sequence[RankReport], case: Case) -> str | None:
 
 
 def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
-    """The run with what its ranks measured. Raises `ReportError` where they disagree."""
+    """Return the run with the measurements of its ranks. Raises `ReportError` if they disagree."""
     case = bare.case
     for wrong in _disagreements(reports, case):
         raise ReportError(wrong)
@@ -242,9 +242,9 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
-    """Return what ranks counted, with the same calls in the start-up where these differ by chance alone.
+    """Return the ranks' counts, with Python calls of the start-up made equal if they differ by chance.
 
-    Ranks with equal counts share one entry, and some calls of a start-up depend on addresses.
+    Some calls of a start-up depend on addresses, and only ranks with equal counts share an entry.
     """
     first = next(iter(counted.values()), Counts())
 
@@ -261,12 +261,12 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
 
 
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The seconds of each step, or time, by the rank that needed most."""
+    """Return the most seconds of any rank in each step, or each time."""
     return tuple(max(of_ranks) for of_ranks in zip(*seconds, strict=True))
 
 
 def _named_cold(reports: list[RankReport]) -> list[RankReport]:
-    """Return the reports with another name for a start-up in which any rank compiled: others wait for it."""
+    """Rename the start-up to a cold one in all reports if any rank compiled, as the others wait for it."""
     if not any(report.compiled_anew for report in reports):
         return reports
     found = []
@@ -283,10 +283,10 @@ def _cold(spans: Mapping[str, T]) -> dict[str, T]:
 
 
 def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:
-    """Each span by the rank that was in it longest each time; ranks need not all be in a span.
+    """Return the longest duration of each span at each time; not all ranks need to be in a span.
 
-    Where ranks were in it another number of times, as where one alone writes a log, the one that was in it
-    for the most seconds stands for all.
+    If ranks were in it a different number of times, for example because only one writes a log, the rank with
+    the most seconds represents all.
     """
     longest: dict[str, SpanTimes] = {}
     for name in dict.fromkeys(name for spans in of_ranks for name in spans):
@@ -304,13 +304,13 @@ def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
     if observed is None:
         return None
     kept = dict(observed.environment)
-    kept.pop(FLIGHT_RECORDER_FILE, None)  # every launch has another
+    kept.pop(FLIGHT_RECORDER_FILE, None)  # it differs in every launch
     driver = {} if run.machine.driver is None else {"driver": run.machine.driver}
     return observed.replace(environment={**kept, **driver, **gpu_setup(run.health)})
 
 
 def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
-    """How the reports are not those of one job that ran this case."""
+    """Yield signs that the reports are not those of one job that ran this case."""
     of_ranks: dict[str, Sequence[object]] = {
         "the number of steps": [len(report.step_s) for report in reports],
         "the number of losses": [len(report.loss) for report in reports],

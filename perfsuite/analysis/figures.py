@@ -1,4 +1,4 @@
-"""Finds the measured steps of one launch, and computes its figures from the reports of its ranks. Pure."""
+"""Find the measured steps of one launch, and compute its figures from the reports of its ranks. Pure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,29 +15,29 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
-ROLL = 5  # steps of the rolling median: one slow step moves it little, and five steps are soon past
+ROLL = 5  # steps of the rolling median: one slow step hardly moves it, and five steps are short
 FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
-"""First steps of a case that are never measured: in the second one the worker observes what runs
-(`perfsuite.worker.observation.observe`). Where a step is counted, none up to that one is (`COUNTED_STEP`)."""
+"""First steps of a case that are never measured: in the second one, the worker observes what runs
+(`perfsuite.worker.observation.observe`). If a step is counted, none up to it is measured (`COUNTED_STEP`)."""
 SETTLED_WARMUP_S = 10
 SETTLED_WINDOW_S = 20
-"""Fewest seconds of warm-up, after the steps that are never measured, and of measured window on a GPU: with
-less, its clock and temperature have not settled, and launches of other machines or days differ."""
+"""Fewest seconds of warm-up, after the steps that are never measured, and of the measured window on a GPU.
+With less, its clock and temperature have not settled, and launches on other machines or days differ."""
 NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
 NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, and how many, or their peak, is not known"
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each step of the job, from the seconds of each step of each rank.
+    """Compute the seconds of each step of the job from those of each rank.
 
-    The job has finished a step when the last rank has: C(i) is the largest over ranks of the sum of their
-    first i steps, and step i took C(i) - C(i-1). What stalls one rank after its last collective of a step,
-    and is waiting in the next step of the others, counts once: the largest step would count it twice.
+    The job has finished a step when the last rank has: C(i) is the maximum over ranks of the sum of their
+    first i steps, and step i took C(i) - C(i-1). A stall of one rank after its last collective of a step
+    makes the others wait in the next step. It counts once here; the maximum step would count it twice.
     """
     series = []
-    behind = [0.0] * len(step_s)  # of each rank: C(i-1) minus the sum of its own first i-1 steps
+    behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of its own first i-1 steps
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))
         behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
@@ -53,7 +53,7 @@ class Window(NamedTuple):
 
 
 def settled(step_s: Sequence[float], first: int) -> int:
-    """The first step that begins `SETTLED_WARMUP_S` after step `first`; the number of steps if none does."""
+    """Return the first step at least `SETTLED_WARMUP_S` after step `first`, or the number of steps."""
     passed = 0.0
     for step in range(first, len(step_s)):
         if passed >= SETTLED_WARMUP_S:
@@ -63,7 +63,7 @@ def settled(step_s: Sequence[float], first: int) -> int:
 
 
 def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = UNMEASURED_STEPS) -> Window:
-    """The measured part of a launch's step times, in seconds.
+    """Find the measured part of a launch's step times, given in seconds.
 
     The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
     `ROLL` steps have a median within `FLAT` of that level (or within the series' own noise, on a machine
@@ -76,14 +76,14 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
         raise ValueError(f"{count} steps are too few for {needed}")
     tail = step_s[max_warmup:]
     level = median(tail)
-    # From step to step, not from the level: a drift must not pass for noise.
+    # Take deviations from step to step, not from the level, so that a drift does not look like noise.
     deviation = median(abs(after - before) for before, after in pairwise(tail)) / 2**0.5
     bound = max(FLAT * level, 2 * deviation)
     start = next(
         (i for i in range(unmeasured, max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound),
         max_warmup,
     )
-    # A rolling median is flat while up to two of its first steps are not: leave those out as well.
+    # A rolling median can be flat although up to two of its first steps are not: skip those as well.
     while start < max_warmup and abs(step_s[start] - level) > bound:
         start += 1
     middle = (start + count) // 2
@@ -92,22 +92,22 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
 
 
 def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
-    """The device probe of the slowest rank, figure by figure: the lowest, as all of them are rates."""
+    """Return the lowest rate of any rank, for each rate of the device probe."""
     names = sorted({name for report in reports for name in report.device_probe})
     return {name: min(r.device_probe[name] for r in reports if name in r.device_probe) for name in names}
 
 
 def is_in_tf32(run: Run) -> bool:
-    """Whether a run in fp32 multiplies matrices in TF32, whose peak is not known."""
+    """Return whether a run in fp32 multiplies matrices in TF32, whose peak is unknown."""
     settings = run.observed.settings if run.observed is not None else {}
     is_lower = run.case.precision == "fp32" and settings.get("fp32_matmul", "ieee") != "ieee"
     return is_lower and run.machine.device == "cuda"
 
 
 def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str | None]:
-    """The FLOP/s at which a device does a run's FLOPs at best; or None, and why MFU has no such peak.
+    """Return the best possible FLOP/s of a device for a run, or None and the reason why there is no MFU.
 
-    FLOPs in float8 are done at the peak of float8, the others at `peak_flops`.
+    FLOPs in float8 run at the peak of float8, the others at `peak_flops`.
     """
     settings = run.observed.settings if run.observed is not None else {}
     if is_in_tf32(run):
@@ -123,7 +123,7 @@ def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str 
 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
-    """The figures of a run whose steps are known; MFU and roofline by `peak_flops` of a device, in FLOP/s."""
+    """Compute the figures of a run whose steps are known; `peak_flops` of a device gives MFU and roofline."""
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
     ranks = run.case.topology.world_size
@@ -136,7 +136,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
     tail = max(1, len(run.loss) // 10)
     health = run.health or UNKNOWN
     first, end = run.window
-    is_waiting = any(run.data_wait_s[first:end])  # else no loader was seen there, and nothing is known
+    is_waiting = any(run.data_wait_s[first:end])  # otherwise no loader was seen, and the wait is unknown
     return Figures(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / ranks,
@@ -171,7 +171,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
 
 
 def extra_figures(run: Run, reports: Sequence[RankReport], metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return other packages' metrics of a run, by name. Raises `ReportError` if a `read` errs."""
+    """Return other packages' metrics of a run, by name. Raises `ReportError` if a `read` fails."""
     values = {metric.name: _value(metric, run, reports) for metric in metrics}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -194,7 +194,7 @@ _ACROSS_RANKS = {"max": max, "min": min, "sum": sum, "mean": fmean}
 
 
 def settling_notes(run: Run) -> list[str]:
-    """What to raise where a GPU is measured before its clock and temperature settle."""
+    """Return advice if a GPU is measured before its clock and temperature settle."""
     measured_s = sum(run.measured_steps)
     warmup_s = sum(run.step_s[COUNTED_STEP if run.counts else UNMEASURED_STEPS : run.window[0]])
     is_settled = measured_s >= SETTLED_WINDOW_S and warmup_s >= SETTLED_WARMUP_S

@@ -1,4 +1,4 @@
-"""Decides from readings of machines whether they, rather than the code, were slow. Pure."""
+"""Decide from readings whether machines, rather than the code, were slow. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -8,34 +8,34 @@ from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
 THROTTLED_SHARE = 0.05  # largest share of samples in which a healthy GPU may be throttled
-FOREIGN_MEMORY_BYTES = 256 * 2**20  # most GPU memory of others: a monitor holds less, what computes more
+FOREIGN_MEMORY_BYTES = 256 * 2**20  # most GPU memory of others: monitors use less, training jobs more
 FOREIGN_CPU_SHARE = 0.20  # most of the cores' time that others may use: on 2 cores, less than half of one
-HELD_BYTES = 2**30  # most of a GPU's memory in use before a launch: a desktop holds less, a stuck job more
+HELD_BYTES = 2**30  # most GPU memory in use before a launch: desktops use less, stuck jobs more
 FREE_S = 30.0  # most seconds to wait until the GPUs' memory is free: drivers clean up after processes
 STEAL_SHARE = 0.10  # largest share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
-"""The fields of `DeviceHealth` that tell how a GPU is set up."""
-POWER_LIMIT = "gpu_power_limit_w"  # in a run's environment: the limit enforced, of unlike GPUs each, sorted
+"""The fields of `DeviceHealth` that describe the setup of a GPU."""
+POWER_LIMIT = "gpu_power_limit_w"  # key in a run's environment: the enforced limits, distinct and sorted
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-"""Of machines too hot or short of power. The others, SwPowerCap above all, are how GPUs normally run."""
-DEVICE_LAG = 0.10  # how much slower the slowest GPU may be than the fastest in equal work, relative
+"""Reasons of machines that are too hot or short of power. Others, above all SwPowerCap, are normal."""
+DEVICE_LAG = 0.10  # relative amount by which the slowest GPU may lag behind the fastest in equal work
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
-HARDWARE_FAULTS = (  # broken cards and links, by CUDA, NCCL, NVML; an unspecified one may be a kernel's bug
+HARDWARE_FAULTS = (  # CUDA's, NCCL's and NVML's words; an unspecified failure may be a bug in a kernel
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",
     "gpu is lost",
     "fallen off the bus",
     "unspecified launch failure",
-    "system not yet initialized",  # error 802: of GPUs with NVSwitch, the Fabric Manager does not run
+    "system not yet initialized",  # error 802: the Fabric Manager of an NVSwitch system does not run
     "nvrm: xid",
     "xid error",
 )
 
 
 def gpu_setup(health: Health | None) -> dict[str, str]:
-    """The settings of the GPUs by name; where GPUs differ, each value once."""
+    """Return the settings of the GPUs by name; if GPUs differ, each value once."""
     cards = health.devices if health is not None else ()
     values = {name: {getattr(card, name) for card in cards} - {None} for name in SETTINGS}
     return {f"gpu_{name}": ", ".join(map(_setting, sorted(each))) for name, each in values.items() if each}
@@ -46,13 +46,13 @@ def _setting(value: float | bool) -> str:
 
 
 def hardware_fault(text: str) -> str | None:
-    """The first line of a failed job's messages that names a hardware fault, or None."""
+    """Return the first line of a failed job's messages that names a hardware fault, or None."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if any(fault in line.lower() for fault in HARDWARE_FAULTS)), None)
 
 
 def machine_problems(health: Health | None, machine: Machine) -> list[str]:
-    """Reasons to discard a launch because of its machine, with the values; empty if it was healthy."""
+    """Return why to discard a launch because of its machine, with the values; empty if it was healthy."""
     if health is None:
         return []
     found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
@@ -71,14 +71,14 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
-    """The slowest rank, the fastest, and the share that it lacks, if above `DEVICE_LAG`; `rates` by rank."""
+    """Return the slowest rank, the fastest, and the lag as a share, if above `DEVICE_LAG`, else None."""
     slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
     lag = 1 - rates[slowest] / rates[fastest]
     return (slowest, fastest, lag) if lag > DEVICE_LAG else None
 
 
 def is_shared(health: Health | None, machine: Machine) -> bool:
-    """Whether others used the machine beyond what is healthy: that may end soon, unlike throttling."""
+    """Return whether others used the machine beyond what is healthy. Unlike throttling, this may end soon."""
     if health is None:
         return False
     if machine.device == "cpu":
@@ -91,7 +91,7 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
 
 
 def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
-    """Whether no launch was on a healthy machine, and others used it in one: the figures prove nothing."""
+    """Return whether no launch was healthy and others used the machine in one: the figures prove nothing."""
     return not verdict.healthy(runs) and any(is_shared(run.health, run.machine) for run in runs)
 
 
@@ -100,7 +100,7 @@ def _exceeds(value: float | None, bound: float) -> bool:
 
 
 def _few_cores(health: Health, whose: str) -> list[str]:
-    """What is wrong if others leave less than a core to each rank: kernels are then launched too late."""
+    """Return a problem if others leave less than a core to each rank: kernels are then launched late."""
     ranks = sum(device.node == health.node for device in health.devices)
     if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
         return []
@@ -145,7 +145,7 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
 
 
 def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
-    """Return the run with the health of its machines by their agents; `agents` and `hosts` by node number."""
+    """Return the run with its machines' health from their agents; both mappings are by node number."""
     count = run.case.topology.nodes
     if count == 1:
         return run.replace(health=agents[0].health if agents else None)
@@ -159,13 +159,13 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
 
 
 def worst(nodes: Sequence[Node]) -> Health | None:
-    """Return one health for all nodes: the worst of each reading, and all GPUs; None if no node has any."""
+    """Combine the health of all nodes: the worst of each reading, and all GPUs; None if no node has any."""
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
         return None
     healths = list(seen.values())
     clocks = sorted((each for health in healths for each in health.sm_clocks_mhz), reverse=True)
-    slowest = dict(clocks)  # of each number of steps the last one stays
+    slowest = dict(clocks)  # the last and lowest entry for each number of steps remains
     busiest = max(seen, key=lambda name: (seen[name].foreign_cpu or 0) + (seen[name].steal or 0))
     return Health(
         node=busiest,
@@ -186,7 +186,7 @@ def worst(nodes: Sequence[Node]) -> Health | None:
 
 
 def gpu_of(run: Run, rank: int) -> str:
-    """Return a rank with its GPU, for messages: `rank 5, GPU 5 (00000000:9B:00.0) of n2`."""
+    """Name a rank and its GPU in messages: `rank 5, GPU 5 (00000000:9B:00.0) of n2`."""
     number, index = divmod(rank, run.case.topology.processes_per_node)
     node = run.nodes[number].name if number < len(run.nodes) else None
     seen = run.health.devices if run.health is not None else ()
@@ -195,6 +195,6 @@ def gpu_of(run: Run, rank: int) -> str:
 
 
 def known(choose: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
-    """Return what `choose` makes of the values that are known; None if none is."""
+    """Apply `choose` to the values that are known; None if none is."""
     given = [value for value in values if value is not None]
     return choose(given) if given else None

@@ -1,4 +1,4 @@
-"""Intervals of time: what is returned is sorted and disjoint. Pure; imports the standard library alone."""
+"""Intervals of time; results are sorted and disjoint. Pure; imports only the standard library."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ Span = tuple[float, float]  # begin and end of an interval
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """What lies in any of these intervals."""
+    """Return the union of these intervals."""
     joined: list[Span] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -18,13 +18,13 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
-    """The parts of intervals between `begin` and `end`."""
+    """Return the parts of intervals between `begin` and `end`."""
     cut = ((max(start, begin), min(stop, end)) for start, stop in spans)
     return [(start, stop) for start, stop in cut if start < stop]
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """The parts of disjoint, sorted intervals that lie in none of `others`, which are so, too."""
+    """Return the parts of intervals outside of `others`; both are sorted and disjoint."""
     left: list[Span] = []
     first = 0
     for begin, end in spans:
@@ -43,11 +43,11 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def holds(spans: Sequence[Span], moment: float) -> bool:
-    """Whether a moment lies in one of disjoint, sorted intervals."""
+    """Return whether a moment is in one of these disjoint, sorted intervals."""
     number = bisect_right(spans, (moment, float("inf"))) - 1
     return number >= 0 and moment < spans[number][1]
 
 
 def length(spans: Iterable[Span]) -> float:
-    """The time that intervals take together."""
+    """Return the total time of intervals."""
     return sum(end - begin for begin, end in spans)

@@ -1,4 +1,4 @@
-"""How memory and step time change over the measured steps of a launch, as slopes with intervals. Pure."""
+"""Estimate the trends of memory and step time over the measured steps of a launch, with intervals. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from statistics import NormalDist, linear_regression
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run, Slope, SlopeUnit
 
-FEWEST = 5  # values that have a slope
-HALF_WIDTH = NormalDist().inv_cdf(0.975)  # of a 95 % interval, in standard errors
+FEWEST = 5  # fewest values from which a slope is estimated
+HALF_WIDTH = NormalDist().inv_cdf(0.975)  # half width of a 95 % interval, in standard errors
 
 
 def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
-    """Return the slopes of a run whose window is known: of its step time and of each kind of memory.
+    """Return the slopes of step time and of each kind of memory for a run whose window is known.
 
-    That of memory is the slope of the rank that grows most.
+    The slope of memory is that of the rank that grows most.
     """
     first, end = run.window
     step_time = _slope("step time", "s", dict(enumerate(run.measured_steps, first)))
@@ -34,7 +34,7 @@ def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
 def _slope(
     name: str, unit: SlopeUnit, values: Mapping[int, float], *, rank: int | None = None
 ) -> Slope | None:
-    """Return the slope of values by their step, by least squares; None if they are too few."""
+    """Fit a least-squares slope to values by step; None if they are too few, or not finite."""
     if len(values) < FEWEST or not all(map(math.isfinite, values.values())):
         return None
     steps = [*values]

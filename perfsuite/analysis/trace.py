@@ -1,8 +1,8 @@
-"""Reduces the events of torch's profiler to a `Profile`: intervals, calls and times. Pure.
+"""Reduce the events of torch's profiler to a `Profile`: intervals, calls and times. Pure.
 
-They have Chrome's format, in microseconds. On a CPU operators say what is computed, and each collective of
-gloo has a thread of its own. On a GPU kernels say it: each belongs to the step in which the host launched it,
-and the steps last from their first kernel to the next step's.
+Events have Chrome's format, in microseconds. On a CPU, operators show what is computed, and each collective
+of gloo has a thread of its own. On a GPU, kernels show it: each belongs to the step in which the host
+launched it, and a step lasts from its first kernel to that of the next step.
 """
 
 import re
@@ -20,29 +20,29 @@ from perfsuite.results.profile import PROFILED_STEPS, Profile, StepSplit, Work, 
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
 DATA_LOADER = "enumerate(DataLoader)#"
-REPEATS = "autograd::engine::evaluate_function: "  # the name of an event that only wraps another
+REPEATS = "autograd::engine::evaluate_function: "  # name prefix of events that only wrap another
 OPERATOR = "cpu_op"
 OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
-GRAPH_LAUNCH = "GraphLaunch"  # part of the names of the calls by which the host has a CUDA graph replayed
-LONGEST_NAME = 160  # characters kept of a kernel's name (templates are long); one cut ends in a digest of all
+GRAPH_LAUNCH = "GraphLaunch"  # part of the names of calls that replay a CUDA graph
+LONGEST_NAME = 160  # characters of a kernel's name (templates are long); a digest replaces the rest
 
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
 _SYNC = re.compile(r"\w*Synchronize(?:_v\w+)?")
 _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "_dtensor::")
-"""Nodes of autograd, whose operators have events of their own; collectives, and waiting for them."""
+"""Prefixes of autograd nodes, whose operators have their own events, of collectives, and of their waits."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
-"""Names that end in the layer, the graph or the number of one, and what all of these are called."""
-_WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy: its memory is not pinned
+"""Matches names with the layer, graph or number of an instance; the groups are their common names."""
+_WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy into unpinned memory
 
 
 @dataclass
 class _Call:
-    """One call of an operator or a kernel, in a step from 0 on; -1 is outside of all."""
+    """One call of an operator or a kernel. Steps are numbered from 0; -1 is outside of all steps."""
 
     name: str
     step: int
@@ -54,8 +54,8 @@ class _Kernel(NamedTuple):
     step: int
     span: Span
     launched_at: float
-    stream: Any  # none of what computes nothing: of copies, and of collectives
-    is_seen: bool  # whether an operator launched it, or what launched it is not in the trace
+    stream: Any  # None for events that do not compute: copies and collectives
+    is_seen: bool  # whether an operator launched it, or its launch is not in the trace
 
 
 class _Spans:
@@ -68,7 +68,7 @@ class _Spans:
 
 
 class _Window:
-    """The profiled steps on the host's clock: `starts` of each, and the end of the last."""
+    """The profiled steps on the host's clock: `starts` has the start of each, and the end of the last."""
 
     def __init__(self, events: Iterable[dict[str, Any]]) -> None:
         operators = (event for event in events if event.get("cat") in OPERATORS)
@@ -80,13 +80,13 @@ class _Window:
         self.starts = begins[: self.steps + 1]
 
     def step(self, at: float) -> int:
-        """The number of the step in which something begins, as in `_Call`."""
+        """Return the number of the step at a moment, as in `_Call`."""
         number = bisect_right(self.starts, at) - 1
         return number if number < self.steps else -1
 
 
 def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) -> Profile:
-    """What a trace of a rank comes to. Raises `ReportError` without steps, or, of a GPU, without kernels."""
+    """Reduce the trace of a rank. Raises `ReportError` without steps or, on a GPU, without kernels."""
     done = [event for event in events if event.get("ph") == "X" and "dur" in event]
     window = _Window(done)
     operators, spans = _operators(done, window)
@@ -104,7 +104,7 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
 
 
 def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
-    """Every operator that begins in a step, with the time that it takes without what it calls."""
+    """Return every operator that begins in a step, with its time without callees, and the spans."""
     by_thread = defaultdict[Any, list[tuple[float, float, str]]](list)
     for event in events:
         if event.get("cat") in OPERATORS and not event["name"].startswith(STEP):
@@ -112,7 +112,7 @@ def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[
     calls: list[_Call] = []
     spans = _Spans([])
     for found in by_thread.values():
-        opened: list[tuple[_Call, float, bool]] = []  # with its end, and whether it communicates
+        opened: list[tuple[_Call, float, bool]] = []  # each with its end, and whether it communicates
         for begin, minus_length, full_name in sorted(found):  # outer ones first
             end = begin - minus_length
             while opened and opened[-1][1] <= begin:
@@ -147,7 +147,7 @@ def _computes(name: str) -> bool:
 
 
 def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
-    """The split of the time between `begin` and `end`. The host that waits for data is busy, a GPU is not."""
+    """Split the time between `begin` and `end`. A host that waits for data is busy, a GPU is not."""
 
     def inside(found: Iterable[Span]) -> list[Span]:
         return within(union(found), begin, end)
@@ -160,7 +160,7 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
     communicated: list[Span] = []
-    for kind, found in sorted(spans.communication.items()):  # two at once count for the first by name
+    for kind, found in sorted(spans.communication.items()):  # if two overlap, the first by name counts
         new = without(inside(found), communicated)
         alone = length(without(new, busy))
         for times, us in ((exposed, alone), (hidden, length(new) - alone)):
@@ -183,7 +183,7 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
 
 
 def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list[_Call]:
-    """Calls in which the host waits for the device, and reads of a value that is there."""
+    """Return calls in which the host waits for the device, and reads of values on the device."""
     waits = [event for event in events if event.get("cat") in LAUNCHES and _SYNC.fullmatch(event["name"])]
     begins = sorted((str(event.get("tid")), event["ts"]) for event in waits)
 
@@ -201,7 +201,7 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
 def _on_gpu(
     events: Sequence[dict[str, Any]], window: _Window, spans: _Spans
 ) -> tuple[list[_Call], StepSplit]:
-    """Every kernel and copy of the steps, and the split of the device's time."""
+    """Return every kernel and copy of the steps, and the split of the device's time."""
     kernels = _kernels(events, window)
     ours = [kernel for kernel in kernels if kernel.step >= 0]
     if not ours:
@@ -224,7 +224,10 @@ def _on_gpu(
 
 
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
-    """When the steps begin and end on the device: by the stream that computes most: copies may be ahead."""
+    """Return when the steps begin and end on the device, in the stream that computes most.
+
+    Other streams may be ahead, such as those of copies.
+    """
     busy = defaultdict[Any, float](float)
     for kernel in ours:
         if kernel.stream is not None:
@@ -237,7 +240,7 @@ def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: 
 
 
 def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]:
-    """What the device did, with the moment when the host asked for it: of no step, if before the trace."""
+    """Return the device's events with their launch times. Those launched before the trace have no step."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
@@ -270,7 +273,7 @@ def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]
 
 
 def _kernel_name(name: str) -> str:
-    """A kernel's name without its parameters: `void add<float, (Mode)0>(int)` is `add<float, (Mode)0>`."""
+    """Strip parameters from a kernel's name: `void add<float, (Mode)0>(int)` is `add<float, (Mode)0>`."""
     if name.startswith("Mem"):
         return name
     short = name.removeprefix("void ").replace("(anonymous namespace)", "anonymous")
@@ -280,7 +283,7 @@ def _kernel_name(name: str) -> str:
 
 
 def _parameters(name: str) -> int:
-    """Where the parentheses begin that a name ends in, with all in them; its length without any."""
+    """Return the index of the opening parenthesis of a trailing argument list, or the name's length."""
     depth = 0
     for at in range(len(name) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(name[at], 0)
@@ -290,7 +293,7 @@ def _parameters(name: str) -> int:
 
 
 def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
-    """All calls by their names."""
+    """Sum up calls by name, longest first."""
     us = defaultdict[str, list[float]](list)
     for call in calls:
         us[call.name].append(max(call.us, 0))
@@ -301,7 +304,7 @@ def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
 
 
 def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
-    """The names that are not called equally often in each step."""
+    """Return the names that are not called equally often in each step."""
     in_steps = Counter((call.name, call.step) for call in calls)
     return {name for name, step in in_steps if len({in_steps[name, each] for each in range(steps)}) > 1}
 
