@@ -1,1 +1,1 @@
-"""What people read: in the terminal, as HTML and as Markdown."""
+"""Reports for people: in the terminal, as HTML and as Markdown."""

@@ -1,4 +1,4 @@
-"""The columns of tables with a row for each case: terminal, Markdown, overview of the HTML page. Pure."""
+"""Columns of tables with a row per case: terminal, Markdown, overview of the HTML page. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,20 +14,20 @@ from perfsuite.results.session_file import Measurement
 
 
 class Cell(NamedTuple):
-    """A cell: its text, and the number that rows are sorted by, None where that is not finite."""
+    """A cell: its text, and the number for sorting, or None if that is not finite."""
 
     text: str
     number: float | None
 
 
 class Column(NamedTuple):
-    """One column: its heading, and the cell of each case, or None where it has none."""
+    """One column: its heading, and a function that returns the cell of a case, or None."""
 
     heading: str
     cell: Callable[[Measurement], Cell | None]
 
     def text(self, result: Measurement) -> str:
-        """Return the text of a case's cell, a dash where it has none."""
+        """Return the text of a case's cell, or a dash."""
         cell = self.cell(result)
         return "-" if cell is None else cell.text
 
@@ -47,7 +47,7 @@ def figure(metric: Metric) -> Column:
 
 
 def speed_in(unit: Unit) -> Column:
-    """Return the column of tokens/s or samples/s; a row that counts otherwise says so."""
+    """Return the column of tokens/s or samples/s. A row in the other unit says so."""
     return Column(
         TOKENS_PER_S.counting(unit).label, lambda result: _speed(result.figures.tokens_per_s, result, unit)
     )
@@ -63,7 +63,7 @@ def extras(results: Sequence[Measurement]) -> list[Column]:
 
 
 def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequence[Column]:
-    """Return the columns for these cases: `measured`, or what is known of dry runs, or of two arms."""
+    """Return the columns for these cases: `measured`, or those for dry runs, or those for two arms."""
     is_counted = [result.by_counts or result.dry for result in results if result.runs]
     if not (is_counted and all(is_counted)):
         is_compared = any(result.before for result in results)
@@ -96,7 +96,7 @@ def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
 
 
 def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
-    """The column of what a step does, of the rank that does most of it."""
+    """Return the column of a count, for the rank with the most."""
 
     def most_of(counts: Iterable[RankCounts]) -> int | None:
         of_ranks = (of(entry.counts) for entry in counts)
@@ -124,14 +124,14 @@ def _most_speed(result: Measurement) -> Cell | None:
 
 SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)
 MEMORY_CHANGE = _change("memory vs baseline", PEAK_MEMORY)
-DRY = (  # what a dry run has to show: a step's work, its part of the card, the most that it can reach
+DRY = (  # columns of dry runs: a step's work, its share of the card, its best possible speed
     _counted("computed", counts.flops, "FLOP"),
     _counted("collectives", counts.moved, "bytes"),
     _counted("live peak", counts.peak, "bytes"),
     Column("of card", _of_card),
     Column("most tokens/s", _most_speed),
 )
-STEP = (  # what a step does, by counts and by the norm of its gradients
+STEP = (  # columns of a step: its counts, and the norm of its gradients
     _counted("collectives", lambda step: sum(each.count for each in step.collectives), "calls"),
     _counted("bytes", counts.moved, "bytes"),
     _counted("FLOPs", counts.flops, "FLOP"),
@@ -141,5 +141,5 @@ STEP = (  # what a step does, by counts and by the norm of its gradients
     Column("gradient norm", lambda result: _cell(result.figures.gradient_norm, "{:.4g}".format)),
 )
 STEP_MS = Column("p50 ms", lambda result: _cell(result.figures.step_s_p50, lambda s: f"{1e3 * s:.1f}"))
-"""A time with the unit in its heading, which keeps a table narrow."""
+"""A time whose unit is in the heading, to keep tables narrow."""
 LAUNCHES = Column("launches", lambda result: None if result.dry else _cell(len(result.runs), str))

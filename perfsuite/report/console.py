@@ -1,4 +1,4 @@
-"""Prints text, tables and data of commands as they are, on a terminal, into a file or for another program."""
+"""Print text, tables and data of commands verbatim, on a terminal, into a file or for another program."""
 
 import json
 import os
@@ -11,30 +11,30 @@ from rich.text import Text
 
 from perfsuite.report.safe_text import printable
 
-PIPED = 200  # columns of a table that goes into a file or another program
+PIPED = 200  # width of a table that goes into a file or another program
 
 
 class PlainConsole(Console):
-    """Prints text as it is: rich would take `[data]` and `:data:` for markup, a terminal obeys escapes."""
+    """Print text verbatim: rich would take `[data]` and `:data:` for markup, and a terminal obeys escapes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return text with what a terminal would obey made visible."""
+        """Return text with control characters made visible, as a terminal would obey them."""
         return super().render_str(printable(text), **options)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is."""
+    """Return a console that prints text verbatim."""
     made = PlainConsole(stderr=stderr, soft_wrap=True)
     if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = PIPED  # and not the 80 columns that rich believes in
+        made.width = PIPED  # rich would assume 80 columns
     return made
 
 
 def plain_table(headings: Iterable[str] = ()) -> RichTable:
-    """Return a table without lines, in which text that is too wide for the terminal is broken."""
+    """Return a table without rules, which wraps text that is too wide for the terminal."""
     made = RichTable(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         made.add_column(heading, overflow="fold")
@@ -42,7 +42,7 @@ def plain_table(headings: Iterable[str] = ()) -> RichTable:
 
 
 def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json: bool) -> None:
-    """Print a table, or for machines the data that it was made of."""
+    """Print a table or, for machines, its data."""
     if as_json:
         print_json(rows)
     else:
@@ -50,5 +50,5 @@ def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json
 
 
 def print_json(rows: Sequence[object]) -> None:
-    """Print rows for machines: a JSON object, whose `rows` they are. docs/commands.md names their fields."""
+    """Print a JSON object with these `rows` for machines. docs/commands.md documents their fields."""
     print(json.dumps({"schema_version": 1, "rows": rows}, indent=1))

@@ -1,4 +1,4 @@
-"""Turns the counts of a step into amounts, tables and lines of text, which every report shares. Pure."""
+"""Turn the counts of a step into amounts, tables and lines of text that all reports share. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,8 +21,8 @@ from perfsuite.results.outcome import CountCheck
 from perfsuite.verdict.count_sentences import held_by
 
 MOST_UNSTEADY = 5
-MOST_FINDINGS = 50  # of a table
-MOST_TYPES = 10  # of objects that steps keep
+MOST_FINDINGS = 50  # rows of a table
+MOST_TYPES = 10  # types of objects kept by steps
 
 
 def flops(counts: Counts) -> int:
@@ -36,17 +36,17 @@ def moved(counts: Counts) -> int:
 
 
 def peak(counts: Counts) -> int | None:
-    """Return the most bytes of tensors that lived at once; None where memory was not counted."""
+    """Return the most bytes of tensors alive at once; None if memory was not counted."""
     return None if counts.memory is None else counts.memory.peak
 
 
 def ranks(entry: OfRanks) -> str:
-    """Return the ranks of an entry as text: `rank 0`, `ranks 0-3`."""
+    """Name the ranks of an entry: `rank 0`, `ranks 0-3`."""
     return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"
 
 
 def in_short(counts: Counts) -> str:
-    """Return the largest amounts of a step in one line: FLOPs, bytes of collectives, peak of live tensors."""
+    """Summarise a step in one line: FLOPs, bytes of collectives, peak of live tensors."""
     parts = [amount(flops(counts), "FLOP"), f"{amount(moved(counts), 'bytes')} in collectives"]
     if counts.memory is not None:
         parts.append(f"at most {amount(counts.memory.peak, 'bytes')} live")
@@ -54,7 +54,7 @@ def in_short(counts: Counts) -> str:
 
 
 def tables(counts: Counts) -> list[Table]:
-    """Return what a step did as tables: its collectives, its work, its memory, and what was compiled."""
+    """Return the counts of a step as tables: collectives, work, memory, kept objects, and compilation."""
     made = [_calls_table(counts), _work_table(counts)]
     made += [] if counts.memory is None else [_memory_table(counts.memory)]
     made += [] if counts.kept is None else [_kept_table(counts.kept)]
@@ -149,7 +149,7 @@ def _compiled_table(compiled: Compiled) -> Table:
 
 
 def judged(check: CountCheck, against: str | None = None) -> str:
-    """Return the verdict of the counts in a few words; `against`: see `text.sentence`."""
+    """Return the verdict on the counts in a few words; `against`: see `text.sentence`."""
     if not check.compared and check.outcome in ("not counted", "passed"):
         return "not judged" if check.outcome == "passed" else not_counted(check)
     if against is not None and check.compared:
@@ -160,21 +160,21 @@ def judged(check: CountCheck, against: str | None = None) -> str:
 
 
 def not_counted(check: CountCheck) -> str:
-    """Return why a step was not counted: `not counted: a CUDA graph was replayed ...`."""
+    """Explain why a step was not counted: `not counted: a CUDA graph was replayed ...`."""
     return f"not counted: {'; '.join(check.notes)}"
 
 
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
-    """Return the findings that decided, or those not judged, each behind what it means: `once`."""
+    """Return the findings that decided, or those not judged, each after its outcome, `once`."""
     of_these = [each for each in check.findings if (each.outcome != "passed") == judged]
     told = ((f"{each.outcome if judged else 'not judged'}: {each.sentence}", each.ranks) for each in of_these)
     return once(told, by_rank=by_rank)
 
 
 def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
-    """Return each sentence once, of those with the ranks of which they are true.
+    """Return each sentence once; with `by_rank`, it names all ranks for which it holds.
 
-    The bytes behind a sentence may differ by rank. `by_rank` names all the ranks.
+    Sentences of different ranks can be equal although their exact bytes differ.
     """
     ranks_of: dict[str, set[int]] = {}
     for told, ranks in sentences:
@@ -185,7 +185,7 @@ def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
 
 
 def remarks(check: CountCheck) -> list[str]:
-    """Return what else was not judged, and why."""
+    """List counts that were not judged, and why."""
     if check.outcome == "not counted" and not check.compared:
         return []
     unsteady = ", ".join(cut(check.unsteady, MOST_UNSTEADY))

@@ -1,4 +1,4 @@
-"""Explains one case as data, which terminal, Markdown, the HTML page and GitHub's issue only format. Pure."""
+"""Explain one case as data that terminal, Markdown, the HTML page and GitHub's issue only format. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,36 +14,36 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
 SHARED = "shared: others used the machine: counts alone are judged, figures are only shown"
-MOST_TUNED = 3  # kernels that a sentence names
+MOST_TUNED = 3  # differently tuned kernels that a sentence names
 _size = partial(amount, unit="bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """Why one case has its verdict. Each line is a sentence; a medium shows all of them or the first."""
+    """Why one case has its verdict. Each line is a sentence; a medium shows all of them or the first ones."""
 
     verdict: str  # the outcome and its evidence: `regressed after 3 launches`
-    why: Sequence[str]  # why a slower case is slower, the surest cause first
-    reasons: Sequence[str]  # why it failed, where no metric says it, and why launches were set aside
+    why: Sequence[str]  # why a slower case is slower, the most certain cause first
+    reasons: Sequence[str]  # why it failed, if no metric shows it, and why launches were set aside
     decisive: Sequence[str]  # the checks that decided the verdict
     checks: Sequence[str]
-    counts: str | None  # the verdict of the counts; None where they were not judged
+    counts: str | None  # the verdict on the counts; None if they were not judged
     findings: Sequence[str]  # the counts that decided
-    listed: Sequence[str]  # counts that changed and are not judged
-    remarks: Sequence[str]  # what else of the counts was not judged, and why
-    not_counted: Sequence[str]  # why counts say nothing, though there is a baseline of them
-    excuses: Sequence[str]  # what else the verdict depends on: others, a known issue, waivers
-    held: Sequence[str]  # which steps were long as they held an event
-    predicted: Sequence[str]  # what a dry run predicts
-    changed: Sequence[str]  # what differs in the environment since the baseline, in one line
-    notes: Sequence[str]  # what a reader should know of the launches
-    files: Mapping[str, str]  # where the baselines and the files of the launches are, by what they are
-    traces: Sequence[str]  # which profiles to open, and with what
-    tracebacks: Sequence[tuple[str, str]]  # each traceback behind the launch and the rank that it is of
+    listed: Sequence[str]  # changed counts that are not judged
+    remarks: Sequence[str]  # other counts that were not judged, and why
+    not_counted: Sequence[str]  # why there are no counts, although there is a baseline of them
+    excuses: Sequence[str]  # circumstances: other users, injected faults, a known issue, waivers
+    held: Sequence[str]  # steps that were long because of an event
+    predicted: Sequence[str]  # predictions of a dry run
+    changed: Sequence[str]  # changes in the environment since the baseline, in one line
+    notes: Sequence[str]  # remarks on the launches
+    files: Mapping[str, str]  # paths of the baselines and of the launches' files, by description
+    traces: Sequence[str]  # profiles to open, and the tool
+    tracebacks: Sequence[tuple[str, str]]  # the launch and rank of each traceback, and its text
 
 
 def explained(result: Measurement) -> Explained:
-    """Return everything that is to be said about the verdict of a case."""
+    """Explain the verdict of a case."""
     verdict = result.verdict
     by_rank = len(result.counts) > 1
     mark = "(waived) " if result.excused == "waived" else "(shadow) " if result.shadow else ""
@@ -80,7 +80,7 @@ def _changed(result: Measurement) -> list[str]:
 
 
 def _tuned_differently(result: Measurement) -> list[str]:
-    """Return which kernels were tuned differently in arm B, which may be chance; nothing without arms."""
+    """Describe kernels that were tuned differently in arm B, which may be chance; empty without arms."""
     if not (result.before and result.runs):
         return []
     before, now = (runs[-1].autotuned for runs in (result.before, result.runs))
@@ -122,7 +122,7 @@ def _tracebacks(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str]]:
 
 
 def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
-    """Return what a dry run predicts, memory and the least time of a step; `unit` is what the case counts."""
+    """Describe a dry run's predictions, memory and least step time; `unit` is what the case counts."""
     memory = [] if facts.fit is None else _memory(facts.fit)
     return memory if facts.roofline is None else [*memory, *_speed(facts.roofline, unit)]
 

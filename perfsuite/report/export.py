@@ -1,4 +1,4 @@
-"""Writes what a session measured as other programs read it: `FORMATS`. What was not measured is left out."""
+"""Export a session in the `FORMATS` of other programs. Values that were not measured are left out."""
 
 import json
 import math
@@ -22,13 +22,13 @@ HELP = {
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case: readers take one value for a name. Dry runs are of no hardware."""
+    """Return the last result of each case, as readers take one value per name. Dry runs are left out."""
     launched = [result for result in session.results if not (session.dry or result.dry)]
     return list({result.case_id: result for result in launched}.values())
 
 
 def figures(result: Measurement) -> dict[str, list[float]]:
-    """Return what each launch that counts measured, by name (which has the unit); empty if none counts."""
+    """Return the values of each healthy launch, by a name that includes the unit; empty without evidence."""
     if result.no_evidence is not None:
         return {}
     by_name = {in_unit(metric.name, result.unit): _finite(metric, result.healthy_runs) for metric in EXPORTED}
@@ -41,18 +41,18 @@ def _finite(metric: Metric, runs: Sequence[Run]) -> list[float]:
 
 
 def outcomes(result: Measurement) -> dict[str, str]:
-    """Return the outcome of a case, and that of its counts: `not counted` where nothing was known of them."""
+    """Return the outcome of a case, and that of its counts (`not counted` if they were not judged)."""
     counts = result.verdict.counts
     counted = "not counted" if counts is None else counts.outcome
     return {"outcome": summary.verdict(result), "counts": counted}
 
 
 def hud(session: SessionFile) -> str:
-    """Return records of PyTorch's benchmark database, version 3: a JSON array, one record for each figure.
+    """Return records for PyTorch's benchmark database, version 3: a JSON array, one record per figure.
 
-    The fields are those of the table `oss_ci_benchmark_v3` of pytorch/test-infra. Whoever uploads adds what
-    it knows of commit and workflow. The table has no number for an outcome: as in PyTorch's own accuracy
-    benchmarks its record has no `benchmark_values`, and the words stand in `extra_info`.
+    The fields are those of the table `oss_ci_benchmark_v3` in pytorch/test-infra. The uploader adds commit
+    and workflow. The table has no number for an outcome: as in PyTorch's own accuracy benchmarks, its record
+    has no `benchmark_values`, and the words are in `extra_info`.
     """
     records = []
     for result in newest(session):
@@ -65,7 +65,7 @@ def hud(session: SessionFile) -> str:
 
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
-    """Return what the records of a case share; memory is in GiB, of all GPUs of a machine together."""
+    """Return the common part of a case's records; memory is in GiB, over all GPUs of a machine."""
     labels = {"hardware_class": result.hardware_class or session.machine.hardware_class, **outcomes(result)}
     extra_info = {"perfsuite": session.perfsuite, **labels}
     benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}
@@ -103,8 +103,8 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
 def openmetrics(session: SessionFile) -> str:
     """Return gauges as OpenMetrics 1.0 text, which `prometheus_client` writes.
 
-    Only what the older Prometheus text format has, too, is used: gauges without time stamps. A node exporter
-    reads its textfile directory as that older format. Raises `PackageError` without `prometheus_client`.
+    The text is restricted to gauges without time stamps, which the older Prometheus format also has: a node
+    exporter reads its textfile directory in that format. Raises `PackageError` without `prometheus_client`.
     """
     require("prometheus_client", purpose="to write OpenMetrics")
     from prometheus_client import CollectorRegistry, Gauge

@@ -1,6 +1,6 @@
-"""Sessions as short Markdown, for the summary of a CI job, by the template `summary.md.j2`.
+"""Render sessions as short Markdown for the summary of a CI job, with the template `summary.md.j2`.
 
-GitHub takes at most 1 MiB: long tables are cut, and say so.
+GitHub accepts at most 1 MiB, so long tables are cut, and say so.
 """
 
 import re
@@ -21,14 +21,14 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
 MAX_ROWS = 500
-MAX_SPANS = 200  # rows of the table of spans: each case has several
-MAX_FINDINGS = 5  # counts of a case that are explained
-MAX_FINDING = 300  # characters of one
+MAX_SPANS = 200  # rows of the table of spans, of which each case has several
+MAX_FINDINGS = 5  # explained counts of a case
+MAX_FINDING = 300  # characters of such an explanation
 MAX_NOTE = 200  # characters of a note in a table
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
-    """Return counts, what needs somebody's attention with reasons, then, folded, the rest."""
+    """Render totals, the cases that need attention with reasons and, folded, the rest."""
     results = [result for session in sessions for result in session.results]
     results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.needs_words(result)]
@@ -56,15 +56,15 @@ def render(sessions: Sequence[SessionFile]) -> str:
 
 
 def text(value: str) -> str:
-    """Return Markdown that reads as this text, on one line, also in a table."""
-    # A page of a job may be read in a terminal, which obeys control characters. Some of them part words, too.
+    """Escape text as Markdown on a single line, also for tables."""
+    # The summary may be read in a terminal, which obeys control characters. Some of them are white space.
     flat = " ".join(visible(re.sub(r"[ \t\r\n]+", " ", value)).split())
-    # An underscore ends what is emphasised only behind a word, and > is markup only in front of a line.
+    # An underscore ends emphasis only after a word, and > is markup only at the beginning of a line.
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
 
 
 def grid(table: Table, most: int | None = None) -> Markup:
-    """Return a table as Markdown, without its caption: all rows, or `most` of them and how many more."""
+    """Render a table as Markdown without its caption: all rows, or `most` of them and the number left."""
     rules = ["---:" if table.is_figure(column) else "---" for column in range(len(table.headers))]
     shown = table.rows[:most]
     headings, *cells = ([text(cell) for cell in row] for row in (table.headers, *shown))
@@ -76,7 +76,7 @@ def grid(table: Table, most: int | None = None) -> Markup:
 
 
 def _escaped(value: object) -> Markup:
-    """Escape whatever the template prints, but for what is Markdown already: its own macros."""
+    """Escape whatever the template prints, except its own macros, which are Markdown already."""
     return value if isinstance(value, Markup) else Markup(text(str(value)))
 
 

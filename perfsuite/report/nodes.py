@@ -1,4 +1,4 @@
-"""Tells what a preflight found out about each node, and how speed grows with their number. Pure."""
+"""Describe the results of a preflight for each node, and how speed scales with their number. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from perfsuite.case.case import Case
 from perfsuite.report.text import NONE, Table, plural
 from perfsuite.results.session_file import Measurement, Preflight
 
-RATES = {  # the heading and the unit of each rate of a node, in the order of their columns
+RATES = {  # heading and unit of each rate of a node, in the order of the columns
     "matmul_tflops": ("matmul", "TFLOP/s"),
     "copy_gb_s": ("copy", "GB/s"),
     "all_reduce_gb_s": ("all-reduce of all", "GB/s"),
@@ -17,7 +17,7 @@ RATES = {  # the heading and the unit of each rate of a node, in the order of th
 
 
 def title(preflight: Preflight) -> str:
-    """Return which nodes were looked at, for how long, and how many of them are bad."""
+    """Summarise a preflight: the nodes, the time that it took, and the number of bad nodes."""
     bad = sum(bool(node.problems) for node in preflight.nodes)
     found = f"{bad} of them bad" if bad else "none of them bad"
     if preflight.failure is not None:
@@ -28,7 +28,7 @@ def title(preflight: Preflight) -> str:
 
 
 def table(preflight: Preflight) -> Table:
-    """Return the rates of each node, and what is wrong with it."""
+    """Return the rates and the problems of each node as a table."""
     rows = [
         (
             node.name,
@@ -49,15 +49,15 @@ def table(preflight: Preflight) -> Table:
 
 
 def notes(preflight: Preflight) -> list[str]:
-    """Return what else NVML said of the nodes' GPUs, or could not say, behind the name of the node."""
+    """Return NVML's further notes on the nodes' GPUs, each after the name of the node."""
     told = [(node.name, node.health.notes) for node in preflight.nodes if node.health is not None]
     return [f"{name}: {note}" for name, found in told for note in found]
 
 
 def scalings(results: Iterable[Measurement]) -> list[str]:
-    """Return a sentence for each group of cases that one kind of device measured on several numbers of nodes.
+    """Return a sentence for each group of cases that differ only in their nodes, on one kind of device.
 
-    The cases differ in nothing else. A share is the speed of one device by that on the fewest nodes.
+    A share is the speed per device relative to that on the fewest nodes.
     """
     groups = defaultdict[tuple[str, str], list[tuple[Case, float]]](list)
     for result in results:

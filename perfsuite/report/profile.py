@@ -1,4 +1,4 @@
-"""Says what profiles found, in lines of text and in tables. Pure; imports neither torch nor pytest."""
+"""Describe the results of profiles in lines of text and in tables. Pure; imports neither torch nor pytest."""
 
 from perfsuite.report.text import NONE, Table, plural
 from perfsuite.results.outcome import Verdict
@@ -7,17 +7,17 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP, most_different
 
-MOST_ROWS = 20  # kernels or operators of a table: those that take longest on either side
+MOST_ROWS = 20  # kernels or operators in a table: the longest on either side
 
 
 def split(shown: StepSplit) -> str:
-    """Return where the time of a step goes, in one line: `12.3 ms a step: compute 8.1, the rest 4.2`."""
+    """Describe where the time of a step goes: `12.3 ms a step: compute 8.1, the rest 4.2`."""
     parts = ", ".join(f"{name} {us / 1e3:.1f}" for name, us in shown.parts().items())
     return f"{shown.step_us / 1e3:.1f} ms a step: {parts}"
 
 
 def because(verdict: Verdict) -> list[str]:
-    """Return why a case is slower, the surest first: other calls, or else the counts, then times."""
+    """Explain why a case is slower, the most certain cause first: changed calls, else counts, then times."""
     found = verdict.profiled
     counted = [verdict.explained] if verdict.explained is not None else []
     if found is None:
@@ -30,7 +30,7 @@ def because(verdict: Verdict) -> list[str]:
 
 
 def traces(result: Measurement) -> list[str]:
-    """Return which files to open in Perfetto; none without a profile."""
+    """Name the files to open in Perfetto; empty without a profile."""
     named = (("arm A, ", result.profile_before), ("arm B, " if result.before else "", result.profile))
     told = []
     for arm, taken in named:
@@ -42,10 +42,10 @@ def traces(result: Measurement) -> list[str]:
 
 
 def tables(result: Measurement) -> list[Table]:
-    """Return the parts of a step and its longest kernels or operators, each with what it was before.
+    """Return the parts of a step and its longest kernels or operators, each with the earlier value.
 
-    None without a profile. Ranks that make the same calls share a profile. Of several profiles the one that
-    differs most from before is shown, or the first if none can be compared.
+    Returns no tables without a profile. Ranks that make the same calls share a profile. Of several profiles,
+    the one that differs most from before is shown, or the first if none can be compared.
     """
     taken = (result.profile, result.profile_before)
     now, earlier = (None if each is None else each.profile for each in taken)

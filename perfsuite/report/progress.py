@@ -1,4 +1,4 @@
-"""Shows how far a session is: a live line on a terminal, plain lines in a log. Driver side."""
+"""Show the progress of a session: a live line on a terminal, plain lines in a log. Driver side."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.amounts import rate
 
 ID_WIDTH = 30
-WAITING_EVERY_S = 30  # seconds between two lines about a wait where no line is live
+WAITING_EVERY_S = 30  # seconds between two lines about a wait if there is no live line
 
 
 def silent(text: str | None) -> None:
@@ -18,10 +18,10 @@ def silent(text: str | None) -> None:
 
 @dataclass
 class Progress:
-    """Follows a session of `cases` cases. `line` prints a line that stays, `live` replaces the live line.
+    """The progress of a session of `cases` cases. `line` prints a permanent line, `live` sets the live line.
 
-    `live(None)` clears the live line. Where there is none (`is_live` is False), each launch is announced by
-    a line instead. Written by hand and not by `rich.progress`, which cannot write past pytest's capture.
+    `live(None)` clears the live line. Without one (`is_live` is False), a permanent line announces each
+    launch. `rich.progress` is not used, because it cannot write past pytest's capture.
     """
 
     line: Callable[[str], None]
@@ -69,12 +69,12 @@ class Progress:
         self.live(told)
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self.waiting(None)
         self.line(f"perfsuite: {text}")
 
     def waiting(self, text: str | None) -> None:
-        """Show what is waited for; None clears it. Where no line is live, a line of it stays now and then."""
+        """Show the reason for a wait; None clears it. Without a live line, print it now and then."""
         if self.is_live:
             self.live(text)
         elif text is None or self._silent_since is None:
@@ -83,7 +83,7 @@ class Progress:
             self.say(text)
 
     def end(self, outcome: str) -> None:
-        """Print the outcome of the case, and how long the rest may take."""
+        """Print the outcome of the case, and an estimate of the time left."""
         spent = self.clock() - self._case_began
         self._finished_s.append(spent)
         launches = f"after {self._launch} launches " if self._launch > 1 else ""
@@ -91,7 +91,7 @@ class Progress:
         self.say(f"{which} {outcome} {launches}in {spent:.1f} s{self._time_left()}")
 
     def _where(self) -> str:
-        """The number and the id of the case; on the live line a long id is cut short, for the figures."""
+        """Return the number and the id of the case. On the live line, long ids are cut to leave room."""
         launch = f" launch {self._launch}" if self._launch > 1 else ""
         name = self._case_id if len(self._case_id) <= ID_WIDTH else self._case_id[: ID_WIDTH - 1] + "…"
         return f"[{self._number}/{self.cases}] {name if self.is_live else self._case_id}{launch}"

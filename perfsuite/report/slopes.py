@@ -1,4 +1,4 @@
-"""Says how step time and memory change over the measured steps of launches. Pure."""
+"""Describe the trends of step time and memory over the measured steps of launches. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from perfsuite.report.text import Table
 from perfsuite.results.amounts import signed
 from perfsuite.results.run import Run, Slope
 
-STEPS = 1000  # steps for which a change is told: that of a single one is tiny
+STEPS = 1000  # steps for which a change is reported, as that of a single step is tiny
 
 
 def sentences(runs: Sequence[Run]) -> list[str]:
-    """Return the slopes of the last launch in words."""
+    """Describe the slopes of the last launch in words."""
     slopes = runs[-1].slopes if runs else ()
     return [
         f"{name}: {change} in {STEPS:,} steps, {interval}" for name, change, interval in map(_told, slopes)

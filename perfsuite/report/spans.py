@@ -1,4 +1,4 @@
-"""Shows the spans of a run in one table: start-up, steps, the wait for data, events and phases. Pure."""
+"""Show the spans of a run in one table: start-up, steps, the wait for data, events and phases. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CAPTION = (
     "of the rank that has most, the first time; what is written is that of all ranks. The peak is that of "
     "live tensors in a step, and of the GPU's allocator in an event."
 )
-HELD = 0.1  # share of a usual step from which on an event is named that one step holds
+HELD = 0.1  # share of a usual step above which an event within a step is named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ Amounts = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """What is known of one launch. Of a dry run and of a baseline, that is counts alone."""
+    """The facts about one launch. A dry run, or a baseline, has only counts."""
 
     counts: Sequence[RankCounts] = ()
     step_s: Sequence[float] = ()
@@ -92,7 +92,7 @@ class _Launch:
 
     @classmethod
     def of(cls, run: Run) -> _Launch:
-        """Return a launch, without the times of a dry run, which say nothing."""
+        """Return the facts about a launch, without the times of a dry run, which are meaningless."""
         if run.dry:
             return cls(counts=run.counts)
         return cls(
@@ -107,17 +107,19 @@ class _Launch:
     def seen_s(self) -> float:
         """Seconds from the start of the processes to the last step, or of the steps if that is unknown."""
         start_up_s = sum(_finite(s for name in START_UPS & {*self.spans} for s in self.spans[name].seconds))
-        steps_s = sum(_finite(self.step_s[1:] if start_up_s else self.step_s))  # it ends with the first step
+        steps_s = sum(
+            _finite(self.step_s[1:] if start_up_s else self.step_s)
+        )  # the start-up ends with the first step
         return start_up_s + steps_s
 
     @property
     def counted_steps(self) -> set[int]:
-        """The numbers of the steps that any rank counted, from 1 on."""
+        """The numbers, from 1, of the steps that any rank counted."""
         return {step for entry in self.counts for step in (entry.counts.step, *entry.counts.also_counted)}
 
     @property
     def span_names(self) -> list[str]:
-        """The spans that are no steps."""
+        """The names of spans that are not steps."""
         of_counts = (name for entry in self.counts for name in entry.counts.spans)
         of_steps = set(map(step_name, self.counted_steps))
         return [name for name in dict.fromkeys((*self.spans, *of_counts)) if name not in of_steps]
@@ -135,7 +137,7 @@ class _Launch:
 
     @property
     def worker_batches(self) -> list[Amounts]:
-        """What a worker of a data loader did for one batch, of each rank that has one."""
+        """The counts of one batch in a data loader's worker, for each rank that has one."""
         batches = [entry.counts.worker_batch for entry in self.counts]
         return [
             {"kernels": sum(batch.ops.values()), "python_calls": batch.python.total}
@@ -144,9 +146,9 @@ class _Launch:
         ]
 
     def in_step(self, step: int) -> Amounts:
-        """Return what a step did, on the rank that did most; nothing if it was not counted.
+        """Return the counts of a step, for the rank with the most; empty if it was not counted.
 
-        The kernels of compiled code are not seen, so their number is unknown.
+        Kernels of compiled code are not seen, so with it their number is unknown.
         """
         of_ranks = (entry.counts.in_step(step) for entry in self.counts)
         amounts = _most(_in_step(counts) for counts in of_ranks if counts is not None)
@@ -154,7 +156,7 @@ class _Launch:
         return {**amounts, "kernels": None} if is_compiled else amounts
 
     def row(self, name: str, seconds: Sequence[float] = (), amounts: Amounts | None = None) -> SpanRow:
-        """Return the row of a span that took so many seconds each time; none: unknown."""
+        """Return the row of a span with the seconds of each time; empty: unknown."""
         known_s = _finite(seconds)
         return SpanRow(
             name=name,
@@ -165,7 +167,7 @@ class _Launch:
         )
 
     def steps(self, name: str, steps: Sequence[int]) -> SpanRow:
-        """Return the row of steps with the same amounts, as far as this launch counted them."""
+        """Return the row of steps with equal counts, as far as this launch counted them."""
         counted = [step for step in steps if step in self.counted_steps]
         if not counted:
             return SpanRow(name=name)
@@ -173,7 +175,7 @@ class _Launch:
         return replace(self.row(name, seconds, self.in_step(counted[0])), times=len(counted))
 
     def span(self, name: str) -> SpanRow:
-        """Return the row of a span that is no step."""
+        """Return the row of a span that is not a step."""
         seconds = self.spans[name].seconds if name in self.spans else ()
         of_ranks = [
             (len(entry.ranks), entry.counts.spans[name])
@@ -187,32 +189,32 @@ class _Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
-    """The launches of one side of a comparison, the newest first. There is one at least."""
+    """The launches on one side of a comparison, newest first. There is at least one."""
 
     arm: str = ""
     launches: Sequence[_Launch]
 
     @property
     def newest(self) -> _Launch:
-        """The newest launch that was counted, or the newest of all."""
+        """The newest counted launch, or the newest of all."""
         return next((launch for launch in self.launches if launch.counts), self.launches[0])
 
     @property
     def span_names(self) -> list[str]:
-        """The spans of all launches that are no steps."""
+        """The names of all launches' spans that are not steps."""
         return [name for launch in (self.newest, *self.launches) for name in launch.span_names]
 
     def span(self, name: str) -> SpanRow:
-        """Return the row of a span that is no step, of the newest launch that has it."""
+        """Return the row of a span that is not a step, from the newest launch that has it."""
         having = (launch for launch in (self.newest, *self.launches) if name in launch.span_names)
         return next((launch.span(name) for launch in having), SpanRow(name=name))
 
 
 def rows(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[SpanRow]:
-    """Return the spans of the newest of these launches that was counted: one row each, or one for each arm.
+    """Return the spans of the newest counted launch: one row each, or one per arm.
 
-    `before`: the launches of arm A, next to which these are arm B. A span that the newest launch does not
-    have, such as a cold start-up, is that of the newest one that has it.
+    `before` has the launches of arm A; these are then arm B's. A span that the newest launch lacks, such as a
+    cold start-up, is taken from the newest launch that has it.
     """
     launches, others = ([_Launch.of(run) for run in reversed(each)] for each in (runs, before))
     if not launches:
@@ -228,7 +230,7 @@ def of_result(result: Measurement) -> list[SpanRow]:
 
 
 def table(rows: Sequence[SpanRow]) -> Table:
-    """Return spans as a table, without the columns of which nothing is known; empty without rows."""
+    """Return spans as a table, without columns that are unknown in all rows; empty without rows."""
     columns = {heading: cell for heading, cell in _COLUMNS.items() if any(map(cell, rows))}
     arms = ("arm",) if any(row.arm for row in rows) else ()
     cells = [
@@ -239,7 +241,7 @@ def table(rows: Sequence[SpanRow]) -> Table:
 
 
 def of_counts(counts: Sequence[RankCounts]) -> Table:
-    """Return the spans of which counts alone are known, those of a baseline, as a table."""
+    """Return the spans of a baseline, which has only counts, as a table."""
     return table(_rows([_Side(launches=[_Launch(counts=counts)])]))
 
 
@@ -252,8 +254,9 @@ def of_cases(results: Sequence[Measurement]) -> Table:
 
 
 def held(runs: Sequence[Run]) -> list[str]:
-    """Return which step of the last launch was long as it held an event, the longest of each: `step 21 held:
-    save checkpoint 3.2 s`. What most of the steps hold makes none of them long.
+    """Return the step of the last launch that each event made longest: `step 21 held: save checkpoint 3.2 s`.
+
+    Events in most of the steps are left out, as they make none of them long.
     """
     if not runs or not runs[-1].measured_steps:
         return []
@@ -262,7 +265,7 @@ def held(runs: Sequence[Run]) -> list[str]:
     usual_s = median(run.measured_steps)
     found = []
     for name, span in run.spans.items():
-        if not span.steps:  # it came before the first step
+        if not span.steps:  # the span was before the first step
             continue
         times = zip(span.seconds, span.steps, strict=True)
         measured = [(seconds, step) for seconds, step in times if start <= step < stop]
@@ -281,10 +284,10 @@ def _rows(sides: Sequence[_Side]) -> list[SpanRow]:
 
 
 def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
-    """Yield the rows of each span, one for each side, in the order of a run."""
+    """Yield the rows of each span, one per side, in the order of a run."""
     launches = [side.newest for side in sides]
     if not any(launch.counts or launch.spans or launch.measured_wait_s for launch in launches):
-        return  # nothing is known but the times of steps, which other tables have
+        return  # only the times of steps are known, which other tables have
     names = list(dict.fromkeys(name for side in sides for name in side.span_names))
     start_ups = [*filter(is_of_start_up, names)]
     late = {step for launch in launches for step in launch.counted_steps if 0 < launch.window[1] < step}
@@ -307,20 +310,20 @@ def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
 
 
 def _place(start_up: str) -> tuple[bool, int]:
-    """Return where a start-up or its part stands: warm before cold, the whole first, then as they come."""
+    """Return the sort key of a start-up or its part: warm before cold, the whole first, then by time."""
     part = start_up.removeprefix(COLD).removeprefix(START_UP).removeprefix(": ")
     return start_up.startswith(COLD), PARTS.index(part) if part in PARTS else -1
 
 
 def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the counted steps in groups with the same amounts on each side, each group with all of them."""
+    """Return groups of counted steps with equal counts on each side, each with the list of all such steps."""
     counted = sorted({step for launch in launches for step in launch.counted_steps} - {*late})
     groups = grouped({step: step for step in counted}, partial(_are_alike, launches))
     return [([*group], counted) for group in groups]
 
 
 def _are_alike(launches: Sequence[_Launch], one: int, other: int) -> bool:
-    """Return whether two steps did the same on each side, but for calls of Python that chance makes."""
+    """Return whether two steps have equal counts on each side, except for chance in Python calls."""
     for launch in launches:
         then = dict(launch.in_step(one))
         now = dict(launch.in_step(other))
@@ -334,7 +337,7 @@ def _are_alike(launches: Sequence[_Launch], one: int, other: int) -> bool:
 
 
 def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Return the name of steps with the same amounts: of most of them the first, else when they come."""
+    """Name steps with equal counts: by their first step if all steps begin so, else by their period."""
     if len(steps) == 1 or steps[0] == counted[0]:
         return step_name(steps[0])
     return when(steps, counted).removeprefix("in ").partition(" of ")[0]
@@ -361,7 +364,7 @@ def _in_event(counts: Counts) -> Amounts:
 
 
 def _most(of_ranks: Iterable[Amounts]) -> Amounts:
-    """Return the most of each amount that a rank is known to have."""
+    """Return the maximum of each amount over the ranks for which it is known."""
     most: dict[str, int | None] = {}
     for amounts in of_ranks:
         for name, value in amounts.items():
@@ -375,7 +378,7 @@ def _finite(seconds: Iterable[float]) -> list[float]:
 
 
 def _time(seconds: float) -> str:
-    """Return a time in s from one second on: events take longer than steps."""
+    """Format a time, in s from one second on, as events take longer than steps."""
     return f"{seconds:,.1f} s" if seconds >= 1 else duration(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Says in a few words what cases and sessions mean: terminal, HTML, Markdown and JUnit share it. Pure."""
+"""Summarise cases and sessions in a few words, for terminal, HTML, Markdown and JUnit. Pure."""
 
 import textwrap
 from collections import Counter, defaultdict
@@ -15,44 +15,44 @@ from perfsuite.results.outcome import QUIET, WORST_FIRST, Check, Outcome, Verdic
 from perfsuite.results.session_file import ArmFacts, CaseChange, JudgeChanges, Measurement, SessionFile
 from perfsuite.verdict.comparability import UNEXPLAINED
 
-MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # what may stand next to a verdict
-NOTES_SHOWN = 5  # number of different notes that are shown of the cases that nobody needs to look at
-MOST_JUDGE_CHANGES = 30  # sentences on what judges; results.json has all
+MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # marks that can follow a verdict
+NOTES_SHOWN = 5  # different notes that are shown for cases that need no action
+MOST_JUDGE_CHANGES = 30  # sentences on changes of the judging files; results.json has all
 UNCLAIMED_SHOWN = 10  # baselines without a case that a report names
-LONGEST_SENTENCE = 160  # letters of a finding in a table, which has a few words for it
+LONGEST_SENTENCE = 160  # characters of a finding in a table, which has little room
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
-"""Failures of launches that ended: their figures are judged, and say which of them regressed."""
+"""Failures of launches that ended: their figures are still judged, and show which of them regressed."""
 IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not reviewed"
-"""Ends where a baseline is, if it may be that the case was changed on purpose."""
-CASES_SHOWN = 20  # number of cases that are listed because arm B has them otherwise
+"""Ending of the line with a baseline's path, if the case may have been changed on purpose."""
+CASES_SHOWN = 20  # cases that are listed because arm B lacks or has changed them
 NOT_COMPARED = "Cases of arm A that were not compared, so this is not a pass"
 OTHER_CASES = "Cases that the arms have otherwise"
 REST = "-v or the HTML report tells"
 
 
 def verdict(result: Measurement) -> str:
-    """Return the outcome in a word, or what excuses a failure."""
+    """Return the outcome in a word, or the excuse of a failure."""
     return result.excused or result.outcome
 
 
 def speed_unit(results: Iterable[Measurement]) -> Unit:
-    """Return the unit that heads the column of speeds: samples if every case counts them, else tokens."""
+    """Return the unit for the heading of speeds: samples if every case counts them, else tokens."""
     units = {result.unit for result in results if result.runs}
     return "samples" if units == {"samples"} else "tokens"
 
 
 def speed(value: float, unit: Unit, heading: Unit) -> str:
-    """Return a speed in `unit` per second; with its unit where the heading of its column is another."""
+    """Format a speed in `unit` per second, with the unit if it differs from the column's heading."""
     return rate(value) if unit == heading else f"{rate(value)} {unit}/s"
 
 
 def reason(result: Measurement) -> str:
-    """Return in a few words why the verdict is what it is, and what it is blind to; empty for neither."""
+    """Explain the verdict, and what it is blind to, in a few words; can be empty."""
     return "; ".join(filter(None, (_why(result), blind_to(result))))
 
 
 def since(verdict: Verdict) -> str:
-    """Return what heads the list of what changed in the environment."""
+    """Return the heading for changes in the environment."""
     return "changed since the baseline" if verdict.against is None else f"not as in {verdict.against}"
 
 
@@ -82,7 +82,7 @@ def decisive(judged: Verdict) -> list[Check]:
 
 
 def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
-    """The largest change of a count that has this outcome, and how many more there are."""
+    """Return the largest change of a count with this outcome, and how many more there are."""
     found = () if judged.counts is None else judged.counts.findings
     telling = [each for each in found if each.outcome == outcome]
     if not telling:
@@ -93,29 +93,31 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
 
 
 def marks(result: Measurement) -> list[str]:
-    """Return the marks of a verdict: it fails no test in `shadow` mode, `shared` figures prove nothing, a
-    `blind` gate may miss a change, a step that was `not counted` did work out of sight, a `dry run` computed
-    nothing."""
+    """Return the marks of a verdict.
+
+    In `shadow` mode it fails no test, `shared` figures prove nothing, a `blind` gate may miss a change, a
+    step that was `not counted` did work out of sight, and a `dry run` computed nothing.
+    """
     is_blind = any(check.blind for check in result.verdict.checks)
     holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)
     return [mark for mark, holds in zip(MARKS, holding, strict=True) if holds]
 
 
 def not_counted(result: Measurement) -> str | None:
-    """Return why counts that a baseline has say nothing of a case, as `not counted: ...`; None if they do."""
+    """Explain why a case has no counts to judge, as `not counted: ...`; None if it has."""
     check = result.verdict.counts
     return None if check is None or check.outcome != "not counted" else told_counts.not_counted(check)
 
 
 def blind_to(result: Measurement) -> str:
-    """Return the blind metrics, and the smallest change of each that would be found; empty without any."""
+    """Name the blind metrics, and the smallest change of each that would be found; empty without any."""
     least = {check.label: detectable(check) for check in result.verdict.checks if check.blind}
     metrics = [f"{label} {f'below {size}' if size else 'of any size'}" for label, size in least.items()]
     return f"blind to changes of {', '.join(metrics)}" if metrics else ""
 
 
 def properties(result: Measurement) -> dict[str, str | float]:
-    """Return a case in short, as for JUnit and pytest-benchmark; names say samples where it counts these."""
+    """Return the properties of a case for JUnit and pytest-benchmark; names have the case's own unit."""
     blind = ", ".join(check.metric for check in result.verdict.checks if check.blind)
     words = {
         "case_id": result.case_id,
@@ -146,7 +148,7 @@ def properties(result: Measurement) -> dict[str, str | float]:
 
 
 def tally(results: Iterable[Measurement]) -> list[str]:
-    """Return the number of cases of each verdict, the worst first: `2 regressed`, `14 passed (3 blind)`."""
+    """Count the cases of each verdict, worst first: `2 regressed`, `14 passed (3 blind)`."""
     counts = Counter[str]()
     marked = Counter[tuple[str, str]]()
     for result in results:
@@ -160,9 +162,9 @@ def tally(results: Iterable[Measurement]) -> list[str]:
 
 
 def headline(sessions: Sequence[SessionFile]) -> str:
-    """Return the counts of all sessions, the worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`.
+    """Return the totals of all sessions, worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`.
 
-    Sessions that did not end come before all counts, because nobody knows what they would have found.
+    Sessions that did not end come first, because nobody knows what they would have found.
     """
     counts = tally(result for session in sessions for result in session.results)
     skips = [skip.not_reached for session in sessions for skip in session.skipped]
@@ -179,7 +181,7 @@ def headline(sessions: Sequence[SessionFile]) -> str:
 
 
 def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
-    """Return how many sessions did not end, by status: `interrupted`, `2 of 8 sessions running or killed`."""
+    """Count the sessions that did not end, by status: `interrupted`, `2 of 8 sessions running or killed`."""
     number_of = Counter(session.status for session in sessions if session.status != "complete")
     words = {"interrupted": "interrupted", "running": "running or killed"}
     if len(sessions) == 1:
@@ -189,7 +191,7 @@ def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
 
 
 def provenance(session: SessionFile) -> dict[str, str]:
-    """Return where the figures of a session come from: hardware, torch, commit, time, perfsuite."""
+    """Return the origin of a session's figures: hardware, torch, commit, time, perfsuite."""
     runs = [run for result in session.results for run in result.runs]
     torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
     commit = session.commit[:12] if session.commit else "not known to git"
@@ -210,7 +212,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
 
 
 def took(session: SessionFile) -> str:
-    """Return how long all launches took, and what that is for all their GPUs: `52 min, 6.9 GPU hours`."""
+    """Return the duration of all launches, and their GPU hours: `52 min, 6.9 GPU hours`."""
     runs = [run for result in session.results for run in (*result.before, *result.runs) if not run.dry]
     gpu_s = sum(run.duration_s * run.case.topology.world_size for run in runs if run.machine.device == "cuda")
     gpus = f", {gpu_s / 3600:,.1f} GPU hours" if gpu_s else ""
@@ -218,7 +220,7 @@ def took(session: SessionFile) -> str:
 
 
 def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:
-    """Return what each of two arms was given as and turned out to be; nothing without arms."""
+    """Describe each of two arms, as it was given and as it was resolved; empty without arms."""
     return {
         f"arm {letter}": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
         for letter, arm in zip("AB", arms, strict=False)
@@ -241,12 +243,12 @@ def _time(iso: str) -> str:
 
 
 def only_dry(results: Iterable[Measurement]) -> bool:
-    """Return whether all of these cases that were run at all were run dry."""
+    """Return whether all cases that were run at all were run dry."""
     return {result.dry for result in results if result.runs} == {True}
 
 
 def hardware(results: Iterable[Measurement]) -> str:
-    """Return the machines of these cases: hardware class and device; empty where nothing was launched."""
+    """Return the machines of these cases: hardware class and device; empty if nothing was launched."""
     runs = [run for result in results for run in result.runs]
     return ", ".join(sorted({_machine(run.machine, pretended=run.dry) for run in runs}))
 
@@ -256,7 +258,7 @@ def _machine(machine: Machine, *, pretended: bool = False) -> str:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """Return a sentence that says in which case a session was cut short, or is now; None if it ended."""
+    """Name the case in which a session was interrupted, or is now, in a sentence; None if it ended."""
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
@@ -269,7 +271,7 @@ def interruption(session: SessionFile) -> str | None:
 
 
 def judge_changes(known: Iterable[JudgeChanges | None]) -> list[tuple[str, list[str]]]:
-    """Return how branches change what judges them, each with a heading; sessions of one job say it once."""
+    """Describe how branches change their own checks, each with a heading; duplicates are dropped."""
     found = []
     for changes in dict.fromkeys(known):
         if changes is None or not changes.sentences:
@@ -291,7 +293,7 @@ def judge_changes_told(known: Iterable[JudgeChanges | None]) -> list[str]:
 
 
 def case_changes(session: SessionFile) -> list[str]:
-    """Return the cases of arm A that arm B lacks or has otherwise, each in a line below a heading."""
+    """List the cases of arm A that arm B lacks or has changed, one per line below a heading."""
     if session.cases_unknown is not None:
         return [session.cases_unknown]
     vanished = session.not_compared
@@ -318,7 +320,7 @@ def _became(change: CaseChange) -> str:
 
 
 def unclaimed(baselines: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return a heading, and the reviewed baselines that no case of a whole night claims; None without any."""
+    """Return a heading and the reviewed baselines that no case of a nightly run claims; None without any."""
     if not baselines:
         return None
     has = "has" if len(baselines) == 1 else "have"
@@ -332,12 +334,12 @@ def unclaimed_told(baselines: Sequence[str]) -> list[str]:
 
 
 def needs_words(result: Measurement) -> bool:
-    """Return whether somebody may have to act upon a case: it is then explained, and not just counted."""
+    """Return whether a case may need action: it is then explained, and not just counted."""
     return verdict(result) not in QUIET
 
 
 def in_short(results: Sequence[Measurement]) -> list[str]:
-    """Return a few lines about the cases that nobody needs to act upon, however many they are."""
+    """Summarise the cases that need no action in a few lines, however many they are."""
     quiet = [result for result in results if not needs_words(result)]
     lines = [f"{result.case_id}: {told}" for result in quiet for told in excuses(result)]
     lines += scalings(results)
@@ -363,14 +365,16 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
 
 
 def quiet_notes(result: Measurement) -> list[str]:
-    """Return what is told of a case that nobody needs to act upon: why it was not counted, what a library
-    chose otherwise though nothing around it changed, and `launch_notes`."""
+    """Return the notes on a case that needs no action.
+
+    They are: why it was not counted, unexplained choices of a library, and `launch_notes`.
+    """
     unexplained = [reason for reason in result.verdict.reasons if reason.startswith(UNEXPLAINED)]
     return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result)]
 
 
 def excuses(result: Measurement) -> list[str]:
-    """Return why a failure may be no surprise: injected faults, waivers, a known issue, or its end."""
+    """Return circumstances of a verdict: injected faults, waivers, a known issue, or the end of one."""
     faults = dict.fromkeys(f"a fault was injected: {run.inject}" for run in result.runs if run.inject)
     reasons = [*faults, *result.waivers]
     issue = next((run.case.known_issue for run in result.runs), None)
@@ -382,18 +386,18 @@ def excuses(result: Measurement) -> list[str]:
 
 
 def notes(result: Measurement) -> list[str]:
-    """Return what a reader of the figures should know of the launches and the machine, each note once."""
+    """Return the notes on the launches and the machine, each once."""
     return list(dict.fromkeys([*launch_notes(result), *machine_notes([result])]))
 
 
 def machine_notes(results: Iterable[Measurement]) -> list[str]:
-    """Return what could not be found out about the GPUs of these cases, each note once; not of dry runs."""
+    """Return notes on GPU facts that could not be determined, each once, without those of dry runs."""
     machines = [run.machine for result in results for run in result.runs if not run.dry]
     return list(dict.fromkeys(m.note for m in machines if m.device == "cuda" and m.note is not None))
 
 
 def launch_notes(result: Measurement) -> list[str]:
-    """Return what a reader should know of the launches and their health, each note once with its number."""
+    """Return the notes on the launches and their health, each once, with the number of launches."""
     runs = result.runs
     counts = Counter(note for run in runs for note in run.notes)
     counts += Counter(note for run in runs if run.health is not None for note in run.health.notes)

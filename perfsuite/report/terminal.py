@@ -1,4 +1,4 @@
-"""Writes what people read in the terminal at the end: the table and explanations."""
+"""Format the output for the terminal at the end of a session: the table and the explanations."""
 
 import io
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from perfsuite.results.metric import MFU, PEAK_MEMORY, extra_metrics
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Preflight
 
-MOST_LINES = 12  # lines about a case that did not pass, unless all of them are asked for
-MOST_COUNTS = 10  # counts of one kind, judged or not, that are told in words
-MOST_ENTRIES = 2  # entries of ranks whose step is told
-SPANS_INDENT = 6  # columns before the table of spans in an explanation
-WIDEST = 10_000  # columns of a table that nothing limits; no table needs so many
-SHOWN = (  # metrics that are told though nothing judges them
+MOST_LINES = 12  # lines about a case that did not pass, unless the whole explanation is requested
+MOST_COUNTS = 10  # counts of one kind, judged or not, that are described in words
+MOST_ENTRIES = 2  # entries of ranks whose step is shown
+SPANS_INDENT = 6  # indentation of the table of spans in an explanation
+WIDEST = 10_000  # width of an unlimited table; no table needs as much
+SHOWN = (  # metrics that are shown although nothing judges them
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
     *(metrics.CPU_S_PER_STEP, metrics.GC_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
@@ -35,7 +35,7 @@ SHOWN = (  # metrics that are told though nothing judges them
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
     """Return the cases as a table of at most `width` columns, 80 or more; None: `WIDTH`.
 
-    Where rows that begin with the case are too wide, the case has a line of its own.
+    If rows that begin with the case are too wide, the case has a line of its own.
     """
     measured = [
         speed_in(summary.speed_unit(results)),
@@ -75,7 +75,7 @@ def _rendered(grid: RichTable, *, color: bool = False) -> list[str]:
 
 
 def lines_of(table: Table) -> list[str]:
-    """Return a table as lines without colours, as wide as it needs."""
+    """Return a table as lines without colours, as wide as necessary."""
     grid = plain_table()
     for number, heading in enumerate(table.headers):
         grid.add_column(heading, justify="right" if table.is_figure(number) else "left")
@@ -92,7 +92,7 @@ def preflight_text(preflight: Preflight) -> str:
 
 
 def step_of(entry: RankCounts) -> list[str]:
-    """Return what a step of some ranks did as lines, in the tables of the HTML page."""
+    """Return the counts of a step of some ranks as lines, in the tables of the HTML page."""
     lines = [f"step {entry.counts.step} of {counts.ranks(entry)}, counted:"]
     for table in counts.tables(entry.counts):
         lines += [*wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]
@@ -100,9 +100,9 @@ def step_of(entry: RankCounts) -> list[str]:
 
 
 def spans_of(table: Table, indent: str = "") -> list[str]:
-    """Return spans as lines, in the table of the HTML page; nothing without any.
+    """Return spans as lines, in the table of the HTML page; empty without any.
 
-    Where rows that begin with the name of the span are too wide, the name has a line of its own.
+    If rows that begin with the name of the span are too wide, the name has a line of its own.
     """
     if not table:
         return []
@@ -114,7 +114,7 @@ def spans_of(table: Table, indent: str = "") -> list[str]:
 
 
 def _below_names(table: Table) -> list[str]:
-    """Return the lines of a table whose rows are below the name in their first column."""
+    """Return the lines of a table, with the name in the first column on a line above its rows."""
     rest = Table(
         headers=table.headers[1:],
         rows=[row[1:] for row in table.rows],
@@ -128,10 +128,10 @@ def _below_names(table: Table) -> list[str]:
 
 
 def explanation(result: Measurement, *, whole: bool = True) -> str:
-    """Return everything about one case in words, in lines of at most `WIDTH` columns.
+    """Explain one case in lines of at most `WIDTH` columns.
 
-    If not `whole`, a launched case has at most `MOST_LINES` lines: why it has its verdict, what changed and
-    where its files are.
+    If not `whole`, a launched case has at most `MOST_LINES` lines: the reasons for its verdict, the changes,
+    and the location of its files.
     """
     told = explained(result)
     return printable("\n".join(_all(result, told) if whole or result.dry else _in_short(result, told)))
@@ -172,7 +172,7 @@ def _all(result: Measurement, told: Explained) -> list[str]:
 
 
 def _in_short(result: Measurement, told: Explained) -> list[str]:
-    """The verdict, what decided it and what changed; always with what makes it worth less, and the files."""
+    """Return the verdict, its reasons and changes; always with anything that weakens it, and the files."""
     lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
     *others, (name, directory) = told.files.items()
     worth_less = [*told.not_counted, *told.excuses]
@@ -185,7 +185,7 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
     sentences = [_lines(text, most=3) for text in texts]
     found = list(chain.from_iterable(sentences))
     room = MOST_LINES - len(lines) - len(end)
-    if len(found) > room:  # as many sentences as fit, and none cut in two
+    if len(found) > room:  # keep as many whole sentences as fit
         kept = max((n for n in accumulate(map(len, sentences)) if n < room), default=room - 1)
         found[kept:] = [f"  {plural(len(found) - kept, 'line')} more: {summary.REST}"]
     lines += found
@@ -199,12 +199,12 @@ def _in_short(result: Measurement, told: Explained) -> list[str]:
 
 
 def _lines(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
-    """Return text as lines, with paths as they are from here, which makes them shorter."""
+    """Return text as lines, with paths relative to the current directory, which are shorter."""
     return wrapped(relative(text, Path.cwd()), indent=indent, most=most)
 
 
 def _shown(result: Measurement) -> list[str]:
-    """The figures that are shown and never judged, one line each."""
+    """Return the figures that are shown but not judged, one line each."""
     figures = result.figures
     judged = {check.metric for check in result.verdict.checks}
     shown = [metric for metric in SHOWN if metric.name not in judged]

@@ -1,4 +1,4 @@
-"""Checks, changes, lines and tables as text, for every report; `results.amounts` writes the figures. Pure."""
+"""Format checks, changes, lines and tables as text for all reports; `results.amounts` has numbers. Pure."""
 
 import re
 import textwrap
@@ -10,34 +10,34 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.metric import PartOfStep, described
 from perfsuite.results.outcome import Check
 
-NONE = "\N{EN DASH}"  # stands where a figure is not known
-SPEEDS = ("tokens/s", "samples/s")  # units of which there are fewer, and not less
-UNKNOWN = (-0.9, 9.0)  # a change whose interval reaches a tenth or ten times of what it is compared with
+NONE = "\N{EN DASH}"  # replaces an unknown figure
+SPEEDS = ("tokens/s", "samples/s")  # countable units: "fewer" rather than "less"
+UNKNOWN = (-0.9, 9.0)  # limits of known changes: beyond a tenth or ten times, an interval is not shown
 
-WIDTH = 100  # columns of what reports write in words, on a terminal and in a log
+WIDTH = 100  # columns of prose in reports, on a terminal and in a log
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Cells as text, or as charts on the HTML page; the first of a row names it. False without rows."""
+    """Cells as text, or as charts on the HTML page; the first cell names the row. False without rows."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""  # what it shows, where no heading stands above it
+    caption: str = ""  # a description, unless there is a heading above
     text_columns: int = 1  # number of leading columns that hold text
-    # Number of columns at the end that hold text or charts. Those between hold figures.
+    # Number of trailing columns that hold text or charts. Those between hold numbers.
     last_text_columns: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.rows)
 
     def is_figure(self, column: int) -> bool:
-        """Return whether a column, counted from 0, holds figures, which are aligned to the right."""
+        """Return whether a column, counted from 0, holds numbers, which are aligned to the right."""
         return self.text_columns <= column < len(self.headers) - self.last_text_columns
 
 
 def sentence(check: Check, against: str | None = None) -> str:
-    """Return a check in words, certainty and limit included; `against`: as `arm A` in place of a baseline."""
+    """Describe a check with certainty and limit; `against` replaces the baseline, for example `arm A`."""
     text = f"{check.label}: {amount(check.measured, check.unit)}"
     if check.baseline is not None:
         text += f", {against or 'baseline'} {amount(check.baseline, check.unit)}"
@@ -64,40 +64,40 @@ def sentence(check: Check, against: str | None = None) -> str:
 
 
 def between(interval: tuple[float, float]) -> str:
-    """Return the interval of a change, or that it is not known: `-27.0% to -8.0%`."""
+    """Format the interval of a change, or say that it is not known: `-27.0% to -8.0%`."""
     low, high = interval
     return f"{percent(low)} to {percent(high)}" if UNKNOWN[0] < low and high < UNKNOWN[1] else "not known"
 
 
 def detectable(check: Check) -> str | None:
-    """Return the size of the smallest change that a gate finds; None if that is not known, or too large."""
+    """Return the size of the smallest change that a gate finds; None if it is unknown, or too large."""
     least = check.minimum_detectable
     beyond = -UNKNOWN[0] if described(check.metric).better == "higher" else UNKNOWN[1]
     return None if least is None or not least < beyond else f"{least:.1%}"
 
 
 def percent(change: float) -> str:
-    """Return a relative change with its sign, never `-0.0%`."""
+    """Format a relative change with its sign, never as `-0.0%`."""
     return f"{round(change, 3) + 0.0:+.1%}"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 launch`, `2 launches`, `2 cases`."""
+    """Format a count with its noun: `1 launch`, `2 launches`, `2 cases`."""
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def cut(lines: Sequence[str], most: int) -> list[str]:
-    """Return the first of these lines, and how many more there are."""
+    """Return the first of these lines, and a line with the number left."""
     left = len(lines) - most
     return [*lines[:most], *([f"and {left} more"] if left > 0 else [])]
 
 
 def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
-    """Return text as lines of at most `WIDTH` columns. Paths and other long words stay whole.
+    """Wrap text into lines of at most `WIDTH` columns. Paths and other long words are not broken.
 
-    `most`: lines at the most, of which the last one then ends in an ellipsis.
+    With more than `most` lines, the rest is cut, and the last line ends in an ellipsis.
     """
     made = textwrap.TextWrapper(WIDTH, indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False)
     lines = [line for paragraph in text.splitlines() for line in made.wrap(paragraph)]
@@ -107,5 +107,5 @@ def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[s
 
 
 def relative(text: str, root: Path) -> str:
-    """Return the text with each path below `root` as it is from there."""
+    """Make each path below `root` in a text relative to it."""
     return re.sub(rf"(?<![\w./-]){re.escape(str(root))}/", "", text) if root != Path("/") else text

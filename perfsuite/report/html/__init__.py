@@ -1,1 +1,1 @@
-"""The report as one self-contained HTML page."""
+"""The report as a single self-contained HTML page."""

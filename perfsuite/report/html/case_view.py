@@ -1,4 +1,4 @@
-"""Prepares one case of the HTML page: its figures as tables of text, its series as charts."""
+"""Prepare one case for the HTML page: its figures as tables of text, its series as charts."""
 
 import math
 import shlex
@@ -17,13 +17,13 @@ from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P5
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
-MOST_ENTRIES = 8  # entries of ranks on the page: where 64 ranks have other bytes each, the first tell enough
+MOST_ENTRIES = 8  # entries of ranks on the page: if 64 ranks all differ in bytes, the first ones suffice
 
 
 def case_view(
     result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
 ) -> dict[str, Any]:
-    """Return what the template shows of a case. `anchor` is its own; the overview has `columns`."""
+    """Return a case's content for the template. `anchor` is unique; `columns` are those of the overview."""
     runs = result.runs
     check = result.verdict.counts
     band = _band(result)
@@ -55,15 +55,15 @@ def case_view(
 
 
 def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
-    """Make the columns of the page's overview. Speeds are in `unit`; `extra` are columns of some cases."""
+    """Make the columns of the page's overview. Speeds are in `unit`; `extra` has columns of some cases."""
     judged = [speed_in(unit), SPEED_CHANGE, figure(STEP_S_P50), figure(PEAK_MEMORY), MEMORY_CHANGE]
     columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), *extra, LAUNCHES]
-    together = "vs\N{NO-BREAK SPACE}baseline"  # such a heading is not broken there
+    together = "vs\N{NO-BREAK SPACE}baseline"  # prevents a line break in the heading
     return [column._replace(heading=column.heading.replace("vs baseline", together)) for column in columns]
 
 
 def _band(result: Measurement) -> Band | None:
-    """The baseline's median step time, computed from its tokens/s, and that time plus the tolerance."""
+    """Return the baseline's median step time, computed from its tokens/s, and the same plus the tolerance."""
     check = result.verdict.check(TOKENS_PER_S.name)
     speeds = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
     tokens_per_step = next((speed * step_s for speed, step_s in speeds if speed and step_s), None)

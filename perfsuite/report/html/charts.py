@@ -1,6 +1,6 @@
-"""Draws charts as inline SVG, by hand: the page works offline, for screen readers, in light or dark colours.
+"""Draw charts as inline SVG: the page works offline, with screen readers, in light or dark colours.
 
-Each chart has a title and a description with its key figures; nothing is told by colour alone.
+Each chart has a title and a description with its key figures; colour is never the only distinction.
 """
 
 import math
@@ -20,36 +20,36 @@ from perfsuite.results.run import Run
 
 WIDTH = 360
 HEIGHT = 160
-# Margins, for the axes' figures.
+# Margins for the labels of the axes.
 LEFT = 46
 RIGHT = 8
 TOP = 14
 BOTTOM = 30
-BUCKETS = 150  # a series of more than twice as many points is drawn as each bucket's lowest and highest
+BUCKETS = 150  # a series of more than twice as many points is reduced to each bucket's extremes
 ROOM = 0.35
-"""Share of the range of ordinary steps that is left free above and below them. Longer steps are marked at the
-upper edge: drawn to scale they would flatten all others."""
+"""Free space above and below ordinary steps, as a share of their range. Longer steps are marked at the upper
+edge: drawn to scale, they would flatten all others."""
 
 Point = tuple[int, float]
 Size = tuple[int, int]
 
 
 class Figure(NamedTuple):
-    """A chart and what is written under it."""
+    """A chart and its caption."""
 
     chart: Markup
     caption: str
 
 
 class Band(NamedTuple):
-    """The baseline's step time in seconds, and how long a step may take before it counts as slower."""
+    """The baseline's step time in seconds, and the longest step that does not count as slower."""
 
     baseline_s: float
     allowed_s: float
 
 
 class Scale(NamedTuple):
-    """Maps values to pixels."""
+    """A mapping from values to pixels."""
 
     low: float
     high: float
@@ -57,7 +57,7 @@ class Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """Return the pixel of a value; a value off the scale is drawn at its edge."""
+        """Return the pixel of a value; values off the scale are drawn at its edge."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + min(max(share, 0), 1) * (self.end - self.start)
 
@@ -72,7 +72,7 @@ class Scale(NamedTuple):
 
 
 def thin(values: Sequence[float]) -> list[Point]:
-    """Return a series as (index, value); of a long one each bucket's lowest and highest: no stall is lost."""
+    """Return a series as (index, value); a long one as each bucket's extremes, which keep all stalls."""
     points = list(enumerate(values))
     if len(points) <= 2 * BUCKETS:
         return points
@@ -85,7 +85,7 @@ def thin(values: Sequence[float]) -> list[Point]:
 
 
 def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
-    """Return the lowest and the highest step time in seconds that is drawn to scale in a case's launches."""
+    """Return the range of step times, in seconds, that is drawn to scale for a case's launches."""
     measured = [step for run in runs for step in run.measured_steps if math.isfinite(step)]
     every = measured or [step for run in runs for step in run.step_s if math.isfinite(step)]
     ordinary = quantiles(every, n=20, method="inclusive") if len(every) > 1 else every or [1.0]
@@ -97,7 +97,7 @@ def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
 
 
 def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band: Band | None) -> Markup:
-    """Draw every step of a launch, the measured window, the baseline and what is allowed."""
+    """Draw every step of a launch, the measured window, the baseline and the tolerance."""
     unit, factor = ("s", 1.0) if range_s[1] >= 10 else ("ms", 1e3)
     x = _across(len(run.step_s))
     y = Scale(range_s[0] * factor, range_s[1] * factor, HEIGHT - BOTTOM, TOP)
@@ -146,7 +146,7 @@ def _description(run: Run, band: Band | None) -> str:
 
 
 def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
-    """Draw the loss curves of all launches over each other; None where there is no loss."""
+    """Draw the loss curves of all launches on top of each other; None without a finite loss."""
     curves = {number: run.loss for number, run in enumerate(runs, 1) if run.loss}
     finite = [loss for curve in curves.values() for loss in curve if math.isfinite(loss)]
     if not finite:
@@ -162,7 +162,7 @@ def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
 
 
 def interval(check: Check, *, key: str) -> Markup | None:
-    """Draw a metric's change with its 99 % interval, next to no change and what is allowed."""
+    """Draw a metric's change with its 99 % interval, the zero line and the tolerance."""
     if check.change is None or not math.isfinite(check.change):
         return None
     low, high = check.interval or (check.change, check.change)
@@ -206,11 +206,11 @@ def _axes(x: Scale, y: Scale, unit: str = "") -> Iterator[Markup]:
 
 
 def _curve(values: Sequence[float], x: Scale, y: Scale) -> Iterator[Markup]:
-    """A line through the finite points, broken at the others."""
+    """Yield lines through the finite points, broken at the others."""
     for is_finite, group in groupby(thin(values), key=lambda point: math.isfinite(point[1])):
         if is_finite:
             path = [f"{x(at):.1f},{y(value):.1f}" for at, value in group]
-            path = path if len(path) > 1 else path * 2  # a lone one is a dot
+            path = path if len(path) > 1 else path * 2  # a single point becomes a dot
             yield Markup('<polyline class="line" points="{}"/>').format(" ".join(path))
 
 

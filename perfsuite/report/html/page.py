@@ -1,6 +1,6 @@
-"""Makes one HTML page of sessions, which works offline. Everything from data is escaped.
+"""Make one HTML page of sessions, which works offline. All data are escaped.
 
-The page's own policy (CSP) also forbids every script and style but its own, and every request.
+The page's own policy (CSP) forbids all requests, and all scripts and styles except its own.
 """
 
 import base64
@@ -58,7 +58,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
 def rendered(
     template: str, sessions: Sequence[SessionFile], *, finalize: Finalize | None = None, **content: Any
 ) -> str:
-    """Return a template with its content and what all reports say; `finalize` escapes it (default: HTML)."""
+    """Render a template with its content and that of all reports; `finalize` escapes it (default: HTML)."""
     environment = Environment(
         loader=PackageLoader("perfsuite.report.html"),
         autoescape=True,
@@ -96,7 +96,7 @@ def rendered(
 
 
 def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return every case, the worst first, else in the order they were measured."""
+    """Return every case, worst first, else in the order of measurement."""
     taken: Counter[str] = Counter()
     views = []
     for session in sessions:
@@ -116,7 +116,7 @@ def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
 
 
 def _visible(value: object) -> object:
-    """Return what the template prints, which escapes it, without signs that make it look different."""
+    """Make text `visible` that the template prints, which escapes it."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

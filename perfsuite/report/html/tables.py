@@ -1,4 +1,4 @@
-"""Makes the tables of one case on the HTML page: figures as text, which the template escapes. Pure."""
+"""Make the tables of one case on the HTML page: figures as text, which the template escapes. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -22,7 +22,7 @@ def _known(value: T | None, tell: Callable[[T], str]) -> str:
 
 
 def checks(result: Measurement, anchor: str) -> Table:
-    """Return the table of the judged metrics. `anchor` begins the charts' ids."""
+    """Return the table of the judged metrics. `anchor` is the prefix of the charts' ids."""
     rows = [
         (
             check.label,
@@ -51,7 +51,7 @@ def checks(result: Measurement, anchor: str) -> Table:
 
 
 def launches(result: Measurement, runs: Sequence[Run]) -> Table:
-    """Return the table of the launches of a case, or of its arm A: their figures, and whether they count."""
+    """Return the table of a case's launches, or those of arm A: their figures, and whether they count."""
     extra = extra_metrics(run.figures for run in runs)
     set_aside = result.verdict.unhealthy_launches
     rows = [
@@ -113,7 +113,7 @@ def _memory(ranks: Sequence[Memory]) -> tuple[str, str, str, str]:
 
 
 def health(runs: Sequence[Run]) -> list[Table]:
-    """Return the tables of GPUs and cores while steps were made; empty where nothing was sampled."""
+    """Return the tables of GPUs and cores during the steps; empty if nothing was sampled."""
     healths: list[tuple[str, Health | None]] = []
     for number, run in enumerate(runs, 1):
         of_nodes = [(f"{number}, {node.name}", node.health) for node in run.nodes]
@@ -128,7 +128,7 @@ def health(runs: Sequence[Run]) -> list[Table]:
 
 
 def gpus(seen: Sequence[tuple[str, Health]], *, of: str, when: str) -> Table:
-    """Return the table of all GPUs, each behind its launch or node."""
+    """Return the table of all GPUs, each after its launch or node."""
     caption = f"Each GPU {when}: clocks are medians, power is the mean, temperature the highest."
     rows = [(name, *_device(device)) for name, health in seen for device in health.devices]
     headers = (
@@ -167,7 +167,7 @@ def _cores(health: Health) -> tuple[str, ...]:
 
 
 def settings(runs: Sequence[Run]) -> Table:
-    """Return the table of what the workers observed in the last launch that has it."""
+    """Return the table of the workers' observations in the last launch that has any."""
     observed = next((run.observed for run in reversed(runs) if run.observed is not None), None)
     kinds = {} if observed is None else {"setting": observed.settings, "environment": observed.environment}
     probed = runs[-1].device_probe if runs else {}
