@@ -1,4 +1,4 @@
-"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports, each a hook of a module."""
+"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports, as hooks in modules."""
 
 pytest_plugins = [
     f"{__name__}.{name}"

@@ -1,6 +1,6 @@
-"""Recorded step times become an ordinary pytest-benchmark benchmark, through its public API only.
+"""Turn recorded step times into an ordinary benchmark of pytest-benchmark, through its public API only.
 
-It reads its timer once, when its fixture is built; `pedantic` never calibrates: a round is a replayed step.
+Its timer is read once, when its fixture is built; `pedantic` never calibrates: a round is a replayed step.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.frameworks.base import optional_packages
 from perfsuite.plugin.collection import SESSION
 
-TABLE_OPTIONS = tuple(  # about pytest-benchmark's table: one of them shows cases in it, too
+TABLE_OPTIONS = tuple(  # options for pytest-benchmark's table: with any of them, it includes cases
     f"--benchmark-{name}"
     for name in ("columns", "compare", "cprofile", "group-by", "histogram", "name", "sort", "verbose")
 )
@@ -23,13 +23,13 @@ Groups = list[tuple[str | None, list[dict[str, Any]]]]
 
 
 class ReplayClock:
-    """A timer that is asked before and after each round; it stands still but for the steps to replay."""
+    """A timer that is read before and after each round. It advances only by the steps to replay."""
 
-    __name__ = "optimizer_step_clock"  # stands in the JSON as options.timer
+    __name__ = "optimizer_step_clock"  # appears in the JSON as options.timer
     times: Iterator[float] = iter(())
 
     def __call__(self) -> float:
-        """The time, in seconds."""
+        """Return the time in seconds."""
         return next(self.times, 0.0)
 
 
@@ -37,7 +37,7 @@ CLOCK = pytest.StashKey[ReplayClock]()
 
 
 def set_clock(item: pytest.Item) -> None:
-    """Give pytest-benchmark a clock that replays steps. Called before the fixtures of the test are set up."""
+    """Give pytest-benchmark a clock that replays steps. Call it before the test's fixtures are set up."""
     clock = item.stash[CLOCK] = ReplayClock()
     closest = item.get_closest_marker("benchmark")
     options = {**(closest.kwargs if closest else {}), "timer": clock}
@@ -45,20 +45,20 @@ def set_clock(item: pytest.Item) -> None:
 
 
 def replay(benchmark: Any, clock: ReplayClock, step_s: Sequence[float]) -> None:
-    """Let `benchmark` measure each of `step_s` (seconds), exactly."""
+    """Make `benchmark` measure exactly each of `step_s` (seconds)."""
     clock.times = (second for step in step_s for second in (0.0, step))
     benchmark.pedantic(lambda: None, rounds=len(step_s))
 
 
 def replay_nothing(benchmark: Any) -> None:
-    """Tell `benchmark`, which would warn that nothing used it, that it has nothing to show."""
+    """Use `benchmark` without a round, as it would otherwise warn that nothing used it."""
     with contextlib.suppress(StopIteration):
         benchmark.pedantic(next, args=(iter(()),))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add versions and hardware, if it can be told, to the JSON, which may be of other benchmarks alone."""
+    """Add versions and, if known, hardware to the JSON, which may contain only other benchmarks."""
     with contextlib.suppress(PerfsuiteError):
         machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
     versions = {}
@@ -72,10 +72,10 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_benchmark_compare_machine_info(
     machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:
-    """Refuse to compare cases on unlike hardware; benchmarks of others are not our concern."""
+    """Refuse to compare cases on different hardware. Other benchmarks are not our concern."""
     saved = compared_benchmark.get("benchmarks", ())
     if not any("case_id" in each.get("extra_info", {}) for each in saved):
-        return  # none of ours
+        return  # no case is among them
     now = machine_info.get("hardware", {}).get("hardware_class")
     then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")
     if now != then:
@@ -87,7 +87,7 @@ def pytest_benchmark_compare_machine_info(
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Groups, Groups]:
-    """Leave cases out of pytest-benchmark's own table: perfsuite's has them. `TABLE_OPTIONS` ask for it."""
+    """Leave cases out of pytest-benchmark's table, as perfsuite has one, unless `TABLE_OPTIONS` are set."""
     groups = yield
     arguments = [*config.invocation_params.args, *config.getini("addopts")]
     if any(str(each).startswith(TABLE_OPTIONS) for each in arguments):

@@ -1,4 +1,4 @@
-"""Which tests measure a case, what is refused of them before any launch, and what all hooks keep."""
+"""Find the tests that measure a case, refuse bad ones before any launch, and define what all hooks share."""
 
 import contextlib
 import dataclasses
@@ -25,21 +25,21 @@ from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
-LOST = "got empty parameter set"  # how the reason of pytest's mark begins (seen in pytest 8 and 9)
-EMPTY = pytest.StashKey[bool]()  # of a test: whether its parametrization found no case. pytest would skip it
-ENDED = pytest.StashKey[bool]()  # of a test: whether it came to its end: not where an interrupt cut it short
+LOST = "got empty parameter set"  # prefix of the reason in pytest's mark (seen in pytest 8 and 9)
+EMPTY = pytest.StashKey[bool]()  # of a test: its parametrization found no case. pytest would skip it
+ENDED = pytest.StashKey[bool]()  # of a test: whether it reached its end, without an interrupt
 
-# Of the session:
+# Keys of the session:
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
 INSTALLS = pytest.StashKey[Callable[[], Session]]()
-"""Makes the session once more, with the packages installed that its arms name."""
-COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, whatever is selected
-OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # the ids of the cases that other jobs of a night measure
-SELECTED = pytest.StashKey[int]()  # how many tests ask for a measurement
-BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # the tests that ask for one, before any is deselected
-NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, and all of them are those of other jobs
-UNWRITTEN = pytest.StashKey[str]()  # why the results could not be written as files
+"""Makes the session again, after installing the packages that its arms name."""
+COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
+OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
+SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
+BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # tests that use `bench`, before any is deselected
+NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, and other jobs have all of them
+UNWRITTEN = pytest.StashKey[str]()  # why the files with the results could not be written
 REFUSED = pytest.StashKey[str]()  # why the processes of pytest-xdist run nothing
 
 LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
@@ -49,15 +49,15 @@ NO_CASE = (
     '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
 )
 NOT_SELECTABLE = frozenset(("parametrize", "usefixtures", "filterwarnings"))
-"""Marks that say how a test runs: nobody selects a case by them."""
-NO_BENCH = "no_bench"  # the mark of a test that has a case and measures nothing, as one of a framework
+"""Marks that control how a test runs: nobody uses them to select cases."""
+NO_BENCH = "no_bench"  # the mark of a test that has a case and measures nothing, such as one of a framework
 MORE_LAUNCHES = "What runs a test several times runs no case so: --perf-min-launches=N launches each N times"
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""A name after `-m`, as its group: none after `not`, which selects nothing, and none in arguments."""
+"""Matches names in `-m`, in its group, except after `not`, which selects nothing, and in arguments."""
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this is a process of pytest-xdist: another process collects its reports."""
+    """Return whether this is a worker process of pytest-xdist, whose reports another process collects."""
     return hasattr(config, "workerinput")
 
 
@@ -68,12 +68,12 @@ def runs_no_test(config: pytest.Config) -> bool:
 
 
 def terminal_of(config: pytest.Config) -> Any:
-    """pytest's terminal, or None."""
+    """Return pytest's terminal reporter, or None."""
     return config.pluginmanager.getplugin("terminalreporter")
 
 
 def shown(config: pytest.Config, text: str) -> str:
-    """The text as it may go to a terminal, with paths as pytest shows them: from its root directory."""
+    """Make text safe for a terminal, with paths relative to pytest's root directory, as pytest shows them."""
     return printable(relative(text, config.rootpath))
 
 
@@ -87,21 +87,21 @@ def usage_error() -> Iterator[None]:
 
 
 def refuse(config: pytest.Config, items: list[pytest.Item], why: str) -> None:
-    """Run no test in a process of pytest-xdist, which prints nothing: `CollectsFromWorkers` says why."""
+    """Run no test in a process of pytest-xdist. As it prints nothing, `CollectsFromWorkers` reports why."""
     config.workeroutput["perf_refused"] = why  # type: ignore[attr-defined]
     items.clear()
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """The case of a test: the first of its parameters that is one."""
+    """Return the case of a test: the first of its parameters that is one."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     return next((value for value in parameters.values() if isinstance(value, Case)), None)
 
 
 def cases_in(values: Iterable[object]) -> list[Case]:
-    """The cases among these values, also inside of lists, dictionaries and dataclasses, each id once."""
+    """Return the cases in these values, including nested ones in containers and dataclasses, each id once."""
     found = dict[str, Case]()
-    seen = set[int]()  # a list may hold itself
+    seen = set[int]()  # a list may contain itself
     left = [*values][::-1]
     while left:
         value = left.pop()
@@ -120,17 +120,17 @@ def cases_in(values: Iterable[object]) -> list[Case]:
 
 
 def uses_bench(item: pytest.Item) -> bool:
-    """Whether a test asks for `bench`, itself or by another fixture."""
+    """Return whether a test uses `bench`, directly or through another fixture."""
     return "bench" in getattr(item, "fixturenames", ())
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """A case is shown by its own id."""
+    """Show a case by its own id."""
     return val.id if isinstance(val, Case) else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark each test with the hardware that its case is meant for, so that `-m` selects on it."""
+    """Mark each test with the hardware that its case is meant for, so that `-m` can select it."""
     case = case_of(item)
     if case is not None:
         for marker in case.markers:
@@ -141,10 +141,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
-    """Check what was collected, before anything is deselected.
+    """Check the collected tests before any is deselected.
 
-    A test that lost its cases has no hardware either. Unless it has marks of its own, it is left whatever
-    `-m` selects: else nobody would see that it measures nothing.
+    A test that lost its cases has no hardware mark either. Unless it has marks of its own, it stays selected
+    whatever `-m` is: otherwise nobody would see that it measures nothing.
     """
     try:
         check_collected(config, items)
@@ -162,7 +162,7 @@ def pytest_collection_modifyitems(
 
 
 def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the cases of other jobs out, and put the rest into the order of the session's budget."""
+    """Drop the cases of other jobs, and sort the rest in the order of the session's budget."""
     session = config.stash[SESSION]
     options = session.setup.options
     case_by_item = {item: case_of(item) for item in items if uses_bench(item)}
@@ -184,7 +184,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Find out which cases of arm A are no longer among those that were asked for."""
+    """Find out which cases of arm A are no longer among the selected ones."""
     config = session.config
     if config.stash[SESSION].way.arms and not is_worker(config) and not runs_no_test(config):
         _list_case_changes(config)
@@ -197,7 +197,7 @@ def _list_case_changes(config: pytest.Config) -> None:
 
 
 def selection_of(config: pytest.Config) -> Selection:
-    """Return which tests a session was asked for, to ask arm A for the same."""
+    """Return the tests that the user selected, to select the same in arm A."""
     is_given = config.args_source is config.ArgsSource.ARGS
     here = config.invocation_params.dir
     arguments = [argument.partition("::") for argument in config.args] if is_given else []
@@ -215,7 +215,7 @@ def selection_of(config: pytest.Config) -> Selection:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Count the benchmarks that were selected; find out whether a terminal can show their progress."""
+    """Count the selected benchmarks, prepare their session, and write the file of `--perf-cases`."""
     host = session.config.stash[SESSION].setup.host
     progress = session.config.stash[PROGRESS]
     benchmarks = [item for item in session.items if uses_bench(item)]
@@ -244,7 +244,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _install(config: pytest.Config) -> None:
-    """Install what the arms of a comparison name: there are cases that will run in them."""
+    """Install the packages that the arms of a comparison name, as there are cases to run in them."""
     make = config.stash.get(INSTALLS, None)
     if make is None:
         return
@@ -255,12 +255,12 @@ def _install(config: pytest.Config) -> None:
     ours.way = installed.way
     if isinstance(before, DryHost) and isinstance(ours.setup.host, DryHost):
         ours.setup.host.hardware = before.hardware
-    if not is_worker(config):  # the cases of arm A, with the packages that it has now
+    if not is_worker(config):  # with its packages, arm A may now collect other cases
         _list_case_changes(config)
 
 
 def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) -> tuple[CollectedTest, ...]:
-    """Describe every test that was collected, also one that an option or a hook has deselected."""
+    """Describe every collected test, including those that an option or a hook deselected."""
     left = set(selected)
     found = []
     for item in collected:
@@ -274,9 +274,9 @@ def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) 
 
 
 def skip_mark(item: pytest.Item) -> str | None:
-    """Return why a mark keeps a test from running, as far as is known before: `skipped: reason`; or None.
+    """Return why a mark will keep a test from running, as `skipped: reason`, or None.
 
-    A condition that is text, which pytest alone can read, counts as one that holds.
+    A condition given as text, which only pytest can evaluate, counts as true.
     """
     for mark in item.iter_markers():
         is_skipped = mark.name == "skip" or (mark.name == "skipif" and any(mark.args or [True]))
@@ -288,17 +288,17 @@ def skip_mark(item: pytest.Item) -> str | None:
 
 
 def _may_run(host: Host, case: Case | None) -> bool:
-    """Whether the test of a case will launch it, as far as is known before. Raises `CaseError`."""
+    """Return whether the test of a case will launch it, as far as is known. Raises `CaseError`."""
     try:
         return case is None or host.why_not(case) is None
     except PerfsuiteError:
         raise
-    except Exception:  # its own test tells it
+    except Exception:  # its own test will report it
         return True
 
 
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the tests that lost their cases. Raises `UsageError` for what is measured wrongly, or never."""
+    """Find the tests that lost their cases. Raises `UsageError` for wrong or missing measurements."""
     benchmarks = [item for item in items if uses_bench(item)]
     config.stash[BENCHMARKS] = benchmarks
     without = set[int]()
@@ -335,9 +335,9 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
-    """Raise `UsageError` if the parameters of a test hold a case that bench would not measure.
+    """Raise `UsageError` if the parameters of a test contain a case that bench would not measure.
 
-    `without` gets the ids of parameters that hold no case. Many tests may share one, and it may be large.
+    The ids of parameters without a case are added to `without`: many tests can share a large one.
     """
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     values = [value for value in parameters.values() if id(value) not in without]
@@ -368,7 +368,7 @@ def _function_of(item: pytest.Item) -> str:
 
 
 def _check_root(config: pytest.Config) -> None:
-    """Raise `UsageError` where an option's value keeps pytest from the settings or baselines of its tests."""
+    """Raise `UsageError` if an option's value makes pytest miss the settings or baselines of its tests."""
     here = config.invocation_params.dir
     root = config.stash[SESSION].setup.options.root
     paths = [here / argument.partition("::")[0] for argument in config.args]
@@ -391,9 +391,9 @@ def _check_root(config: pytest.Config) -> None:
 
 
 def _note_lost_cases(item: pytest.Item) -> None:
-    """Take off the marks by which pytest keeps a test from running whose parametrization is empty.
+    """Remove the marks with which pytest skips a test whose parametrization is empty.
 
-    Raises `pytest.UsageError` if such a test has no mark that is known: it would be skipped without a word.
+    Raises `pytest.UsageError` if such a test has no known mark: it would be skipped silently.
     """
     for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
         if str(mark.kwargs.get("reason", "")).startswith(LOST):
@@ -413,12 +413,12 @@ def _note_lost_cases(item: pytest.Item) -> None:
 
 
 def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a marker after `-m` that neither pytest nor any test knows: it would select no case."""
+    """Refuse a marker in `-m` that neither pytest nor any test knows: it would select no case."""
     known = {re.split("[:(]", line)[0].strip() for line in config.getini("markers")}
     known |= {mark.name for item in items for mark in item.iter_markers()}
     for name in re.findall(MARKER_NAME, config.option.markexpr):
         if name and name not in {*known, "and", "or"}:
-            family = name.partition("-")[0]  # of `a100-80gb`, as stands in a case
+            family = name.partition("-")[0]  # `a100` of `a100-80gb`, which can be the hardware of a case
             near = [family] if family in known else get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Hardware is one of {', '.join(ACCELERATORS)}."
             raise pytest.UsageError(
@@ -428,6 +428,6 @@ def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
-    """Return the line below the number of tests; with -v pytest shows words, which need none."""
+    """Return a line that explains pytest's letters; with -v pytest shows words instead."""
     shows_letters = config.get_verbosity() <= 0 and not runs_no_test(config)
     return f"perfsuite: {LETTERS}" if shows_letters and any(map(uses_bench, items)) else None

@@ -1,4 +1,4 @@
-"""The end of a session: what is shown and written of it, its exit status, and interrupts."""
+"""End a session: its output and files, its exit status, and interrupts."""
 
 import contextlib
 import shutil
@@ -32,14 +32,14 @@ from perfsuite.results.session_file import Measurement, Skipped, Status
 from perfsuite.session import outputs
 from perfsuite.session.session import Session, session_file
 
-TEST_ENDED = pytest.StashKey[dict[str, str]]()  # how each test ended by itself, whatever its verdict
+TEST_ENDED = pytest.StashKey[dict[str, str]]()  # how each test itself ended, whatever the verdict
 CUT_SHORT = pytest.StashKey[bool]()  # whether pytest ended early without an error of its own
-CRASHED = pytest.StashKey[bool]()  # whether a process of pytest-xdist has died
+CRASHED = pytest.StashKey[bool]()  # whether a process of pytest-xdist died
 NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
-    """Give verdicts that pytest has no word for their own letter and word."""
+    """Give verdicts for which pytest has no word their own letter and word."""
     style = STYLES.get(getattr(report, "perf_outcome", ""))
     if style is None or style.letter is None:
         return None
@@ -48,7 +48,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
-    """Write the results before other plugins can fail. Fail the session by what it found."""
+    """Write the results before other plugins can fail, and set the exit status from the verdicts."""
     try:
         _finish(session, exitstatus)
     finally:
@@ -62,7 +62,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     ours = session.config.stash[SESSION]
     if is_worker(config):
-        return  # the controller has all
+        return  # the controller has all results
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(NO_SHARE, False):
         session.exitstatus = pytest.ExitCode.OK
     _fail_if_due(session, exitstatus)
@@ -80,7 +80,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
-    """Set the exit status by the results of the session: a test can swallow its verdict."""
+    """Set the exit status from the session's results, because a test can swallow its verdict."""
     config = session.config
     ours = session.config.stash[SESSION]
     if is_worker(config) or runs_no_test(config) or exitstatus not in NO_ERROR:
@@ -98,11 +98,11 @@ def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
-    """Whether every case was run. pytest's exit status alone does not tell: see `HoldsInterrupts`."""
+    """Return whether every case was run. pytest's exit status is not enough: see `HoldsInterrupts`."""
     has_run = exitstatus in (*NO_ERROR, pytest.ExitCode.TESTS_FAILED)
     if not has_run or session.shouldstop or session.shouldfail or CRASHED in session.config.stash:
         return False
-    benchmarks = [item for item in session.items if uses_bench(item)]  # none where pytest-xdist runs them
+    benchmarks = [item for item in session.items if uses_bench(item)]  # empty if pytest-xdist runs them
     has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
     return has_ended and session.config.stash[SESSION].running is None
 
@@ -114,7 +114,7 @@ def _nothing_measured(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(trylast=True)  # below the tables of other plugins
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """Write the table, each verdict in words where somebody may have to act, and what went wrong."""
+    """Write the table, explanations of verdicts that may need action, and problems of the session."""
     session = config.stash[SESSION]
     terminal = terminalreporter
     why = config.stash.get(REFUSED, None)
@@ -155,7 +155,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if session.running is not None:
         terminal.write_line(f"interrupted, not judged: {session.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
-        return  # its message says all
+        return  # pytest's message is enough
     if session.setup.options.shadow:
         would = sum(each.shadow for each in session.results)
         terminal.write_line(
@@ -172,7 +172,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
 
 def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> None:
-    """Say which tests took no notice of their verdicts."""
+    """Report tests that ignored their verdicts."""
     ended = config.stash.get(TEST_ENDED, {})
     swallowed = [each for each in session.failing if ended.get(each.nodeid, "failed") != "failed"]
     if not swallowed:
@@ -189,7 +189,7 @@ def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> 
 
 
 def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> None:
-    """Say which reviewed baselines no selected case of a whole night claims."""
+    """Report reviewed baselines that no selected case of a whole nightly run claims."""
     if session.deselected:
         deselected = plural(len(session.deselected), "reviewed baseline")
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
@@ -235,9 +235,9 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config, session: Sessi
 
 
 class CollectsFromWorkers:
-    """Takes what the processes of pytest-xdist measured and found into the session of this process.
+    """Collect the results of pytest-xdist's processes in the session of this process.
 
-    Without pytest-xdist it hears of the tests of this process itself.
+    Without pytest-xdist, the hooks get the reports of this process's own tests.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -245,9 +245,9 @@ class CollectsFromWorkers:
         self.session = config.stash[SESSION]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep how a test ended by itself, and what was found of one that ran in another process."""
+        """Record how a test itself ended, and the results of one that ran in another process."""
         if report.when not in ("setup", "call", "teardown"):
-            self.config.stash[CRASHED] = True  # as pytest-xdist reports a test whose process has died
+            self.config.stash[CRASHED] = True  # pytest-xdist's report of a test whose process died
         ended = self.config.stash.setdefault(TEST_ENDED, {})
         how = getattr(report, "perf_swallowed", "failed" if report.failed else None)
         if how is not None or report.nodeid not in ended:
@@ -263,13 +263,13 @@ class CollectsFromWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a process what only this one's command line says."""
+        """Send a process the facts that only this process's command line has."""
         node.workerinput["perf_is_whole"] = is_whole(self.config)
         node.workerinput["perf_is_elsewhere"] = is_elsewhere(self.config)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Keep what a process that has ended found when it collected, which nobody sees if it prints it."""
+        """Take over what an ended process found when collecting, as nobody would see its own output."""
         told = getattr(node, "workeroutput", {})
         if "perf_refused" in told:
             self.config.stash[REFUSED] = told["perf_refused"]
@@ -279,7 +279,7 @@ class CollectsFromWorkers:
 
 
 class HoldsInterrupts:
-    """Has a second Ctrl-C wait until results are written: else pytest's exit status says that all is well."""
+    """Hold a second Ctrl-C until results are written, as pytest would otherwise exit with success."""
 
     KEY = pytest.StashKey[Any]()
 
@@ -290,13 +290,13 @@ class HoldsInterrupts:
     def pytest_keyboard_interrupt(self) -> Generator[None, object, object]:
         """Ignore SIGINT from now on, before any other plugin looks at the first one."""
         if self.config.stash.get(SELECTED, 0) and signal.getsignal(signal.SIGINT) is not None:
-            with contextlib.suppress(ValueError):  # not in the main thread, which alone gets an interrupt
+            with contextlib.suppress(ValueError):  # only the main thread gets interrupts
                 self.config.stash[self.KEY] = signal.signal(signal.SIGINT, signal.SIG_IGN)
         return (yield)
 
     @classmethod
     def release(cls, config: pytest.Config) -> None:
-        """Answer SIGINT as before."""
+        """Restore the handler of SIGINT."""
         if cls.KEY in config.stash:
             signal.signal(signal.SIGINT, config.stash[cls.KEY])
             del config.stash[cls.KEY]

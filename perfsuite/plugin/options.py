@@ -1,4 +1,4 @@
-"""What pytest accepts, made of the option table, and the session that it describes."""
+"""Define pytest's options from the option table, and create the session that they describe."""
 
 import argparse
 import contextlib
@@ -35,11 +35,11 @@ from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
 
 SLURM_KEYS = ("options", "wait_start", "srun_options", "python")
-"""Ini keys, after `perf_slurm_`, that `perfsuite slurm submit` or the launcher slurm reads."""
+"""Suffixes, after `perf_slurm_`, of ini keys that `perfsuite slurm submit` or the launcher slurm reads."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the `--perf-*` options; those that a repository may want to fix have an ini key, too."""
+    """Add the `--perf-*` options, with ini keys for those that a repository may want to set."""
     pluginmanager.register(CommandLine(parser), CommandLine.NAME)
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
     for option in OPTIONS:
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
         elif option.ini:
             parser.addini(option.key, f"as {option.spelled}", default=option.default)
-    # A file for the selected cases: commands use it. argparse hides an option by the identity of this value.
+    # Commands use this file for the selected cases. argparse compares SUPPRESS by identity to hide an option.
     group.addoption("--perf-cases", help=argparse.SUPPRESS)
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the hardware markers, check the options, and begin the session that they describe."""
+    """Register the hardware markers, check the options, and create the session that they describe."""
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
     config.addinivalue_line("markers", f"{NO_BENCH}: a test that has a perfsuite case and measures nothing")
@@ -75,14 +75,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let the next session on this machine measure."""
+    """Release the machine for the next session."""
     HoldsInterrupts.release(config)
     if SESSION in config.stash:
         config.stash[SESSION].setup.lock.release()
 
 
 def values(config: pytest.Config) -> dict[str, Any]:
-    """What every option was set to, by its name. Raises `UsageError` for a bad one, with what is allowed."""
+    """Return the value of every option, by its name. Raises `UsageError` with the allowed values."""
     check_settings(config, [option.key for option in OPTIONS if option.ini])
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
@@ -91,7 +91,7 @@ def values(config: pytest.Config) -> dict[str, Any]:
 
 def _value(config: pytest.Config, option: Option) -> Any:
     given = config.getoption(option.spelled)
-    if given in ([], "--"):  # what argparse makes of two dashes before Python 3.13, and since
+    if given in ([], "--"):  # argparse's value for two dashes before Python 3.13, and since
         raise pytest.UsageError(f"{option.spelled}=--: give a value, or leave the option out")
     if given or not option.ini:
         return option.read(option.spelled, given)
@@ -99,11 +99,11 @@ def _value(config: pytest.Config, option: Option) -> Any:
 
 
 def root_of(config: pytest.Config) -> Path:
-    """The directory of the repository that holds the cases: pytest's root directory, if an ini file or the
-    user chose it.
+    """Return the directory of the repository that holds the cases.
 
-    Else pytest takes the value of an option for a test's path where there is such a path, and roots there.
-    The root of a session is then that of the `perfsuite` commands in this directory.
+    It is pytest's root directory, if an ini file or the user chose that. Otherwise pytest may have taken an
+    option's value that is an existing path for a test, and chosen its root accordingly. The root is then that
+    of the `perfsuite` commands in this directory.
     """
     if config.inipath is not None or config.getoption("rootdir") is not None:
         return config.rootpath

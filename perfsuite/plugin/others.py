@@ -1,8 +1,8 @@
-"""Keeps other plugins of pytest from disturbing tests that measure a case.
+"""Keep other plugins of pytest from disturbing tests that measure a case.
 
 A case has its own limit (`timeout_s`), is launched again until its launches decide, and needs the machine for
-itself. pytest-timeout would kill it, pytest-rerunfailures measure it until it passes, and pytest-xdist run
-another one beside it. Ordinary tests of the same session keep all of that.
+itself. pytest-timeout would kill it, pytest-rerunfailures would repeat it until it passes, and pytest-xdist
+would run another one at the same time. These plugins still apply to ordinary tests of the same session.
 """
 
 import faulthandler
@@ -16,18 +16,18 @@ NOT_SIDE_BY_SIDE = (
     "perfsuite does not run under pytest-xdist: cases side by side would disturb each other. Run without -n "
     "(or with -n 0); --perf-dry, which times nothing, may have it"
 )
-IGNORED = pytest.StashKey[bool]()  # of the session: whether processes of pytest-xdist were asked for in vain
+IGNORED = pytest.StashKey[bool]()  # of the session: whether a request for pytest-xdist was ignored
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
-    """Answer pytest-timeout in its place: it sets no timer for a case, whoever asks for one."""
+    """Prevent pytest-timeout from setting a timer for a case, whoever requests one."""
     return True if uses_bench(item) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
-    """Run a test that measures a case by pytest's own loop, once: those of other plugins run it again."""
+    """Run a test that measures a case once, in pytest's own loop: those of other plugins can repeat it."""
     if not uses_bench(item):
         return None
     runner: Any = item.config.pluginmanager.getplugin("runner")
@@ -42,9 +42,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def turn_off_xdist(config: pytest.Config) -> None:
-    """Turn pytest-xdist off where only cases are asked for, by their directory; before it reads its options.
+    """Turn pytest-xdist off, before it reads its options, if only the directory of the cases was selected.
 
-    `addopts = -n auto` is for the other tests of a repository.
+    `addopts = -n auto` is meant for the other tests of a repository.
     """
     asks = not is_worker(config) and config.getoption("dist", "no") != "no"
     if asks and not config.getoption("--perf-dry") and _are_of_cases(config):
@@ -55,13 +55,13 @@ def turn_off_xdist(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Return a line about processes that were asked for in vain."""
+    """Return a line that reports an ignored request for processes."""
     is_ignored = config.stash.get(IGNORED, False)
     return "perfsuite: -n is ignored: cases run one after the other" if is_ignored else None
 
 
 def _are_of_cases(config: pytest.Config) -> bool:
-    """Whether all paths that pytest was given are in the directory of the cases."""
+    """Return whether all paths given to pytest are in the directory of the cases."""
     root = config.stash[SESSION].setup.options.root
     cases = (root / config.getini("perf_cases")).resolve()
     here = config.invocation_params.dir
@@ -71,7 +71,7 @@ def _are_of_cases(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a session of cases alone in the processes of pytest-xdist, before anything is launched."""
+    """Refuse a session with only cases in processes of pytest-xdist, before anything is launched."""
     is_timed = is_worker(config) and not config.getoption("--perf-dry")
     if is_timed and items and all(map(uses_bench, items)):
         refuse(config, items, NOT_SIDE_BY_SIDE)

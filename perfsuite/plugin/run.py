@@ -1,4 +1,4 @@
-"""Runs a test that measures a case: the `bench` fixture, and what becomes of the test."""
+"""Run a test that measures a case: the `bench` fixture, and the outcome of the test."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -27,10 +27,10 @@ from perfsuite.report import terminal as report
 from perfsuite.report.safe_text import printable, visible
 from perfsuite.results.session_file import Measurement
 
-PASSED = pytest.StashKey[bool]()  # whether the test itself had no complaint
-MEASUREMENT = pytest.StashKey[Measurement]()  # what became of the case of a test
-ENDED_AS = pytest.StashKey[str]()  # the outcome of a test, before its verdict was looked at
-WHY = pytest.StashKey[str]()  # what a test that did not pass said
+PASSED = pytest.StashKey[bool]()  # whether the test function itself passed
+MEASUREMENT = pytest.StashKey[Measurement]()  # the result of the test's case
+ENDED_AS = pytest.StashKey[str]()  # the outcome of a test, regardless of its verdict
+WHY = pytest.StashKey[str]()  # the message of a test that did not pass
 ENDED_WORDS = {"passed": "passed", "skipped": "was skipped", "xfailed": "failed as expected"}
 UNMEASURED = "the test passed without measuring its case"
 NEVER_CALLED = "the test asked for bench and never called it: nothing was measured"
@@ -38,7 +38,7 @@ NEVER_CALLED = "the test asked for bench and never called it: nothing was measur
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip, with the reason, what this machine cannot run; give pytest-benchmark a clock that replays."""
+    """Skip a case that this machine cannot run, with the reason; give pytest-benchmark a replay clock."""
     if not uses_bench(item):
         return
     if is_worker(item.config) and not item.config.getoption("--perf-dry"):
@@ -74,7 +74,8 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
     item = request.node
     thread = threading.get_ident()
     known = case_of(item)
-    if not uses_bench(item) or known is None:  # by `request.getfixturevalue`, unseen when collected
+    # Collection does not see `request.getfixturevalue`.
+    if not uses_bench(item) or known is None:
         pytest.fail(NO_CASE, pytrace=False)
     cases: list[Case] = []
     refused = [NEVER_CALLED]
@@ -97,7 +98,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
 
 
 def _why_refused(given: object, known: Case, *, is_first: bool) -> str | None:
-    """Why bench does not measure what it was given in a test of the case `known`; None if it does."""
+    """Return why bench refuses its argument in a test of the case `known`; None if it accepts it."""
     if given == known:
         return None if is_first else "bench measures one case per test: parametrize the test instead"
     if not isinstance(given, Case):
@@ -162,14 +163,14 @@ def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseExcept
     return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # around what makes an expected failure of it
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of hooks that turn failures into expected ones
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Carry the verdict to the terminal, and all that was found from a process of pytest-xdist.
+    """Pass the verdict on to the terminal, and all results from a process of pytest-xdist.
 
-    A test whose verdict fails is a failed test, whatever it made of that itself. One that ended without a
-    verdict is noted as skipped by its test, or else failed: every case is in the results.
+    A test with a failing verdict is a failed test, even if it swallowed the failure. A case whose test ended
+    without a verdict is recorded as skipped by its test, or as failed: every case is in the results.
     """
     test_report: pytest.TestReport = yield
     if not uses_bench(item) or runs_no_test(item.config):
@@ -200,7 +201,7 @@ def pytest_runtest_makereport(
 
 
 def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytest.CallInfo[Any]) -> None:
-    """Note how a test ended so far, and why: the first phase that did not pass says it."""
+    """Record how a test ended so far, and why: the first phase that did not pass decides."""
     if test_report.when == "setup":
         item.stash[ENDED_AS] = "passed"
         item.stash[WHY] = "its test gave no reason"
@@ -215,12 +216,12 @@ def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytes
 
 
 def _note_unmeasured(item: pytest.Item) -> None:
-    """Keep the case of a test that ended, in whatever way, without a verdict."""
+    """Record the case of a test that ended without a verdict, in whatever way."""
     session = item.config.stash[SESSION]
     case = case_of(item)
     is_noted = any(skip.nodeid == item.nodeid for skip in session.skipped)
     if case is None or is_noted:
-        return  # its parametrization is empty, and it has failed; or this machine cannot run it
+        return  # an empty parametrization has failed already; other cases cannot run on this machine
     why = item.stash[WHY]
     how = item.stash[ENDED_AS]
     if how == "skipped":
@@ -234,11 +235,11 @@ def _note_unmeasured(item: pytest.Item) -> None:
     text = UNMEASURED if how == "passed" else f"it was not measured: {why}"
     error = CaseError(text)
     session.record_error(case, item.nodeid, error)
-    item.stash[MEASUREMENT] = session.results[-1].replace(shadow=False)  # it is the test that is wrong
+    item.stash[MEASUREMENT] = session.results[-1].replace(shadow=False)  # the error is in the test itself
 
 
 def _fail(item: pytest.Item, test_report: pytest.TestReport, measurement: Measurement) -> None:
-    """Make a test fail that took no notice of its verdict."""
+    """Fail a test that ignored its verdict."""
     ended = item.stash[ENDED_AS]
     item.stash[ENDED_AS] = "failed"
     test_report.outcome = "failed"

@@ -1,4 +1,4 @@
-"""Whether a session is to measure every case, or those that somebody chose on its command line."""
+"""Decide whether a session measures every case, or only those chosen on its command line."""
 
 import os
 import re
@@ -26,7 +26,7 @@ from perfsuite.plugin.collection import (
 from perfsuite.session.unclaimed import unclaimed, without_any_case
 
 NARROWING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "pyargs")
-"""pytest's options, by the names of their values, that leave tests out."""
+"""Options of pytest that leave tests out, by the names of their values."""
 
 RUNNING_NOTHING = {
     "collectonly": "--collect-only",
@@ -39,11 +39,11 @@ RUNNING_NOTHING = {
     "version": "--version",
     "help": "--help",
 }
-"""pytest's options that run no test and end with status 0, by the names of their values."""
+"""Options of pytest that run no test and end with status 0, by the names of their values."""
 
 
 class CommandLine:
-    """Reads what was given to this session: on the command line and in PYTEST_ADDOPTS, not in `addopts`."""
+    """The options given on the command line and in PYTEST_ADDOPTS, but not in `addopts`."""
 
     NAME = "perfsuite-command-line"
 
@@ -51,14 +51,14 @@ class CommandLine:
         self.parser = parser
 
     def given(self, config: pytest.Config) -> Any:
-        """Return the values of pytest's options that were given, with their defaults."""
+        """Return the given values of pytest's options, and the defaults of all others."""
         words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
 
 
-@pytest.hookimpl(tryfirst=True)  # before what ends the session, as --help
+@pytest.hookimpl(tryfirst=True)  # before options that end the session, such as --help
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Refuse options in the settings by which every session would measure less and still be green."""
+    """Refuse options in the settings with which every session would measure less and still succeed."""
     command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
     names = {"perf_shard": "--perf-shard", **RUNNING_NOTHING}
     chosen = [name for name in names if getattr(config.option, name, None)]
@@ -66,7 +66,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     try:
         given = command_line.given(config)
-    except Exception:  # pytest ends its parsing so at --help
+    except Exception:  # pytest's parsing ends in this way at --help
         return
     for name in chosen:
         if not getattr(given, name, None):
@@ -78,15 +78,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def hardware_of(expression: str) -> frozenset[str]:
-    """Return the hardware that `-m` selects, as `h100` or `h100 or a100`; empty if it is not that alone."""
+    """Return the hardware in `-m`, such as `h100 or a100`; empty if it contains anything else."""
     names = re.split(r"\s+or\s+", expression.strip())
     return frozenset(names) if {*names} <= {*ACCELERATORS} else frozenset()
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether the command line and PYTEST_ADDOPTS ask for all cases, or for all of some hardware.
+    """Return whether the command line and PYTEST_ADDOPTS select all cases, or all of some hardware.
 
-    What pytest's settings leave out was not chosen for this session.
+    Tests that pytest's settings leave out do not count as a choice for this session.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_whole", False))  # type: ignore[attr-defined]
@@ -101,9 +101,9 @@ def is_whole(config: pytest.Config) -> bool:
 
 
 def asks_for_cases(config: pytest.Config) -> bool:
-    """Whether the command line names hardware, or a directory that holds the cases.
+    """Return whether the command line names hardware, or a directory with the cases.
 
-    Without either it may be meant for the other tests of a repository alone.
+    Without either, it may be meant only for the other tests of a repository.
     """
     command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
     if is_elsewhere(config):
@@ -112,10 +112,10 @@ def asks_for_cases(config: pytest.Config) -> bool:
 
 
 def is_elsewhere(config: pytest.Config) -> bool:
-    """Whether the command line names directories that have nothing to do with that of `perf_cases`.
+    """Return whether the command line names only directories apart from that of `perf_cases`.
 
-    A directory inside of it is a part that somebody chose. One beside it is not: the cases may have moved
-    while the command stayed.
+    A directory within it is a deliberate selection. One outside of it is not: the cases may have moved, and
+    the command stayed the same.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_elsewhere", False))  # type: ignore[attr-defined]
@@ -136,17 +136,17 @@ def _cases(config: pytest.Config) -> Path:
     return (config.stash[SESSION].setup.options.root / name).resolve()
 
 
-@pytest.hookimpl(trylast=True)  # after whatever deselects
+@pytest.hookimpl(trylast=True)  # after all hooks that deselect
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Find the reviewed baselines that no selected case claims, if all cases were asked for."""
+    """Find the reviewed baselines that no selected case claims, if all cases were requested."""
     config = session.config
     ours = session.config.stash[SESSION]
     cases = [case_of(item) for item in session.items if uses_bench(item)]
     selected = {case.id for case in cases if case is not None}
-    collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if something was refused
+    collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if a test was refused
     if REFUSED in config.stash or runs_no_test(config) or ours.way.arms:
         return
-    # Most sessions without a case are those of other repositories, which have no baselines.
+    # Most sessions without a case are in other repositories, which have no baselines.
     if not (selected or ours.setup.baselines.reviewed.is_dir()) or not is_whole(config):
         return
     if not selected:
@@ -159,7 +159,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     elsewhere = config.getini("perf_cases") if is_elsewhere(config) else None
     if elsewhere and not any(ours.way.reviewed_file(collected[case_id]).exists() for case_id in selected):
-        return  # other tests, as of a package that has cases of its own
+        return  # other tests, for example of a package with cases of its own
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():
         markers = hardware_of(config.option.markexpr)
@@ -177,16 +177,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
-    """Return the ids of the cases that `-m` would select without one of the marks of their tests.
+    """Return the ids of the cases that `-m` would select if their test lacked one of its marks.
 
-    A case that lacks a mark, or is meant for other hardware, is not among them: it may have been lost.
+    A case that lacks a mark, or is meant for other hardware, is not included: it may have been lost.
     """
     if not config.option.markexpr:
         return frozenset()
     try:  # private in pytest 8.3 to 9.2
         from _pytest.mark.expression import Expression
     except ImportError:
-        return frozenset()  # no case is known to be left out by its own mark: a whole night fails for it
+        return frozenset()  # unknown: unclaimed baselines then fail a whole nightly run
     expression = Expression.compile(config.option.markexpr)
     found = set[str]()
     for item in config.stash[BENCHMARKS]:

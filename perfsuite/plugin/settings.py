@@ -1,4 +1,4 @@
-"""Finds settings of perfsuite that pytest reads nowhere, by which a strict gate would be green."""
+"""Find settings of perfsuite that pytest does not read, with which a strict gate would pass."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ from perfsuite.plugin.collection import usage_error
 
 PREFIX = "perf_"
 OF_PYTEST = ("pytest", "tool:pytest", "tool.pytest", "tool.pytest.ini_options")
-"""The sections of pytest, each in another kind of file."""
-NEAR = 0.8  # how alike a name is to be to one of pytest's, to be meant for it: `pytesd` is at 0.83
-PREFIX_NEAR = 0.7  # the same for what comes before the first underscore of a key: `pref` is at 0.75
+"""The sections of pytest, in different kinds of files."""
+NEAR = 0.8  # least similarity of a misspelt section to one of pytest's: `pytesd` has 0.83
+PREFIX_NEAR = 0.7  # the same for the part of a key before the first underscore: `pref` has 0.75
 WHERE = (
     "[pytest] in pytest.ini and tox.ini, [tool.pytest.ini_options] in pyproject.toml, or [tool:pytest] in "
     "setup.cfg"
@@ -30,16 +30,16 @@ _KEY = re.compile(r"[ \t]*[\"']?([A-Za-z][\w-]*)[\"']?[ \t]*[=:]")
 
 
 class Line(NamedTuple):
-    """A setting in a file, by the look of its line."""
+    """A line of a file that looks like a setting."""
 
     section: str
     key: str
 
 
 def check_settings(config: pytest.Config, ours: Iterable[str]) -> None:
-    """Raise `UsageError` for a setting of perfsuite that nobody reads, as by a mistake in its name.
+    """Raise `UsageError` for a setting of perfsuite that nobody reads, for example because of a typo.
 
-    `ours` are the keys of perfsuite. pytest warns at most.
+    `ours` has the keys of perfsuite. pytest itself only warns, if at all.
     """
     names = [*ours]
     for override in config.option.override_ini or ():
@@ -55,7 +55,7 @@ def check_settings(config: pytest.Config, ours: Iterable[str]) -> None:
 
 
 def _candidates(config: pytest.Config) -> Iterator[Path]:
-    """Yield the files that pytest looks at for its settings, up to the one that it takes."""
+    """Yield the files that pytest searches for its settings, up to the one that it uses."""
     taken = config.inipath
     if taken is not None and config.getoption("inifilename"):
         yield taken
@@ -69,12 +69,12 @@ def _candidates(config: pytest.Config) -> Iterator[Path]:
 
 
 def _start(config: pytest.Config) -> Path:
-    """Return the directory from which pytest looks upwards: it holds all tests of the command line."""
+    """Return the directory from which pytest searches upwards: the common one of the given tests."""
     here = config.invocation_params.dir
     if config.args_source is not config.ArgsSource.ARGS:
         return here
     paths = [here / argument.partition("::")[0] for argument in config.args]
-    there = [os.path.abspath(path) for path in paths if os.path.exists(path)]  # false for an impossible name
+    there = [os.path.abspath(path) for path in paths if os.path.exists(path)]  # also drops bad names
     common = Path(os.path.commonpath(there or [str(here)]))
     return common if common.is_dir() else common.parent
 
@@ -90,9 +90,9 @@ def _check_file(config: pytest.Config, file: Path, ours: list[str]) -> None:
     try:
         text = read_text(file, errors="replace")
     except OSError:
-        return  # pytest says so of a file that it takes
+        return  # pytest reports an unreadable file if it uses it
     for section, key in _lines(file, text):
-        if key.isupper() or not _is_meant(key, ours):  # upper case: a variable, as of pytest-env
+        if key.isupper() or not _is_meant(key, ours):  # upper case: a variable, as for pytest-env
             continue
         is_of_pytest = section in _sections(file)
         if is_of_pytest and file == taken and file.suffix != ".toml" and key in ours and key not in keys:
@@ -119,7 +119,7 @@ def _check_key(config: pytest.Config, where: str, key: str, ours: list[str]) -> 
 
 
 def _is_meant(key: str, ours: list[str]) -> bool:
-    """Whether a key is one of perfsuite, or meant as one: `pref_strict`, not `strict`."""
+    """Return whether a key is meant for perfsuite, perhaps misspelt: `pref_strict`, but not `strict`."""
     name = key.lower().replace("-", "_")
     if name.startswith(PREFIX):
         return True
@@ -133,7 +133,7 @@ def _is_meant(key: str, ours: list[str]) -> bool:
 
 
 def _is_known(config: pytest.Config, key: str) -> bool:
-    """Whether any plugin has a setting of that name."""
+    """Return whether any plugin has a setting of that name."""
     try:
         config.getini(key)
     except KeyError:  # known, with a value that pytest refuses
@@ -144,7 +144,7 @@ def _is_known(config: pytest.Config, key: str) -> bool:
 
 
 def _lines(file: Path, text: str) -> Iterator[Line]:
-    """Yield the settings of a file: by its lines, if it is not TOML, or cannot be parsed."""
+    """Yield the settings of a file, line by line if it is not TOML, or cannot be parsed."""
     if file.suffix == ".toml":
         with contextlib.suppress(tomllib.TOMLDecodeError, RecursionError):
             yield from _of_tables("", tomllib.loads(text))
@@ -168,7 +168,7 @@ def _of_tables(section: str, table: Mapping[str, object]) -> Iterator[Line]:
 
 
 def _sections(file: Path) -> tuple[str, ...]:
-    """Return the sections of a file that pytest reads."""
+    """Return the sections that pytest reads in a file."""
     if file.suffix == ".cfg":
         return ("tool:pytest",)
     if file.suffix == ".ini":
