@@ -1,1 +1,1 @@
-"""What runs: a case with its model, framework and hardware, as plain data."""
+"""A case with its model, framework and hardware, as plain data."""

@@ -29,9 +29,9 @@ from perfsuite.errors import CaseError
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-Unit = Literal["tokens", "samples"]  # what a case counts; figures are named after tokens in either case
+Unit = Literal["tokens", "samples"]  # the unit of a case; figures are named after tokens with either
 
-MOST = 100_000_000  # of numbers without a smaller bound: with more it is a slip, and arithmetic may fail
+MOST = 100_000_000  # bound of numbers without a smaller one: more is a slip, and arithmetic may fail
 
 
 class Topology(Data):
@@ -91,7 +91,7 @@ class LoRA(Data):
 
     @model_serializer(mode="wrap")
     def _without_empty_patterns(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older perfsuite, as of an arm, does not know them."""
+        """Omit empty patterns, which an older perfsuite (in an arm) does not know."""
         fields = serialise(self)
         return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
 
@@ -273,14 +273,14 @@ class Case(Data):
         return self.max_warmup_steps + self.steps
 
 
-MAX_ID = 200  # characters of an id: with what is added it names a file, of which 255 are allowed
+MAX_ID = 200  # characters of an id: with a suffix it becomes a file name, which may have 255
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "counted_steps", "timeout_s", "known_issue", "may_run_out_of_memory"})
-"""Fields that say where a case runs, how long it may take and how it may fail, but not what is measured."""
+"""Fields for where a case runs, how long it may take and how it may fail, but not for what is measured."""
 
 
 def check_same(first: Case, case: Case) -> None:
-    """Raise `CaseError` for two different cases of one id, which would share a baseline."""
+    """Raise `CaseError` for two different cases with the same id, which would share a baseline."""
     if first != case:
         names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
         raise CaseError(
@@ -294,36 +294,36 @@ class CollectedTest(Data):
 
     nodeid: str
     case: Case
-    marks: tuple[str, ...] = ()  # the names of its marks that `-m` can select, sorted
+    marks: tuple[str, ...] = ()  # names of its marks that `-m` can select, sorted
     # Why pytest would not run it: `deselected`, or `skipped`, with the reason. None: it would.
     left_out: str | None = None
 
 
 class CaseList(Document):
-    """The cases that tests ask for, as `--perf-cases` writes them."""
+    """The cases of tests, as `--perf-cases` writes them."""
 
     schema_version: Literal[1] = 1
-    cases: tuple[Case, ...]  # of the selected tests
-    tests: tuple[CollectedTest, ...] = ()  # all that were collected; none by an older perfsuite
+    cases: tuple[Case, ...]  # cases of the selected tests
+    tests: tuple[CollectedTest, ...] = ()  # all collected tests; an older perfsuite writes none
 
 
 class CaseFile(Document):
-    """`case.json`: what a launch runs, read by the agent and by every rank."""
+    """`case.json`: the case that a launch runs, read by the agent and by every rank."""
 
     schema_version: Literal[1] = 1
     case: Case
     device: Literal["cpu", "cuda"]
-    peak_flops: float | None = None  # of one device at the case's precision in FLOP/s; None if unknown
-    inject: str | None = None  # a fault to inject, to test the gate: see `perfsuite.case.fault`
-    counts: bool = True  # whether every rank counts what a step does (`perfsuite.results.counts`)
-    # How many steps in a row are counted where nothing is timed. None: one before the timed ones, one after.
+    peak_flops: float | None = None  # peak of one device at the case's precision in FLOP/s; None: unknown
+    inject: str | None = None  # a fault to inject to test the gate: see `perfsuite.case.fault`
+    counts: bool = True  # whether every rank counts the work of a step (`perfsuite.results.counts`)
+    # Number of consecutive steps to count if nothing is timed. None: one before the timed steps, one after.
     counted_steps: int | None = Field(default=None, ge=1)
-    preflight: bool = False  # whether ranks only probe their nodes: only the topology counts then
-    profile: bool = False  # whether ranks have steps profiled after warm-up, and end: nothing is judged
-    metrics: tuple[str, ...] = ()  # of other packages, which every rank records: entry points
+    preflight: bool = False  # whether ranks only probe their nodes: only the topology is then used
+    profile: bool = False  # whether ranks profile some steps after warm-up, and end: nothing is judged
+    metrics: tuple[str, ...] = ()  # entry points of other packages' metrics, which every rank records
 
     def as_json(self) -> str:
-        """As other documents, without what is as usual: an older perfsuite, as of an arm, may not know it."""
+        """Return the JSON without defaults, so that an older perfsuite (in an arm) can read the file."""
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}
         told = {name: value for name, value in plain(self).items() if name not in usual}

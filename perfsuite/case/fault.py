@@ -8,7 +8,7 @@ from perfsuite.errors import CaseError
 
 Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
 
-# What a step does is another: counts show it (`perfsuite.worker.faults.structural_faults`).
+# These faults change the work of a step, which counts show (`perfsuite.worker.faults.structural_faults`).
 Structural = Literal[
     "reshard-toggled",
     "fp32-communication",
@@ -21,7 +21,7 @@ Structural = Literal[
 ]
 STRUCTURAL: tuple[Structural, ...] = get_args(Structural)
 
-AT_STEP = 5  # the step, counted from 0, at which a fault that breaks down does so
+AT_STEP = 5  # the step, counted from 0, at which a failing fault fails
 
 
 class Fault(Data):
@@ -34,12 +34,12 @@ class Fault(Data):
 
     @property
     def structural(self) -> Structural | None:
-        """Its kind, if it changes what a step does; None for the others."""
+        """The kind, if it changes the work of a step; None for others."""
         return next((kind for kind in STRUCTURAL if kind == self.kind), None)
 
     @classmethod
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
-        """The fault that an option names. Raises `CaseError` naming what is allowed."""
+        """Parse the fault that an option names. Raises `CaseError` with the allowed values."""
         match = re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text)
         if match:
             if match[1] == "slowdown" and float(match[2]) >= 100:

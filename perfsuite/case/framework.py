@@ -1,4 +1,4 @@
-"""A framework as a case names it: its options, as plain data. `frameworks.base` has what it does."""
+"""The name and options of a framework, as plain data in a case. `frameworks.base` has its behaviour."""
 
 import functools
 import importlib.util
@@ -14,7 +14,7 @@ from perfsuite.errors import CaseError, ExtensionError
 from perfsuite.extensions import FRAMEWORKS, INSTALL, PERFSUITE, Extension
 
 FOR_TESTS = frozenset({"fake"})
-RESERVED = frozenset({"name", "package", "slug"})  # keys that stand next to a framework's options in a file
+RESERVED = frozenset({"name", "package", "slug"})  # keys next to a framework's options in a file
 
 LossRule = Literal["falls", "finite"]
 """`falls`: every loss is a finite number, and those of the last steps are lower than those of the first.
@@ -56,24 +56,24 @@ class FrameworkOptions(Data):
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework of a file that is not installed here, or broken: readable, but not to be run."""
+    """A framework in a file that is not installed here, or broken: it can be read, but not run."""
 
     model_config = ConfigDict(extra="allow")
     package: ClassVar[str | None] = None  # the package that brought it when the file was written
-    # What `slug` was when the file was written, so that ids stay what they were.
+    # The value of `slug` when the file was written, so that ids do not change.
     written_slug: ClassVar[str | None] = None
     promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 
     def slug(self) -> str:
-        """The slug in the file, as no default of an option is known here."""
+        """Return the slug in the file, as the defaults of options are unknown here."""
         return self.written_slug or self.name
 
 
 def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
-    """The framework of a case: from itself, from its name, or from `{"name": ..., **options}`.
+    """Return the framework of a case, given as an object, as its name, or as `{"name": ..., **options}`.
 
-    Raises `CaseError` for a name that is not installed here, and `ExtensionError` if the package that brings
-    it is broken. Read from a file, either is a `MissingFramework`: what was measured stays readable.
+    Raises `CaseError` for a name that is not installed here, and `ExtensionError` if its package is broken.
+    In a file, either becomes a `MissingFramework`, so that old results stay readable.
     """
     if isinstance(value, FrameworkOptions):
         _check_findable(type(value))
@@ -104,21 +104,21 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
 
 
 def as_json(framework: FrameworkOptions) -> dict[str, Any]:
-    """What `parse` reads: name and options; for a framework of another package, also package and slug."""
+    """Return the input of `parse`: name, options and, for another package's framework, package and slug."""
     package = _package(type(framework))
     origin = {} if package is None else {"package": package, "slug": framework.slug()}
     return {"name": framework.name, **origin, **framework.model_dump()}
 
 
 def framework_class(name: str) -> type[FrameworkOptions] | None:
-    """Return the class of a framework, None if not installed. Raises `ExtensionError` for a broken one."""
+    """Return the class of a framework; None if not installed. Raises `ExtensionError` for a broken one."""
     extension = extensions.find(FRAMEWORKS, name)
     return None if extension is None else load(extension)
 
 
 @functools.cache
 def load(extension: Extension) -> type[FrameworkOptions]:
-    """Return the class that a package brings. Raises `ExtensionError` if it is no framework of that name."""
+    """Load the class in a package. Raises `ExtensionError` if it is not a framework of that name."""
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
         raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
@@ -131,7 +131,7 @@ def load(extension: Extension) -> type[FrameworkOptions]:
 
 
 def not_installed(name: str, package: str | None = None) -> str:
-    """The message for a framework that is not installed: what there is, and the command that installs it."""
+    """Return the message for a framework that is not installed, with known names or the install command."""
     if package is not None:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
@@ -145,7 +145,7 @@ def not_installed(name: str, package: str | None = None) -> str:
 
 
 def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
-    """Fields that are required or differ from their default, short and readable, in declared order."""
+    """Return fields that are required or differ from their default, short and readable, in declared order."""
     parts = []
     for name, info in type(data).model_fields.items():
         if name in skip or (getattr(data, name) == info.default and not info.is_required()):
@@ -170,7 +170,7 @@ def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
 
 @functools.cache
 def _check_findable(kind: type[FrameworkOptions]) -> None:
-    """Raises an error for a class that a rank, which reads only its name, would not find."""
+    """Raise an error for a class that a rank, which reads only its name, would not find."""
     name = kind.name
     if issubclass(kind, MissingFramework):
         return

@@ -16,36 +16,36 @@ from perfsuite.documents import Data, did_you_mean
 
 
 class Accelerator(NamedTuple):
-    """One product. Peaks are dense (no sparsity), in TFLOP/s, per device; None if no datasheet gives them."""
+    """One product. Peaks are dense (no sparsity), in TFLOP/s, per device; None if no datasheet has them."""
 
     family: str
     memory_gb: int
     form_factor: str
-    peak_16bit: float | None  # of bf16 with fp32 accumulation; of fp16 on Volta and Turing, without bf16
+    peak_16bit: float | None  # bf16 with fp32 accumulation; fp16 on Volta and Turing, which lack bf16
     peak_fp32: float | None  # outside the tensor cores, because torch leaves TF32 off by default
     link_gb_s: float | None
-    """The bandwidth of one device to the others of its machine in GB/s, in one direction: of NVLink where the
-    form factor has it (`sxm`, `nvl`, NVL72), else of PCIe with 16 lanes, bridges between pairs left out. None
-    if no datasheet gives it."""
-    capability: int  # of computing, times ten, by developer.nvidia.com/cuda-gpus
-    source: str  # where the peaks and the link are published; datasheets give the sum of both directions
+    """The bandwidth of one device to the others of its machine in GB/s, in one direction: NVLink if the form
+    factor has it (`sxm`, `nvl`, NVL72), else PCIe with 16 lanes, without bridges between pairs. None if no
+    datasheet has it."""
+    capability: int  # compute capability times ten, from developer.nvidia.com/cuda-gpus
+    source: str  # the source of the peaks and the link; datasheets give the sum of both directions
 
     @property
     def hardware_class(self) -> str:
-        """The class, as `h100-80gb-sxm`: family, memory, form factor."""
+        """The class, such as `h100-80gb-sxm`: family, memory, form factor."""
         return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
 
 
 _TABLE = Path(__file__).with_name("accelerators.json").read_text(encoding="utf-8")
-PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by the name that NVML gives
+PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by NVML's name
     name: Accelerator(**known) for name, known in json.loads(_TABLE).items()
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
-"""What a case's `hardware` may begin with, and so every marker of hardware. `gpu` is any, known or not."""
+"""The families in a case's `hardware`, and thus all hardware markers. `gpu` is any GPU, known or not."""
 
 ARCHITECTURES: Mapping[str, int] = {known.family: known.capability for known in PRODUCTS.values()}
-"""The compute capability of each family, times ten: libraries choose kernels by it."""
+"""The compute capability of each family, times ten, which decides the kernels that libraries choose."""
 
 
 def hardware_error(name: str) -> str | None:
@@ -68,18 +68,18 @@ class AllocatedNode(Data):
     """One node of an allocation."""
 
     name: str
-    interface: str | None = None  # of its host name: gloo's, unless GLOO_SOCKET_IFNAME names another
+    interface: str | None = None  # the interface of its host name, which gloo uses by default
 
 
 class Allocation(Data):
-    """The nodes that a scheduler has given to a session, as it tells of them."""
+    """The nodes that a scheduler has given to a session."""
 
     job_id: str
     nodes: tuple[AllocatedNode, ...]  # in the order of the ranks
-    variables: dict[str, str] = Field(default_factory=dict)  # set for NCCL and gloo; the ranks have them, too
+    variables: dict[str, str] = Field(default_factory=dict)  # for NCCL and gloo; the ranks inherit them
 
 
-AND = " + "  # between the names of unlike devices in `Machine.device_name`
+AND = " + "  # separates the names of different devices in `Machine.device_name`
 
 
 class Machine(Data):

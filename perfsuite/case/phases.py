@@ -1,4 +1,4 @@
-"""Names of phases: parts of a training that a case or a script names."""
+"""Names of phases, which are parts of a training that a case or a script names."""
 
 import re
 
@@ -8,7 +8,7 @@ LONGEST_NAME = 40
 
 
 def phase_name(name: object) -> str:
-    """Return the name of a phase. Raises `CaseError` if it cannot be one."""
+    """Check the name of a phase and return it. Raises `CaseError` for an invalid one."""
     if not isinstance(name, str) or re.fullmatch(rf"[A-Za-z][\w ./-]{{0,{LONGEST_NAME - 1}}}", name) is None:
         raise CaseError(
             f"{name!r} is no name of a phase: begin with a letter, and go on with letters, digits, spaces or "

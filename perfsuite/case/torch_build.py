@@ -1,4 +1,4 @@
-"""The version of the installed torch and the CUDA that it was built for: read, not imported."""
+"""Read the version of the installed torch, and the CUDA that it was built for, without importing it."""
 
 import importlib.util
 import runpy
@@ -12,7 +12,7 @@ _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".for
 
 
 def installed() -> dict[str, Any]:
-    """The constants in `torch/version.py`, empty without torch. `cuda` is None for a build without CUDA."""
+    """Return the constants in `torch/version.py`; empty without torch. `cuda` is None without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -20,13 +20,13 @@ def installed() -> dict[str, Any]:
 
 
 def release() -> tuple[int, int]:
-    """The first two numbers of the installed version; (0, 0) without torch."""
+    """Return the first two numbers of the installed version; (0, 0) without torch."""
     major, minor = installed().get("__version__", "0.0").split(".")[:2]
     return int(major), int(minor)
 
 
 def summary() -> str:
-    """A line about the installed torch."""
+    """Describe the installed torch in a line."""
     build = installed()
     if not build:
         return "not installed"
@@ -35,7 +35,7 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Why the installed torch, which pip does not look after, cannot train on `machine`, or None."""
+    """Return why the installed torch, on which pip puts no constraint, cannot train on `machine`, or None."""
     build = installed()
     if not build:
         return f"torch is not installed, {_OR_NEWER}"
