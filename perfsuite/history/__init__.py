@@ -1,1 +1,1 @@
-"""Results of many nights: kept, shown as asv pages, searched for trends."""
+"""The results of many nightly runs: store them, show them as asv pages, search them for trends."""

@@ -1,14 +1,15 @@
-"""Finds where the level of a series changed: optimal segmentation, then a t-test of each change. Pure.
+"""Find changes of level in a series: optimal segmentation, then a t-test of each change. Pure.
 
-1. The noise is estimated from the differences of neighbours, which a step changes little, and the correlation
-of neighbouring nights is taken into account. 2. Single outliers are clipped to near the median of their
-neighbours, so that one bad night is no change. 3. The piecewise constant fit of the smallest cost (squared
-residuals in units of the noise, and a penalty for each level) is found exactly: Jackson et al., IEEE Signal
-Processing Letters 12(2), 2005. 4. A change is kept if it is large enough and significant by Student's t of
-its two sides.
+1. The noise is estimated from the differences of neighbours, which a step hardly affects, and corrected for
+the correlation of neighbouring nights. 2. Single outliers are clipped towards the median of their neighbours,
+so that one bad night is not a change. 3. The piecewise constant fit with the smallest cost (squared residuals
+in units of the noise, and a penalty for each level) is found exactly: Jackson et al., IEEE Signal Processing
+Letters 12(2), 2005. 4. A change is kept if it is large enough and significant in Student's t-test of its two
+sides.
 
-All on logarithms, so that changes are relative. A slow drift is found as several small steps. By hand, as
-asv's detector and Apache Otava err more (tests/benchmarks/drift.py), and ruptures brings scipy for step 3.
+Computations are on logarithms, so that changes are relative. A slow drift is found as several small steps.
+No library is used: asv's detector and Apache Otava make more errors (tests/benchmarks/drift.py), and ruptures
+would require scipy for step 3.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 SIGNIFICANT = 4.4  # standard errors of a change: tuned to no false alarm in 100 series of a year
 MIN_NIGHTS = 3  # fewest points of a level: fewer may be one bad night and its repetition
-NOISE_FLOOR = 0.0005  # least noise that is believed, relative: for values that repeat to the digit, as memory
-_NEIGHBOURS = 2  # points on either side of one whose median it is compared with
+NOISE_FLOOR = 0.0005  # lower limit of the noise, relative: some values, such as memory, repeat exactly
+_NEIGHBOURS = 2  # points on either side of a point that contribute to its local median
 _CLIP = 3.5  # standard deviations from that median to which a point is clipped
 _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
 """Median absolute difference of two normal values of standard deviation 1."""
@@ -62,7 +63,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """Sums of a series, and the noise by which its levels are judged."""
+    """Sums of a series, and the noise against which its levels are judged."""
 
     sums: Floats  # cumulative sums of the logarithms, beginning with 0: one more than there are points
     noise: float  # standard deviation of a point, enlarged for the correlation of neighbours
@@ -79,7 +80,7 @@ class _Fit:
         return steps
 
     def significant(self, bounds: Sequence[int], min_size: float) -> list[_Step]:
-        """Remove the weakest change until all that are left are significant and at least `min_size`."""
+        """Remove the weakest change until all others are significant and at least `min_size`."""
         least_errors = t_quantile(SIGNIFICANT, self.degrees)
         kept = list(bounds)
         while steps := self.steps(kept):
@@ -116,9 +117,9 @@ class _Fit:
 def correlation(series: Sequence[float]) -> float:
     """Estimate the correlation of neighbours, from 0 to 0.9. Values must be above 0.
 
-    In noise where each night keeps a share r of the one before, differences of points two apart have 1 + r
-    times the variance of differences of neighbours; steps change both little. One series gives a rough
-    estimate: take the median over the series of one machine.
+    If the noise of each night has a correlation r with the previous one, differences of points two apart have
+    1 + r times the variance of differences of neighbours; steps hardly affect either. One series gives only a
+    rough estimate: take the median over the series of one machine.
     """
     import numpy as np
 
@@ -136,7 +137,7 @@ def change_points(series: Sequence[float], *, min_change: float, correlation: fl
     logs = np.log(np.asarray(series, dtype=np.float64))
     noise = float(np.median(np.abs(np.diff(logs)))) / _MAD_OF_DIFFERENCES / math.sqrt(1 - correlation)
     logs = _without_outliers(logs - logs[0], max(noise, NOISE_FLOOR))
-    of_means = math.sqrt((1 + correlation) / (1 - correlation))  # by so much a mean's error grows
+    of_means = math.sqrt((1 + correlation) / (1 - correlation))  # growth of a mean's error
     noise = max(noise * of_means, NOISE_FLOOR)
     sums = np.concatenate(([0.0], np.cumsum(logs)))
     bounds = _cheapest(sums / noise)
@@ -168,7 +169,7 @@ def _cheapest(sums: Floats) -> list[int]:
     lengths = np.arange(n, 0, -1)
     for end in range(MIN_NIGHTS, n + 1):
         starts = end - MIN_NIGHTS + 1
-        # Without the sum of all squares, the same for every fit.
+        # The sum of all squares is left out, as it is the same for every fit.
         costs = best[:starts] - (sums[end] - sums[:starts]) ** 2 / lengths[n - end :][:starts]
         start = int(np.argmin(costs))
         best[end] = costs[start] + SIGNIFICANT**2

@@ -1,9 +1,9 @@
-"""Stores what sessions measured, in files to be kept for years: the history.
+"""Store the results of sessions in files that are kept for years: the history.
 
     DIR/cases/<case id>.<digest>.json                      a case in full, once
-    DIR/<hardware class>/<commit>/<time>-<digest>.json     what one session measured there
+    DIR/<hardware class>/<commit>/<time>-<digest>.json     the results of one session there
 
-No file is rewritten, and its name follows from its content: several machines may add to one history.
+Files are never rewritten, and their names depend on their contents, so several machines can share a history.
 """
 
 import json
@@ -29,7 +29,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
 Column = tuple[float | None, ...]
-"""A figure of each healthy launch, in the order of the launches; None where a launch does not have it."""
+"""A figure of each healthy launch, in the order of the launches; None if a launch does not have it."""
 
 
 def middle(column: Column) -> float | None:
@@ -39,16 +39,16 @@ def middle(column: Column) -> float | None:
 
 
 class StoredCase(Document):
-    """A case as it was when it was measured, as plain data: it stays readable when its framework is gone."""
+    """A case as it was measured, as plain data that stay readable when its framework is gone."""
 
     schema_version: Literal[1] = 1
     id: str
-    parameters: dict[str, str]  # `Case.parameters`: what distinguishes it from other cases
+    parameters: dict[str, str]  # `Case.parameters`, which distinguish it from other cases
     case: dict[str, Any]
 
     @property
     def unit(self) -> Unit:
-        """The unit that it counts. With samples, `StoredResult.tokens_per_step` is a number of samples."""
+        """The unit of the case. With samples, `StoredResult.tokens_per_step` is a number of samples."""
         return "samples" if self.parameters.get("sequence_length") == NO_TOKENS else "tokens"
 
 
@@ -59,7 +59,7 @@ class StoredResult(Data):
     outcome: Outcome
     step_s_p50: Column
     step_s_mean: Column
-    probe_s_p50: Column  # seconds that a fixed piece of work took between the steps, on a CPU
+    probe_s_p50: Column  # seconds of a fixed piece of work between the steps, on a CPU
     peak_memory_bytes: Column
     tokens_per_step: int | None
     settings: int  # index in `StoredSession.settings`
@@ -69,11 +69,11 @@ class StoredResult(Data):
 
 
 class StoredVerdict(Data):
-    """What was said of a case in a session."""
+    """The verdict on a case in a session."""
 
-    word: Literal[Outcome, Excuse]  # the outcome, or what excuses it
-    shadow: bool = False  # whether its test would have failed, but for `--perf-shadow`
-    baselines: str | None = None  # a digest of those that it was judged by
+    word: Literal[Outcome, Excuse]  # the outcome, or its excuse
+    shadow: bool = False  # whether its test would have failed without `--perf-shadow`
+    baselines: str | None = None  # a digest of the baselines that judged it
 
 
 class StoredSession(Document):
@@ -89,7 +89,7 @@ class StoredSession(Document):
     settings: tuple[dict[str, str], ...]
     environments: tuple[dict[str, str], ...]  # distinct environments of the cases
     results: tuple[StoredResult, ...]
-    # By case, also of those that measured nothing and have no result. The oldest files have none.
+    # Verdicts by case, including cases without a result, which measured nothing. The oldest files have none.
     verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -107,12 +107,12 @@ class StoredSession(Document):
 
 
 class Place(NamedTuple):
-    """The file of a session in a history, and what its path says without reading it."""
+    """The file of a session in a history, and the facts in its path."""
 
     file: Path
     hardware_class: str
     commit: str
-    day: str  # the day on which it was started, UTC, as YYYYMMDD
+    day: str  # the day of its start, UTC, as YYYYMMDD
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
         """Read the session. Raises `FileError` if it is another's, or the history lost one of its `cases`."""
@@ -133,15 +133,15 @@ class Place(NamedTuple):
 class Added:
     """The result of adding one `results.json` to a history."""
 
-    written: Sequence[Path]  # new files. Empty if it had been added before, or if nothing of it can be kept
+    written: Sequence[Path]  # new files; empty if it was added before, or if nothing of it can be kept
     known: bool  # whether any of its parts had been added before
-    kept: int  # number of results of it that the history holds now
+    kept: int  # number of its results that the history has now
     left_out: Sequence[str]  # results that cannot be kept, and why
-    session: SessionFile  # what was added
+    session: SessionFile  # the session that was added
 
 
 def add(history: Path, file: Path) -> Added:
-    """Copy what a session measured into a history. Raises `FileError` on a bad file."""
+    """Copy the results of a session into a history. Raises `FileError` on a bad file."""
     session = documents.read(file, SessionFile)
     if session.arms:
         arms = " and ".join(repr(arm.text) for arm in session.arms)
@@ -161,9 +161,9 @@ def add(history: Path, file: Path) -> Added:
 
 
 def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase]) -> Path | None:
-    """Write a session and the cases it refers to: as far as it is not there yet.
+    """Write the parts of a session that are new, and the cases that it refers to.
 
-    A session may be added while it runs, and later whole. Returns None, and writes nothing, if nothing of it
+    A session can be added while it runs, and later as a whole. Returns None, and writes nothing, if nothing
     is new. Raises `FileError` if a file of the same session cannot be read.
     """
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
@@ -186,7 +186,7 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
 
 
 def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...]:
-    """A result with what its indices stand for, which differ between files."""
+    """Return a result with its indices resolved, as these differ between files."""
     settings = session.settings[result.settings]
     environment = session.environments[result.environment]
     return settings, environment, result.replace(settings=0, environment=0)
@@ -199,7 +199,7 @@ def places(history: Path, *, hardware_class: str = "*", since: date | None = Non
     """
     if not history.is_dir():
         raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
-    hashes = "[0-9a-f]" * 40 + "*"  # other files may be there: it may be a branch of a repository
+    hashes = "[0-9a-f]" * 40 + "*"  # excludes other files, as the history can be a branch of a repository
     files = sorted(history.glob(f"{hardware_class}/{hashes}/*.json"), key=lambda file: file.name)
     sessions = [Place(file, file.parts[-3], file.parts[-2], file.name[:8]) for file in files]
     return [place for place in sessions if since is None or place.day >= f"{since:%Y%m%d}"]
@@ -208,7 +208,7 @@ def places(history: Path, *, hardware_class: str = "*", since: date | None = Non
 def on_branch(
     places: Sequence[Place], history: Path, repo: Path, branch: str
 ) -> tuple[list[Place], dict[str, int], dict[str, str]]:
-    """Return a branch's sessions, its commits' times in seconds, oldest first, and why others are left out.
+    """Return the sessions on a branch, its commits' times in seconds, oldest first, and why others are not.
 
     Raises `GitError`, and `FileError` if no session is left.
     """
@@ -221,21 +221,21 @@ def on_branch(
 
 
 def read_cases(history: Path) -> dict[str, StoredCase]:
-    """Read every case, by the name that results call it."""
+    """Read all cases, by the name that results use."""
     files = sorted((history / "cases").glob("*.json"))
     return {file.stem: _read(file, StoredCase) for file in files}
 
 
 def _read(file: Path, kind: type[D]) -> D:
-    """Read a file of a history. Raises `FileError` if its content is not what the digest in its name says."""
+    """Read a file of a history. Raises `FileError` if its content does not match the digest in its name."""
     found = documents.read(file, kind)
     content = documents.read_json(file)
     digest = documents.digest(content, 12)
     if file.stem[-12:] == digest:
         return found
     why = "it was edited or damaged. Restore it or delete it"
-    # The oldest sessions were named after the `results.json` that they are from. They are not told from a
-    # file that lost its verdicts, so that somebody has to vouch for them.
+    # The oldest sessions were named after their `results.json`. They cannot be distinguished from a file that
+    # lost its verdicts, so somebody has to vouch for them.
     if kind is StoredSession and "verdicts" not in content:
         renamed = f"{file.stem[:-12]}{digest}.json"
         why = f"its verdicts are lost, or an old perfsuite wrote it. Restore it, or rename it to {renamed}"
@@ -246,12 +246,12 @@ def _read(file: Path, kind: type[D]) -> D:
 
 
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
-    """Return the names of the cases whose id matches; `*` is any text and `?` any character."""
+    """Return the names of the cases whose id matches; `*` matches any text and `?` any character."""
     return {name for name, case in cases.items() if fnmatchcase(case.id, pattern)}
 
 
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:
-    """Return what is kept by part and hardware class, its cases, and what is left out. Raises ValueError."""
+    """Return what to store by part and hardware class, its cases, and what is left out. Raises ValueError."""
     if session.commit is None:
         return [], {}, ["the session names no commit: run it in a git repository"]
     if session.dirty:
@@ -282,7 +282,7 @@ def _stored_part(
     results: Sequence[Measurement],
     cases: dict[str, StoredCase],
 ) -> StoredSession:
-    """Return what one part measured on one hardware class; its cases are added to `cases`."""
+    """Return the results of one part on one hardware class, and add its cases to `cases`."""
     assert session.commit is not None
     settings: list[dict[str, str]] = []
     environments: list[dict[str, str]] = []
@@ -334,7 +334,7 @@ def _index(table: list[dict[str, str]], entry: dict[str, str]) -> int:
 
 
 def _began(session: SessionFile, result: Measurement) -> datetime:
-    """When the part of the session began that measured a case. Raises ValueError for a bad time."""
+    """Return the start of the part of a session that measured a case. Raises ValueError for a bad time."""
     parts = [datetime.fromisoformat(part.started_at).astimezone(UTC) for part in session.parts]
     launched = [datetime.fromisoformat(run.started_at).astimezone(UTC) for run in result.runs[:1]]
     return max(began for began in parts if began <= max([*launched, parts[0]])) if launched else parts[-1]
@@ -347,7 +347,7 @@ def stored_case(case: Case) -> tuple[str, StoredCase]:
 
 
 def _column(runs: Sequence[Run], figure: str) -> Column:
-    """Return a figure of each launch, rounded; None where it is not above 0 and finite."""
+    """Return a figure of each launch, rounded; None if it is not above 0 and finite."""
     values = [run.figures.get(figure) for run in runs]
     return tuple(_rounded(v) if v is not None and math.isfinite(v) and v > 0 else None for v in values)
 
@@ -360,11 +360,11 @@ def _tokens_per_step(run: Run) -> int | None:
 
 
 def _rounded(value: float) -> float:
-    """Round to six digits, or to whole bytes: more digits mean nothing and take space for years."""
+    """Round to six digits, or to whole bytes: more digits are meaningless and take space for years."""
     return float(f"{value:.6g}") if value < 1e5 else float(round(value))
 
 
 def _write(file: Path, document: Document) -> None:
-    """Write a file on one line: it is never edited, and there are many of them."""
+    """Write a file on one line, as files are never edited, and there are many."""
     text = json.dumps(documents.plain(document), sort_keys=True, separators=(",", ":"))
     documents.write_text(file, text + "\n")

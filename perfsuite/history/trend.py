@@ -1,4 +1,4 @@
-"""Finds changes of level in a history: when, how large, between which commits, what else changed there."""
+"""Find changes of level in a history: when, how large, between which commits, and what else changed."""
 
 import math
 from collections import defaultdict
@@ -27,13 +27,14 @@ METRICS: Mapping[MetricName, Metric] = {
     "samples/s": TOKENS_PER_S,
     "peak memory": PEAK_MEMORY,
 }
-PERIOD = timedelta(days=90)  # how far back changes are told without `since`: a slow one is found weeks later
+PERIOD = timedelta(days=90)  # period of reported changes without `since`: a slow one is found weeks later
 MIN_CHANGE = 0.005  # smallest change that is reported, relative
-MIN_FOR_CORRELATION = 30  # fewest sessions of a series that tell the correlation of neighbouring sessions
+MIN_FOR_CORRELATION = 30  # fewest sessions of a series to estimate the correlation of neighbouring sessions
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
-"""Correlation assumed for series under 30 sessions: 0.3 for speed (a machine has good and bad weeks), 0 for
-memory. Good and bad weeks (AR(1) with 0.7) make a false alarm in 18 % of series in their first month if 0 is
-assumed, in 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead of 3."""
+"""Assumed correlation of series with fewer than 30 sessions: 0.3 for speed (a machine has good and bad
+weeks), 0 for memory. With good and bad weeks (AR(1) with 0.7), 18 % of series have a false alarm in their
+first month if 0 is assumed, and 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead
+of 3."""
 
 
 class Drift(Data):
@@ -47,18 +48,18 @@ class Drift(Data):
     last_day: date  # day of the first session after it
     first_commit: str  # commit of the last session before the change
     last_commit: str  # commit of the first session after it
-    commits_between: int | None  # number of commits that may have made it; None without a repository
+    commits_between: int | None  # number of commits that may have caused it; None without a repository
     # The differences between these sessions: versions, settings, driver, the case itself.
     environment: tuple[str, ...]
-    worse: bool  # whether it costs more since
+    worse: bool  # whether the cost has increased
     accepted: bool  # whether the reviewed baseline of this case was measured after it, at the new level
-    # Whether somebody must look: worse, not accepted, and the newest level is still worse than that before
-    # this change. What was not measured for 90 days has no open findings.
+    # Whether it needs attention: it is worse, not accepted, and the newest level is still worse than that
+    # before this change. Series that were not measured for 90 days have no open findings.
     open: bool
 
     @property
     def state(self) -> str:
-        """Whether somebody must look, in words."""
+        """Whether it needs attention, in words."""
         if not self.worse:
             return "better"
         return "worse" if self.open else "worse, accepted" if self.accepted else "worse, but no longer"
@@ -69,7 +70,7 @@ class Drift(Data):
         return METRICS[self.metric].change(self.change.relative)
 
     def sentences(self) -> list[str]:
-        """Return sentences that say how much, when, and what else changed there."""
+        """Describe how much changed, when, and what else changed at the same time."""
         low, high = self.change.interval
         count = "" if self.commits_between is None else f", commits: {self.commits_between}"
         return [
@@ -83,27 +84,27 @@ class Drift(Data):
 class Trend(Sealed):
     """The changes of a history, as `perfsuite history trend --json` prints them.
 
-    `perfsuite github issue` closes issues by it.
+    `perfsuite github issue` uses it to close issues.
     """
 
     schema_version: Literal[1] = 1
     since: date  # the day from which changes are reported
     sessions: int  # number of sessions that were read
     series: int  # number of series: metrics of cases on hardware classes
-    # Changes since that day and, without `--since`, older ones that are open; the worst first.
+    # Changes since that day and, without `--since`, older open ones; worst first.
     findings: tuple[Drift, ...]
     unplaced: dict[str, str]  # commits whose sessions are left out, and why
 
     @property
     def failing(self) -> list[Drift]:
-        """Worsenings that are still there and that nobody accepted."""
+        """Regressions that still exist and that nobody accepted."""
         return [finding for finding in self.findings if finding.open]
 
 
 class _Point(NamedTuple):
     value: float
     place: Place
-    circumstances: Mapping[str, str]  # what may explain a change, by name
+    circumstances: Mapping[str, str]  # possible explanations of a change, by name
 
 
 class _Key(NamedTuple):
@@ -113,7 +114,7 @@ class _Key(NamedTuple):
 
 
 Series = Mapping[_Key, Sequence[_Point]]
-"""Without the sessions that lack the figure, but not without a series that has none at all."""
+"""The points of each series, without sessions that lack the figure. Series without any point are included."""
 
 
 def trend(
@@ -126,13 +127,13 @@ def trend(
     branch: str = "",
     baselines: Path = BASELINES,
 ) -> Trend:
-    """Find what changed since a day: by default in the 90 days before the newest session, and what is open.
+    """Find changes since a day: by default in the 90 days before the newest session, plus older open ones.
 
-    The whole history is the evidence, whatever `since` is. `baselines` is the directory of the reviewed ones:
-    they decide which worsenings were accepted. Raises `FileError` and `GitError`.
+    The whole history is evidence, whatever `since` is. `baselines` is the directory of the reviewed
+    baselines, which decide which regressions were accepted. Raises `FileError` and `GitError`.
     """
     places = store.places(directory, hardware_class=hardware_class)
-    if not places and not store.places(directory):  # as after a first night that kept nothing
+    if not places and not store.places(directory):  # such as after a first night without results to keep
         return Trend(since=since or datetime.now(UTC).date(), sessions=0, series=0, findings=(), unplaced={})
     if not places:
         raise FileError(f"{directory} holds no session on {hardware_class}: nothing to look at")
@@ -143,7 +144,7 @@ def trend(
         branch = branch or git.current_branch(repo)
         places, dates, unplaced = store.on_branch(places, directory, repo, branch)
         order = {commit: number for number, commit in enumerate(dates)}
-        places.sort(key=lambda place: order[place.commit])  # those of one commit stay sorted by time
+        places.sort(key=lambda place: order[place.commit])  # sessions of one commit stay sorted by time
     cases = store.read_cases(directory)
     every = _read(places, cases)
     wanted = {cases[name].id for name in store.matching(cases, case)}
@@ -202,7 +203,7 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str,
 
 
 def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
-    """Those of neighbouring sessions, by hardware class and metric: it is the machine's."""
+    """Estimate the correlation of neighbouring sessions, a property of the machine, by class and metric."""
     known = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
         if len(points) >= MIN_FOR_CORRELATION:
@@ -220,7 +221,7 @@ def _findings(
     baselines: BaselineStore,
     measured_since: date,
 ) -> list[Drift]:
-    """Find the changes of a series. `order` has commits by their place in the branch, if that is known."""
+    """Find the changes of a series. `order` maps commits to their place in the branch, if that is known."""
     metric = key.metric
     changes = changepoint.change_points(
         [point.value for point in points],
@@ -257,7 +258,7 @@ def _findings(
 
 
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
-    """Tell whether a baseline was measured on that day (UTC) or later, at the new of two levels of cost."""
+    """Return whether a baseline was measured on that day (UTC) or later, at the new of two levels of cost."""
     try:
         baseline = documents.read(file, Baseline)
         measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()
@@ -270,7 +271,7 @@ def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date)
 
 
 def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return what is not the same in all of these, as `key: old -> new`, in the order of the sessions."""
+    """Return the circumstances that changed, as `key: old -> new`, in the order of the sessions."""
     differences = []
     for key in sorted({key for one in circumstances for key in one}):
         steps = [value for value, _ in groupby(one.get(key, "none") for one in circumstances)]

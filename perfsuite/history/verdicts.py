@@ -1,4 +1,4 @@
-"""What became of cases from night to night: which changed their state, and what a later night took back."""
+"""Follow verdicts from night to night: cases that changed state, and failures that a later night reversed."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ class Night(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The verdict, as reports show it."""
+        """The verdict as reports show it."""
         return self.verdict.word + (" (shadow)" if self.verdict.shadow else "")
 
 
@@ -40,14 +40,17 @@ def by_case(
     for place in store.places(history, hardware_class=hardware_class, since=since):
         session = place.read(cases)
         measured = {cases[each.case].id: StoredVerdict(word=each.outcome) for each in session.results}
-        for name, verdict in {**measured, **session.verdicts}.items():  # sessions of old have no verdicts
+        for name, verdict in {**measured, **session.verdicts}.items():  # old sessions have no verdicts
             if fnmatchcase(name, case):
                 found[place.hardware_class, name].append(Night(place, name, verdict))
     return [found[key] for key in sorted(found)]
 
 
 def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
-    """What failed of one case, or would have, each with the night that took it back: by equal baselines."""
+    """Yield each failure of a case, shadowed ones included, with the night that reversed it, if any.
+
+    A night reverses a failure if the case passes against the same baselines.
+    """
     for number, night in enumerate(nights):
         if night.state == "red":
             by = night.verdict.baselines
@@ -56,7 +59,7 @@ def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
 
 
 def changed(history: Path, added: Collection[Path]) -> list[Night]:
-    """Return the cases of added sessions whose state is not that of the night before; new ones were green."""
+    """Return the cases of added sessions that changed state since the night before; new cases start green."""
     found = []
     for nights in by_case(history):
         new = [night for night in nights if night.place.file in added]

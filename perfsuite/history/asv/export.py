@@ -1,6 +1,6 @@
-"""Writes a history as the files that asv reads (its docs/source/dev.rst, results version 2).
+"""Write a history as the files that asv reads (its docs/source/dev.rst, results version 2).
 
-They are written directly, because asv's own classes rewrite all of them.
+The files are written directly, because asv's own classes rewrite all of them.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from perfsuite.history.store import Place, StoredCase, StoredSession
 from perfsuite.inputs import git
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
-PER_TOKEN = r".*\.seconds_per_(token|sample)\b"  # by which an export is known, too
+PER_TOKEN = r".*\.seconds_per_(token|sample)\b"  # also identifies an export
 WITHOUT_SCRIPTS = """\
 <!doctype html>
 <html lang="en">
@@ -38,7 +38,7 @@ terminal: each case with its speed and memory, and when it got slower or larger.
 </body>
 </html>
 """
-FILE = "-perfsuite.json"  # ends the name of each file of results, behind the commit
+FILE = "-perfsuite.json"  # suffix of the name of each file of results, after the commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class Exported:
 
 
 def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url: str = "#") -> Exported:
-    """Write a history into `out`, in place of an earlier export.
+    """Write a history into `out`, replacing an earlier export.
 
-    `repo` is a full clone of the repository that holds the cases. The commits of `branch` are shown, by
-    default of that which is checked out, with links to `commit_url` and their hash. Raises `FileError` and
+    `repo` is a full clone of the repository that holds the cases. The commits of `branch`, by default the one
+    that is checked out, are shown with links to `commit_url` followed by their hash. Raises `FileError` and
     `GitError`.
     """
     branch = branch or git.current_branch(repo)
@@ -62,7 +62,7 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
         raise FileError(f"{out} is not empty and holds no export. Give a directory of its own.")
     cases = store.read_cases(history)
     slots = _slots(cases)
-    nights = defaultdict[tuple[str, str], list[Place]](list)  # all sessions are one of asv's results
+    nights = defaultdict[tuple[str, str], list[Place]](list)  # asv has one result for all of them
     for place in places:
         nights[place.hardware_class, place.commit].append(place)
     _write(out / "asv.conf.json", _configuration(repo.resolve(), branch, commit_url), indent=1)
@@ -79,7 +79,7 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
 
 
 def _is_export(directory: Path) -> bool:
-    """Whether a directory holds an earlier export, and not somebody's own asv."""
+    """Return whether a directory holds an earlier export, rather than somebody's own asv files."""
     with contextlib.suppress(FileError, KeyError, TypeError):
         return PER_TOKEN in documents.read_json(directory / "asv.conf.json")["regressions_thresholds"]
     return False
@@ -107,7 +107,7 @@ def _write_night(
     slots: Mapping[str, asv.Slot],
     date: int,
 ) -> dict[str, list[list[str]]]:
-    """Write the results of one hardware class at one commit. Returns each benchmark's parameter values."""
+    """Write the results of one hardware class at one commit, and return each benchmark's parameter values."""
     sessions = [place.read(cases) for place in places]
     rows = _pooled(sessions, cases, slots)
     commit = places[0].commit
@@ -176,7 +176,7 @@ def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
             PER_TOKEN: TOKENS_PER_S.tolerance("cuda"),
             r".*\.peak_memory\b": PEAK_MEMORY.tolerance("cuda"),
         },
-        # At one speed a step takes as long as its tokens or samples: one slowdown is one entry, not two.
+        # Seconds per step follow seconds per token or sample: report one slowdown once, not twice.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},
     }
 
@@ -197,7 +197,7 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
 
 
 def _explain_missing_scripts(pages: Path) -> None:
-    """Replace the page to which asv leads where a script cannot be loaded: it says nothing that helps."""
+    """Replace asv's page for scripts that cannot be loaded, which is not helpful."""
     index = (pages / "index.html").read_text(encoding="utf-8")
     hosts = sorted(set(re.findall(r'(?:src|href)="https?://([^/"]+)/[^"]*" integrity', index)))
     text = WITHOUT_SCRIPTS.format(hosts="".join(f"<li>{host}</li>" for host in hosts))
@@ -205,7 +205,7 @@ def _explain_missing_scripts(pages: Path) -> None:
 
 
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
-    """Run `asv publish` on an export; return the pages. Raises `ToolError`, also for a commit left out."""
+    """Run `asv publish` on an export and return the pages. Raises `ToolError`, also for missing commits."""
     command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"]
     done = subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
     if done.returncode:

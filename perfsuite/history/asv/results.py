@@ -1,7 +1,7 @@
-"""Converts launches to asv's results: names, parameters and statistics. Pure.
+"""Convert launches to asv's results: names, parameters and statistics. Pure.
 
-A benchmark is here a metric, a cost, of a model on a topology in a precision; its parameters are what else
-tells cases apart. Names depend on the case alone: a new case never renames an old series.
+A benchmark here is a metric (a cost) of a model on a topology in a precision; its parameters are all other
+distinctions between cases. Names depend only on the case: a new case never renames an old series.
 """
 
 import itertools
@@ -19,13 +19,13 @@ from perfsuite.verdict.sequential import pooled_noise
 
 PARAMETERS = ("framework", "sequence_length", "micro_batch", "gradient_accumulation", "options")
 """Parameters of a benchmark, in asv's sense. Model, topology and precision are in its name."""
-METRICS = {  # unit as asv shows it ("bytes" would be MB); a case has the first or second, by what it counts
+METRICS = {  # units as asv shows them ("bytes" would be MB); a case's unit decides between the first two
     "seconds_per_token": "seconds",
     "seconds_per_sample": "seconds",
     "seconds_per_step": "seconds",
     "peak_memory": "MiB",
 }
-VERSION = "2"  # of names, parameters and statistics: asv compares no results of different ones
+VERSION = "2"  # version of names, parameters and statistics: asv does not compare different ones
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
@@ -33,14 +33,14 @@ COLUMNS = (
 
 
 class Slot(NamedTuple):
-    """Where a case stands among asv's benchmarks."""
+    """The place of a case among asv's benchmarks."""
 
     group: str  # name without the metric. asv groups benchmarks by the parts between dots
     values: tuple[str, ...]  # value of each of `PARAMETERS`
 
 
 Launches = Mapping[str, Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]]
-"""The median of each launch, by metric and slot: its group, and there its values."""
+"""The median of each launch, by metric, group of the slot, and values of the slot."""
 
 
 def slot(parameters: Mapping[str, str]) -> Slot:
@@ -96,7 +96,7 @@ def _row(
 
 
 def _statistics(values: Sequence[float] | None, error: float | None) -> tuple[Any, ...]:
-    """Return the columns of one combination, without those that all share; None where nobody ran it."""
+    """Return the columns of one combination, without the common ones; None values if nobody ran it."""
     if values is None:
         return (None,) * 8
     middle = median(values)
@@ -104,7 +104,7 @@ def _statistics(values: Sequence[float] | None, error: float | None) -> tuple[An
         low = min(values)
         high = max(values)
     elif error == math.inf:
-        # As asv has it.
+        # This is asv's own convention.
         low = -math.inf
         high = math.inf
     else:
