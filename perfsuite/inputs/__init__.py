@@ -1,1 +1,1 @@
-"""Reads what others wrote: files, settings of pytest, and commits of git."""
+"""Read files of others, settings of pytest, and commits of git."""

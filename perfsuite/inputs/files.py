@@ -1,7 +1,7 @@
-"""Reads files that others wrote: regular files only, and no more of them than a limit. Imports only errors.
+"""Read files of others safely: only regular files, and only up to a limit. Imports only errors.
 
-A FIFO or a device may have no end, so that reading one could hang, or fill the memory of the machine. A pipe
-that a shell opened for this process (`<(command)`, `/dev/stdin`) has a writer and an end: it is read.
+A FIFO or a device can be endless, so reading it could hang, or fill the memory of the machine. A pipe that a
+shell opened for this process (`<(command)`, `/dev/stdin`) has a writer and an end, so it is allowed.
 """
 
 import errno
@@ -14,16 +14,16 @@ from typing import BinaryIO
 from perfsuite.errors import FileError
 
 OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-"""Directories of open files, which may be files that others write to."""
+"""Directories of open files, which can be pipes that others write to."""
 LARGEST = 200_000_000
 """Most bytes of settings, or of a line of a trace."""
 LARGEST_DOCUMENT = 1_000_000_000
-"""Most bytes of a document of perfsuite, which takes four times as much memory when it is read. The results
-of 1,000 cases, 8 launches each, of 2 ranks, have 216 MB."""
+"""Most bytes of a document of perfsuite, which takes four times as much memory to read. The results of 1,000
+cases with 8 launches on 2 ranks have 216 MB."""
 LARGEST_LOG = 2_000_000_000
-"""Most bytes of a TensorBoard log, which is read record by record and may hold pictures."""
+"""Most bytes of a TensorBoard log, which is read record by record and can contain pictures."""
 LARGEST_OWN = 1_000_000
-"""Most bytes of a small file that perfsuite itself writes, such as a lease or a rank's progress."""
+"""Most bytes of a small file of perfsuite's own, such as a lease or a rank's progress."""
 _CHUNK = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -34,17 +34,17 @@ _KINDS = {
 
 
 def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
-    """Open a regular file of at most `most` bytes, or a pipe of this process, to be read.
+    """Open a regular file of at most `most` bytes, or a pipe of this process, for reading.
 
     Raises `FileError` for anything else, and OSError as `open` does.
     """
-    _check(path, os.stat(path), most)  # opening a device may do something, and a socket cannot be opened
+    _check(path, os.stat(path), most)  # opening a device can have effects, and a socket cannot be opened
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)  # another file may have taken its place meanwhile
+        found = os.fstat(descriptor)  # another file may have replaced it meanwhile
         _check(path, found, most)
         if stat.S_ISFIFO(found.st_mode):
-            os.set_blocking(descriptor, True)  # its writer may be slower
+            os.set_blocking(descriptor, True)  # wait for the writer
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -52,9 +52,9 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """Return what a file holds. Raises as `open_file`, also if the file turns out to be larger than `most`.
+    """Return the contents of a file. Raises as `open_file`, also if the file turns out to be too large.
 
-    What the kernel says of the size is not enough: a file may grow, and those in /proc say 0.
+    The kernel's size is not enough: a file can grow, and files in /proc have size 0.
     """
     content = io.BytesIO()
     with open_file(path, most) as file:
@@ -66,7 +66,7 @@ def read_bytes(path: Path, most: int = LARGEST) -> bytes:
 
 
 def read_text(path: Path, most: int = LARGEST, *, errors: str = "strict") -> str:
-    """Return UTF-8 text with `\\n` at the end of each line. Raises as `read_bytes`, or UnicodeDecodeError."""
+    """Read UTF-8 text, with `\\n` at the end of each line. Raises as `read_bytes`, or UnicodeDecodeError."""
     text = read_bytes(path, most).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -1,10 +1,10 @@
-"""Runs git, and asks it where commits stand in their branch. Imports neither torch nor pytest.
+"""Run git, and find the place of commits in their branch. Imports neither torch nor pytest.
 
-A repository can name programs in its own configuration, which git then runs: filters, external diffs and many
-more. Whoever can write `.git/config` could so run code as the user who only asks for a report. A command that
-reads runs none of them. A command that writes, or that talks to a remote, is given on purpose in the user's
-own checkout: it keeps the settings of the repository, for example the ssh command of a deploy key. Neither
-runs a file monitor or hooks. What users set for themselves (--global) holds.
+A repository can name programs in its own configuration that git then runs: filters, external diffs and many
+more. Anyone who can write `.git/config` could thus run code as a user who only wants a report. Therefore,
+commands that read run none of them. Commands that write, or contact a remote, are run deliberately in the
+user's own checkout, so they keep the settings of the repository, for example the ssh command of a deploy key.
+Neither kind runs a file monitor or hooks. Users' own settings (--global) always apply.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from perfsuite.errors import GitError
 from perfsuite.inputs.files import LARGEST
 
-OF_A_HOOK = frozenset(  # what git sets where it runs a hook: git would work on that repository everywhere
+OF_A_HOOK = frozenset(  # variables that git sets for hooks: with them, git would always use that repository
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
 READS = frozenset(
@@ -38,14 +38,14 @@ READS = frozenset(
         "status",
     ]
 )
-"""The commands that only look at a repository."""
+"""The commands that only read a repository."""
 ALWAYS = {"core.fsmonitor": "", "core.hooksPath": os.devnull}
-"""Settings of every command that perfsuite gives to git."""
+"""Settings for every git command of perfsuite."""
 AS_COMMITTED = {"GIT_NO_REPLACE_OBJECTS": "1"}
-"""Variables of every command: `git replace` shows other commits here than everywhere else."""
+"""Variables for every command: with `git replace`, this clone would show other commits than all others."""
 _OF_READING = {
     "diff.submodule": "short",  # a submodule has a configuration of its own
-    "log.showSignature": "false",  # it runs gpg.program
+    "log.showSignature": "false",  # would run gpg.program
     "submodule.recurse": "false",
 }
 _RUNS_A_PROGRAM = {
@@ -56,21 +56,21 @@ _RUNS_A_PROGRAM = {
     r"diff\.(external|.*\.(command|textconv))": "",
     r"hook\..*\.command": "true",
 }
-"""Settings by which a command that reads runs a program; what each becomes if only the repository sets it."""
+"""Settings with which a reading command runs a program, and replacements if only the repository sets them."""
 _PROTOCOLS = "http:https"
-"""How a command that reads may get what a partial clone lacks: other ways run what the repository names."""
+"""Protocols for fetching the missing parts of a partial clone: others run programs of the repository."""
 _OF_THE_USER = ("system", "global", "command")
 _IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/.singularity.d"))
 
 
 def git(*arguments: str, cwd: Path) -> str:
-    """Return what a git command prints. Raises `GitError` with what git said, or that it is not there."""
+    """Return the output of a git command. Raises `GitError` with git's message, or if git is missing."""
     # Files and their names need not be UTF-8.
     return output(*arguments, cwd=cwd).decode(errors="backslashreplace")
 
 
 def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
-    """Return what a git command prints, which has `text` on its standard input. Raises as `git`."""
+    """Return the output of a git command with `text` on its standard input. Raises as `git`."""
     name = f"git {' '.join(arguments)}"
     usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     usual |= AS_COMMITTED
@@ -79,7 +79,7 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
         is_refused = done.returncode != 0 and b"safe.directory" in done.stderr
         top = _trusted(cwd) if is_refused else None
         if top is not None:
-            # Before 2.38 git takes it from files alone.
+            # Before 2.38, git reads `safe.directory` only from files.
             with tempfile.TemporaryDirectory() as home:
                 escaped = re.sub(r'[\\"]', r"\\\g<0>", str(top)).replace("\n", "\\n")
                 (Path(home) / "git").mkdir()
@@ -100,7 +100,7 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
 def _run(
     arguments: Sequence[str], cwd: Path, usual: Mapping[str, str], text: bytes
 ) -> tuple[subprocess.CompletedProcess[bytes], list[str]]:
-    """Run git, and return with it the names of the repository's settings that were replaced."""
+    """Run git, and return its result and the names of the repository's settings that were replaced."""
     command = _command(cwd)
     variables = dict(usual)
     replaced = list[tuple[str, str]]()
@@ -110,7 +110,7 @@ def _run(
         variables.setdefault("GIT_ALLOW_PROTOCOL", _PROTOCOLS)
         replaced = _replaced(command, cwd, usual)
     for name, value in replaced:
-        if "=" not in name:  # git 2.31 is the first to know the variables, which can name every setting
+        if "=" not in name:  # the variables, which can name any setting, need git 2.31
             command += ["-c", f"{name}={value}"]
             continue
         count = int(variables.get("GIT_CONFIG_COUNT") or 0)
@@ -123,7 +123,7 @@ def _run(
 def _command(cwd: Path) -> list[str]:
     top = _trusted(cwd)
     command = ["git", *([] if top is None else ["-c", f"safe.directory={top}"])]
-    if not _is_bare(cwd):  # else git would take what a directory above pretends to be
+    if not _is_bare(cwd):  # otherwise a directory above could pretend to be a bare repository
         command += ["-c", "safe.bareRepository=explicit"]
     for name, fixed in ALWAYS.items():
         command += ["-c", f"{name}={fixed}"]
@@ -131,9 +131,9 @@ def _command(cwd: Path) -> list[str]:
 
 
 def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return what replaces each setting of a repository by which git would run a program: names and values.
+    """Return names and replacements of a repository's settings with which git would run a program.
 
-    What users set for themselves takes its place.
+    Users' own values are used instead, if there are any.
     """
     settings = [*_settings([*command, "config", "--null", "--list"], cwd, environment)]
     values = list[tuple[str, str]]()
@@ -146,13 +146,13 @@ def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str])
 
 
 def _without_filters(cwd: Path) -> list[str]:
-    """Return the pathspec that leaves out files with a filter, if the repository's own filters are not run.
+    """Return a pathspec that excludes files with a filter, if the repository's own filters are not run.
 
-    Without its filter, for example git-lfs, such a file differs from the commit, changed or not.
+    Without its filter, for example git-lfs, such a file differs from the commit even if it is unchanged.
     """
     try:
         values = dict(_replaced(_command(cwd), cwd, os.environ))
-    except OSError:  # without git the command itself says so
+    except OSError:  # if git is missing, the command itself reports it
         return []
     is_filtered = any(name.startswith("filter.") and value == "" for name, value in values.items())
     return ["--", ":(top,attr:!filter)"] if is_filtered else []
@@ -161,7 +161,7 @@ def _without_filters(cwd: Path) -> list[str]:
 def _settings(
     listing: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the scope, name and value of each setting. Before 2.26 git tells no scope: it is then empty."""
+    """Yield the scope, name and value of each setting. The scope is empty before git 2.26."""
     done = subprocess.run([*listing, "--show-scope"], cwd=cwd, env=environment, capture_output=True)
     has_scopes = done.returncode == 0
     if not has_scopes:
@@ -180,10 +180,10 @@ def _top(directory: Path) -> Path | None:
 
 
 def _trusted(cwd: Path) -> Path | None:
-    """Return the top of the repository around a directory if git shall take it for safe; else None.
+    """Return the top of the repository around a directory if git can treat it as safe; else None.
 
-    It must be ours. In a container, where a checkout belongs to whoever made it outside, it may be of another
-    user, who then must own all of it. Where everybody may write, as in /tmp, anybody could put a `.git`.
+    It must be ours. In a container, where a checkout belongs to its creator outside, it may be of another
+    user if that user owns all of it. Where everybody can write, as in /tmp, anybody could put a `.git`.
     """
     top = _top(cwd)
     if top is None:
@@ -200,7 +200,7 @@ def _trusted(cwd: Path) -> Path | None:
 
 
 def _git_directory(file: Path) -> Path:
-    """Return what a `.git` leads to: a worktree or a submodule has a file with the path."""
+    """Resolve a `.git`: a worktree or a submodule has a file with the path."""
     if not file.is_file():
         return file
     return file.parent / file.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
@@ -222,7 +222,7 @@ _OF_TRACKED = ("--untracked-files=no", "--ignore-submodules=dirty")
 def _submodules(directory: Path) -> list[Path]:
     """Return the submodules that are checked out in a repository.
 
-    git itself would look into them with another configuration than that of the repository: see `_replaced`.
+    git itself would enter them with their own configuration, not that of the repository: see `_replaced`.
     """
     top = _top(directory)
     if top is None or not (top / ".gitmodules").is_file():
@@ -238,15 +238,15 @@ def _submodules(directory: Path) -> list[Path]:
 
 
 class Revision(NamedTuple):
-    """What is checked out in a repository."""
+    """The state of a repository's checkout."""
 
-    commit: str | None  # none outside of git
+    commit: str | None  # None outside of git
     dirty: bool  # whether tracked files have uncommitted changes
-    problem: str | None = None  # why git could not tell, inside of a repository
+    problem: str | None = None  # why git failed, inside of a repository
 
 
 def revision(directory: Path) -> Revision:
-    """The revision that is checked out where `directory` lies; outside of git, one without a commit."""
+    """Return the revision that is checked out around `directory`; outside of git, one without a commit."""
     try:
         asked = ("status", "--porcelain=v2", "--branch", *_OF_TRACKED, *_without_filters(directory))
         told = git(*asked, cwd=directory).splitlines()
@@ -256,20 +256,20 @@ def revision(directory: Path) -> Revision:
         is_inside = _top(here) is not None
         workspace = os.environ.get("GITHUB_WORKSPACE")
         if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
-            return Revision(os.environ.get("GITHUB_SHA"), False)  # in an image without git nothing has a .git
+            return Revision(os.environ.get("GITHUB_SHA"), False)  # in an image without git, there is no .git
         return Revision(None, False, str(error) if is_inside else None)
     commit = next(line.split()[2] for line in told if line.startswith("# branch.oid "))
     if commit == "(initial)":
         return Revision(None, False, "there is no commit yet")
-    # A submodule of which git tells nothing counts as changed.
+    # A submodule on which git fails counts as changed.
     is_dirty_below = any(each.dirty or each.commit is None for each in modules)
     return Revision(commit, any(not line.startswith("# ") for line in told) or is_dirty_below)
 
 
 def changes(directory: Path) -> str | None:
-    """A digest of the uncommitted changes to tracked files; None without any, and outside of git.
+    """Return a digest of the uncommitted changes to tracked files; None without any, and outside of git.
 
-    Of files larger than `LARGEST` it has the size and the time of the last change.
+    For files larger than `LARGEST`, it covers only the size and the time of the last change.
     """
     try:
         filtered = _without_filters(directory)
@@ -296,13 +296,13 @@ _OF_DIFF = ("--no-relative", "--no-ext-diff", "--no-textconv", "--ignore-submodu
 
 
 def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the size and the time of the last change of each changed file that git could read for hours."""
+    """Return size and modification time of changed files so large that git could need hours to read them."""
     top = _top(directory)
     if top is None:
         return {}
     large: dict[str, tuple[int, int]] = {}
     for name in git("diff", "--name-only", "-z", *_OF_DIFF, "HEAD", *pathspec, cwd=directory).split("\0"):
-        with contextlib.suppress(OSError):  # it is deleted
+        with contextlib.suppress(OSError):  # the file was deleted
             found = (top / name).lstat()
             if name and found.st_size > LARGEST:
                 large[name] = found.st_size, found.st_mtime_ns
@@ -312,7 +312,7 @@ def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[
 def commit_of(ref: str, *, cwd: Path) -> str:
     """Return the commit of a branch, tag or commit that a user named. Raises `GitError` without one.
 
-    A name that begins with a dash would be an option of the command that is given it.
+    Names that begin with a dash are refused, as git would take them for options.
     """
     try:
         return git("rev-parse", "--verify", f"{no_option(ref)}^{{commit}}", cwd=cwd).strip()
@@ -321,17 +321,17 @@ def commit_of(ref: str, *, cwd: Path) -> str:
 
 
 def no_option(name: str) -> str:
-    """Return the name of a branch or commit. Raises `GitError` for one that git would take for an option."""
+    """Return the name of a branch or commit. Raises `GitError` if git would take it for an option."""
     if name.startswith("-"):
         raise GitError(f"{name!r} is an option: name a commit, a branch or a tag")
     return name
 
 
 def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
-    """Return what files hold at a commit, those that are there; `names` from the top on, which is `cwd`."""
+    """Return the contents of existing files at a commit; `names` are relative to the top, which is `cwd`."""
     if not names:
         return {}
-    asked = [name for name in names if "\n" not in name]  # git takes one a line
+    asked = [name for name in names if "\n" not in name]  # git reads one name per line
     lines = "".join(f"{commit}:{name}\n" for name in asked)
     answer = output("cat-file", "--batch", cwd=cwd, text=os.fsencode(lines))
     contents = dict[str, bytes]()
@@ -350,19 +350,19 @@ def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
 
 
 def current_branch(repo: Path) -> str:
-    """What is checked out: a branch, or HEAD where none is."""
+    """Return the name of the branch that is checked out, or HEAD without one."""
     return git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()
 
 
 def dates(repo: Path, branch: str) -> dict[str, int]:
-    """The commits of a branch itself (its first parents), oldest first, with their dates in seconds."""
+    """Return the commits of a branch itself (its first parents), oldest first, with dates in seconds."""
     asked = ("log", "--first-parent", "--reverse", "--format=%H %ct", no_option(branch), "--")
     lines = git(*asked, cwd=repo).splitlines()
     return {commit: int(seconds) for commit, seconds in map(str.split, lines)}
 
 
 def unplaced(commits: set[str], repo: Path, branch: str) -> dict[str, str]:
-    """Why these are not among `dates`. Raises `GitError` if it is because the clone is not whole."""
+    """Return why these commits are not among `dates`. Raises `GitError` if the clone is shallow."""
     if not commits:
         return {}
     missing = commits - set(git("rev-list", "--all", cwd=repo).split())

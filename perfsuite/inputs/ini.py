@@ -1,4 +1,4 @@
-"""Reads pytest's settings of a repository where pytest does not run. Imports neither torch nor pytest."""
+"""Read pytest's settings in a repository without running pytest. Imports neither torch nor pytest."""
 
 import shlex
 import tomllib
@@ -13,34 +13,34 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
 
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-"""Files that may hold pytest's settings, in the order in which pytest looks for them."""
+"""Files that can contain pytest's settings, in pytest's search order."""
 
 
 @dataclass(frozen=True)
 class Ini:
     """pytest's settings of a project."""
 
-    root: Path  # the directory of the file that holds them; pytest's root directory
+    root: Path  # the directory of the file with the settings: pytest's root directory
     values: Mapping[str, Any]
 
     def text(self, key: str) -> str | None:
-        """A setting as text, or None."""
+        """Return a setting as text, or None."""
         value = self.values.get(key)
         return None if value is None else str(value).strip() or None
 
     def words(self, key: str) -> list[str]:
-        """A setting as words: a list in TOML, or a text. Raises as `split`."""
+        """Return a setting, a TOML list or a text, as words. Raises as `split`."""
         value = self.values.get(key, "")
         return list(map(str, value)) if isinstance(value, list) else split(key, str(value))
 
     def directories(self) -> dict[str, str]:
-        """The local store, the reviewed baselines and the cases, those of them that the file fixes."""
+        """Return the directories of the store, the baselines and the cases that the file sets."""
         known = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines", "cases")}
         return {name: str(self.root / value) for name, value in known.items() if value}
 
 
 def split(name: str, text: str) -> list[str]:
-    """Return the words of the value of `name`. Raises `CaseError` for a text that a shell could not split."""
+    """Split the value of `name` into words. Raises `CaseError` for a text that a shell could not split."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -48,9 +48,9 @@ def split(name: str, text: str) -> list[str]:
 
 
 def read_ini(directory: Path) -> Ini:
-    """The settings for a session in `directory`: of the nearest file upwards that holds settings of pytest.
+    """Return the settings for a session in `directory`, from the nearest file upwards that has any.
 
-    Without one, the root is that of the nearest pyproject.toml, as for pytest, else `directory` itself.
+    Without one, the root is that of the nearest pyproject.toml, as in pytest, or else `directory` itself.
     Raises `FileError` for a file that cannot be read.
     """
     for root in (directory, *directory.parents):
@@ -63,25 +63,25 @@ def read_ini(directory: Path) -> Ini:
 
 
 def settings(file: Path) -> Mapping[str, Any] | None:
-    """pytest's settings in a file; None without such a file, or such a section in it."""
+    """Return pytest's settings in a file; None if there is no such file or section."""
     try:
         text = files.read_text(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:  # ValueError: of UTF-8
+    except (OSError, ValueError) as error:  # ValueError: invalid UTF-8
         raise FileError(f"{file} cannot be read: {error}") from error
     return parsed(file, text)
 
 
 def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
-    """Return pytest's settings in the text of a file, None without such a section. Raises `FileError`."""
+    """Parse pytest's settings in the text of a file; None without such a section. Raises `FileError`."""
     file = Path(file)
     try:
         if file.suffix == ".toml":
             content = tomllib.loads(text)
         else:
             sections = IniConfig(file, data=text).sections
-    except (ParseError, ValueError, RecursionError) as error:  # ValueError: also of a number of many digits
+    except (ParseError, ValueError, RecursionError) as error:  # ValueError: also for huge numbers
         raise FileError(f"{file} cannot be read: {error}") from error
     if file.suffix == ".toml":
         try:
@@ -93,7 +93,7 @@ def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
 
 
 def _of_toml(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """pytest's settings in a TOML file; None in a pyproject.toml that has none."""
+    """Return pytest's settings in a TOML file; None for a pyproject.toml without any."""
     if file.name != "pyproject.toml":
         return dict(content.get("pytest", {}))
     table = content.get("tool", {}).get("pytest", {})
