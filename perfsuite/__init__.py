@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # each name `as` itself is public to type checkers
 
 __version__ = "0.1.0"  # the one place of the version: `pyproject.toml` reads it here
 
-_NAMES = {  # the public names but those of frameworks, by their module below this package
+_NAMES = {  # public names, except those of frameworks, by their module below this package
     "case.case": ["Case", "KnownIssue", "LoRA", "Topology"],
     "case.catalog": ["MODELS"],
     "case.hardware": ["Machine"],
@@ -44,7 +44,7 @@ _NAMES = {  # the public names but those of frameworks, by their module below th
     "results.session_file": ["Measurement"],
     "worker.spans.phases": ["phase"],
 }
-_FRAMEWORKS = (  # each is in a module of its own, called as the class is
+_FRAMEWORKS = (  # each is in a module with the name of the class
     *("Accelerate", "DDP", "DeepSpeed", "FSDP", "FSDP2", "Fake"),
     *("Lightning", "Nanotron", "Script", "TorchTitan", "Trainer"),
 )

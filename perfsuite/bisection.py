@@ -1,7 +1,7 @@
-"""Finds what made a case slower: the first bad commit, or the first bad version of a package.
+"""Find what made a case slower: the first bad commit, or the first bad version of a package.
 
-Each step compares the middle one of the suspects with the good arm, and is written down at once: the same
-search, started again, goes on where it was.
+Each step compares the middle suspect with the good arm, and is saved immediately, so that the same search
+continues where it was if it is started again.
 """
 
 import math
@@ -28,35 +28,35 @@ from perfsuite.results.metric import TOKENS_PER_S, described
 from perfsuite.results.outcome import Finding, Verdict
 from perfsuite.results.session_file import Measurement
 
-MOST_TOLERANCE = 0.5  # of a step: of a bad arm many times slower, less than half of the loss will do
+MOST_TOLERANCE = 0.5  # of a step: enough if the bad arm is many times slower, though less than half its loss
 
 
 class Step(Data):
     """One candidate, compared with the good arm."""
 
     name: str  # the commit, or the version
-    # As `git bisect` has it. `skipped`: it cannot be told whether it is good.
+    # The words of `git bisect`. `skipped`: it is unknown whether it is good.
     outcome: Literal["good", "bad", "skipped"]
-    # Relative change of the metric since the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory.
+    # Relative change of the metric from the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory.
     change: float | None = None
     interval: tuple[float, float] | None = None  # 99 % interval of `change`
     launches: int = 0
-    why: str = ""  # why it was skipped, or what its counts tell
+    why: str = ""  # why it was skipped, or a finding of its counts
 
 
 class BisectFile(Document):
-    """`search.json`: a search, as far as it has come."""
+    """`search.json`: the state of a search."""
 
     schema_version: Literal[1] = 1
     case_id: str
     good: str
-    # Everything after the good one up to the bad one, oldest first.
+    # All candidates after the good one up to the bad one, oldest first.
     candidates: tuple[str, ...] = Field(min_length=1)
-    # What is worse in the bad arm, a metric or a count: every step looks at it. None until that is tested.
+    # The metric or count that is worse in the bad arm, which decides every step. None until that is tested.
     metric: str | None = None
-    # How much it may grow in each step: half of what the bad arm has lost. Of a metric's cost (seconds per
-    # token, bytes) half of the logarithm, of a count half of the number. Until the bad arm is tested: how
-    # much seconds per token may grow there, None for the usual.
+    # Its tolerated growth in each step: half of the bad arm's growth. For a metric's cost (seconds per token,
+    # bytes) it is half of the logarithm, for a count half of the number. Until the bad arm is tested, it is
+    # the tolerated growth of seconds per token there; None for the default.
     tolerance: float | None = None
     steps: tuple[Step, ...] = ()
 
@@ -75,7 +75,7 @@ class BisectFile(Document):
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The candidates one of which is the first bad one, oldest first: the last is bad, or not tested."""
+        """The candidates that include the first bad one, oldest first. The last is bad, or not tested."""
         left = self.candidates
         for step in self.steps:
             left = _narrowed(left, step)
@@ -83,7 +83,7 @@ class BisectFile(Document):
 
     @property
     def next(self) -> str | None:
-        """The candidate to test next: the bad one, then the middle of those not tested; None at the end."""
+        """The next candidate to test: the bad one, then the middle of those not tested; None at the end."""
         if self.metric is None:
             return self.candidates[-1]
         tested = {step.name for step in self.steps}
@@ -101,7 +101,7 @@ def _narrowed(left: tuple[str, ...], step: Step) -> tuple[str, ...]:
 
 
 class UndecidedError(CaseError):
-    """The machine was unhealthy, or too noisy to tell whether the bad arm is worse: it can be tried again."""
+    """The machine was unhealthy, or too noisy to decide whether the bad arm is worse. A retry may succeed."""
 
 
 Compare = Callable[[Arm, Arm, BisectFile], Measurement]
@@ -111,7 +111,7 @@ tolerance."""
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The candidates of a search, and how each becomes an arm."""
+    """The candidates of a search, and a function that makes their arms."""
 
     good: str
     candidates: tuple[str, ...]
@@ -121,7 +121,7 @@ class History:
 def search(known: BisectFile, history: History, compare: Compare) -> Iterator[BisectFile]:
     """Test candidates until the first bad one is known, or only skipped ones are left. Yields every step.
 
-    Raises `CaseError` if the bad arm is not worse, and `UndecidedError` where this machine cannot tell.
+    Raises `CaseError` if the bad arm is not worse, and `UndecidedError` if this machine cannot decide it.
     """
     good = history.arm(history.good)
     while (name := known.next) is not None:
@@ -133,7 +133,7 @@ def search(known: BisectFile, history: History, compare: Compare) -> Iterator[Bi
 
 
 def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
-    """Return what the bad arm tells: what to look at, and how large a change is half of its own."""
+    """Choose the metric or count to follow, and half of the bad arm's change as the tolerance."""
     name = known.candidates[-1]
     verdict = result.verdict
     _check_measured(name, result)
@@ -174,7 +174,7 @@ def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
 
 
 def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
-    """Compare one candidate with the good arm. What cannot be built or run is skipped."""
+    """Compare one candidate with the good arm. Candidates that cannot be built or run are skipped."""
     try:
         arm = history.arm(name)
     except (CaseError, GitError, PackageError) as error:
@@ -196,7 +196,7 @@ def _check_measured(name: str, result: Measurement) -> None:
 
 
 def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
-    """Return what a comparison tells of a candidate, by the metric of the search, or by its count."""
+    """Judge a candidate from a comparison, on the metric or count of the search."""
     assert known.metric is not None
     assert known.tolerance is not None
     step = Step(name=name, outcome="skipped", launches=verdict.launches)
@@ -219,13 +219,13 @@ def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
 
 
 def _grown(verdict: Verdict) -> list[Finding]:
-    """The counts that are worse, the largest change first; none where times were compared."""
+    """Return the counts that are worse, largest change first; empty if times were compared."""
     counts = verdict.counts
     return [] if counts is None else [each for each in counts.findings if each.outcome == "regressed"]
 
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
-    """The commits of the branch itself (first parents) between two arms that differ in nothing more."""
+    """Return the commits of the branch itself (first parents) between two arms that differ only in these."""
     if any(map(RELEASE.fullmatch, f"{good} {bad}".split())):
         raise CaseError("a search of commits takes no PACKAGE==VERSION: name a lock file, or use --package")
     first = resolve("--good", good, root=root, store=store)
@@ -256,7 +256,7 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
 def of_versions(
     package: str, good: str, bad: str, *, root: Path, store: Path, consent: Consent = refuse_large
 ) -> History:
-    """The released versions of a package between two, each to be installed into its own directory."""
+    """Return the released versions of a package between two, each to be installed in its own directory."""
     first = _version("--good", good)
     last = _version("--bad", bad)
     if first >= last:
@@ -300,5 +300,5 @@ def begun(
                 f"{file}: field {field} is of another search: it was edited or damaged. "
                 "Delete it to search anew"
             )
-    # What was skipped is tried again: a network may have been down.
+    # Retry skipped candidates: a network may have been down.
     return file, found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))

@@ -1,4 +1,4 @@
-"""The base of every value object, and JSON files of them, written whole or not at all."""
+"""The base of every value object, and its JSON files, which are written as a whole or not at all."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from perfsuite.inputs import files
 
 D = TypeVar("D", bound="Data")
 
-FROM_FILE = {"from_file": True}  # validation context of a file: it may name a framework not installed here
+FROM_FILE = {"from_file": True}  # validation context of files, whose framework may not be installed here
 
 
 class Data(BaseModel):
@@ -31,13 +31,13 @@ class Data(BaseModel):
         extra="forbid",
         allow_inf_nan=True,
         ser_json_inf_nan="strings",
-        defer_build=True,  # most processes use few of the kinds that they import
+        defer_build=True,  # most processes use few of the classes that they import
     )
 
-    if not TYPE_CHECKING:  # a type checker shall see the fields in calls, not **values
+    if not TYPE_CHECKING:  # type checkers must see the fields in calls, not **values
 
         def __init__(self, **values: Any) -> None:
-            __tracebackhide__ = True  # pytest shows the line of the user's file
+            __tracebackhide__ = True  # makes pytest show the line in the user's file
             try:
                 super().__init__(**values)
             except ValidationError as error:
@@ -45,26 +45,26 @@ class Data(BaseModel):
                     f"{type(self).__name__}: {explain(error, tuple(type(self).model_fields))}"
                 ) from None
 
-        # So pydantic makes nested objects without it, and their errors keep the path to the field.
+        # This makes pydantic build nested objects without `__init__`, so errors keep the path to the field.
         __init__.__pydantic_base_init__ = True
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with `changes`, validated as a new object is."""
+        """Return a copy with `changes`, validated like a new object."""
         __tracebackhide__ = True
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        return self  # nothing in it can change
+        return self  # it is immutable
 
 
 def did_you_mean(name: str, known: Iterable[str], question: str = " Did you mean {!r}?") -> str:
-    """Return a question with the `known` name that is nearest to `name`, or "" if none is near."""
+    """Return a question with the `known` name that is most similar to `name`, or "" if none is."""
     near = get_close_matches(name, [*known], n=1)
     return question.format(near[0]) if near else ""
 
 
 def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
-    """Each problem as `field: what is allowed, got the value`, or the `known` one that was meant."""
+    """Describe each problem as `field: allowed values, got the value`, or suggest a `known` field."""
     problems = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"])
@@ -72,7 +72,9 @@ def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
         if problem["type"] == "extra_forbidden":
             hint = did_you_mean(field, known, " (did you mean {}?)") or "; remove it or correct its name"
             message = f"unknown field{hint}"
-        if problem["type"] == "value_error" and not field:  # it says itself what does not fit together
+        if (
+            problem["type"] == "value_error" and not field
+        ):  # the message itself says what does not fit together
             problems.append(message)
             continue
         shown = repr(problem["input"])
@@ -88,24 +90,24 @@ def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
 
 
 class Document(Data):
-    """Data that stands in a file of its own. Each kind sets `schema_version: Literal[N] = N`."""
+    """Data with a file of its own. Each kind sets `schema_version: Literal[N] = N`."""
 
     schema_version: int
 
     def as_json(self) -> str:
-        """What its file holds: sorted, indented JSON."""
+        """Return the contents of its file: sorted, indented JSON."""
         return json.dumps(plain(self), sort_keys=True, indent=1) + "\n"
 
 
 class Sealed(Document):
-    """A document that perfsuite alone writes: its file has a digest of the rest, and is not read without it.
+    """A document that only perfsuite writes: its file has a digest of the rest, and is not read without it.
 
-    Much of a result follows from another part of it, and a damaged or edited file would be believed against
-    itself. Reviewed text, which people may edit, is a plain `Document`.
+    Many parts of a result follow from others, and a damaged or edited file would be believed although it
+    contradicts itself. Reviewed text, which people may edit, is a plain `Document`.
     """
 
     def as_json(self) -> str:
-        """What its file holds: sorted, indented JSON with the digest."""
+        """Return the contents of its file: sorted, indented JSON with the digest."""
         return json.dumps(sealed(plain(self)), sort_keys=True, indent=1) + "\n"
 
     @model_validator(mode="before")
@@ -118,12 +120,12 @@ class Sealed(Document):
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a document with a digest of them."""
+    """Return the values of a document with their digest."""
     return {**content, "digest": digest(content)}
 
 
 def unsealed(values: dict[str, Any], restore: str) -> dict[str, Any]:
-    """Return the values of a document without its digest. Raises ValueError, which ends with `restore`."""
+    """Check the digest of a document and remove it. Raises ValueError, whose message ends with `restore`."""
     content = {key: value for key, value in values.items() if key != "digest"}
     if values.get("digest") != digest(content):
         raise ValueError(
@@ -134,14 +136,14 @@ def unsealed(values: dict[str, Any], restore: str) -> dict[str, Any]:
 
 
 def plain(data: Data) -> Any:
-    """As JSON values. NaN and infinities, which JSON does not know, become text that reads back.
+    """Convert to JSON values. NaN and infinities, which JSON lacks, become text that can be read back.
 
     So do bytes that are not UTF-8, which Python has in paths and variables as lone surrogates: JSON writes
     them as `\\udc80`. In the names of fields, which nobody uses again, they become U+FFFD.
     """
     try:
         return json.loads(data.model_dump_json())
-    except PydanticSerializationError:  # lone surrogates: pydantic makes UTF-8, the module json need not
+    except PydanticSerializationError:  # lone surrogates: pydantic must encode UTF-8, unlike the module json
         return _finite(data.model_dump(mode="json"))
 
 
@@ -157,7 +159,7 @@ def _finite(value: Any) -> Any:
 
 
 def lines(value: Any, indent: int = 0) -> str:
-    """JSON values as sorted, indented JSON in which what holds no other list or object takes one line."""
+    """Format sorted, indented JSON in which an innermost list or object takes one line."""
     is_object = isinstance(value, dict)
     inner = value.values() if is_object else value if isinstance(value, list) else ()
     if not any(isinstance(each, dict | list) for each in inner):
@@ -172,18 +174,18 @@ def lines(value: Any, indent: int = 0) -> str:
 
 
 def digest(content: Any, length: int = 16) -> str:
-    """Return `length` hexadecimal digits that tell JSON values apart, whatever the order of keys."""
+    """Return `length` hexadecimal digits that identify JSON values, whatever the order of keys."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def write(path: Path, document: Document) -> None:
-    """Write the text of a document: never half a file, whoever kills this process when."""
+    """Write a document atomically: the file is never partial, even if this process is killed."""
     write_text(path, document.as_json())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole; links are followed. A device or a FIFO is written to. Raises `FileError`."""
+    """Replace a file atomically; links are followed. Devices and FIFOs are written to. Raises `FileError`."""
     try:
         if _is_in_place(path):
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -197,7 +199,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _is_in_place(path: Path) -> bool:
-    """Whether a path is a device or a FIFO, or an open file of this process as /dev/stdout is."""
+    """Return whether a path is a device, a FIFO, or an open file of this process such as /dev/stdout."""
     if path.parent in files.OPEN_FILES:
         return True
     try:
@@ -228,7 +230,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read_or_none(path: Path, kind: type[D]) -> D | None:
-    """As `read`; None in place of a `FileError`."""
+    """Call `read`, and return None in place of a `FileError`."""
     try:
         return read(path, kind)
     except FileError:
@@ -236,7 +238,7 @@ def read_or_none(path: Path, kind: type[D]) -> D | None:
 
 
 def read(path: Path, kind: type[D]) -> D:
-    """Read a file that `write` wrote. Raises `FileError` naming the file, and the field if one is bad."""
+    """Read a file that `write` wrote. Raises `FileError` with the file and, if one is bad, the field."""
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise FileError(f"{path}: expected a JSON object, got {type(raw).__name__}")
@@ -252,27 +254,30 @@ def read(path: Path, kind: type[D]) -> D:
         raise FileError(f"{path}: field {explain(error)}") from None
     except CaseError as error:
         raise FileError(f"{path}: {error}") from None
-    except (ArithmeticError, RecursionError) as error:  # numbers that no sum holds, or nested without end
+    except (
+        ArithmeticError,
+        RecursionError,
+    ) as error:  # numbers that are too large to add, or endless nesting
         raise FileError(f"{path}: cannot be used ({error}). Delete it or restore it.") from None
 
 
 def read_json(
     path: Path, most: int = files.LARGEST_DOCUMENT, restore: str = "Delete it or restore it"
 ) -> Any:
-    """Return the JSON values of a file. Raises `FileError`; `restore` ends it where that is not JSON."""
+    """Read the JSON values of a file. Raises `FileError`, which ends with `restore` if it is not JSON."""
     try:
         return parse(files.read_text(path, most))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # the former also of bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError: also for bytes that are not UTF-8
         raise FileError(f"{path}: not JSON ({error}). Was it cut short? {restore}.") from error
 
 
 def parse(text: str) -> Any:
-    """Return the JSON values of a text. Raises ValueError or RecursionError.
+    """Parse the JSON values of a text strictly. Raises ValueError or RecursionError.
 
-    Python takes more than JSON allows, with effects that nobody sees: of two fields with one name the last,
-    and NaN as a number, to which nothing is unequal.
+    Python silently accepts more than JSON allows: for two fields of the same name, it takes the last, and it
+    reads NaN as a number, for which comparisons fail silently.
     """
     return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
 

@@ -1,6 +1,6 @@
-"""Every error that perfsuite raises on purpose, and how any error is told. Imports only `redaction`.
+"""All errors that perfsuite raises deliberately, and the text of any error. Imports only `redaction`.
 
-What goes wrong with a *run* is data on the driver's side: `perfsuite.results.rank_report.Failure`.
+A failed *run* is data on the driver's side: `perfsuite.results.rank_report.Failure`.
 """
 
 from perfsuite.redaction import masked
@@ -11,7 +11,7 @@ class PerfsuiteError(Exception):
 
 
 class AllocationOverError(PerfsuiteError):
-    """The allocation in which jobs are launched is over, or about to be."""
+    """The allocation in which jobs are launched has ended, or is about to."""
 
 
 class CaseError(PerfsuiteError, ValueError):
@@ -19,39 +19,39 @@ class CaseError(PerfsuiteError, ValueError):
 
 
 class DryRunError(PerfsuiteError):
-    """A case that cannot be run dry, or a package without a name that a dry run replaces."""
+    """A case cannot be run dry, or a package lacks a name that a dry run replaces."""
 
 
 class ExtensionError(PerfsuiteError):
-    """What another package adds to perfsuite and cannot be used: names the package."""
+    """An extension in another package cannot be used: names the package."""
 
 
 class FileError(PerfsuiteError):
-    """A file that cannot be read or written: names the file and the field."""
+    """A file cannot be read or written: names the file and the field."""
 
 
 class GitError(PerfsuiteError):
-    """A git command that failed: with what it said."""
+    """A git command failed: gives its message."""
 
 
 class LaunchError(PerfsuiteError):
-    """A job that cannot be ended."""
+    """A job cannot be ended."""
 
 
 class MachineError(PerfsuiteError):
-    """A machine that cannot be measured on as it is set up: names the GPU and what to do."""
+    """A machine cannot be measured on in its present setup: names the GPU and the remedy."""
 
 
 class PackageError(PerfsuiteError):
-    """An optional package that is not installed: with the command that installs it."""
+    """An optional package is not installed: gives the command that installs it."""
 
 
 class MismatchError(PerfsuiteError):
-    """What runs is not what was asked for; raised in a worker."""
+    """The training that runs is not the requested one; raised in a worker."""
 
 
 class ReportError(PerfsuiteError):
-    """Rank reports that do not fit together."""
+    """The reports of ranks contradict each other."""
 
 
 class ScriptError(PerfsuiteError):
@@ -59,14 +59,14 @@ class ScriptError(PerfsuiteError):
 
 
 class SlurmError(PerfsuiteError):
-    """Slurm refused or failed, with its words and the command; or a job was ended from outside."""
+    """Slurm refused or failed: gives its message and the command; or a job was ended from outside."""
 
 
 class ToolError(PerfsuiteError):
-    """Another program failed or is missing, as `gh` and `asv`: names it, with what it said."""
+    """Another program, such as `gh` or `asv`, failed or is missing: names it, and gives its message."""
 
 
-MAX_TOLD = 20_000  # most characters that are kept of the message or the traceback of an error
+MAX_TOLD = 20_000  # most characters to keep of an error's message or traceback
 
 
 def told(error: BaseException) -> str:
@@ -76,7 +76,7 @@ def told(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error as `readable` text, even if it cannot be made."""
+    """Return the message of an error as `readable` text, even if its `__str__` fails."""
     try:
         return readable(str(error))
     except Exception as why:
@@ -84,9 +84,9 @@ def message_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """Return text that others wrote as it may be kept and shown.
+    """Return text of others as it can be stored and shown.
 
-    It has no lone surrogates and no secrets. Beyond `MAX_TOLD` characters its middle is left out.
+    Lone surrogates are escaped and secrets are masked. Beyond `MAX_TOLD` characters, the middle is left out.
     """
     text = masked(text.encode("utf-8", "backslashreplace").decode())
     if len(text) <= MAX_TOLD:

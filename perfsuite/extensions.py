@@ -1,7 +1,7 @@
-"""The parts that packages add to perfsuite by entry points (docs/develop/extending.md), found by name.
+"""Find extensions of perfsuite in packages by name, with entry points (docs/develop/extending.md).
 
-perfsuite's own frameworks, launchers and commands are found in the same way. Nothing of a package is imported
-before its name is asked for; if that fails, the error names the package.
+perfsuite's own frameworks, launchers and commands are found in the same way. A package is imported only when
+its name is used; if that fails, the error names the package.
 """
 
 import functools
@@ -18,7 +18,7 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (COMMANDS, FRAMEWORKS, METRICS, LAUNCHERS)
-PERFSUITE = "perfsuite"  # the distribution whose names no other package may take
+PERFSUITE = "perfsuite"  # the distribution whose names no other package can use
 INSTALL = "install it again (pip install perfsuite, or pip install -e . in its repository)"
 
 
@@ -36,7 +36,7 @@ class Extension:
         return f"{self.name} = {self.entry_point.value!r} of {self.package} {self.version} ({self.group})"
 
     def load(self) -> Any:
-        """Import the object. Raises `ExtensionError` naming the package if that fails."""
+        """Import the object. Raises `ExtensionError` with the package if that fails."""
         try:
             return self.entry_point.load()
         except (Exception, SystemExit) as error:
@@ -45,7 +45,7 @@ class Extension:
             ) from error
 
     def error(self, problem: str) -> ExtensionError:
-        """The error that says why the loaded object cannot be used."""
+        """Return an error that explains why the loaded object cannot be used."""
         return ExtensionError(f"{self}: {problem}, or remove it (pip uninstall {self.package}).")
 
     @property
@@ -57,10 +57,10 @@ class Extension:
 
 @functools.cache
 def own(group: Group) -> Mapping[str, Extension]:
-    """Return perfsuite's own part of a group by name. The metadata of no other package is read.
+    """Return perfsuite's own extensions in a group, by name. No other package's metadata are read.
 
-    A source tree may hold older metadata besides those that are installed, so the first that name any
-    framework count. Raises `ExtensionError` if there are none.
+    A source tree can have older metadata besides the installed ones, so the first that name a framework are
+    used. Raises `ExtensionError` if there are none.
     """
     for perfsuite in distributions(name=PERFSUITE):
         if perfsuite.entry_points.select(group=FRAMEWORKS):
@@ -71,7 +71,7 @@ def own(group: Group) -> Mapping[str, Extension]:
 
 @functools.cache
 def installed(group: Group) -> tuple[Extension, ...]:
-    """What other packages add to a group, sorted by name; nothing is imported. Read once per process."""
+    """Return other packages' extensions in a group, sorted by name; nothing is imported. Read only once."""
     extensions = []
     for each in entry_points(group=group):
         assert each.dist is not None  # it was found in a distribution
@@ -87,8 +87,8 @@ def _extension(group: Group, package: Distribution, entry_point: EntryPoint) -> 
 def find(group: Group, name: str, *, reserved: Collection[str] = ()) -> Extension | None:
     """Return the extension of that name, or None.
 
-    perfsuite's own is returned before others are looked for. Raises `ExtensionError` if two other packages
-    have the name, or if one has a name that is reserved.
+    perfsuite's own extension is returned without a search for others. Raises `ExtensionError` if two other
+    packages have the name, or if one has a name that is reserved.
     """
     return own(group).get(name) or of_others(group, name, reserved=reserved)
 
@@ -109,7 +109,7 @@ def names(group: Group) -> list[str]:
 
 
 def problems(group: Group, load: Callable[[Extension], object]) -> list[str]:
-    """Say what is wrong with the extensions of other packages, a message each; imports them all by `load`."""
+    """Return a message for each bad extension of another package; all are imported with `load`."""
     messages = []
     for name in sorted({each.name for each in installed(group)}):
         try:

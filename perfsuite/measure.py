@@ -4,7 +4,7 @@
       ^                                                                                           |
       +------------------- undecided: one more launch, in fresh processes ------------------------+
 
-A session (`perfsuite.session`) finds the baseline before, and records one where there is none.
+A session (`perfsuite.session`) finds the baseline first, and records one if there is none.
 """
 
 import shutil
@@ -37,23 +37,23 @@ from perfsuite.verdict.judge import judge
 from perfsuite.verdict.overall import Reference
 
 WhenShared = Literal["wait", "again", "stop"]
-"""What to do after a launch during which others used the machine: `wait` until they are quiet, launch `again`
-at once, or `stop` and show what was measured."""
+"""The action after a launch during which others used the machine: `wait` until they are quiet, launch `again`
+immediately, or `stop` and show the measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
-    """How launches are made, of whatever case."""
+    """How to launch a case, whatever the case."""
 
-    # What starts them: on this machine, unless another is given.
+    # The launcher, by default on this machine.
     launcher: Launcher = field(default_factory=LocalLauncher)
-    arm: Arm = HERE  # the environment of their processes
+    arm: Arm = HERE  # the environment of the processes
     inject: str | None = None  # a fault to inject
-    counts: bool = True  # count what a step does
+    counts: bool = True  # whether to count the work of a step
     counted_steps: int | None = None  # see `CaseFile`
-    neighbours: Neighbours | None = None  # names who else used the machine in a launch, and waits for them
+    neighbours: Neighbours | None = None  # names other users of the machine, and waits for them
     when_shared: WhenShared = "again"
-    # Is called with the number of each launch of a case, from 1 on, before it.
+    # Called before each launch of a case with its number, from 1.
     on_launch: Callable[[Case, int], None] = lambda case, number: None
     on_progress: OnProgress = no_progress
 
@@ -72,7 +72,7 @@ def measure(
 ) -> tuple[list[Run], Verdict]:
     """Launch `case` until its launches decide. Returns them with their verdict, which is never `undecided`.
 
-    Each run is appended to `runs`, an empty list: what an error or an interrupt leaves is there.
+    Each run is appended to `runs`, an empty list, which has the runs so far after an error or an interrupt.
     """
     runs = [] if runs is None else runs
     while True:
@@ -81,7 +81,7 @@ def measure(
         runs.append(run)
         verdict = judge(runs, reference.baseline, reference.noise, reference.policy)
         if verdict.outcome == "undecided" and disturbed and not is_free(run, how):
-            # While others stay, more launches would be in vain: one unhealthy launch is enough for a verdict.
+            # While others stay, more launches cannot help: one unhealthy launch is enough for a verdict.
             policy = replace(reference.policy, max_unhealthy=1)
             verdict = judge(runs, reference.baseline, reference.noise, policy)
         if verdict.outcome != "undecided" and not needs_another(case, runs, verdict, reference):
@@ -89,7 +89,7 @@ def measure(
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Whether counts of a user's program, whose data may vary, have to differ in a second launch, too."""
+    """Return whether changed counts of a user's program, whose data may vary, need a second launch."""
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False
@@ -100,9 +100,9 @@ def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Refe
 def launch_watched(
     case: Case, machine: Machine, directory: Path, number: int, how: Launching
 ) -> tuple[Run, bool]:
-    """Launch `case` once, as launch `number`, and name who else used the machine in a note, and at once.
+    """Launch `case` once, as launch `number`. Names other users of the machine immediately, and in a note.
 
-    Returns also whether others used it, who can be waited for.
+    Also returns whether there were others, for whom the caller can wait.
     """
     how.on_launch(case, number)
     if how.neighbours is not None:
@@ -117,17 +117,17 @@ def launch_watched(
 
 
 def is_free(run: Run, how: Launching) -> bool:
-    """Whether to launch again after one that others disturbed; waits for them if `how` says so."""
+    """Return whether to launch again after a disturbed launch; waits for the others if `how` says so."""
     if how.when_shared == "wait" and how.neighbours is not None:
         return how.neighbours.wait(run.machine, run.case.topology.processes_per_node)
     return how.when_shared == "again"
 
 
 def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:
-    """Launch `case` once in fresh processes and collect what its ranks measured.
+    """Launch `case` once in fresh processes and collect the measurements of its ranks.
 
-    All files of the launch are in `directory`. What went wrong in a rank is in the `failure` of the run.
-    Raises `CaseError` for a case that its framework refuses, and `FileError` if `directory` holds a launch.
+    All files of the launch are in `directory`. The failure of a rank is the `failure` of the run. Raises
+    `CaseError` for a case that its framework refuses, and `FileError` if `directory` already has a launch.
     """
     request = CaseFile(
         case=case,
@@ -146,15 +146,15 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     run = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)
     try:
         documents.write(run_dir.run, run)
-    except FileError as error:  # what was measured is shown all the same
+    except FileError as error:  # the measurement is still shown
         run = run.replace(notes=(*run.notes, str(error)))
     return run
 
 
 def profile_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> TakenProfile:
-    """Launch `case` once more to have some of its steps profiled; arguments are those of `launch_once`.
+    """Launch `case` once more to profile some of its steps; arguments are those of `launch_once`.
 
-    The launch ends when they are recorded, and nothing of it is judged. What went wrong is in the result.
+    The launch ends when these steps are recorded, and is not judged. A failure is part of the result.
     """
     run_dir = RunDir(directory)
     request = CaseFile(case=case, device=machine.device, inject=how.inject, counts=False, profile=True)
@@ -168,7 +168,7 @@ def profile_once(case: Case, machine: Machine, directory: Path, how: Launching =
 
 
 def _launch(request: CaseFile, machine: Machine, run_dir: RunDir, how: Launching) -> Failure | None:
-    """Launch what `request` says. Raises `CaseError` and `FileError` as `launch_once` does."""
+    """Launch the case of `request`. Raises `CaseError` and `FileError` as `launch_once` does."""
     framework_of(request.case).check(request.case)
     if run_dir.case.exists():
         raise FileError(

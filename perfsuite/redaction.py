@@ -1,8 +1,8 @@
-"""Finds secrets by the name of what holds them and by how they look. Imports nothing of perfsuite.
+"""Find secrets by the name of their variable or option, and by their look. Imports nothing of perfsuite.
 
-One filter for all that is stored or printed: a case with a secret is refused, a variable with one is not
-recorded, and in text that others wrote (`masked`) a secret is replaced. What looks like no secret and has a
-name that does not always hold one passes in a case, as nobody could tell it from an ordinary value.
+This is the filter for everything that is stored or printed: a case with a secret is refused, a variable with
+one is not recorded, and in text of others (`masked`) secrets are replaced. A case may have a value that does
+not look like a secret, unless its name always means one, as nobody can distinguish it from an ordinary value.
 """
 
 import base64
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 MASK = "***"
 
-# A name as words between underscores, in lower case: `--hub.apiKey` is `hub_api_key`.
+# Names are matched as lower-case words with underscores: `--hub.apiKey` becomes `hub_api_key`.
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 _SERVICE = (
     r"hf|hub|huggingface|github|gh|gitlab|gl|wandb|comet|neptune|clearml|mlflow|slack|pypi|npm|aws|azure|git|ngc"
     r"|openai|anthropic|dagshub|databricks|telegram|discord"
 )
-_ALWAYS = re.compile(  # names that hold nothing but secrets
+_ALWAYS = re.compile(  # names that always mean secrets
     r"passwords?(_|$)|passwd(_|$)|(^|_)(passphrase|secrets?|credentials?|webhook|dsn|jwt|authorization)(_|$)"
     r"|(^|_)(cookies?|bearer)$|(^|_)connection_?string$|(^|_)[a-z]+_pwd$|(^|_)pat(_\d+)?$|^token(_\d+)?$"
     r"|(^|_)(api|access|auth|private|secret|ssh|signing|encryption|account|master|license)_?key(_|$)"
@@ -30,7 +30,7 @@ _ALWAYS = re.compile(  # names that hold nothing but secrets
     r"|user|admin|root|sudo)_?pass$"
 )
 _OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
-"""Names that may hold a secret: the value tells. Tokens, keys and passes are also those of texts and data."""
+"""Names that may mean a secret: the value decides. Texts and data have tokens, keys and passes, too."""
 _KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
 _NO_SECRET = re.compile(  # values of options that switch something, count, or name a special token
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",
@@ -38,11 +38,11 @@ _NO_SECRET = re.compile(  # values of options that switch something, count, or n
 )
 _REFERENCE = re.compile(
     r"\$[A-Z_][A-Z0-9_]*|\$\{[^{}]*\}|\{\w*\}|\*+|<\w+>"
-)  # to a value that stands elsewhere
-_SHORT = re.compile(  # as secrets begin: enough under a name that may hold one
+)  # references to a value elsewhere
+_SHORT = re.compile(  # prefixes of secrets: sufficient under a name that may mean one
     r"(hf_|gh[pousr]_|github_pat_|glpat-|sk[-_]|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|pypi-|npm_)[\w.-]"
 )
-_PATTERN = re.compile(r"[*?^$|\\]")  # of names of files
+_PATTERN = re.compile(r"[*?^$|\\]")  # characters of file name patterns
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _HEX = re.compile(r"(?=.*\d)[0-9a-f]{20,}", re.IGNORECASE)
 
@@ -65,7 +65,7 @@ _VALUE = re.compile(
     | (?i:\bbasic)\s+(?P<basic>[A-Za-z0-9+/]{6,}=*)
     """
 )
-_NAMED = re.compile(  # a name and its value in a text, the latter as a group
+_NAMED = re.compile(  # a name and its value in a text; the value is a group
     r"""(?xi)
     (?: (?:proxy-)?authorization | cookie | (?:private|job)-token )["']?\ ?[:=]\s*["']?
       (?P<header>[^\s"'][^"'\r\n]{3,})
@@ -79,7 +79,7 @@ _NAMED = re.compile(  # a name and its value in a text, the latter as a group
       /(?P<hook>[^\s"']+)
     """
 )
-# `user:password@` in any address, and `token@` where a name alone means no user: on the web.
+# `user:password@` in any address, and `token@` on the web, where a bare name is not a user.
 _ADDRESS = re.compile(
     r"(?P<scheme>://)(?P<userinfo>[^\s/@:\"'<>]*:[^\s/\"'<>]+)@"
     r"|(?P<web>(?i:https?|ftps?)://)(?!git@)(?P<token>[^\s/@:\"'<>]+)@"
@@ -87,7 +87,7 @@ _ADDRESS = re.compile(
 
 
 def masked(text: str) -> str:
-    """Return text that others wrote with `***` in place of what looks like a secret."""
+    """Replace everything that looks like a secret in text of others with `***`."""
     return "".join(_without_secrets(text))
 
 
@@ -101,7 +101,7 @@ def _without_secrets(text: str) -> Iterator[str]:
 
 
 def _spans(text: str) -> list[tuple[int, int]]:
-    """Return where secrets begin and end, in their order."""
+    """Return the beginning and end of each secret, in order."""
     found = [
         match.span()
         for match in _VALUE.finditer(text)
@@ -118,7 +118,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def _is_user_and_password(word: str) -> bool:
-    """Whether a word after `basic` is `user:password` in base64: `basic transformer2d` is not."""
+    """Return whether a word after `basic` is `user:password` in base64, unlike `basic transformer2d`."""
     try:
         return ":" in base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode()
     except ValueError:
@@ -130,14 +130,14 @@ def _is_harmless(value: str) -> bool:
 
 
 def _looks_secret(value: str) -> bool:
-    """Whether a value looks as if a machine had drawn it, and not as a word, a number or a special token."""
+    """Return whether a value looks machine-generated, not like a word, a number or a special token."""
     if _SHORT.match(value) or _ID.fullmatch(value):
         return True
     return not re.search(r"[\s<>\[\]{}|]", value) and any(map(_is_random, re.split(r"[^A-Za-z0-9]+", value)))
 
 
 def _is_random(word: str) -> bool:
-    """Whether letters, cases and digits alternate more often than in a name such as `Conv2dForLlama3`."""
+    """Return whether letters, cases and digits alternate more than in a name such as `Conv2dForLlama3`."""
     if _HEX.fullmatch(word):
         return True
     if len(re.findall(r"[A-Za-z]+|\d+", word)) >= 5:
@@ -151,10 +151,10 @@ def _words_of(name: str) -> str:
 
 
 def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
-    """Whether a variable's or an option's name and value look as if they held a secret.
+    """Return whether a variable's or an option's name and value look like a secret.
 
-    What is not shown or not recorded costs little, so a name that may hold a secret is enough. What a case
-    declares would be refused: there the value of such a name has to look like a secret, too.
+    To hide a value costs little, so a name that may mean a secret is sufficient. A case that declares one
+    would be refused (`is_declared`), so there the value must look like a secret, too.
     """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False
@@ -170,9 +170,9 @@ def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
 
 
 def secret_variable(given: Mapping[str, str]) -> str | None:
-    """Return the name of the first variable of a case that looks as if it held a secret, or None.
+    """Return the name of the first variable of a case that looks like a secret, or None.
 
-    Other than an option, a variable of these names alone holds nothing else.
+    Unlike an option, a variable named just `key` or `pass` always is one.
     """
     for name, value in given.items():
         is_bare = _words_of(name) in ("key", "pass") and not _is_harmless(value)
@@ -182,9 +182,9 @@ def secret_variable(given: Mapping[str, str]) -> str | None:
 
 
 def secret_word(words: Sequence[str]) -> str | None:
-    """Return the first word of a command that looks as if it (`--password=x`), or the next, held a secret.
+    """Return the first word of a command that contains a secret (`--password=x`), or precedes one, or None.
 
-    It is returned as it may be shown: what stands in front of the secret, `***` if nothing does.
+    The word is returned as it can be shown: the part before the secret, or `***` if there is none.
     """
     for number, word in enumerate(words):
         secrets = _spans(word)

@@ -103,7 +103,7 @@ def _variants(options: FrameworkOptions) -> Iterator[FrameworkOptions]:
         elif isinstance(value, int | float):
             others = [not value] if isinstance(value, bool) else [value + 1, value * 2]
         for other in others:
-            with contextlib.suppress(CaseError):  # this option has bounds, or goes with others only
+            with contextlib.suppress(CaseError):  # this option has bounds, or needs others
                 yield options.replace(**{name: other})
 
 
