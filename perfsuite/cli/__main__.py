@@ -1,4 +1,4 @@
-"""`python -m perfsuite.cli` is the command `perfsuite`, where its script is not on the path."""
+"""Run the command `perfsuite` as `python -m perfsuite.cli` if its script is not on the path."""
 
 from perfsuite.cli.app import app
 

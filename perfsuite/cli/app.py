@@ -1,4 +1,4 @@
-"""The `perfsuite` command: puts its commands together."""
+"""The `perfsuite` command, assembled from its subcommands."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ from perfsuite.inputs.ini import read_ini
 from perfsuite.report.console import console
 from perfsuite.report.safe_text import printable
 
-PANELS = {  # how --help groups our commands
+PANELS = {  # the groups of our commands in --help
     "Begin": ("init", "doctor", "selftest"),
     "Measure": ("night", "plan", "refresh", "baseline", "slurm"),
     "Compare": ("compare", "bisect", "releases", "dry-run"),
@@ -31,7 +31,7 @@ _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 class _LazyCommands(Mapping[str, Any]):
-    """The commands that packages name as entry points. One is imported when it is asked for."""
+    """The commands that packages name as entry points, each imported when it is used."""
 
     def __iter__(self) -> Iterator[str]:
         order = [*_PANEL_OF]
@@ -58,7 +58,7 @@ class _LazyCommands(Mapping[str, Any]):
 
 
 def command_of(extension: Extension) -> Any:
-    """Import a command. Raises `ExtensionError` if it cannot be imported, or is none."""
+    """Import a command. Raises `ExtensionError` if it cannot be imported, or is not a command."""
     loaded = extension.load()
     if not callable(loaded):
         raise extension.error(f"it is {loaded!r}: name a function, or a typer.Typer for several")
@@ -96,24 +96,24 @@ class _Commands(TyperGroup):
         self.commands = cast("MutableMapping[str, Any]", COMMANDS_BY_NAME)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands; none is imported for that."""
+        """Return the names of all commands, without importing any."""
         return list(self.commands)
 
     def main(self, *words: Any, **options: Any) -> Any:
-        """Run a command; what the encoding of standard output lacks, as in the locale C, is escaped."""
+        """Run a command. Characters that standard output cannot encode, as in the locale C, are escaped."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             try:
                 return super().main(*words, **options)
-            except PerfsuiteError as error:  # in the list of commands, before any is invoked
+            except PerfsuiteError as error:  # from the list of commands, before any is invoked
                 console(stderr=True).print(f"perfsuite: {error}", style="red")
                 raise SystemExit(2) from None
             finally:
-                sys.stdout.flush()  # later, nobody would catch what it raises
+                sys.stdout.flush()  # later, nobody would catch its errors
         except OSError as error:
-            sys.stdout = io.StringIO()  # what cannot be written is not tried again when Python ends
-            if error.errno == errno.EPIPE:  # who read the output wants no more of it: as typer ends then
+            sys.stdout = io.StringIO()  # keeps Python from repeating the failed write at exit
+            if error.errno == errno.EPIPE:  # the reader of the output has gone: end as typer does
                 raise SystemExit(1) from None
             where = "" if error.filename is None else f"{error.filename}: "
             with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:  # typer reads values with pydantic, which puts this before
+        except typer.BadParameter as error:  # typer parses values with pydantic, which adds this prefix
             error.message = error.message.replace("Value error, ", "")
             raise
         except PerfsuiteError as error:

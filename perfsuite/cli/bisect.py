@@ -1,4 +1,4 @@
-"""`perfsuite bisect`: finds the commit, or the version of a package, with which a case became slower."""
+"""`perfsuite bisect`: find the commit, or the version of a package, with which a case became slower."""
 
 import json
 from pathlib import Path
@@ -103,11 +103,11 @@ def bisect(
 
 
 def _name(name: str) -> str:
-    return name if len(name) < 40 else name[:12]  # a version as it is, a commit in short
+    return name if len(name) < 40 else name[:12]  # a version in full, a commit abbreviated
 
 
 def as_text(step: Step) -> str:
-    """Return what a step found out, in words."""
+    """Describe the result of a step."""
     if step.change is None:
         return f"{step.outcome} ({step.why})"
     interval = "" if step.interval is None else f" (99 % interval {between(step.interval)})"
@@ -115,7 +115,7 @@ def as_text(step: Step) -> str:
 
 
 def result_lines(found: BisectFile, package: str | None, root: Path) -> list[str]:
-    """Return what a search found, as lines of text."""
+    """Describe the result of a search in lines of text."""
     *others, first = found.suspects
     launches = sum(step.launches for step in found.steps)
     used = f"{plural(len(found.steps), 'step')}, {plural(launches, 'launch')}"

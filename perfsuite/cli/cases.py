@@ -1,4 +1,4 @@
-"""`perfsuite compare`, `dry-run` and `plan`, and what the commands share that measure cases.
+"""`perfsuite compare`, `dry-run` and `plan`, and the common parts of commands that measure cases.
 
 The first two are `pytest --perf-against` and `pytest --perf-dry` without a test.
 """
@@ -37,22 +37,22 @@ from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import DryHost, Host, Options, Setup
 
 NOT_KNOWN = "not known"
-UNDECIDED = 3  # exit status: no case is slower, one not decided (inconclusive, or on an unhealthy machine)
+UNDECIDED = 3  # exit status: no case is slower, but one is undecided (inconclusive or unhealthy)
 
 
 def say(text: str) -> None:
-    """Print a line of progress, apart from the result."""
+    """Print a line of progress on standard error, apart from the result."""
     typer.echo(printable(text), err=True)
 
 
 def option(name: str) -> Any:
-    """An option that pytest has, too, as one of a command."""
+    """Return an option of pytest as an option of a command."""
     row = BY_NAME[name]
     return typer.Option(f"--{name}", help=row.help_with_default, metavar=row.metavar or None)
 
 
 def tolerance(text: str) -> float:
-    """Read `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
+    """Parse `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
     value = fraction(text)
     if not 0 < value <= MOST_TOLERANCE:
         allowed = f"expected above 0% and up to {MOST_TOLERANCE:.0%}, in percent or as a fraction: 1% or 0.01"
@@ -139,7 +139,7 @@ def compare(
     else:
         session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
     if not dry:
-        session.setup.host = host  # it has looked at the machine
+        session.setup.host = host  # it has already examined the machine
     fits = fitting(session, asked)
     if session.skipped and k is None:
         raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
@@ -160,12 +160,12 @@ def compare(
 
 
 def asks(*, yes: bool) -> Consent:
-    """Return what says what pip is about to download, and asks on a terminal whether it may be much."""
+    """Return a function that announces a download of pip and, on a terminal, asks before a large one."""
 
     def consent(text: str, is_large: bool) -> bool:
         is_allowed = yes or not is_large
         if not is_allowed and not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return False  # nobody can answer; the error says how large it is
+            return False  # nobody can answer, and the error gives the size
         say(text)
         return is_allowed or typer.confirm("Download that much?", err=True)
 
@@ -173,7 +173,7 @@ def asks(*, yes: bool) -> Consent:
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
-    """Raise `CaseError` for two ways at once, or for counts with an option, by its name, of times alone."""
+    """Raise `CaseError` for two ways at once, or for counts with options `of_times`, which are by name."""
     if dry and counts:
         raise CaseError("--dry with --counts: arms are compared one way; leave one of them out")
     for name, value in of_times.items():
@@ -203,7 +203,7 @@ def dry_run(
     progress = Progress(line=say, cases=len(chosen))
     ranks = None if rank is None else (rank,)
     session = dry_session(options(store=store, baselines=baselines), progress, device, ranks)
-    fits = chosen if k is None else fitting(session, chosen)  # one that is named tells itself why not
+    fits = chosen if k is None else fitting(session, chosen)  # a named case reports its own reason
     progress.cases = len(fits)
     if _measure(session, fits, json_output=json_output):
         raise typer.Exit(2)
@@ -242,7 +242,7 @@ def plan(
         if fits:
             reached.append(each)
             used += cost or 0.0
-        # After a case of unknown cost nobody knows when the next one begins.
+        # After a case of unknown cost, the beginning of the next one is unknown.
         is_known = all(done.seconds is not None for done in reached)
         last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
         about = "~" if before is None else ""
@@ -266,7 +266,7 @@ def plan(
 
 
 def total(cases: Sequence[Planned]) -> str:
-    """Return what cases cost together, and of how many of them that is not known."""
+    """Return the total cost of cases, and the number of those whose cost is unknown."""
     known = [each for each in cases if each.seconds is not None]
     if not known:
         return "no cost is known" if cases else "0.0 min, 0.0 GPU hours"
@@ -278,18 +278,18 @@ def total(cases: Sequence[Planned]) -> str:
 
 
 def read(name: str, value: str | None) -> Any:
-    """What the value of a shared option means. Raises `CaseError` for a bad one."""
+    """Parse the value of a shared option. Raises `CaseError` for a bad one."""
     return BY_NAME[name].read(f"--{name}", value)
 
 
 def options(**given: str | None) -> Options:
-    """The options of a session in this directory, of the values of shared options."""
+    """Return the options of a session in this directory, from the values of shared options."""
     names = {name.replace("_", "-"): value for name, value in given.items()}
     return options_of(Path.cwd(), {name: read(name, value) for name, value in names.items()})
 
 
 def check_asked(hardware: str, cases: Path) -> None:
-    """Raise `CaseError` for a marker of no hardware, or a directory of cases that there is not."""
+    """Raise `CaseError` for an unknown hardware marker, or a missing directory of cases."""
     error = hardware_error(hardware)
     if error is not None:
         raise CaseError(f"--hardware {hardware}: {error}")
@@ -298,7 +298,7 @@ def check_asked(hardware: str, cases: Path) -> None:
 
 
 def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:
-    """Return the cases of a directory by their ids, or by an expression: one of both, else `CaseError`."""
+    """Select the cases of a directory by id, or by expression. Raises `CaseError` for both, or neither."""
     if ids and expression is not None:
         raise CaseError("give case ids or -k, not both")
     if not ids and expression is None:
@@ -307,7 +307,7 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
 
 
 def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
-    """Return the cases that can be run on `host`. Raises `CaseError` for one that cannot and is named."""
+    """Return the cases that `host` can run. Raises `CaseError` for one that it cannot, if `are_named`."""
     found = []
     for case in cases:
         reason = host.why_not(case)
@@ -319,7 +319,7 @@ def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
 
 
 def fitting(session: Session, cases: list[Case]) -> list[Case]:
-    """Return the cases that can be run here. The others are told, and skipped."""
+    """Return the cases that can be run here. Report the others, and record them as skipped."""
     reasons = [(case, session.setup.host.why_not(case)) for case in cases]
     for case, reason in reasons:
         if reason is not None:
@@ -329,22 +329,22 @@ def fitting(session: Session, cases: list[Case]) -> list[Case]:
 
 
 def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
-    """Measure cases one after another, then print and write what was found. Returns how many could not be."""
+    """Measure cases one after another, print and write the results, and return the number of errors."""
     refused = 0
     status: Status = "interrupted"
-    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job leaves what was found until then, too
+    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job also leaves its results so far
     try:
         for case in cases:
             try:
                 session.measure(case, case.id)
             except AllocationOverError:
                 raise
-            except Exception as error:  # a failed result; the others may do better
+            except Exception as error:  # it is a failed result; other cases may succeed
                 refused += 1
                 why = told(error)
                 say(why if case.id in why else f"{case.id}: {why}")
         status = "complete"
-    finally:  # an interrupt, or the end of an allocation, leaves what was found until then
+    finally:  # an interrupt, or the end of an allocation, also leaves the results so far
         session.setup.lock.release()
         try:
             _show(session, status, json_output=json_output)
@@ -354,7 +354,7 @@ def _measure(session: Session, cases: list[Case], *, json_output: bool) -> int:
 
 
 def _end(number: int, frame: object) -> None:
-    """End this command by an exception, so that what it has found is written."""
+    """End this command with an exception, so that its results are written."""
     raise SystemExit(128 + number)
 
 

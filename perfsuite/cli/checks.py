@@ -1,4 +1,4 @@
-"""The rows of `perfsuite doctor` and `selftest`: what was checked and found, and what to do about it."""
+"""The rows of `perfsuite doctor` and `selftest`: a check, its result, and advice."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -11,7 +11,7 @@ from perfsuite.report.console import console
 Status = Literal["pass", "fail", "unknown"]
 STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}
 EXIT: dict[Status, int] = {"pass": 0, "unknown": 3, "fail": 1}
-"""The exit status of a command by the worst of its rows, the best first."""
+"""The exit status of a command for the worst status of its rows, best first."""
 
 
 class Row(Data):
@@ -20,7 +20,7 @@ class Row(Data):
     check: str
     status: Status
     found: str
-    advice: str | None = None  # what to do if it did not pass
+    advice: str | None = None  # the remedy if it did not pass
 
 
 def passed(check: str, found: str) -> Row:
@@ -34,17 +34,17 @@ def failed(check: str, found: str, advice: str | None = None) -> Row:
 
 
 def unknown(check: str, found: str, advice: str | None = None) -> Row:
-    """Return the row of a check that could not tell."""
+    """Return the row of a check without a result."""
     return Row(check=check, status="unknown", found=found, advice=advice)
 
 
 def checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
-    """Return a row that passes, or fails with the advice."""
+    """Return the row of a check that passed, or that failed, with the advice."""
     return passed(check, found) if ok else failed(check, found, advice)
 
 
 def show(row: Row, width: int) -> None:
-    """Print a row, and its advice below; checks take `width` columns."""
+    """Print a row, and its advice below; the names of checks take `width` columns."""
     style = STYLES[row.status]
     out = console()
     out.print(Text.assemble((f"{row.status:<9}", style), (f"{row.check:<{width}}", "bold"), row.found))

@@ -1,4 +1,4 @@
-"""`perfsuite github issue | comment | propose`: tells people on GitHub, by `gh` and its token."""
+"""`perfsuite github issue | comment | propose`: report on GitHub, with `gh` and its token."""
 
 import json
 import os
@@ -33,7 +33,7 @@ app = typer.Typer(
 app.command()(issue)
 
 _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
-BEFORE_AFTER = "before-after.txt"  # of `perfsuite refresh`: figures of each new baseline and of that before
+BEFORE_AFTER = "before-after.txt"  # from `perfsuite refresh`: figures of new and previous baselines
 
 
 @app.command()
@@ -95,12 +95,12 @@ def _number() -> int:
 
 
 class PullRequest(NamedTuple):
-    """What GitHub says of a pull request."""
+    """The facts about a pull request on GitHub."""
 
     number: int
     head: str  # its newest commit
     commits: frozenset[str]
-    comment: str | None  # the API's path of our comment, if this token's own account wrote one
+    comment: str | None  # the API path of our comment, if the account of this token wrote one
 
 
 class _Comment(Answer):
@@ -140,9 +140,9 @@ def _pull_request(number: int, mark: str) -> PullRequest:
 
 
 def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
-    """Return the pull request's commit that sessions measured, by what they recorded. Raises `CaseError`.
+    """Return the pull request's commit that sessions measured, as they recorded it. Raises `CaseError`.
 
-    A job of a pull request checks out a merge of it into its base: that commit's second parent was measured.
+    A pull request's job checks out a merge of it into its base: that commit's second parent was measured.
     """
     recorded = {session.commit for session in sessions}
     shown = ", ".join(sorted(str(commit and commit[:12]) for commit in recorded))
@@ -169,16 +169,16 @@ def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
 
 
 def moved_on(measured: str, head: str) -> str:
-    """Return a sentence if a pull request has a newer commit than the one that was measured; else nothing."""
+    """Return a sentence if a pull request has a newer commit than the measured one; else an empty text."""
     if measured == head:
         return ""
     return f"Measured: {measured[:12]}. The pull request has moved on to {head[:12]}, which was not measured."
 
 
 def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = "") -> str:
-    """Return the text of a comment: the summary of a job, cut at what GitHub takes; it mentions nobody.
+    """Return the text of a comment: the summary of a job, cut to GitHub's limit, without mentions.
 
-    `note` stands at its top.
+    `note` comes first.
     """
     whole = unlinked(markdown.render(sessions)).splitlines()
     if note:
@@ -190,7 +190,7 @@ def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = 
 
 
 def conclusion(sessions: Sequence[SessionFile]) -> str:
-    """Return GitHub's word for what sessions found: `failure`, `neutral` or `success`.
+    """Return the result of sessions in GitHub's words: `failure`, `neutral` or `success`.
 
     It is a `success` only if every session ended, measured something, and lost no case, neither between arms
     nor of a reviewed baseline.
@@ -221,7 +221,7 @@ def propose(
     for name, given in (("hardware", hardware), ("reason", reason)):
         if not given.strip():
             raise CaseError(f"--{name} is empty: say what was measured, and why")
-    gh(Step(("--version",)))  # else it fails when the branch is pushed
+    gh(Step(("--version",)))  # fail now rather than after the branch is pushed
     here = Path()
     if measured is not None:
         copied = _copied(measured, baselines)
@@ -240,7 +240,7 @@ def propose(
 
 
 def _copied(source: Path, baselines: Path) -> int:
-    """Copy files of baselines, and nothing else: what measured them may have run code of anybody."""
+    """Copy only files of baselines, as the job that measured them may have run untrusted code."""
     if baselines.is_absolute():
         raise CaseError(
             f"--baselines {baselines}: give it relative to the repository, as it is in the artifact"
@@ -257,7 +257,7 @@ def _copied(source: Path, baselines: Path) -> int:
 
 
 def fenced(text: str) -> str:
-    """Return text as a block of code that nothing in it can end."""
+    """Return text as a code block that nothing in the text can end."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text.rstrip()}\n{fence}"

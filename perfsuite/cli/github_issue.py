@@ -1,4 +1,4 @@
-"""`perfsuite github issue`: keeps an issue for each hardware class while cases regress or drift, by `gh`."""
+"""`perfsuite github issue`: keep an issue for each hardware class while cases regress or drift, with `gh`."""
 
 import json
 import re
@@ -27,11 +27,11 @@ from perfsuite.results.session_file import Measurement, SessionFile
 T = TypeVar("T")
 
 LABEL = "perfsuite"
-MOST_CAUSES = 3  # lines that say why a case is slower: the surest ones
+MOST_CAUSES = 3  # lines that explain why a case is slower, most certain first
 LONGEST = 60_000  # most characters of an issue's text: GitHub allows 65,536
 _LISTED = re.compile(r"^<!-- perfsuite: (.*) -->\s*\Z", re.MULTILINE)
-"""The hidden line of an issue's text that lists its subjects: the last one."""
-_DRIFT = "drift of "  # beginning of a subject that is a drift and not a case
+"""Matches the hidden last line of an issue's text, which lists its subjects."""
+_DRIFT = "drift of "  # prefix of a subject that is a drift rather than a case
 
 
 class Issue(NamedTuple):
@@ -42,7 +42,7 @@ class Issue(NamedTuple):
 
     @property
     def subjects(self) -> list[str] | None:
-        """The ids of cases and the drifts for which it is open; None if somebody broke their list by hand."""
+        """The ids of cases and the drifts for which it is open; None if somebody broke the list by hand."""
         match = _LISTED.search(self.body)
         try:
             listed = json.loads(match[1]) if match else None
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 
 def title(hardware_class: str) -> str:
-    """The title by which the issue of a hardware class is found again."""
+    """Return the title that identifies the issue of a hardware class."""
     return f"Performance regressions on {re.sub(r'[^a-zA-Z0-9.+-]', '_', hardware_class)}"
 
 
@@ -72,14 +72,15 @@ def steps(
     *,
     cut_short: Sequence[str] = (),
 ) -> list[Step]:
-    """Return the calls of `gh` after a night: none, or those that open, update or close an issue.
+    """Return the calls of `gh` after a nightly run: none, or those that open, update or close an issue.
 
-    `drifts` are the open worsenings of this hardware class, None if nobody looked for them. An issue is
-    closed when each of its cases was measured again and is good, and none of its drifts is found any more. A
-    case that was not measured, whose verdict is inconclusive or unhealthy, or whose step was not counted
-    though there is a baseline of its counts, keeps it open. One whose list cannot be read is never closed,
-    and gets a new list as soon as something is bad. `cut_short` says of each session that did not end why:
-    with one of them nothing counts as good, so that no issue loses a case or is closed.
+    `drifts` are the open regressions of this hardware class over many nights, or None if nobody searched for
+    them. An issue is closed when each of its cases was measured again and is good, and none of its drifts is
+    found any more. A case keeps it open if it was not measured, if its verdict is inconclusive or unhealthy,
+    or if its step was not counted although there is a baseline of its counts. An issue whose list cannot be
+    read is never closed, and gets a new list as soon as something is bad. `cut_short` has the reasons of
+    sessions that did not end: with any of them, nothing counts as good, and no issue loses a case or is
+    closed.
     """
     failed = [each for each in results if each.outcome == "failed" and each.excused is None]
     regressed = [each for each in results if each.outcome == "regressed" and each.excused is None]
@@ -129,8 +130,8 @@ def _of_drift(finding: Drift) -> str:
 
 
 def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short: Sequence[str]) -> str:
-    """Return an issue's text from one for each subject; its hidden line lists them for `Issue.subjects`."""
-    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # it ends no comment
+    """Return an issue's text from those of its subjects. A hidden line lists them for `Issue.subjects`."""
+    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # cannot end the HTML comment
     hidden = f"<!-- perfsuite: {listed} -->"
     texts = [*(f"- **{_plain(why)}**" for why in cut_short), *bad.values(), *waived]
     shown = fitting(texts, LONGEST - len(hidden))
@@ -142,22 +143,22 @@ def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short
 
 
 def fitting(texts: Sequence[str], most: int) -> list[str]:
-    """Return the first of these texts: as many as have, with their ends of lines, `most` characters."""
+    """Return as many of the first texts as fit into `most` characters, including line ends."""
     return list(texts[: sum(length <= most for length in accumulate(len(text) + 1 for text in texts))])
 
 
 def _plain(text: str) -> str:
-    """The text of a failed process without what GitHub would take for markup, mention or issue."""
+    """Escape the text of a failed process, so that GitHub finds no markup, mention or issue in it."""
     return unlinked(markdown.text(printable(text)[:500]))
 
 
 def unlinked(escaped: str) -> str:
-    """Escaped Markdown in which GitHub finds no mention and no issue: it reads entities before it looks."""
+    """Prevent mentions and issue links in escaped Markdown, as GitHub decodes entities before it searches."""
     return escaped.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
 
 
 def code(text: str) -> str:
-    """Return text as Markdown code on one line."""
+    """Return text as inline Markdown code on one line."""
     flat = " ".join(printable(text)[:500].replace("`", "'").split())
     return f"`{flat}`"
 
@@ -171,7 +172,7 @@ def open_issue(hardware_class: str) -> Issue | None:
 
 
 class Answer(BaseModel):
-    """What `gh` was asked for. It may tell more."""
+    """The expected part of `gh`'s answer, which may have more fields."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -183,7 +184,7 @@ class _Listed(Answer):
 
 
 def ask_gh(kind: type[T], *arguments: str) -> T:
-    """Return what `gh` tells as JSON. Raises `ToolError`, also if it lacks a field."""
+    """Call `gh` and parse its JSON. Raises `ToolError`, also if a field is missing."""
     printed = gh(Step(arguments))
     try:
         return TypeAdapter(kind).validate_python(json.loads(printed))
@@ -196,7 +197,7 @@ def ask_gh(kind: type[T], *arguments: str) -> T:
 
 
 def gh(step: Step) -> str:
-    """Call `gh` and return what it prints. Raises `ToolError` with its error message."""
+    """Call `gh` and return its output. Raises `ToolError` with its error message."""
     try:
         command = ["gh", *step.arguments]
         done = subprocess.run(
@@ -222,7 +223,7 @@ def issue(
     for file in results:
         session = documents.read(file, SessionFile)
         own_class = session.machine.hardware_class
-        _ = by_class[own_class]  # an issue may be open, though nothing ran
+        _ = by_class[own_class]  # an issue may be open even if nothing ran
         for result in session.results:
             by_class[result.hardware_class or own_class][0].append(result)
         interrupted = interruption(session)
@@ -231,7 +232,7 @@ def issue(
                 cut_short[each].append(interrupted)
     drifts_found = None if trend is None else documents.read(trend, Trend)
     if drifts_found is not None and not drifts_found.sessions:
-        drifts_found = None  # an empty history says nothing of drifts, not that they are gone
+        drifts_found = None  # an empty history does not mean that drifts are gone
     for finding in () if drifts_found is None else drifts_found.failing:
         by_class[finding.hardware_class][1].append(finding)
     for hardware_class, (measured, drifts) in by_class.items():

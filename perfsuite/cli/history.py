@@ -41,7 +41,7 @@ CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an i
 HistoryBranch = Annotated[str, typer.Option("--branch", help="Branch of the history.")]
 BRANCH = "perfsuite-history"
 WORKTREE = Path("history")
-NOTHING_KEPT = 1  # exit status where nothing can be kept of all that was asked for by name
+NOTHING_KEPT = 1  # exit status if nothing of the named sessions can be kept
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
 Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")]
 Notify = Annotated[
@@ -70,7 +70,7 @@ def add(
     with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name, 2 if a
     file cannot be read; the others are added all the same.
     """
-    if notify is not None and not notify.isidentifier():  # it may be a secret, so that it is not shown
+    if notify is not None and not notify.isidentifier():  # not shown, as it may be a secret
         raise CaseError("--notify: give the name of a variable that holds the address, not the address")
     out = console()
     kept = 0
@@ -114,7 +114,7 @@ def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> Non
             raise FileError(
                 f"{history_dir} holds {held or 'a commit'}, not {branch}: name an empty directory"
             )
-        git("worktree", "remove", str(history_dir), cwd=here)  # not if it has changes that are in no commit
+        git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has uncommitted changes
     git("worktree", "prune", cwd=here)
     known = git("ls-remote", "--heads", "origin", branch, cwd=here)
     if known:
@@ -148,12 +148,12 @@ def push(
     status = 0
     try:
         add(results, history_dir, notify=notify)
-    except typer.Exit as ended:  # what could be added is pushed all the same
+    except typer.Exit as ended:  # sessions that could be added are still pushed
         status = ended.exit_code
     git("add", "--all", cwd=history_dir)
     if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
         git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
-    if not git("branch", "--list", branch, cwd=history_dir):  # a branch begins with its first commit
+    if not git("branch", "--list", branch, cwd=history_dir):  # a branch exists only after its first commit
         typer.echo(f"nothing was pushed: {branch} begins with the first result that can be kept")
         raise typer.Exit(0 if status == NOTHING_KEPT else status)
     git("push", "--quiet", "origin", branch, cwd=history_dir)

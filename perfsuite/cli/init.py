@@ -1,4 +1,4 @@
-"""`perfsuite init`: the first files of a repository that measures its training. It overwrites nothing."""
+"""`perfsuite init`: write the first files of a repository that measures its training. Overwrites nothing."""
 
 import ast
 import json
@@ -24,20 +24,20 @@ from perfsuite.results.store import CASES
 
 IGNORED = (".perfsuite/", "out/", "/history/")
 STRICT = {"perf_missing_baseline": "fail", "perf_strict": "inconclusive"}
-"""Settings without which a night, or a pull request, can be green though a case was not judged."""
+"""Settings without which a nightly run, or a pull request, can succeed although a case was not judged."""
 OWNED = ("/baselines/", "/perf-waivers.toml", "/.github/", "conftest.py", "/{ini}", "/{cases}/")
-"""What decides if a check is green: a repository has people who must approve its changes."""
+"""Files that decide whether a check succeeds, and whose changes code owners should approve."""
 CODEOWNERS = (Path(".github/CODEOWNERS"), Path("CODEOWNERS"), Path("docs/CODEOWNERS"))
 NIGHT = Path("performance-night.sh")
 ACCEPT = 'perfsuite baseline accept --reason "the first"'
-FRAMEWORKS = {  # what a first case file measures next to DDP: the package that must be there, the framework
+FRAMEWORKS = {  # what a first case file measures besides DDP: the required package, and the framework
     "FSDP2": ("transformers", "FSDP2()"),
     "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
     "Trainer": ("accelerate", 'Trainer(fsdp="full_shard auto_wrap")'),
     "Lightning": ("lightning", 'Lightning(strategy="fsdp2")'),
 }
 OF_LLAMA = ("torch", "transformers", "accelerate", "lightning")
-"""What the cases of a tiny Llama import."""
+"""Packages that the cases of a tiny Llama import."""
 PLACEHOLDER = "perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT"
 
 
@@ -91,7 +91,7 @@ def init(
     if github:
         _owners(cases)
     record = [str(cases), "-m", hardware if slurm or hardware == "cpu" else f"cpu or {hardware}"]
-    first = ["--perf-missing-baseline=record"] if github else []  # the settings say that others fail
+    first = ["--perf-missing-baseline=record"] if github else []  # the settings let others fail
     by_pytest = shlex.join([*record, "--perf-min-launches=10", *first])
     steps = ["perfsuite doctor --quick", f"pytest {by_pytest}", ACCEPT]
     if slurm:
@@ -122,7 +122,7 @@ def _workflow(hardware: str, runs_on: str, container: str, uses: str, script: Pa
     if uses:
         repository, _, commit = uses.partition("@")
         machine = {"runs-on": where, **({"container": container} if container else {})}
-        machines = json.dumps({hardware: machine}).replace("'", "''")  # as YAML escapes it
+        machines = json.dumps({hardware: machine}).replace("'", "''")  # YAML's escape
         text = _written("call.yml", **of_job, repository=repository, commit=commit, machines=machines)
     else:
         command = "python -m perfsuite.cli" if container else ".venv/bin/perfsuite"
@@ -131,8 +131,8 @@ def _workflow(hardware: str, runs_on: str, container: str, uses: str, script: Pa
 
 
 def _written(name: str, **values: object) -> str:
-    """Return one of the files in `templates`, with these values in it."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # only here: every command imports this
+    """Render one of the files in `templates` with these values."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # other commands do not need it
 
     loader = PackageLoader("perfsuite.cli")
     files = Environment(
@@ -142,7 +142,7 @@ def _written(name: str, **values: object) -> str:
 
 
 def _yaml(text: str) -> object:
-    import yaml  # only here: every command imports this file
+    import yaml  # other commands do not need it
 
     try:
         return yaml.safe_load(text)
@@ -165,7 +165,7 @@ def _submit(hardware: str) -> str:
 def _install(uses: str, script: Path | None) -> str:
     """Return a command that installs the project of this directory, and perfsuite, into `.venv`."""
     needs = Path("requirements.txt")
-    # Where no file says what the project needs, one is written with the releases that are here.
+    # If no file lists the project's requirements, write one with the releases that are installed here.
     if not needs.exists() and not Path("pyproject.toml").exists():
         needed = OF_LLAMA if script is None else _imported(script)
         others = [f"{name}=={Version(version(name)).public}" for name in needed if _is_installed(name)]
@@ -178,7 +178,7 @@ def _imported(script: Path) -> list[str]:
     """Return torch and the installed packages that a script imports itself."""
     try:
         tree = ast.parse(script.read_bytes())
-    except (SyntaxError, ValueError):  # it is another's language, or of another Python
+    except (SyntaxError, ValueError):  # another language, or another Python version
         return ["torch"]
     modules = set[str]()
     for node in ast.walk(tree):
@@ -201,9 +201,9 @@ def _is_installed(name: str) -> bool:
 
 
 def _perfsuite(uses: str) -> str:
-    """Return the requirement of perfsuite: that copy on GitHub, or from where it was installed here.
+    """Return the requirement of perfsuite: a copy on GitHub, or the source of this installation.
 
-    A path of this machine says nothing to a runner, so that a line to complete stands in its place.
+    A path on this machine is useless to a runner, so a line to complete replaces it.
     """
     if uses:
         return "perfsuite @ git+https://github.com/" + uses
@@ -221,7 +221,7 @@ def _perfsuite(uses: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that is not there yet, and say so; or say that it stays."""
+    """Write a file unless it exists, and report what was done."""
     if path.exists():
         typer.echo(f"kept: {path}, which was there")
         return
@@ -230,11 +230,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _ignore(path: Path) -> None:
-    """Add what git is to ignore at the end of its file."""
+    """Append the files that git should ignore to its file."""
     try:
         text = read_text(path, errors="replace") if path.exists() else ""
         missing = [name for name in IGNORED if name not in text.splitlines()]
-        with path.open("ab") as file:  # what stands there need be neither UTF-8 nor have Unix line ends
+        with path.open("ab") as file:  # the contents may not be UTF-8, or have other line ends
             end = "" if text.endswith("\n") or not text else "\n"
             file.write((end + "".join(f"{name}\n" for name in missing)).encode() if missing else b"")
     except OSError as error:
@@ -244,7 +244,7 @@ def _ignore(path: Path) -> None:
 
 
 def _settings(wanted: Mapping[str, str]) -> None:
-    """Write settings of pytest where there are none, else say which of them to add."""
+    """Write settings of pytest if there are none, else report which ones to add."""
     ini = read_ini(Path.cwd())
     missing = [f"{key} = {value}" for key, value in wanted.items() if key not in ini.values]
     if not missing:
@@ -257,7 +257,7 @@ def _settings(wanted: Mapping[str, str]) -> None:
 
 
 def _owners(cases: Path) -> None:
-    """Say which lines a file of code owners should have, who alone are known to their project."""
+    """Report the lines that a file of code owners should have. Only the project knows the owners."""
     file = next(filter(Path.exists, CODEOWNERS), None)
     text = "" if file is None else read_text(file, errors="replace")
     known = {line.split()[0] for line in text.splitlines() if line.strip()}

@@ -1,4 +1,4 @@
-"""`perfsuite judge`: judges step times that somebody else measured, by the engine of the plugin.
+"""`perfsuite judge`: judge step times from other measurements with the engine of the plugin.
 
 A line is a trace, an object of JSON with the fields of `Trace`, or with `--baseline` there are logs of
 launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
@@ -29,10 +29,10 @@ from perfsuite.inputs.files import LARGEST, open_file
 from perfsuite.report.safe_text import printable, visible
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
-SHORT_SERIES = 15  # fewest steps of a launch whose warm-up is looked for
-MAX_WARMUP = 20  # most steps of warm-up: 2/7 of the 70 steps of a real launch, and the same share of fewer
+SHORT_SERIES = 15  # fewest steps of a launch in which the end of warm-up is searched
+MAX_WARMUP = 20  # most steps of warm-up: 2/7 of a real launch's 70 steps, and the same share of fewer
 
-FEWEST_BASELINE = 3  # fewest launches of a baseline that tell how launches scatter
+FEWEST_BASELINE = 3  # fewest launches of a baseline that show the scatter
 HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  tolerance  detects"
 
 # The upper bound keeps sums finite: no step takes 30 million years.
@@ -42,13 +42,13 @@ Launches = Annotated[list[Series], Field(min_length=1), FailFast()]
 
 
 class Strict(Data):
-    """Data in which a text or a truth value is no number, and NaN or infinity are no seconds."""
+    """Data that accept neither texts nor booleans as numbers, and neither NaN nor infinity."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class KnownNoise(Strict):
-    """A noise between launches that is known from elsewhere: `perfsuite.verdict.sequential.Noise`."""
+    """A noise between launches from another source: `perfsuite.verdict.sequential.Noise`."""
 
     sigma: float = Field(gt=0, lt=1)
     degrees_of_freedom: float = Field(gt=0, le=1e9)
@@ -78,8 +78,7 @@ def seconds_per_step(series: Sequence[float]) -> float:
     """Return the median of a launch's steps after warm-up, in seconds.
 
     The end of warm-up is found as in a real launch (`perfsuite.analysis.figures`), after at most 20 steps and
-    at most two sevenths of the steps. Under 15 steps it is not looked for, and the median is that of all
-    steps.
+    at most two sevenths of the steps. With fewer than 15 steps, the median is that of all steps.
     """
     if len(series) < SHORT_SERIES:
         return median(series)
@@ -90,8 +89,8 @@ def seconds_per_step(series: Sequence[float]) -> float:
 def judge_trace(trace: Trace) -> Decision:
     """Judge launch by launch, as a real session does. Raises `CaseError` if the noise is unknown.
 
-    If the launches run out before a decision: "passed" if it looks faster and a slowdown beyond the tolerance
-    is excluded, else "inconclusive". One or two launches can pass; they are never a regression.
+    If the launches end before a decision, the outcome is "passed" if they look faster and a slowdown beyond
+    the tolerance is excluded, else "inconclusive". One or two launches can pass, but never regress.
     """
     baseline = [seconds_per_step(series) for series in trace.baseline]
     noise = _noise(trace, baseline)
@@ -127,7 +126,7 @@ def answer(number: int, line: bytes) -> Decision | BadLine:
     except ValidationError as error:
         return _bad(number, error)
     try:
-        documents.parse(text.decode())  # it refuses equal fields, of which pydantic takes the last
+        documents.parse(text.decode())  # it refuses duplicate fields, of which pydantic takes the last
     except ValueError as error:
         return BadLine(error=_cut(f"not JSON: {error}", 500), line=number, field="(whole)")
     try:
@@ -242,7 +241,7 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
 
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
-    """Open traces, which are read line by line, so that all lines together may be larger than memory."""
+    """Open traces, which are read line by line, so that they can be larger than memory."""
     if file == "-":
         yield sys.stdin.buffer
         return
@@ -255,7 +254,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
 
 
 def as_json(decision: Decision | BadLine) -> str:
-    """Format a decision as one line of strict JSON, with null for an infinite number."""
+    """Format a decision as one line of strict JSON, with null for infinite numbers."""
     if isinstance(decision, BadLine):
         return json.dumps(asdict(decision))
     content = from_json(to_json(decision, inf_nan_mode="null"))

@@ -1,6 +1,6 @@
-"""Reads the step times of jobs that perfsuite did not launch: TensorBoard event files.
+"""Read the step times of jobs that perfsuite did not launch from TensorBoard event files.
 
-What a log tells is proportional to the time of a step: enough for ratios, if every log tells the same.
+Values in a log are proportional to the time of a step: enough for ratios, if all logs have the same unit.
 """
 
 import struct
@@ -13,25 +13,25 @@ from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
 from perfsuite.inputs.files import LARGEST_LOG, open_file
 
-EVENT_FILES = "*tfevents*"  # the names of TensorBoard's event files
+EVENT_FILES = "*tfevents*"  # pattern of the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
-"""Megatron-LM's seconds of an iteration, means over `--log-interval`, by `--log-timers-to-tensorboard`."""
-LONGEST = 1e15  # times are below it, whatever their unit
+"""Megatron-LM's seconds per iteration, means over `--log-interval`, from `--log-timers-to-tensorboard`."""
+LONGEST = 1e15  # upper limit of times in any unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepLog:
-    """What one launch logged about its steps."""
+    """The step times in the log of one launch."""
 
     path: Path
     series: Sequence[float]  # in the order of training; above 0
 
 
 def read_log(path: Path, tag: str) -> StepLog:
-    """Read a scalar of one launch from an event file, or from a directory of those that follow each other.
+    """Read a scalar of one launch from an event file, or from a directory with consecutive ones.
 
-    Several follow each other where training was resumed. Raises `FileError` naming the log, or `PackageError`
-    without tensorboard.
+    There are several if training was resumed. Raises `FileError` with the log, or `PackageError` without
+    tensorboard.
     """
     require("tensorboard", purpose=f"reading {path}")
     files = sorted(path.glob(EVENT_FILES)) if path.is_dir() else [path]
@@ -67,14 +67,14 @@ def read_log(path: Path, tag: str) -> StepLog:
 def _events(file: Path) -> Iterator[Any]:
     """Read every event of a file. Raises `FileError` unless all of its bytes are whole records.
 
-    TensorBoard's own loaders end in silence at the first damaged record, as if the log ended there: what
-    trained more slowly after it would not be seen. A record is its length (8 bytes), a checksum of the length
-    (4 bytes), the event, and a checksum of the event (4 bytes); numbers are little-endian.
+    TensorBoard's own loaders stop silently at the first damaged record, as if the log ended there: a slowdown
+    after it would be missed. A record is its length (8 bytes), a checksum of the length (4 bytes), the event,
+    and a checksum of the event (4 bytes); numbers are little-endian.
     """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
-    # Private, seen in tensorboard 2.21: without it no checksum is known, and no log can be read.
+    # Private, seen in tensorboard 2.21: without it, checksums cannot be verified, and no log can be read.
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     with open_file(file, LARGEST_LOG) as stream:
@@ -123,7 +123,7 @@ def check_different(logs: Sequence[StepLog]) -> None:
 
 
 def _scalar(summary: Any) -> float | None:
-    """Return the number of a `Summary.Value` as torch or TensorFlow 2 writes it; None if it is no scalar."""
+    """Return the number of a `Summary.Value` of torch or TensorFlow 2; None if it is not a scalar."""
     from tensorboard.util.tensor_util import make_ndarray
 
     if summary.HasField("simple_value"):

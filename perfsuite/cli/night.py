@@ -1,4 +1,4 @@
-"""`perfsuite night` and `refresh`: whole jobs in one command, the same in any CI, in cron and in a job."""
+"""`perfsuite night` and `refresh`: whole jobs in one command, for any CI, for cron and for cluster jobs."""
 
 import os
 import re
@@ -28,16 +28,16 @@ from perfsuite.results.store import BASELINES, CASES, STORE, Store
 from perfsuite.session.outputs import write_report
 
 NOTHING = "Nothing was measured: {}\n\n<!-- sessions before: {} -->\n"
-"""A summary until there is a report: why there is none, and which sessions are of another night."""
+"""A summary until there is a report: the reason, and the number of sessions of earlier nights."""
 BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
-MOST_SAID = 2000  # characters of what pytest said
+MOST_SAID = 2000  # characters of pytest's message
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
 REFRESHED = Path(".perfsuite/refresh")  # the store of `refresh`
-LAUNCHES = 10  # of each case that is refreshed
+LAUNCHES = 10  # launches of each case that is refreshed
 
 
 def gate(out: Path) -> list[str]:
-    """The options of pytest by which a night judges, with its files in `out`."""
+    """Return the options of pytest for a nightly run, with its files in `out`."""
     strict = ("--perf-missing-baseline=fail", "--perf-explain", "--perf-max-launches=6")
     return [*strict, "--perf-min-judged=90%", f"--perf-report={out}"]
 
@@ -74,11 +74,11 @@ def night(
             if later:
                 _summarise(summary, later)
         return
-    for name in ("index.html", "results.json"):  # of an earlier night
+    for name in ("index.html", "results.json"):  # files of an earlier night
         (out / name).unlink(missing_ok=True)
 
     def note(why: str) -> None:
-        from perfsuite.report import markdown  # not for every command: it imports Jinja
+        from perfsuite.report import markdown  # imported here, as other commands do not need Jinja
 
         documents.write_text(summary, NOTHING.format(markdown.text(why), len(known)))
 
@@ -131,7 +131,7 @@ def refresh(
     shared.check_asked(hardware, cases)
     if not reason.strip():
         raise CaseError("--reason is empty: say why a baseline may change, as 'torch 2.14'")
-    # The settings of a repository may say that a case without a baseline fails.
+    # According to a repository's settings, cases without a baseline may fail.
     measure = [f"--perf-min-launches={LAUNCHES}", "--perf-missing-baseline=record", "--perf-explain"]
     measure.append(f"--perf-report={out}")
     where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")
@@ -162,13 +162,13 @@ def _contents(baselines: Path) -> dict[Path, bytes]:
 
 
 def run(module: str, *arguments: str) -> int:
-    """Run a module of this environment in a process of its own. Returns its exit status."""
+    """Run a module of this environment in a separate process and return its exit status."""
     say(f"$ {module} {' '.join(arguments)}")
     return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
 
 
 def refused(*arguments: str) -> str | None:
-    """Return why pytest would measure nothing, given these arguments: it only collects. None if it would."""
+    """Return why pytest would measure nothing with these arguments, by collecting only; None if it would."""
     done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet"])
     if done.returncode == 0:
         return None
@@ -180,7 +180,7 @@ def refused(*arguments: str) -> str | None:
 
 
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
-    """Show the newest of these sessions on the job's own page; if its report is missing, write it."""
+    """Show the newest of these sessions on the job's own page, and write its report if it is missing."""
     content = documents.read(sessions[-1], SessionFile) if sessions else None
     if content is not None and BEGUN.search(read_text(summary, errors="replace")):
         write_report(summary.parent, content)
@@ -193,9 +193,10 @@ def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
 
 
 def github_annotations(results: Sequence[Measurement]) -> list[str]:
-    """Return what GitHub Actions shows next to the files of cases.
+    """Return annotations that GitHub Actions shows next to the files of cases.
 
-    An error for a worse one, a warning for one that is not decided: a line each, whatever its text.
+    A worse case is an error, and others that need attention are warnings. Each takes one line, whatever its
+    text.
     """
     lines = []
     for result in results:
@@ -209,7 +210,7 @@ def github_annotations(results: Sequence[Measurement]) -> list[str]:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """Text in a command of GitHub Actions, as its toolkit escapes it."""
+    """Escape text in a command of GitHub Actions, as its toolkit does."""
     for letter in f"%\r\n{more}":
         text = text.replace(letter, f"%{ord(letter):02X}")
     return text

@@ -1,4 +1,4 @@
-"""Posts to a webhook of Slack or Mattermost which cases changed their state in a night."""
+"""Post the cases that changed state in a nightly run to a webhook of Slack or Mattermost."""
 
 import json
 import os
@@ -20,18 +20,18 @@ from perfsuite.report.text import cut
 from perfsuite.results.session_file import SessionFile
 
 TIMEOUT_S = 10
-MOST = 40  # lines about cases: services cut a longer text
+MOST = 40  # lines about cases: the services truncate longer texts
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Takes a redirect for an error: nobody reads what is posted to a page for logging in."""
+    """Treat redirects as errors: nobody reads a message that is posted to a login page."""
 
     def redirect_request(self, *args: Any) -> None:
         return None
 
 
 def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
-    """Post what added sessions changed. Returns a line on that: nothing of it is an error."""
+    """Post the changes by added sessions, and return a line about it. Failures are not errors."""
     try:
         if not os.environ.get(variable, "").strip():
             return (
@@ -58,9 +58,9 @@ def message(
     link: str,
     cut_short: Sequence[str] = (),
 ) -> str:
-    """Return the text on cases that changed their state; `reasons` by hardware class and case.
+    """Return a message about cases that changed state; `reasons` are by hardware class and case.
 
-    `cut_short` says of each session that did not end why: it comes first, as such a night is not good news.
+    `cut_short` has the reasons of sessions that did not end. They come first, as they are bad news.
     """
     lines = [f"perfsuite: {_safe(why)}" for why in cut_short]
     lines += ["perfsuite: cases changed since the night before"] if changed else []
@@ -73,12 +73,12 @@ def message(
 
 
 def _safe(text: str) -> str:
-    """Text of others as code, in which neither service looks for markup; it mentions nobody."""
+    """Return text of others as code, in which neither service finds markup or mentions."""
     return escape(code(text.replace("->", "→")).replace("@", "@\u200b"), quote=False)
 
 
 def post(variable: str, text: str) -> str | None:
-    """Post a text to the address in a variable. Returns why it could not, without the address; else None."""
+    """Post a text to the address in a variable. Returns the reason of a failure, without it, or None."""
     address = os.environ.get(variable, "").strip()
     if not address.startswith(("https://", "http://")):
         told = "holds no address that begins with https://" if address else "is not set"
@@ -89,7 +89,7 @@ def post(variable: str, text: str) -> str | None:
         build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S).close()
     except HTTPError as error:
         return f"the answer was {error.code}"
-    except (OSError, HTTPException, ValueError) as error:  # their texts may have the address
+    except (OSError, HTTPException, ValueError) as error:  # their texts may contain the address
         why = getattr(error, "reason", error)
         return getattr(why, "strerror", None) or type(why).__name__
     return None

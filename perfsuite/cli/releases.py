@@ -1,4 +1,4 @@
-"""`perfsuite releases`: what each release of a package changed in a step, as a page of Markdown."""
+"""`perfsuite releases`: show the changes of each release of a package in a step, as a page of Markdown."""
 
 import os
 import shutil
@@ -59,7 +59,7 @@ def releases(
     Each case is run once under each release: dry if it can be, else launched. Only wheels are installed. Runs
     are kept, and the same command goes on. Exit status 3 if a release, or a case under it, could not be run.
     """
-    os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also for what a release needs
+    os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
     options = shared.options(store=store)
     setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
     runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH), shared.asks(yes=yes))
@@ -78,10 +78,10 @@ def releases(
 
 
 def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:
-    """The releases from `first` to `last`, oldest first: these two even if pip lists no such release.
+    """Return the releases from `first` to `last`, oldest first: these two even if pip does not list them.
 
-    Others are for this Python, and neither pre-releases nor yanked. Raises `PackageError` for a package that
-    pip does not find, and `CaseError` for bad ends or fewer than two releases.
+    All others are for this Python, and neither pre-releases nor yanked. Raises `PackageError` for a package
+    that pip does not find, and `CaseError` for bad ends or fewer than two releases.
     """
     try:
         start = Version(first or version(package))
@@ -104,31 +104,31 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
 
 @dataclass
 class _Runs:
-    """Runs cases under the releases of a package, and keeps the runs."""
+    """Run cases under the releases of a package, and keep the runs."""
 
     setup: Setup
     package: str
-    ways: Sequence[str]  # the cheapest first
+    ways: Sequence[str]  # cheapest first
     consent: Consent
-    # The first of the ways in which a case ran: it keeps to that as long as it can.
+    # The first way in which each case ran, which it keeps as long as possible.
     way_of: dict[str, str] = field(default_factory=dict)
-    # Whether the torch of an arm lets CUDA be pretended.
+    # Whether the torch of an arm allows CUDA to be pretended.
     has_cuda: dict[str, bool] = field(default_factory=dict)
     # The last run of each case.
     last: dict[str, Run] = field(default_factory=dict)
 
     @property
     def ran(self) -> list[Ran]:
-        """How each case ran."""
+        """The way in which each case ran."""
         return [
             Ran(case=self.last[name].case, way=way, machine=self.last[name].machine)
             for name, way in self.way_of.items()
         ]
 
     def possible(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that can be run here in some way, and say why others cannot.
+        """Return the cases that can be run here in any way, and report why others cannot.
 
-        Raises `CaseError` if none can: before anything is installed.
+        Raises `CaseError` if none can, before anything is installed.
         """
         usable = []
         refused = []
@@ -153,7 +153,7 @@ class _Runs:
             return str(error)
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
-        """Compare each release with the last one under which a case ran. `CaseError` if none uses it."""
+        """Compare each release with the last one under which a case ran. Raises `CaseError` if unused."""
         left = [*cases]
         before = dict[str, tuple[str, Arm]]()
         options = self.setup.options
@@ -189,7 +189,7 @@ class _Runs:
             last = name
 
     def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
-        """The runs of a case in these arms, in the first way that they all allow; or why there is none."""
+        """Return the runs of a case in these arms, in the first way that works in all; or why none does."""
         device = self._device(arms)
         why: list[str] = []
         for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
@@ -208,7 +208,7 @@ class _Runs:
         return "; ".join(why)
 
     def _device(self, arms: Sequence[Arm]) -> Device | None:
-        """What a dry run pretends: CUDA in all arms or in none. Only torch decides, and is asked once."""
+        """Return the device to pretend: CUDA in all arms or in none. Only torch decides, checked once."""
         asked = arms if self.package == "torch" else (HERE,)
         for arm in asked:
             if arm.text not in self.has_cuda:
@@ -216,15 +216,15 @@ class _Runs:
         return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"
 
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
-        """The run of an earlier command, or a new one. Raises `PerfsuiteError` with why it tells nothing."""
-        file: Path | None = getattr(case.framework, "file", None)  # of a script
+        """Return the run of an earlier command, or a new one. Raises `PerfsuiteError` if it has no counts."""
+        file: Path | None = getattr(case.framework, "file", None)  # only a script has one
         scripts = sorted(file.parent.glob("*.py")) if file else []
         code = [read_text(each, errors="backslashreplace") for each in scripts]
         steps = self.setup.options.steps_to_count(case)
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)
-        if run is None or run.failure is not None:  # it was cut short, or failed
+        if run is None or run.failure is not None:  # it was interrupted, or it failed
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
             if way == DRY:
@@ -244,6 +244,6 @@ class _Runs:
 
 
 def _used(run: Run, package: str) -> str | None:
-    """The version of a package that a run found; None if it used none."""
+    """Return the version of a package that a run used; None if it did not use the package."""
     found = {} if run.observed is None else run.observed.environment
     return {canonicalize_name(name): found[name] for name in found}.get(canonicalize_name(package))

@@ -1,4 +1,4 @@
-"""The page of `perfsuite releases`: what each release changed in a step of which cases."""
+"""Render the page of `perfsuite releases`: the changes of each release in a step of each case."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ LAUNCH = "launch"
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """How a case ran."""
+    """The way in which a case ran."""
 
     case: Case
     way: str
@@ -41,7 +41,7 @@ class Ran:
 
     @property
     def line(self) -> str:
-        """Return the case, how it ran and where."""
+        """The case, how it ran and where, as a line of Markdown."""
         place = "on CPUs" if self.machine.device == "cpu" else f"as if on {self.machine.device_name}"
         if self.way != DRY:
             place = place.removeprefix("as if ")
@@ -50,17 +50,17 @@ class Ran:
 
 @dataclass
 class Step:
-    """What a release changed."""
+    """The changes of a release."""
 
     title: str
-    same: int = 0  # how many cases it did not change. `rows` and `lines` tell of those that it did
+    same: int = 0  # number of cases that it did not change; `rows` and `lines` describe the others
     rows: list[list[str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)  # what could not be run, and why
+    unknown: list[str] = field(default_factory=list)  # cases that could not be run, and why
 
     def compare(self, before: Run, now: Run, since: str, name: str) -> None:
-        """Add what differs between the runs of a case under the release `since` and under this one."""
-        # A release is launched once, and the first one fills caches: calls of its start-up say nothing.
+        """Add the differences between the runs of a case under the release `since` and under this one."""
+        # Each release is launched once, and the first launch fills caches: calls of start-ups mean nothing.
         before = without_start_up_calls(before)
         now = without_start_up_calls(now)
         case = now.case
@@ -81,7 +81,7 @@ class Step:
 
 
 def page(package: str, steps: Sequence[Step], ran: Sequence[Ran]) -> str:
-    """Return what the releases changed, as Markdown, below how each case ran."""
+    """Render how each case ran, and below it the changes of the releases, as Markdown."""
     headers = ("case", *(column.heading for column in STEP))
     changed = [step for step in steps if step.rows or step.unknown]
     parts = []
@@ -96,7 +96,7 @@ def page(package: str, steps: Sequence[Step], ran: Sequence[Ran]) -> str:
 
 
 def _head(package: str, ran: Sequence[Ran]) -> list[str]:
-    """Return the title, how each case ran, and what the page does not say."""
+    """Return the title, how each case ran, and the limits of the page."""
     cases = [each.case for each in ran]
     untried = {
         "mixed precision (autocast)": not any(case.precision.endswith("-mixed") for case in cases),

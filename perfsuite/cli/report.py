@@ -1,4 +1,4 @@
-"""`perfsuite report` and `export`: show sessions to people, and write their figures for other programs."""
+"""`perfsuite report` and `export`: show sessions, and write their figures for other programs."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def report(
     if as_json and directory is not None:
         raise CaseError("--json with --report: a report has its results.json; leave one of them out")
     if as_json:
-        content = [json.loads(session.as_json()) for session in sessions]  # as a file that is read again
+        content = [json.loads(session.as_json()) for session in sessions]  # the same as in the files
         typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))
         return
     if directory is None:
@@ -52,7 +52,7 @@ def report(
 
 
 def stored(store: Path) -> list[Path]:
-    """The `results.json` of all sessions in a store, the newest last. Raises `FileError` if there is none."""
+    """Return the `results.json` of all sessions in a store, newest last. Raises `FileError` without any."""
     files = Store(store).results()
     if files:
         return files

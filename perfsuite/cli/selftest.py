@@ -1,4 +1,4 @@
-"""`perfsuite selftest`: checks that the gate catches every fault, structural ones by their counts."""
+"""`perfsuite selftest`: check that the gate catches every fault, structural ones in their counts."""
 
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from perfsuite.verdict.judge import MAX_UNHEALTHY, Policy
 from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
 
-WIDTH = 40  # columns of the name of a fault
+WIDTH = 40  # columns for the name of a fault
 ANSWERS = {
     "pass": ("every fault was caught, and a clean run was not", "green"),
     "fail": ("the gate does not catch what it must: do not trust its verdicts here", "red"),
@@ -74,7 +74,7 @@ def selftest(
 
 
 class Expectation(NamedTuple):
-    """A fault, and the verdicts that are right for it."""
+    """A fault, and the correct verdicts for it."""
 
     inject: str | None  # the fault as `perfsuite.case.fault.Fault` reads it; None injects nothing
     outcomes: tuple[Outcome, ...] = ("failed",)
@@ -82,7 +82,7 @@ class Expectation(NamedTuple):
     metric: str | None = None  # a metric that must have regressed
 
     def is_met(self, verdict: Verdict) -> bool:
-        """Whether the verdict is right."""
+        """Return whether the verdict is correct."""
         regressed = {check.metric for check in verdict.checks if check.outcome == "regressed"}
         is_expected = verdict.outcome in self.outcomes and verdict.failure == self.failure
         return is_expected and (self.metric is None or self.metric in regressed)
@@ -102,11 +102,11 @@ EXPECTED = (
     Expectation("hang", failure="timeout"),
 )
 CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
-"""Without a fault the case must neither regress nor fail; the rest depends on the machine's noise."""
-BASELINE_LAUNCHES = 5  # launches of the baseline that is recorded first
+"""Without a fault, the case must neither regress nor fail; the rest depends on the machine's noise."""
+BASELINE_LAUNCHES = 5  # launches of the baseline, which is recorded first
 HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
-"""Deadline of the launch that hangs, by device: GPUs take longer to start, the more of them the longer."""
-UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # of a fault on an unhealthy machine, which say nothing about the gate
+"""Deadline of the launch that hangs, by device: GPUs take longer to start, the more so the more there are."""
+UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # more than usual: these do not test the gate
 
 
 def small_case(machine: Machine) -> Case:
@@ -128,7 +128,7 @@ def small_case(machine: Machine) -> Case:
 def inject_all(
     case: Case, machine: Machine, *, expectations: tuple[Expectation, ...] = EXPECTED
 ) -> Iterator[Row]:
-    """Record a baseline, then try each fault, and last the case without a fault. Yields a row of each."""
+    """Record a baseline, try each fault, and last the case without a fault. Yields a row for each."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
@@ -140,7 +140,7 @@ def inject_all(
             return
         yield passed("baseline", found)
         recorded = from_runs(verdict.healthy(runs))
-        for expected in (*expectations, CLEAN):  # last, so that a process that a fault left would show
+        for expected in (*expectations, CLEAN):  # last, to expose processes that a fault left behind
             yield _judged(case, machine, root, expected, recorded)
 
 

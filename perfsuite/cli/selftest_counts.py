@@ -1,4 +1,4 @@
-"""The faults of `perfsuite selftest` that change what a step does: its counts tell, in one launch each."""
+"""The faults of `perfsuite selftest` that change the work of a step: its counts show them in one launch."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,14 @@ from perfsuite.verdict import exact
 
 
 class Base(NamedTuple):
-    """A case, and what its counts must show of each fault."""
+    """A case, and the finding that its counts must have for each fault."""
 
     case: Case
-    faults: Mapping[Structural, str]  # the field of the finding that names the fault
+    faults: Mapping[Structural, str]  # text in the field of the finding that identifies each fault
 
 
 def bases(machine: Machine) -> tuple[Base, ...]:
-    """The cases, on two ranks where the machine has room."""
+    """Return the cases, on two ranks if the machine has room."""
     replicated = Case(
         model="llama-tiny",
         framework=DDP(),
@@ -55,7 +55,7 @@ def bases(machine: Machine) -> tuple[Base, ...]:
 
 
 def inject_structural(machine: Machine) -> Iterator[Row]:
-    """Try each fault, and each case without one, by one launch. Yields a row of each."""
+    """Try each fault, and each case without one, in one launch. Yields a row for each."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         for base in bases(machine):
             reason = unsupported(base.case, machine)
@@ -81,7 +81,7 @@ def _counted(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
 
 
 def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
-    """What the gate finds in a launch: it passes if that is `field`; for None, if it is nothing."""
+    """Return the row of a launch, which passes if the gate finds `field`, or nothing if that is None."""
     expected = f"expected {field or 'no finding'}"
     why = _why_nothing_counted(run)
     if why is not None:

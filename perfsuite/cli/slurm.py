@@ -1,4 +1,4 @@
-"""`perfsuite slurm submit`: runs a session as a job of Slurm."""
+"""`perfsuite slurm submit`: run a session as a job of Slurm."""
 
 import os
 import re
@@ -20,12 +20,12 @@ app = typer.Typer(
     help="Sessions on the nodes of a Slurm cluster.",
 )
 
-OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")  # settings of old: sbatch's options
+OF_SBATCH = ("partition", "account", "qos", "nodes", "time", "exclude")  # removed settings for sbatch
 _NO_NODES = re.compile(r"(?:^| )(?:--nodes[= ]|-N[= ]?)(-\S*)")
 
 
 class _PytestBehindDashes(TyperCommand):
-    """Takes apart what is before `--`, options of sbatch, and what is behind it, arguments of pytest."""
+    """Separate options of sbatch, before `--`, from arguments of pytest, after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         before = args[: args.index("--")] if "--" in args else args
@@ -65,7 +65,7 @@ def submit(
 
 
 def _options(ini: Ini, given: list[str]) -> list[str]:
-    """Return the options of sbatch. Raises `CaseError` for settings of old, and negative numbers of nodes."""
+    """Return the options of sbatch. Raises `CaseError` for removed settings, and negative node counts."""
     variable = f"{ENVIRONMENT}OPTIONS"
     for name in OF_SBATCH:
         for old, new in ((f"{ENVIRONMENT}{name.upper()}", variable), (PREFIX + name, f"{PREFIX}options")):
@@ -75,7 +75,7 @@ def _options(ini: Ini, given: list[str]) -> list[str]:
     if "--option" in {word.partition("=")[0] for word in options}:
         raise CaseError("there is no --option any more: write the options of sbatch themselves")
     match = _NO_NODES.search(" ".join(options))
-    if match:  # Slurm takes it for 1
+    if match:  # Slurm would take it for 1
         raise CaseError(f"--nodes is {match[1]!r}, expected a number of nodes, or a range such as 2-4")
     return options
 
@@ -93,7 +93,7 @@ def _say(line: str) -> None:
 
 
 def _show(text: bytes) -> None:
-    """Print what the job writes. When nobody reads it any more the job goes on; its log has all of it."""
+    """Print the output of the job. If the reader goes away, the job continues; its log has everything."""
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()

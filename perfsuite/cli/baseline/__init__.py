@@ -1,1 +1,1 @@
-"""`perfsuite baseline list | show | diff | accept`: shows baselines, and alone writes reviewed ones."""
+"""`perfsuite baseline list | show | diff | accept`: show baselines, and write reviewed ones."""

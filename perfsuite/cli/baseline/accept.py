@@ -1,4 +1,4 @@
-"""Which launches of the local store become reviewed baselines, and who accepts them."""
+"""Choose the launches in the local store that become reviewed baselines, and record who accepts them."""
 
 import contextlib
 import getpass
@@ -31,7 +31,7 @@ T = TypeVar("T")
 def measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, list[Launch]]:
-    """The launches of each case on one class, or those of the newest session. Raises `FileError`."""
+    """Return each case's launches on a class (default: classes of the newest session). Raises `FileError`."""
 
     def case_and_class(run: Run) -> str | None:
         measured_on = run.machine.hardware_class
@@ -54,7 +54,7 @@ def measured(
 
 
 def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]]:
-    """The counted launches of each case and target. Raises `FileError` if there are none."""
+    """Return the counted launches of each case and target. Raises `FileError` if there are none."""
 
     def case_and_target(run: Run) -> str | None:
         target = target_of(run.machine, dry=run.dry)
@@ -72,7 +72,7 @@ def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]
 def _runs(
     store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
 ) -> dict[str, list[Launch]]:
-    """Read matching launches in the newest sessions of each key, oldest first; not those without a key."""
+    """Read matching launches in the newest sessions of each key, oldest first, except those without a key."""
     by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
     for session, run_dir in store.launches(pattern):
         run = _unless_bad(partial(documents.read, run_dir.run, Run))
@@ -92,7 +92,7 @@ def _runs(
 
 
 def _healthy_in(store: Store, session: str) -> set[Path]:
-    """The directories of launches that a session judged and did not set aside; none of a failed case."""
+    """Return the directories of launches that a session judged and kept, without those of failed cases."""
     of_session = SessionDir(store.sessions / session)
     content = _unless_bad(partial(documents.read, of_session.results, SessionFile))
     return {
@@ -105,7 +105,7 @@ def _healthy_in(store: Store, session: str) -> set[Path]:
 
 
 def _unless_bad(read: Callable[[], T]) -> T | None:
-    """What is read. None of a file that cannot be: it is named."""
+    """Call `read`. For an unreadable file, report it and return None."""
     try:
         return read()
     except FileError as error:
@@ -122,8 +122,8 @@ def accept(
 ) -> list[Path]:
     """Make these launches the reviewed baselines of their case, show what changes, and return the files.
 
-    `store` is where they are; None: only what they counted becomes one. Raises `PerfsuiteError`, and writes
-    none, if they cannot be, or if they need a reason.
+    `store` is where they are; with None, only their counts become one. Raises `PerfsuiteError`, and writes
+    nothing, if they cannot become baselines, or if they need a reason.
     """
     acceptance = _acceptance(reason)
     newest = launches[-1].session
@@ -144,7 +144,7 @@ def accept(
 
 
 def _acceptance(reason: str | None) -> Acceptance:
-    """Who accepts, when, at which commit, and why: git's user name, or else that of the login."""
+    """Return who accepts (git's user name, or the login), when, at which commit, and why."""
     return Acceptance(
         by=_told_by_git("config", "user.name") or _login(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -55,7 +55,7 @@ def list_baselines(
 
 
 def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, object]], Table]:
-    """Return the baselines as data, and as a table."""
+    """Return the baselines as data and as a table."""
     grid = plain_table((*shown.headings, "from", "accepted"))
     rows = list[dict[str, object]]()
     folder = shown.headings[0].replace(" ", "_")
@@ -152,7 +152,7 @@ def diff(
 def _changed(
     shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path
 ) -> tuple[Text, dict[str, object]]:
-    """Return what changed in a baseline's file since a git ref, in words and as data."""
+    """Return the changes in a baseline's file since a git ref, in words and as data."""
     name = str(file.relative_to(root))
     before = None
     if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():

@@ -1,4 +1,4 @@
-"""Compares what launches of two baselines computed: loss, gradients, tokens, dtypes, settings."""
+"""Compare the computation of two baselines' launches: loss, gradients, tokens, dtypes, settings."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ FIGURES = {
 
 
 def of_times(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield what differs in what the launches of two baselines of times computed, with both values."""
+    """Yield the differences in computation between two baselines of times, with both values."""
     yield from _of_launches(before.launches, now.launches)
     for name in ("case", "flops", "observed", "dtypes"):
         yield from _of_field(name, getattr(before, name), getattr(now, name))
 
 
 def of_counts(before: CountBaseline, now: CountBaseline) -> Iterator[str]:
-    """Yield the same of two baselines of counts."""
+    """Yield the same for two baselines of counts."""
     yield from _of_launches(before.computed, now.computed)
     for name in ("case", "settings", "dtypes"):
         yield from _of_field(name, getattr(before, name), getattr(now, name))
@@ -47,7 +47,7 @@ def _of_launches(before: Sequence[BaselineLaunch], now: Sequence[BaselineLaunch]
 
 
 def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> Iterator[str]:
-    """Yield the part of the steps over which the loss differs most, and how many other parts differ."""
+    """Yield the part of the steps in which the loss differs most, and how many other parts differ."""
     parts = max(map(len, (*before, *now)), default=0)
     differing = dict[int, tuple[list[float], list[float]]]()
     for part in range(parts):
@@ -62,7 +62,7 @@ def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]
 
 
 def _differ(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Return whether any launch has another value; more launches with the same values do not differ."""
+    """Return whether the sets of values or their medians differ; the number of launches does not matter."""
     return {*before} != {*now} or (bool(now) and median(before) != median(now))
 
 
@@ -75,7 +75,7 @@ def _size(before: Sequence[float], now: Sequence[float]) -> float:
 
 
 def _both(before: Sequence[float], now: Sequence[float]) -> str:
-    """Return the medians over the launches; where these are the same, the values of all launches."""
+    """Format the medians over the launches or, if these are equal, the values of all launches."""
     if not before or not now:
         return " -> ".join(f"{median(side):.6g}" if side else MISSING for side in (before, now))
     then = median(before)

@@ -1,4 +1,4 @@
-"""Baselines of counts for `perfsuite baseline`: what can become one, and how one is shown."""
+"""Accept and show baselines of counts for `perfsuite baseline`."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from perfsuite.verdict import exact
 
 
 def _listed(known: CountBaseline) -> dict[str, float | None]:
-    counts = known.counts[0].counts  # of the first rank
+    counts = known.counts[0].counts  # those of the first rank
     return {
         "collective_bytes": told.moved(counts),
         "flop": told.flops(counts),
@@ -36,7 +36,7 @@ def _cells(known: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Whether a launch was counted and did what its case asks for; a dry run with --rank only looks."""
+    """Return whether a launch was counted, without a fault. Dry runs with --rank cannot become baselines."""
     only_looks = run.dry and of_rank(run.counts, 0) is None
     return bool(exact.counted([run])) and run.inject is None and not only_looks
 
@@ -45,7 +45,7 @@ def _is_whole(run: Run) -> bool:
     needed: tuple[int, ...]
     try:
         needed = telling_ranks(run.case)
-    except PerfsuiteError:  # its framework is not installed here
+    except PerfsuiteError:  # the framework is not installed here
         needed = (0,)
     return all(of_rank(run.counts, rank) is not None for rank in needed)
 
@@ -55,10 +55,10 @@ def accepted(
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
 
-    In earlier sessions the code may have done something else, and what differs between launches is never
-    judged. Launches that were counted in another way or with other versions than the newest are left out,
-    too. Returns None if none was counted. Raises `PerfsuiteError` if they do more than the reviewed baseline
-    and there is no reason.
+    Earlier sessions are left out, because the code may have been different, and counts that vary between
+    launches are never judged. Launches with another method or other versions than the newest are also left
+    out. Returns None if none was counted. Raises `PerfsuiteError` if they do more work than the reviewed
+    baseline and there is no reason.
     """
     counted = [run for run in newest_session if can_be_accepted(run)]
     if not counted:

@@ -1,4 +1,4 @@
-"""How baselines are shown; and those of times and memory, with their profiles: what can become one."""
+"""Show baselines of any kind; accept those of times and memory, with their profiles."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,22 +42,22 @@ class Shown(Generic[B]):
     """How baselines of one kind are shown."""
 
     on: str = "on"  # the words between a case and its folder
-    # The columns of the list, apart from when it was made and who accepted it; none: it is not listed.
+    # The columns of the list, besides its date and who accepted it; empty: it is not listed.
     headings: Sequence[str] = ()
-    # What stands in the list, after the folder of a baseline and its case; the names hold the units.
+    # The values in the list after the folder and the case of a baseline; the names include units.
     figures: Callable[[B], dict[str, float | None]] = lambda known: {}
-    cells: Callable[[B], list[str]] = lambda known: []  # these figures as text
-    # The lines of a baseline in full, after those of who accepted it.
+    cells: Callable[[B], list[str]] = lambda known: []  # these values as text
+    # The lines of a full baseline, after those about who accepted it.
     details: Callable[[B], list[str]] = lambda known: []
-    # The lines that tell what differs between two baselines; None is one that is not there.
+    # The lines about the differences between two baselines; None stands for a missing one.
     changes: Callable[[B | None, B | None], list[str]]
 
     def title(self, known: B) -> Text:
-        """The case of a baseline and what else it depends on."""
+        """Return the case of a baseline and its folder."""
         return Text.assemble((known.case.id, "bold"), f" {self.on} {known.folder}")
 
     def before_after(self, before: B | None, now: B | None) -> Text:
-        """What differs between two baselines of a case, of which one may not be there."""
+        """Describe the differences between two baselines of a case, one of which may be missing."""
         either = now or before
         assert either is not None
         return Text("\n  ").join([self.title(either), *map(Text, self.changes(before, now))])
@@ -120,9 +120,9 @@ def accepted(
 ) -> Baseline:
     """Make these launches, oldest first, a baseline of their case, and show what it changes.
 
-    Launches that their session set aside are left out, and counted in what is shown. `another_machine` takes
+    Launches that their session set aside are left out, and their number is shown. `another_machine` includes
     those that were set aside only because the machine was not as at the baseline. Raises `Refused` if they
-    cannot be one, or if they need a reason.
+    cannot become a baseline, or if they need a reason.
     """
     newest = launches[-1].run
     known = reviewed.find(newest.machine.hardware_class, newest.case)
@@ -154,7 +154,7 @@ def accepted(
 def _choose(
     launches: Sequence[Launch], before: Baseline | None, another_machine: bool, left_out: Counter[str]
 ) -> list[Launch]:
-    """Return the healthy launches that compare with the newest of them; count the others in `left_out`."""
+    """Return the healthy launches that are comparable with the newest; count the others in `left_out`."""
     chosen: list[Launch] = []
     for launch in reversed(launches):
         run = launch.run
@@ -193,7 +193,7 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
         if isinstance(metric, SpanSeconds):
             allowed = metric.bound(allowed)
         less, more = (old, new) if metric.better == "lower" else (new, old)
-        if more > less * (1 + allowed):  # no quotient: 0 bytes are a measured value
+        if more > less * (1 + allowed):  # no division: 0 bytes is a valid value
             change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
             raise Refused(f"{label} gets worse ({change}): say why with --reason")
     difference = loss_differs(runs, before)
@@ -225,7 +225,7 @@ TIMES = Shown(
 
 
 def profile_lines(profile: LaunchProfile) -> list[str]:
-    """Where the time of a step goes."""
+    """Describe where the time of a step goes."""
     return [f"profile of ranks {entry.name}: {split(entry.profile.split)}" for entry in profile.ranks]
 
 

@@ -1,1 +1,1 @@
-"""`perfsuite doctor`: is this machine good? Its checks by what they look at."""
+"""`perfsuite doctor`: check this machine. Each module has the checks of one subject."""

@@ -1,4 +1,4 @@
-"""`perfsuite doctor`: checks the machine, and shows a table or JSON. The last checks are some launches."""
+"""`perfsuite doctor`: check the machine, and show a table or JSON. The last checks are some launches."""
 
 import contextlib
 from collections import Counter
@@ -64,7 +64,7 @@ def _expected(marker: str | None) -> Machine:
 
 
 def examine(found: Machine, *, quick: bool, say: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """Run all checks of a machine. `say` is called with what is being done now: it may take minutes."""
+    """Run all checks of a machine, which can take minutes. `say` is called to report progress."""
     rows = [
         *machine.machine_rows(found),
         *machine.system_rows(found),
@@ -80,6 +80,6 @@ def examine(found: Machine, *, quick: bool, say: Callable[[str], None] = lambda 
     if probed.memory is not None and probed.clock is not None:
         rows += [torch.memory_row(probed.memory, probed.expected_peak), *torch.clock_rows(probed.clock)]
     broken = {row.check for row in rows if row.status == "fail"}
-    if not quick and not broken & {"torch and GPUs", "extensions"}:  # with these, no launch is measured
+    if not quick and not broken & {"torch and GPUs", "extensions"}:  # these failures prevent launches
         rows += launch_rows(found, say)
     return rows

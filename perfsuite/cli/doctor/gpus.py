@@ -1,4 +1,4 @@
-"""How the GPUs are set up, by NVML, and whether they are as fast as each other and as their data sheet."""
+"""Check the setup of the GPUs with NVML, and compare their speed with each other and the data sheet."""
 
 import importlib
 import os
@@ -15,14 +15,14 @@ from perfsuite.node.processes import JobProcesses
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 
-MIN_SHARE_OF_PEAK = 0.4  # of the data sheet's dense peak in a 4096 x 4096 matmul: any healthy card exceeds it
+MIN_SHARE_OF_PEAK = 0.4  # of the data sheet's dense peak in a 4096 x 4096 matmul: healthy cards exceed it
 UNTOLD = "NVML does not tell it"
 FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
 
 
 def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
-    """Check how the GPUs are set up, and whether a card is faulty, by NVML. `nvml` is `pynvml` by default."""
+    """Check the setup of the GPUs, and for faulty cards, with NVML. `nvml` is `pynvml` by default."""
     if machine.device == "cpu":
         return []
     if nvml is None:
@@ -97,7 +97,7 @@ def _on(flag: bool | None) -> str | None:
 
 def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
     """Compare the rates of the GPUs in the same work: slowest with fastest, and with the data sheet."""
-    if machine.device == "cpu":  # its ranks share the cores
+    if machine.device == "cpu":  # the ranks share the cores
         return []
     rates = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))
     for report in reports:

@@ -1,4 +1,4 @@
-"""Some launches on every device: are they measured, how much do they scatter, and what can the gate find?"""
+"""Launch on every device: check that launches are measured, how they scatter, and what the gate can find."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 LAUNCHES = 5  # launches from which the noise is estimated
 REVIEWED_LAUNCHES = 10
 REVIEWED_DEGREES = 30
-"""Launches of a usual reviewed baseline, and degrees of freedom of the noise that a few of them give."""
+"""Launches of a typical reviewed baseline, and degrees of freedom of the noise from several of them."""
 
 
 def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
-    """Launch a small case on every device a few times: rates, health, noise, and what the gate can find."""
+    """Launch a small case on every device a few times, and check rates, health, noise, and the gate."""
     case = small_case(machine)
     reference = Reference(policy=Policy(record_launches=LAUNCHES))
     launching = Launching(on_launch=lambda case, number: say(f"launch {number} of {case.id}"))
@@ -50,7 +50,7 @@ def well_row(runs: Sequence[Run], verdict: Verdict) -> Row:
 
 
 def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
-    """Estimate the noise between launches: does the gate find drops of the usual tolerance with it?"""
+    """Estimate the noise between launches, and check that the gate finds drops of the usual tolerance."""
     healthy = [run for run in verdict.healthy(runs) if run.failure is None]
     known = class_noise([from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
     if known is None:

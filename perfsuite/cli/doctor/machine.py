@@ -1,4 +1,4 @@
-"""What machine this is, what a process may do on it, who else uses it, and which extensions it has."""
+"""Check the machine, the limits of a process, other users, and the installed extensions."""
 
 import os
 from pathlib import Path
@@ -13,11 +13,11 @@ from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
 from perfsuite.results import metric
 
-SHARED_MEMORY_BYTES = 2**30  # least size of /dev/shm, which NCCL uses within a machine; containers get 64 MiB
+SHARED_MEMORY_BYTES = 2**30  # least size of /dev/shm, which NCCL uses; containers have 64 MiB by default
 
 
 def machine_rows(machine: Machine) -> list[Row]:
-    """Name the machine, what could not be found out about it, and the markers that select cases here."""
+    """Name the machine, unknown facts about it, and the markers that select cases here."""
     devices = "GPUs" if machine.device == "cuda" else "cores"
     parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
     rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
@@ -34,7 +34,7 @@ def machine_rows(machine: Machine) -> list[Row]:
 
 
 def why_not(machine: Machine, hardware: str) -> str | None:
-    """Say why cases meant for that hardware do not run here, or None. CPU cases run on GPU machines, too."""
+    """Return why cases for that hardware do not run here, or None. CPU cases also run on GPU machines."""
     return None if hardware == "cpu" else machine.why_not(hardware)
 
 
@@ -55,12 +55,12 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
 
 
 def _is_gpu(device: Path) -> bool:
-    """Whether an entry of the PCI bus, which a container sees whole, is an NVIDIA GPU."""
+    """Return whether an entry of the PCI bus, which containers see in full, is an NVIDIA GPU."""
     try:
         vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
     except OSError:
         return False
-    return vendor == "0x10de" and kind.startswith(("0x0300", "0x0302"))  # VGA, or 3-D without a display
+    return vendor == "0x10de" and kind.startswith(("0x0300", "0x0302"))  # VGA, or 3D without a display
 
 
 def _cores_row(machine: Machine, root: Path) -> Row:
@@ -107,7 +107,7 @@ def _shared_memory_row(root: Path) -> Row:
 
 
 def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
-    """Check that nobody else uses the cores, or holds memory of the GPUs, now: alone it may be good."""
+    """Check that nobody else uses the cores, or memory of the GPUs, now. Without them it may be good."""
     watched = Neighbours(say=silent, show=silent) if neighbours is None else neighbours
     others = watched.look(machine, machine.devices)
     if not others:
@@ -117,7 +117,7 @@ def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Ro
 
 
 def extensions_row() -> Row:
-    """Import what other packages add to perfsuite: each must have a name of its own, and be of its kind."""
+    """Import the extensions in other packages: each must have a unique name and the right type."""
     problems = [
         *extensions.problems(COMMANDS, command_of),
         *extensions.problems(FRAMEWORKS, load_framework),

@@ -1,4 +1,4 @@
-"""Whether torch, its clock and its memory counters are to be trusted here: asked of a separate process."""
+"""Check in a separate process that torch, its clock and its memory counters are reliable here."""
 
 import subprocess
 import sys
@@ -16,14 +16,14 @@ from perfsuite.results.rank_report import Memory
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
 PROBE_TIMEOUT_S = 600  # deadline of the process that imports torch and trains
-MAX_WALL_DIFFERENCE = 0.01  # between the sum of the steps and the host's clock over the same steps, relative
-MAX_PROFILER_DIFFERENCE = 0.03  # of the median step from the profiler's, relative: profiling slows a little
+MAX_WALL_DIFFERENCE = 0.01  # relative difference of the steps' sum from the host's clock over the same steps
+MAX_PROFILER_DIFFERENCE = 0.03  # relative difference of the median step from the slightly slower profiler's
 MAX_OVERHEAD = 0.01  # largest share of a step's time that measuring may add
-MAX_PEAK_DIFFERENCE = 0.05  # of peak memory, relative: a CPU's comes in pages, and all the process allocates
+MAX_PEAK_DIFFERENCE = 0.05  # relative, of peak memory: on a CPU it covers whole pages of the whole process
 
 
 def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
-    """Import torch and train in a separate process. Returns what it measured, or the row of its failure."""
+    """Import torch and train in a separate process. Returns its measurements, or the row of its failure."""
     problem = torch_build.wrong_build(machine)
     if problem is not None:
         return failed("torch", problem)
@@ -66,7 +66,7 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
 
 
 def memory_row(memory: Memory, expected: int) -> Row:
-    """Compare the peak that perfsuite reads with what was allocated, in bytes."""
+    """Compare the peak that perfsuite reads with the allocated memory, in bytes."""
     return checked(
         "peak memory",
         f"read {memory.peak / 2**20:.1f} MiB of {expected / 2**20:.1f} ({memory.method})",
@@ -76,7 +76,7 @@ def memory_row(memory: Memory, expected: int) -> Row:
 
 
 def clock_rows(clock: ClockFacts) -> list[Row]:
-    """Compare the clock with the host's and the profiler's, and check what measuring costs."""
+    """Compare the clock with the host's and the profiler's, and check the cost of measuring."""
     difference = median(clock.wall) - 1
     rows = [
         checked(
@@ -105,7 +105,7 @@ def _overhead_row(clock: ClockFacts) -> Row:
     found = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
     if abs(middle) <= MAX_OVERHEAD:
         return passed(check, found)
-    if low <= MAX_OVERHEAD:  # it is fine in the quarter of the blocks with the least
+    if low <= MAX_OVERHEAD:  # a quarter of the blocks is fine
         return unknown(check, found, "the machine scatters too much to tell: look again when it is quiet")
     advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer ones"
     return failed(check, found, advice)
