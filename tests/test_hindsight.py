@@ -132,10 +132,10 @@ def test_table_compares_quiet_and_busy_machines() -> None:
 
 def test_pages_say_how_many_were_found() -> None:
     made = tables(read())
-    assert "**36 of 52 regressions were found**" in made
-    assert "12 do not show in a step of our scripts, 4 were missed for another reason." in made
-    assert "It found 36 of the 52 that were run." in PAGE.read_text()
-    assert "36 of 52 regressions" in (PAGE.parents[1] / "index.md").read_text()
+    assert "**37 of 52 regressions were found**" in made
+    assert "12 do not show in a step of our scripts, 3 were missed for another reason." in made
+    assert "It found 37 of the 52 that were run." in PAGE.read_text()
+    assert "37 of 52 regressions" in (PAGE.parents[1] / "index.md").read_text()
 
 
 def test_counts_found_regressions_by_place() -> None:
