@@ -136,7 +136,7 @@ def not_installed(name: str, package: str | None = None) -> str:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
     if name.isidentifier() and importlib.util.find_spec(f"perfsuite.frameworks.{name}") is not None:
-        return f"the metadata of perfsuite do not name its framework {name!r}: {INSTALL}"
+        return f"the metadata of perfsuite does not name its framework {name!r}: {INSTALL}"
     known = [each for each in extensions.names(FRAMEWORKS) if each not in FOR_TESTS]
     return (
         f"unknown framework {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; "

@@ -34,15 +34,11 @@ class _LazyCommands(Mapping[str, Any]):
     """The commands that packages name as entry points, each imported when it is used."""
 
     def __iter__(self) -> Iterator[str]:
-        order = [*_PANEL_OF]
-        ours: list[str] = []
-        others: list[str] = []
-        for name in extensions.names(COMMANDS):
-            (ours if name in _PANEL_OF else others).append(name)
-        return iter([*sorted(ours, key=order.index), *others])
+        place = {name: number for number, name in enumerate(_PANEL_OF)}
+        return iter(sorted(extensions.names(COMMANDS), key=lambda name: place.get(name, len(place))))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(extensions.names(COMMANDS))
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -69,7 +65,7 @@ def command_of(extension: Extension) -> Any:
         alone.command()(loaded)
         return typer.main.get_command(alone)
     except Exception as error:
-        problem = f"typer makes no command of it ({type(error).__name__}: {error}): mend it"
+        problem = f"typer cannot make a command of it ({type(error).__name__}: {error}): fix it"
         raise extension.error(problem) from error
 
 

@@ -125,7 +125,7 @@ def test_broken_command_stops_no_other(packages: Packages) -> None:
     ("code", "why"),
     [
         ("go = 3", "it is 3: name a function, or a typer.Typer for several"),
-        ("def go(x: 'Foo') -> None: ...", "typer makes no command of it (NameError: name 'Foo' is not"),
+        ("def go(x: 'Foo') -> None: ...", "typer cannot make a command of it (NameError: name 'Foo' is not"),
         ("raise OSError('no [/usr/lib/libx.so]')", "cannot be imported: OSError: no [/usr/lib/libx.so]"),
         ("raise SystemExit(5)", "cannot be imported: SystemExit: 5"),
     ],

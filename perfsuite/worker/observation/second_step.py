@@ -232,7 +232,8 @@ def in_backward() -> bool:
 
     A forward inside a backward pass recomputes activations.
     """
-    return knows_backward() and bool(getattr(torch._C, BACKWARD)() != -1)
+    current = getattr(torch._C, BACKWARD, None)
+    return current is not None and bool(current() != -1)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
