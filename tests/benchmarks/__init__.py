@@ -1,7 +1,20 @@
 """Timings of perfsuite itself, run by hand: `make figures`. Not tests: nothing here passes or fails."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import quantiles
+
+from perfsuite import Case, Machine
+from perfsuite.measure import USUAL, Launching, launch_once
+from perfsuite.results.run import Run
+
+
+def launched(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:
+    """Launch a case once. Raises `RuntimeError` if that fails."""
+    run = launch_once(case, machine, directory, how)
+    if run.failure is not None:
+        raise RuntimeError(run.failure.message)
+    return run
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -11,9 +11,9 @@ from statistics import median
 
 from perfsuite import DDP, Trainer
 from perfsuite.case.case import Case
-from perfsuite.measure import Launching, launch_once
+from perfsuite.measure import Launching
 from perfsuite.node.machine import detect_cpu
-from tests.benchmarks import show_table
+from tests.benchmarks import launched, show_table
 from tests.samples import make_case
 
 PAIRS = 4
@@ -43,9 +43,7 @@ def cpu_s(case: Case, counted_steps: int, directory: Path) -> float:
     """Launch a case once, counted and not timed. Returns the CPU seconds of all of its processes."""
     before = os.times()
     how = Launching(counted_steps=counted_steps)
-    run = launch_once(case, detect_cpu("of a benchmark"), directory, how)
-    if run.failure is not None:
-        raise RuntimeError(run.failure.message)
+    launched(case, detect_cpu("of a benchmark"), directory, how)
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 from perfsuite import DDP, Case, Model, Script, Topology
-from perfsuite.measure import launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.metric import DATA_WAIT, span_metrics
 from perfsuite.results.run import Figures
-from tests.benchmarks import show_table, simulated_data_wait, simulated_spans
+from tests.benchmarks import launched, show_table, simulated_data_wait, simulated_spans
 from tests.samples import make_case
 
 TRAIN = """
@@ -54,13 +53,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--launches", type=int, default=12)
     count = parser.parse_args().launches
+    machine = detect_cpu("of a benchmark")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         cases = {"DDP": make_case(model="llama-tiny", framework=DDP(), **WINDOW), "script": script(directory)}
         launches: dict[str, list[Figures]] = {case: [] for case in cases}
         for number in range(count):
             for label, case in cases.items():
-                launches[label].append(figures(case, directory / f"{label}-{number}"))
+                run = launched(case, machine, directory / f"{label}-{number}")
+                launches[label].append(run.figures)
                 print(f"launch {number + 1} of {label}", flush=True)
     for label, made in launches.items():
         print(f"\n{label}, {count} launches\n")
@@ -79,14 +80,6 @@ def script(directory: Path) -> Case:
         topology=Topology(processes_per_node=1),
         **WINDOW,
     )
-
-
-def figures(case: Case, directory: Path) -> Figures:
-    """Launch a case once; raises `RuntimeError` if that fails."""
-    run = launch_once(case, detect_cpu("of a benchmark"), directory)
-    if run.failure is not None:
-        raise RuntimeError(run.failure.message)
-    return run.figures
 
 
 def rows(launches: Sequence[Figures]) -> Iterator[list[str]]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from perfsuite import Model, Script, Topology
 from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
-from perfsuite.measure import Launching, launch_once
+from perfsuite.measure import Launching
 from perfsuite.node.machine import detect_cpu
-from tests.benchmarks import show_ratios
+from tests.benchmarks import launched, show_ratios
 from tests.launch.slurm.allocation import Allocation
 from tests.samples import make_case
 from tests.slurm_cluster import slurm_cluster
@@ -55,9 +55,7 @@ def by_perfsuite(script: Path, step: Path, directory: Path) -> None:
     two_nodes = Topology(nodes=2, processes_per_node=1)
     case = make_case(**net, topology=two_nodes, max_warmup_steps=50, steps=50)
     machine = detect_cpu("of two nodes").replace(nodes=2)
-    run = launch_once(case, machine, directory, Launching(launcher=SlurmLauncher()))
-    if run.failure is not None:
-        raise RuntimeError(run.failure.message)
+    launched(case, machine, directory, Launching(launcher=SlurmLauncher()))
 
 
 def by_torchrun(script: Path, step: Path, directory: Path) -> None:
