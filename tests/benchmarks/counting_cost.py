@@ -1,7 +1,7 @@
 """CPU seconds that it takes to count 12 steps in place of one.
 
 Launches without times, as `perfsuite compare --counts` makes them, in pairs and in turn, of a case of DDP and
-one of the Trainer: `python -m tests.benchmarks.counting_cost` (docs/evidence/costs.md, "Counting").
+one of the Trainer: `python -m tests.benchmarks.counting_cost`.
 """
 
 import os
