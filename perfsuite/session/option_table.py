@@ -197,20 +197,20 @@ OPTIONS = (
         metavar="DIR",
         parse=report,
         help="write a report to DIR: index.html, summary.md for CI, and results.json",
-        page="Also of an interrupted session",
+        page="An interrupted session also writes it",
     ),
     Option(
         name="json",
         metavar="FILE",
         parse=file,
-        help="write every verdict and figure to FILE as JSON",
-        page="Each session leaves the same in the store as `results.json`",
+        help="write every verdict and number to FILE as JSON",
+        page="Each session also writes it to the store as `results.json`",
     ),
     Option(
         name="explain",
         ini=True,
-        help="launch a slower case once more, profile some steps and say what they do differently; also "
-        "a case whose launches may become a baseline",
+        help="launch a slower case once more, profile some steps and report what they do differently; also "
+        "profile a case whose launches may become a baseline",
         page="See [Explain](explain.md)",
     ),
     Option(
@@ -220,7 +220,8 @@ OPTIONS = (
         default=str(MAX_LAUNCHES),
         ini=True,
         of_verdict=True,
-        help="launches of a case at most; 1 or 2 are a quick look, which never shows a regression by times",
+        help="largest number of launches per case; 1 or 2 give a quick look that never reports a slowdown as "
+        "a regression",
     ),
     Option(
         name="min-launches",
@@ -229,7 +230,7 @@ OPTIONS = (
         default="1",
         ini=True,
         of_verdict=True,
-        help="healthy launches of a case at least: 5 or more to accept as a baseline",
+        help="smallest number of healthy launches per case; a baseline to accept needs 5 or more",
     ),
     Option(
         name="record-launches",
@@ -238,7 +239,7 @@ OPTIONS = (
         default="3",
         ini=True,
         of_verdict=True,
-        help="healthy launches of a case without a baseline: 1 only shows that it runs",
+        help="number of healthy launches of a case without a baseline; 1 only shows that it runs",
     ),
     Option(
         name="missing-baseline",
@@ -247,22 +248,22 @@ OPTIONS = (
         sets="fail_without_baseline",
         ini=True,
         of_verdict=True,
-        help="a case without a baseline: record one in the store, or fail",
-        page="With `fail`, a [reviewed baseline without a case](your-repository.md#4-the-night) fails a "
-        "whole night, too",
+        help="for a case without a baseline: record one in the store, or fail",
+        page="With `fail`, a [reviewed baseline without a case](your-repository.md#4-the-night) also fails "
+        "a whole night",
     ),
     Option(
         name="strict",
         metavar="OUTCOMES",
         parse=strict,
         ini=True,
-        help="fail a case that is improved or inconclusive, too: --perf-strict=improved,inconclusive",
+        help="also fail a case that is improved or inconclusive: --perf-strict=improved,inconclusive",
     ),
     Option(
         name="shadow",
         ini=True,
         of_verdict=True,
-        help="measure and judge, but fail no test for it",
+        help="measure and judge, but let no verdict fail a test",
         page="See [Shadow mode](your-repository.md#shadow-mode)",
     ),
     Option(
@@ -271,21 +272,21 @@ OPTIONS = (
         parse=share,
         default="0",
         ini=True,
-        help="fail the session if fewer of its cases are judged, as 90% or 0.9",
+        help="fail the session if a smaller share of its cases is judged: 90% or 0.9",
     ),
     Option(
         name="budget",
         metavar="TIME",
         parse=seconds,
         sets="budget_s",
-        help="begin no case that would end after TIME (40min, 2h), by what it took last",
+        help="start no case that would end after TIME (40min, 2h), estimated from its last duration",
         page="See [A budget](your-repository.md#a-budget)",
     ),
     Option(
         name="shard",
         metavar="K/N",
         parse=shard,
-        help="only the cases of job K of N jobs, which share them alike: 2/8",
+        help="run shard K of N of the cases, for example 2/8",
     ),
     Option(
         name="wait-quiet",
@@ -294,8 +295,8 @@ OPTIONS = (
         default=f"{WAIT_S:.0f}",
         sets="wait_quiet_s",
         ini=True,
-        help="wait at most so long for others who use the machine; 0: launch again at once",
-        page="With the local launcher",
+        help="longest wait for other users of the machine; 0 relaunches immediately",
+        page="Only with the local launcher",
     ),
     Option(
         name="wait-lock",
@@ -304,45 +305,45 @@ OPTIONS = (
         default=f"{LOCK_WAIT_S / 3600:.0f}h",
         sets="wait_lock_s",
         ini=True,
-        help="wait at most so long for another session on this machine (90s, 40min, 12h), then fail",
+        help="longest wait for another session on this machine (90s, 40min, 12h) before cases fail",
         page="See [A shared machine](not-judged.md#a-shared-machine)",
     ),
     Option(
         name="allow-shared",
-        help="if others use the machine, do not wait: counts alone are judged and recorded, figures are "
-        "only shown",
+        help="do not wait for other users of the machine: judge and record only counts, and show timings "
+        "without judging them",
     ),
     Option(
         name="launcher",
         metavar="NAME",
         ini=True,
-        help="what starts the processes of a case: local, slurm (in an allocation, on its nodes: the default "
-        "where it has several), or one of another package",
+        help="launcher that starts the processes of a case: local, slurm (on the nodes of an allocation; the "
+        "default if it has several nodes), or one from another package",
         page="See [Inside an allocation](slurm.md#inside-an-allocation)",
     ),
     Option(
         name="no-preflight",
-        help="launch cases of several nodes without looking at the nodes before",
+        help="launch cases of several nodes without checking the nodes first",
         page="See [Preflight](slurm.md#preflight)",
     ),
     Option(
         name="resume",
-        help="go on with the newest session of the store: do not measure again what it decided",
-        page="See [Going on with a session](#go-on-with-a-session)",
+        help="continue the newest session of the store: do not measure again the cases that it decided",
+        page="See [Go on with a session](#go-on-with-a-session)",
     ),
-    Option(name="no-counts", of_verdict=True, help="do not count what a step does, and judge nothing of it"),
+    Option(name="no-counts", of_verdict=True, help="do not count what a step does, and judge no counts"),
     Option(
         name="counted-steps",
         metavar="N",
         parse=whole(1, 10_000),
         default=str(CONSECUTIVE),
         ini=True,
-        help="steps in a row that are counted where nothing is timed: in dry runs and comparisons of counts",
+        help="number of consecutive steps to count in dry runs and comparisons of counts",
     ),
     Option(
         name="against",
         metavar="ARM",
-        help="compare with another environment in place of baselines. ARM: NAME=VALUE, PACKAGE==VERSION, "
+        help="compare with another environment instead of baselines. ARM: NAME=VALUE, PACKAGE==VERSION, "
         "path/to/python, image:NAME, a git commit or COMMIT:LOCKFILE, or several with spaces between them",
         page="See [Two environments](compare.md)",
     ),
@@ -351,12 +352,12 @@ OPTIONS = (
         metavar="N",
         parse=whole(MIN_CHANGED, MAX_PAIRS),
         default=str(MAX_PAIRS),
-        help=f"pairs of launches at most, if two environments are compared: {MIN_CHANGED} to {MAX_PAIRS}",
+        help=f"largest number of launch pairs in a comparison of environments: {MIN_CHANGED} to {MAX_PAIRS}",
     ),
     Option(
         name="dry",
-        help="run every case dry: at its full size, in one process, without its hardware. What a step does "
-        "is counted and judged, nothing is timed",
+        help="run every case dry: at its full size, in one process, without its hardware. Count and judge "
+        "what a step does, without timing it",
         page="See [Dry runs](dry-run.md)",
     ),
     Option(
@@ -365,7 +366,7 @@ OPTIONS = (
         parse=path,
         default=str(STORE),
         ini=True,
-        help="local baselines, and the files of each launch, from the root directory",
+        help="directory of local baselines and of the files of each launch, relative to the root directory",
     ),
     Option(
         name="baselines",
@@ -374,14 +375,14 @@ OPTIONS = (
         default=str(BASELINES),
         ini=True,
         of_verdict=True,
-        help="reviewed baselines, from the root directory",
+        help="directory of reviewed baselines, relative to the root directory",
     ),
     Option(
         name="inject",
         metavar="FAULT",
         parse=fault,
         of_verdict=True,
-        help="inject a fault to test the gate, for example slowdown=30%; such launches are never recorded",
+        help="inject a fault to test the gate, for example slowdown=30%; these launches are never recorded",
         page="See [Faults](#faults)",
     ),
 )
