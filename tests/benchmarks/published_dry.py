@@ -25,7 +25,7 @@ NAMES = (
 GIB = 1 << 30
 SETTINGS = ("table", "model", "GPUs", "parallelism and techniques", "batch", "tokens/s per GPU")
 HEADINGS = (*SETTINGS, "MFU", "share of the roofline", "memory, GiB", "predicted", "error", "seconds")
-WITHOUT = (*SETTINGS, "memory, GiB", "why it is no case")
+WITHOUT = (*SETTINGS, "memory, GiB", "why it is not a case")
 
 
 def main() -> None:
