@@ -272,7 +272,7 @@ OPTIONS = (
         parse=share,
         default="0",
         ini=True,
-        help="fail the session if a smaller share of its cases is judged: 90% or 0.9",
+        help="fail the session if a smaller share of its cases is judged, for example 90% or 0.9",
     ),
     Option(
         name="budget",
