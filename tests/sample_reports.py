@@ -26,7 +26,7 @@ from perfsuite.report.terminal import explanation, spans_of, table
 from perfsuite.results.baseline import from_runs
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import Counts
-from perfsuite.results.rank_report import START_UP, SpanTimes
+from perfsuite.results.rank_report import START_UP, Memory, Observed, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.verdict.judge import Policy, judge
@@ -56,6 +56,7 @@ SPEEDS = (
 """Tokens/s that were measured on two cores."""
 START_UP_S = {"imports": 37.0, "process_group": 0.20, "build": 0.88, "first_step": 1.3}
 """Seconds of a start-up on two cores with a load of 10 to 20: docs/evidence/statistics.md."""
+VERSIONS = {"torch": "2.13.0"}
 LATE = 70  # the step that is counted after the measured ones
 
 
@@ -65,18 +66,22 @@ def launch(case: Case, tokens_per_s: float, seed: int, **changes: Any) -> Run:
     speed = tokens_per_s * (1 + draw.gauss(0, 0.01))
     step_s = 512 / speed
     steps = [step_s * (1.6 if number < 5 else 1) * (1 + draw.gauss(0, 0.02)) for number in range(70)]
+    peak = 50 * 2**20 + int(2**19 * draw.random())
     figures = make_figures(
         tokens_per_s=speed,
         tokens_per_s_per_device=speed / 2,
         tokens_per_s_mean=speed * 0.98,
         step_s_p50=step_s,
         step_s_p95=step_s * 1.04,
-        peak_memory_bytes=50 * 2**20 + int(2**19 * draw.random()),
+        peak_memory_bytes=peak,
     )
     loss = tuple(0.7 + 5.6 * 0.9**number for number in range(len(steps)))
     start_up = times(sum(START_UP_S.values()), **START_UP_S)
-    told = {"step_s": tuple(steps), "window": (10, LATE - 1), "loss": loss, "spans": start_up}
+    told: dict[str, Any] = {"step_s": tuple(steps), "window": (10, LATE - 1), "loss": loss, "spans": start_up}
     told["counts"] = counted(case).counts
+    told["memory"] = tuple(Memory(peak=size, method="allocations") for size in (peak, peak - 2**18))
+    told["duration_s"] = sum(START_UP_S.values()) + sum(steps)
+    told["observed"] = Observed(settings={}, environment=VERSIONS)
     return make_run(case=case, machine=MACHINE, figures=figures, **{**told, **changes})
 
 
@@ -87,13 +92,13 @@ def times(start_up_s: float, **parts_s: float) -> dict[str, SpanTimes]:
 
 
 def counted(case: Case) -> CountBaseline:
-    """The reviewed counts of a case of `bench_cases`; of no version, as those of the launches are made up."""
+    """The reviewed counts of a case of `bench_cases`, without its loss: that of the launches is made up."""
     file = ROOT / "baselines" / "counts" / "cpu" / f"{case.id}.json"
     known = documents.read(file, CountBaseline)
     (entry,) = known.counts
     step = entry.counts
     both = step.with_step(step.of_a_step_alone().replace(step=LATE, memory=None))
-    return known.replace(versions={}, counts=(entry.replace(counts=both),))
+    return known.replace(versions=VERSIONS, computed=(), counts=(entry.replace(counts=both),))
 
 
 def script(*, extra_reads: int = 0) -> Run:

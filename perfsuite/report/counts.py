@@ -199,9 +199,9 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
         (
             each.field,
             "listed" if each.outcome == "passed" else each.outcome,
+            signed(each.now - each.before, each.unit),
             amount(each.before, each.unit),
             amount(each.now, each.unit),
-            signed(each.now - each.before, each.unit),
             each.ranks,
             each.sentence,
         )
@@ -211,5 +211,5 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
     left = len(check.findings) - MOST_FINDINGS
     if left > 0:
         caption += f" {left} more are in results.json."
-    headers = ("count", "verdict", before, "now", "change", "ranks", "in words")
+    headers = ("count", "verdict", "change", before, "now", "ranks", "in words")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=2)

@@ -63,16 +63,21 @@ def _why(result: Measurement) -> str:
         for check in decisive(judged)
     ]
     if judged.failure is not None:
-        told = [check.label for check in decisive(judged)]
+        told = ", ".join(check.label for check in decisive(judged))
         if judged.failure in JUDGED_ALL_THE_SAME:
-            told = [*changes, *_counts_that_tell(judged, "regressed")]
-        return ": ".join(filter(None, (judged.failure.replace("_", " "), ", ".join(told))))
+            told = _cause_first(judged, "regressed", changes)
+        return ": ".join(filter(None, (judged.failure.replace("_", " "), told)))
     if result.outcome == "unhealthy":
         set_aside = f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
         return set_aside if result.runs else "; ".join(judged.reasons)
     if result.outcome in QUIET:
         return ""
-    return ", ".join([*changes, *_counts_that_tell(judged, judged.outcome)])
+    return _cause_first(judged, judged.outcome, changes)
+
+
+def _cause_first(judged: Verdict, outcome: Outcome, changes: Sequence[str]) -> str:
+    """Return the changed work of a step, then the changed metrics, which are its effect."""
+    return "; ".join([*_counts_that_tell(judged, outcome), *filter(None, [", ".join(changes)])])
 
 
 def decisive(judged: Verdict) -> list[Check]:
@@ -192,8 +197,6 @@ def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
 
 def provenance(session: SessionFile) -> dict[str, str]:
     """Return the origin of a session's figures: hardware, torch, commit, time, perfsuite."""
-    runs = [run for result in session.results for run in result.runs]
-    torch = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
     commit = session.commit[:12] if session.commit else "not known to git"
     parts = [
         f"{_time(part.started_at)}: {plural(part.cases, 'case')}, {part.status}" for part in session.parts
@@ -201,14 +204,23 @@ def provenance(session: SessionFile) -> dict[str, str]:
     return {
         "hardware": hardware(session.results) or _machine(session.machine),
         **(_allocated(session.machine.allocation) if session.machine.allocation is not None else {}),
-        "torch": ", ".join(sorted(torch)) or "not observed",
+        "torch": _torch(session),
         "commit": commit + (" with uncommitted changes" if session.dirty else ""),
         "started": _time(session.started_at),
-        "launches": took(session),
+        "time in launches": took(session),
         "perfsuite": session.perfsuite,
         **arms_told(session.arms),
         **({"parts": "; ".join(parts)} if len(parts) > 1 else {}),
     }
+
+
+def _torch(session: SessionFile) -> str:
+    """Return the versions of torch that ranks observed, else the one where pytest ran."""
+    runs = [run for result in session.results for run in result.runs]
+    observed = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
+    if not (observed or session.arms) and "torch" in session.conditions.environment:
+        return session.conditions.environment["torch"]
+    return ", ".join(sorted(observed)) or "not observed"
 
 
 def took(session: SessionFile) -> str:

@@ -98,11 +98,11 @@ def test_the_verdict_of_the_counts_in_words() -> None:
 
 def test_findings_appear_beside_the_baseline() -> None:
     table = counts.table_of_findings(make_check(), None)
-    assert table.headers == ("count", "verdict", "baseline", "now", "change", "ranks", "in words")
+    assert table.headers == ("count", "verdict", "change", "baseline", "now", "ranks", "in words")
     first, _, listed = table.rows
-    amounts = ("29.9 GiB", "59.8 GiB", "+29.9 GiB", "0-63")
+    amounts = ("+29.9 GiB", "29.9 GiB", "59.8 GiB", "0-63")
     assert first == ("reduce_scatter of 64 ranks: bytes", "regressed", *amounts, FIRST.sentence)
-    assert listed[1:5] == ("listed", "4", "1", "-3")
+    assert listed[1:5] == ("listed", "-3", "4", "1")
     assert [column for column in range(7) if table.is_figure(column)] == [2, 3, 4]
     assert "results.json" not in table.caption
     assert not counts.table_of_findings(NO_FINDINGS, None)

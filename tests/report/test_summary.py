@@ -51,8 +51,8 @@ def test_a_case_in_a_few_words() -> None:
         (make_dry(), "regressed (1 dry run)", LARGEST, ""),
         (make_counted(), "regressed", LARGEST, ""),
         (make_counted(make_check(HOST_READ, BUCKETS)), "regressed", HOST_READ.sentence, ""),
-        (EXPLAINED, "regressed", f"{SLOWER}, {LARGEST}", ""),
-        (judged(EXPLAINED, outcome="failed", failure="loss"), "failed", f"loss: {SLOWER}, {LARGEST}", ""),
+        (EXPLAINED, "regressed", f"{LARGEST}; {SLOWER}", ""),
+        (judged(EXPLAINED, outcome="failed", failure="loss"), "failed", f"loss: {LARGEST}; {SLOWER}", ""),
         (UNLIKE, "failed", f"unlike: {LARGEST}", ""),
         (judged(UNLIKE, counts=None), "failed", "unlike", ""),
         (UNCOUNTED, "passed (1 not counted)", "", "note on ID: not counted: a CUDA graph was replayed"),
@@ -93,13 +93,13 @@ def test_provenance_is_that_of_the_launches() -> None:
         "torch": "2.13.0",
         "commit": "0123456789ab",
         "started": "2026-01-02 03:00:00 UTC",
-        "launches": "8.8 min, 1.2 GPU hours",
+        "time in launches": "8.8 min, 1.2 GPU hours",
         "perfsuite": "0.1.0",
     }
     assert summary.provenance(make_session(2, lambda number: "passed")) == told
-    unknown = {"hardware": "cpu-test-2c (Test CPU)", "torch": "not observed", "commit": "not known to git"}
+    unknown = {"hardware": "cpu-test-2c (Test CPU)", "torch": "2.13.0", "commit": "not known to git"}
     little = summary.provenance(SESSION.replace(commit=None, machine=make_machine()))
-    assert little == told | unknown | {"launches": "0.0 min"}
+    assert little == told | unknown | {"time in launches": "0.0 min"}
     dirty = summary.provenance(SESSION.replace(dirty=True))
     assert dirty["commit"] == "0123456789ab with uncommitted changes"
     first = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
@@ -111,6 +111,14 @@ def test_provenance_is_that_of_the_launches() -> None:
     assert (summary.arms_told(samples.ARMS), summary.arms_told(())) == (arms, {})
     assert arms.items() <= summary.provenance(SESSION.replace(arms=samples.ARMS)).items()
     assert summary.since(samples.make_compared().verdict) == "not as in arm A"
+
+
+def test_torch_of_no_rank_is_that_of_pytest() -> None:
+    seen = SESSION.conditions.replace(environment={"torch": "2.12.1"})
+    assert summary.provenance(SESSION.replace(conditions=seen))["torch"] == "2.12.1"
+    assert summary.provenance(SESSION.replace(arms=samples.ARMS))["torch"] == "not observed"
+    without = SESSION.conditions.replace(environment={})
+    assert summary.provenance(SESSION.replace(conditions=without))["torch"] == "not observed"
 
 
 def test_reports_an_allocations_nodes_and_network() -> None:

@@ -1,7 +1,6 @@
 """Prepare one case for the HTML page: its figures as tables of text, its series as charts."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from perfsuite.report.columns import LAUNCHES, MEMORY_CHANGE, SPEED_CHANGE, Cell
 from perfsuite.report.explained import explained
 from perfsuite.report.html import charts, tables
 from perfsuite.report.html.charts import Band, Figure
+from perfsuite.report.html.next_steps import next_steps
 from perfsuite.report.text import NONE
 from perfsuite.results.amounts import duration
 from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P50, TOKENS_PER_S
@@ -34,7 +34,7 @@ def case_view(
         "anchor": anchor,
         "result": result,
         "commit": session.commit,
-        "command": _command(result, session),
+        "next_steps": next_steps(result, session),
         "told": explained(result),
         "cells": {column.heading: column.cell(result) or Cell(NONE, None) for column in columns},
         "checks": tables.checks(result, anchor),
@@ -112,18 +112,3 @@ def _loss_caption(runs: Sequence[Run]) -> str:
     curves = [run.loss for run in runs if run.loss]
     several = f": {len(curves)} launches over each other" if len(curves) > 1 else ""
     return f"Loss, mean over ranks{several}; at the end {curves[-1][-1]:.4f}."
-
-
-def _command(result: Measurement, session: SessionFile) -> str:
-    inject = next((run.inject for run in result.runs if run.inject is not None), None)
-    if session.arms:
-        a, b = session.arms
-        words = ["perfsuite", "compare", "--against", a.text, "--arm", b.text]
-        words += ["--dry"] if result.dry else ["--counts"] if result.by_counts else []
-        words += ["--inject", inject] if inject else []
-        words.append(result.case_id)
-    elif result.dry:
-        words = ["perfsuite", "dry-run", f"--device={result.runs[-1].machine.device}", result.case_id]
-    else:
-        words = ["pytest", result.nodeid, *([f"--perf-inject={inject}"] if inject else [])]
-    return shlex.join(words)

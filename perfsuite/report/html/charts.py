@@ -25,6 +25,11 @@ LEFT = 46
 RIGHT = 8
 TOP = 14
 BOTTOM = 30
+FOOT = HEIGHT - BOTTOM  # where the horizontal axis is
+LITTLE = 0.25  # lowest value, as a share of the highest, above which an axis does not begin at 0
+CUT = 14  # space for the mark of an axis that does not begin at 0
+CHANGE_SIZE = (300, 46)  # width and height of the chart of a change
+CHANGE_FOOT = 29  # where the axis of that chart is
 BUCKETS = 150  # a series of more than twice as many points is reduced to each bucket's extremes
 ROOM = 0.35
 """Free space above and below ordinary steps, as a share of their range. Longer steps are marked at the upper
@@ -100,12 +105,12 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
     """Draw every step of a launch, the measured window, the baseline and the tolerance."""
     unit, factor = ("s", 1.0) if range_s[1] >= 10 else ("ms", 1e3)
     x = _across(len(run.step_s))
-    y = Scale(range_s[0] * factor, range_s[1] * factor, HEIGHT - BOTTOM, TOP)
+    y = _up(range_s[0] * factor, range_s[1] * factor)
     start, stop = run.window
     body = []
     if start < stop:
         left = x(start)
-        body.append(_rect("window", left, TOP, x(stop - 1) - left, y.start - TOP))
+        body.append(_rect("window", left, TOP, x(stop - 1) - left, FOOT - TOP))
         body.append(_text("note", left + 3, TOP - 4, "measured"))
         if left - LEFT > 50:
             body.append(_text("note", LEFT + 3, TOP - 4, "warm-up"))
@@ -155,32 +160,45 @@ def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
     high = max(finite)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
     x = _across(max(map(len, curves.values())))
-    y = Scale(low - room, high + room, HEIGHT - BOTTOM, TOP)
+    y = _up(low - room, high + room)
     body = [*_axes(x, y), *(part for curve in curves.values() for part in _curve(curve, x, y))]
     told = [f"launch {number}: from {curve[0]:.4f} to {curve[-1]:.4f}" for number, curve in curves.items()]
     return _image(key, "Loss of each launch by step", f"{'; '.join(told)}.", body)
 
 
 def interval(check: Check, *, key: str) -> Markup | None:
-    """Draw a metric's change with its 99 % interval, the zero line and the tolerance."""
+    """Draw a metric's change with its 99 % interval on an axis in percent, with zero and the tolerance."""
     if check.change is None or not math.isfinite(check.change):
         return None
     low, high = check.interval or (check.change, check.change)
     allowed = -check.allowed if described(check.metric).better == "higher" else check.allowed
-    reach = 1.25 * max(check.allowed, abs(check.change))
-    reach = max(reach, min(1.1 * max(-low, high), 3 * reach))
-    width = 180
-    height = 24
-    x = Scale(-reach, reach, 6, width - 6)
-    middle = height / 2
-    body = [
-        _line("axis", x(0), 2, x(0), height - 2),
-        _line("allowed", x(allowed), 2, x(allowed), height - 2),
-        _line("interval", x(low), middle, x(high), middle),
-        Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x(check.change), middle),
+    width, height = CHANGE_SIZE
+    x = Scale(*_change_range((0, allowed, check.change), (low, high)), 12, width - 12)
+    middle = CHANGE_FOOT / 2
+    body = [_line("grid", 0, CHANGE_FOOT, width, CHANGE_FOOT)]
+    for tick in Scale(100 * x.low, 100 * x.high, 0, 1).ticks():
+        at = x(tick / 100)
+        body.append(_line("grid", at, CHANGE_FOOT, at, CHANGE_FOOT + 4))
+        body.append(_text("tick middle", at, height - 3, f"{tick:+,g}%" if tick else "0"))
+    body += [
+        _line("axis", x(0), 0, x(0), CHANGE_FOOT),
+        _line("allowed", x(allowed), 0, x(allowed), CHANGE_FOOT),
+        _rect("interval", x(low), middle - 5, x(high) - x(low), 10),
+        _line("end", x(low), middle - 8, x(low), middle + 8),
+        _line("end", x(high), middle - 8, x(high), middle + 8),
+        Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(x(check.change), middle),
     ]
     told = f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
-    return _image(key, f"Change of {check.label}", told, body, (width, height))
+    return _image(key, f"Change of {check.label}", told, body, CHANGE_SIZE)
+
+
+def _change_range(marks: Sequence[float], ends: tuple[float, float]) -> tuple[float, float]:
+    """Return the range of changes that is drawn. An interval that is much wider than the marks is cut."""
+    span = max(marks) - min(marks) or 0.01
+    low = max(min(*marks, ends[0]), min(marks) - span)
+    high = min(max(*marks, ends[1]), max(marks) + span)
+    room = 0.1 * (high - low)
+    return low - room, high + room
 
 
 def _image(key: str, title: str, told: str, body: Sequence[Markup], size: Size = (WIDTH, HEIGHT)) -> Markup:
@@ -194,15 +212,30 @@ def _across(steps: int) -> Scale:
     return Scale(0, max(steps - 1, 1), LEFT, WIDTH - RIGHT)
 
 
+def _up(low: float, high: float) -> Scale:
+    """Return the vertical scale: from 0 if that costs little, else with room for a broken axis."""
+    low = 0.0 if 0 < low < LITTLE * high else low
+    return Scale(low, high, FOOT - CUT if low > 0 else FOOT, TOP)
+
+
 def _axes(x: Scale, y: Scale, unit: str = "") -> Iterator[Markup]:
+    yield from _cut(x, y) if y.low > 0 else ()
     for tick in y.ticks():
         yield _line("grid", x.start, y(tick), x.end, y(tick))
         yield _text("tick end", x.start - 5, y(tick) + 3.5, f"{tick:,g}")
     for tick in x.ticks(5):
-        yield _text("tick middle", x(tick), y.start + 14, f"{tick:,g}")
-    yield _line("axis", x.start, y.start, x.end, y.start)
+        yield _text("tick middle", x(tick), FOOT + 14, f"{tick:,g}")
+    yield _line("axis", x.start, FOOT, x.end, FOOT)
     yield _text("note", 2, TOP - 4, unit)
-    yield _text("note end", x.end, y.start + 27, "step")
+    yield _text("note end", x.end, FOOT + 27, "step")
+
+
+def _cut(x: Scale, y: Scale) -> Iterator[Markup]:
+    """Draw a broken axis: from the values that are drawn, a zigzag, and 0 at the foot."""
+    places = [(0, TOP), (0, y.start), (-4, y.start + 3), (4, y.start + 8), (0, y.start + 11), (0, FOOT)]
+    points = " ".join(f"{x.start + aside:.1f},{at:.1f}" for aside, at in places)
+    yield Markup('<polyline class="cut" points="{}"/>').format(points)
+    yield _text("tick end", x.start - 5, FOOT + 3.5, "0")
 
 
 def _curve(values: Sequence[float], x: Scale, y: Scale) -> Iterator[Markup]:

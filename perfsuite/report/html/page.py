@@ -18,6 +18,7 @@ from perfsuite.report import counts, nodes, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
 from perfsuite.report.html.case_view import case_view, overview
+from perfsuite.report.names import short_names
 from perfsuite.report.safe_text import visible
 from perfsuite.report.text import Table
 from perfsuite.results.outcome import STYLES, WORST_FIRST
@@ -48,6 +49,9 @@ def render(sessions: Sequence[SessionFile]) -> str:
         several_classes=len({result.hardware_class for result in results}) > 1,
         summary=summary,
         counts=counts,
+        names=short_names(
+            {each.case_id: each.runs[0].case.parameters if each.runs else {} for each in results}
+        ),
         styles=STYLES,
         style=Markup(style),
         script=Markup(script),

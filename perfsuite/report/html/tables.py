@@ -27,9 +27,9 @@ def checks(result: Measurement, anchor: str) -> Table:
         (
             check.label,
             check.outcome,
+            _known(check.change, percent),
             amount(check.measured, check.unit),
             NONE if check.baseline is None else amount(check.baseline, check.unit),
-            _known(check.change, percent),
             _known(check.interval, between),
             f"{check.allowed:.1%}",
             _known(detectable(check), str) + (" (blind)" if check.blind else ""),
@@ -46,7 +46,7 @@ def checks(result: Measurement, anchor: str) -> Table:
         caption += " Corrected for the machine's own speed, it is not the ratio of these two figures."
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
-    headers = ("metric", "verdict", *sides, "change", "99 % interval", "allowed", "can find", "chart")
+    headers = ("metric", "verdict", "change", *sides, "99 % interval", "allowed", "can find", "chart")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=1)
 
 

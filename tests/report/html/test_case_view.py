@@ -4,15 +4,14 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.report.html.case_view import case_view, overview
-from perfsuite.results.session_file import ArmFacts, Measurement
-from tests.counted import make_counted
-from tests.samples import ARMS, BEFORE, judged, make_compared, make_result, never_run, now
+from perfsuite.results.session_file import Measurement
+from tests.samples import BEFORE, make_result, never_run, now
 from tests.sessions import make_gpu_result, make_session
 
 
-def view(result: Measurement, arms: tuple[ArmFacts, ...] = ()) -> SimpleNamespace:
-    session = make_session(0).replace(arms=arms)
-    return SimpleNamespace(**case_view(result, session, anchor="case-x", columns=overview("tokens")))
+def view(result: Measurement) -> SimpleNamespace:
+    columns = overview("tokens")
+    return SimpleNamespace(**case_view(result, make_session(0), anchor="case-x", columns=columns))
 
 
 def test_band_is_the_baselines_step_and_tolerance() -> None:
@@ -38,15 +37,3 @@ def test_captions_say_what_the_chart_cannot() -> None:
     assert seen.steps[0].caption == f"Launch 1: median 12.3 ms; {beyond}; {gap}."
     assert seen.loss.caption == "Loss, mean over ranks; at the end 5.0000."
     assert "set aside, the machine was not well" in view(make_gpu_result(3, "throttled")).steps[0].caption
-
-
-def test_the_command_measures_the_same_again() -> None:
-    command = "pytest 'bench_cases/test_x.py::test_x[a]'"
-    assert view(make_result(now())).command == command
-    injected = make_result(now().replace(inject="slowdown=30%"))
-    assert view(injected).command == f"{command} --perf-inject=slowdown=30%"
-    compared = make_compared(speed=0.93)
-    again = "perfsuite compare --against 'main X=1' --arm ."
-    assert view(compared, ARMS).command == f"{again} {compared.case_id}"
-    counted = judged(compared.replace(verdict=make_counted().verdict), checks=())
-    assert view(counted, ARMS).command == f"{again} --counts {compared.case_id}"

@@ -124,17 +124,52 @@ def interval(**changes: object) -> str:
     return svg
 
 
-def test_open_intervals_reach_the_edges() -> None:
+def labels(svg: str) -> list[str]:
+    texts = ElementTree.fromstring(svg).iter("text")
+    return [each.text or "" for each in texts if (each.get("class") or "").startswith("tick")]
+
+
+def test_a_change_is_drawn_between_zero_and_limit() -> None:
     svg = interval()
     assert told(svg) == "-10.0%, 99 % interval -12.0% to -8.0%, 3.0% allowed."
-    kinds = ("axis", "allowed", "interval", "estimate")
-    [zero], [allowed], [bar], [dot] = (parts(svg, kind) for kind in kinds)
-    places = [float(each) for each in (bar["x1"], dot["cx"], bar["x2"], allowed["x1"], zero["x1"])]
+    [zero], [allowed], [bar], [dot] = (
+        parts(svg, kind) for kind in ("axis", "allowed", "interval", "estimate")
+    )
+    places = [float(each) for each in (bar["x"], dot["cx"], allowed["x1"], zero["x1"])]
     assert sorted(places) == places
     more_memory = interval(metric="peak_memory_bytes", unit="bytes", change=0.1, interval=None)
     [zero], [allowed], [dot] = (parts(more_memory, kind) for kind in ("axis", "allowed", "estimate"))
     assert float(zero["x1"]) < float(allowed["x1"]) < float(dot["cx"]), "on the other side"
+
+
+def test_the_axis_of_a_change_has_percent_and_zero() -> None:
+    assert labels(interval()) == ["-10%", "-5%", "0"]
+    assert labels(interval(change=-0.001, interval=(-0.002, 0.001))) == ["-3%", "-2%", "-1%", "0"]
+
+
+def test_a_narrow_interval_is_seen_beside_its_dot() -> None:
+    svg = interval(change=-0.2, interval=(-0.21, -0.19), allowed=0.13)
+    [bar], [dot] = parts(svg, "interval"), parts(svg, "estimate")
+    assert float(bar["width"]) > 2 * float(dot["r"])
+    assert len(parts(svg, "end")) == 2
+
+
+def test_open_intervals_reach_the_edges() -> None:
     [bar] = parts(interval(interval=(-1.0, math.inf)), "interval")
-    assert (float(bar["x1"]), float(bar["x2"])) == (6, 174)
+    assert (float(bar["x"]), float(bar["width"])) == pytest.approx((34, 276), abs=22)
+
+
+def test_unknown_changes_have_no_chart() -> None:
     for change in (None, math.nan):
         assert charts.interval(metric_check(change=change, interval=None), key="k") is None
+
+
+def test_an_axis_that_leaves_out_values_is_broken() -> None:
+    cut = step_chart((0.1,) * 20, (0, 20))
+    assert len(parts(cut, "cut")) == 1
+    assert labels(cut)[0] == "0"
+    whole = charts.steps(make_run(), key="k", title="T", range_s=(0.0, 1.0), band=None)
+    assert parts(whole, "cut") == []
+    nearly = charts.steps(make_run(), key="k", title="T", range_s=(0.1, 1.0), band=None)
+    assert parts(nearly, "cut") == []
+    assert labels(nearly)[0] == "0"

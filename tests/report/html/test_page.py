@@ -185,13 +185,13 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     part = section(page, "fake-gpt2-xl-s256-b1-")
     said = Page(part)
     assert said.said("h4") == [
-        *("Metrics", "Counts of a step", "Changed since the baseline", "Steps and loss"),
+        *("Metrics", "What to do next", "Counts of a step", "Changed since the baseline", "Steps and loss"),
         *("Launches and memory", "Spans of the run", "Health of the machine"),
-        *("Settings and environment", "Measure it again"),
+        *("Settings and environment", "Commit and files"),
     ]
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
     assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
-    assert said.said("pre")[0].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
+    assert said.said("pre")[3].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
     crashed = section(page, "fake-llama-3.2-1b-s256-b1-")
     never = of(samples.never_run())
     assert ("crash: NCCL error" in crashed, "Changed since the baseline" in crashed) == (True, False)
@@ -249,13 +249,14 @@ def test_dry_run_says_so_without_a_launch_table() -> None:
     text = render([make_session_file(make_dry(dry_facts=FACTS))])
     page = Page(text)
     assert page.said("h4") == [
+        "What to do next",
         "Memory and speed, predicted",
         "Counts of a step",
         "Spans of the run",
-        "Count it again",
+        "Commit and files",
     ]
     assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
-    assert page.said("pre") == [f"perfsuite dry-run --device=cuda {counted.FULL_SIZE.id}"]
+    assert page.said("pre")[-1] == f"perfsuite dry-run --device=cuda {counted.FULL_SIZE.id}"
     assert '<span class="badge dry-run">dry run</span>' in text
     assert [each for each in page.said("th") if each in ("computed", "tokens/s", "launches")] == ["computed"]
     assert re.search(r"counted in dry runs that\s+computed nothing", text)
@@ -287,3 +288,18 @@ def test_preflight_is_a_table_with_notes() -> None:
     assert title(FOUND) in short
     assert f"| n2 |{f' {NONE} |' * 5} crash: no route to &#91;n1&#93;; copy is slow |" in short
     assert "Nodes before the first launch" not in render([make_session(1)])
+
+
+def test_cases_have_short_names_and_whole_ids() -> None:
+    result = make_result(now())
+    text = of(result)
+    [name] = Page(text).said("a")[1:]
+    assert name == "fake · gpt2-tiny · 1x2"
+    assert text.count(f'title="{result.case_id}"') == 2
+    assert result.case_id in Page(text).said("dd")
+
+
+def test_the_cause_is_told_once_above_the_metrics() -> None:
+    text = of(judged(make_counted(), explained="twice the bytes"))
+    assert re.search(r'class="quiet folded">.*</summary>\s*<p class="explained">twice the bytes</p>', text)
+    assert '<span class="quiet folded">' not in of(make_result(now()))

@@ -160,6 +160,32 @@ def test_nothing_is_wider_than_the_screen(page: Browser, width: int) -> None:
     assert page.evaluate(f"{cut}.filter((one) => one.getBoundingClientRect().right > innerWidth).length") == 0
 
 
+def test_a_phone_shows_each_metrics_change(page: Browser) -> None:
+    page.screen(390)
+    page.wait_for_frame()
+    seen = page.evaluate("""[...document.querySelectorAll('.case > details[open] table')]
+      .filter((table) => table.textContent.includes('99 % interval'))
+      .flatMap((table) => [...table.querySelectorAll('th, td')])
+      .filter((cell) => cell.cellIndex === 2)
+      .map((cell) => [cell, cell.closest('.scroll')].map((each) => each.getBoundingClientRect().right))
+    """)
+    assert len(seen) > 8
+    assert all(right <= edge for right, edge in seen)
+
+
+def test_cases_are_found_by_their_whole_ids(page: Browser) -> None:
+    type_filter(page, "fake-gpt2-xl-s256-b1-bf16-mixed-ac_full-1x8")
+    assert len(shown(page)) == 1
+    type_filter(page, "")
+
+
+def test_an_open_case_begins_with_the_cause(page: Browser) -> None:
+    seen = page.evaluate("""[...document.querySelectorAll('.folded')].map((reason) =>
+      [reason.closest('details').open, reason.checkVisibility()])""")
+    assert seen
+    assert {is_open != is_shown for is_open, is_shown in seen} == {True}
+
+
 def test_names_of_spans_stay_in_view_on_a_phone(browser: Browser, tmp_path: Path) -> None:
     """With their arm, wherever the table is scrolled to."""
     counted = make_run(counts=make_entries())

@@ -41,7 +41,7 @@
     const verdicts = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
     let shown = 0;
     for (const row of rows) {
-      const told = row.textContent.toLowerCase();
+      const told = `${row.dataset.id} ${row.textContent}`.toLowerCase();
       const fits = verdicts.has(row.dataset.verdict) && words.every((word) => told.includes(word));
       row.hidden = document.getElementById(row.dataset.case).hidden = !fits;
       shown += fits;

@@ -1,0 +1,50 @@
+"""Shorten the ids of cases for pages that show many of them. Pure."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from perfsuite.case.case import NO_TOKENS
+
+SEPARATOR = " · "
+
+
+def short_names(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return a name of each case: framework, model and topology, and the parts in which alike cases differ.
+
+    `parameters` are `Case.parameters` by id. Cases without any keep their id.
+    """
+    names = {case_id: case_id for case_id in parameters}
+    alike = defaultdict[tuple[str, str, str], list[str]](list)
+    for case_id, of_case in parameters.items():
+        if of_case:
+            alike[_framework(of_case), of_case["model"], of_case["topology"]].append(case_id)
+    for (framework, model, topology), case_ids in alike.items():
+        parts = {case_id: _parts(parameters[case_id]) for case_id in case_ids}
+        telling = _differing(list(parts.values()))
+        for case_id, texts in parts.items():
+            shown = [texts[number] for number in telling if texts[number]]
+            names[case_id] = SEPARATOR.join([framework, model, *shown, topology])
+    return names
+
+
+def _framework(parameters: Mapping[str, str]) -> str:
+    return parameters["framework"].partition("-")[0]
+
+
+def _parts(parameters: Mapping[str, str]) -> list[str]:
+    """Return the other parts of an id, as ids write them."""
+    length = parameters["sequence_length"]
+    accumulation = parameters["gradient_accumulation"]
+    return [
+        parameters["framework"].partition("-")[2],
+        "" if length == NO_TOKENS else f"s{length}",
+        f"b{parameters['micro_batch']}",
+        "" if accumulation == "1" else f"x{accumulation}",
+        parameters["precision"],
+        parameters["options"],
+    ]
+
+
+def _differing(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns that are not the same in all rows."""
+    return [number for number, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
