@@ -16,9 +16,9 @@ from perfsuite.cli.cases import RowsAsJson
 from perfsuite.cli.report import LocalStore, stored
 from perfsuite.errors import CaseError, FileError
 from perfsuite.frameworks.base import require
+from perfsuite.history import page, verdicts
 from perfsuite.history import store as history
 from perfsuite.history import trend as trends
-from perfsuite.history import verdicts
 from perfsuite.history.asv import export as asv
 from perfsuite.history.store import Place, StoredResult
 from perfsuite.history.trend import Trend
@@ -245,13 +245,15 @@ def publish(
         str, typer.Option(help="What a commit's hash is appended to, for links to it.")
     ] = "#",
 ) -> None:
-    """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
+    """Make a page of a history, OUT/html/history.html, and asv's pages, which load scripts from a CDN."""
     require("asv", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
     html = asv.publish(out, commits=exported.commits)
     kept = f"{plural(len(exported.commits), 'commit')}, {len(exported.unplaced)} left out"
-    console().print(f"pages of {kept}: {html} (to look at them: python -m http.server --directory {html})")
+    own = page.write(html, history_dir, repo, branch=branch, commit_url=commit_url)
+    console().print(f"pages of {kept}: {own}")
+    console().print(f"asv's pages, beside it, need a server: python -m http.server --directory {html}")
 
 
 @app.command()

@@ -101,19 +101,23 @@ class Trend(Sealed):
         return [finding for finding in self.findings if finding.open]
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
+    """A figure of one session."""
+
     value: float
     place: Place
     circumstances: Mapping[str, str]  # possible explanations of a change, by name
 
 
-class _Key(NamedTuple):
+class Key(NamedTuple):
+    """The metric, the case and the hardware class of a series."""
+
     hardware_class: str
     case: str
     metric: MetricName
 
 
-Series = Mapping[_Key, Sequence[_Point]]
+Series = Mapping[Key, Sequence[Point]]
 """The points of each series, without sessions that lack the figure. Series without any point are included."""
 
 
@@ -146,7 +150,7 @@ def trend(
         order = {commit: number for number, commit in enumerate(dates)}
         places.sort(key=lambda place: order[place.commit])  # sessions of one commit stay sorted by time
     cases = store.read_cases(directory)
-    every = _read(places, cases)
+    every = read_series(places, cases)
     wanted = {cases[name].id for name in store.matching(cases, case)}
     series = {key: points for key, points in every.items() if key.case in wanted}
     if not series:
@@ -169,8 +173,9 @@ def trend(
     )
 
 
-def _read(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
-    series = defaultdict[_Key, list[_Point]](list)
+def read_series(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
+    """Return the series of these sessions, each in the order of the sessions. Raises `FileError`."""
+    series = defaultdict[Key, list[Point]](list)
     known: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
     for place in places:
         session = place.read(cases)
@@ -186,8 +191,8 @@ def _read(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Ser
                 "peak memory": store.middle(result.peak_memory_bytes),
             }
             for metric, value in figures.items():
-                points = series[_Key(place.hardware_class, case.id, metric)]
-                points += [] if value is None else [_Point(value, place, around)]
+                points = series[Key(place.hardware_class, case.id, metric)]
+                points += [] if value is None else [Point(value, place, around)]
     return series
 
 
@@ -213,8 +218,8 @@ def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
 
 
 def _findings(
-    key: _Key,
-    points: Sequence[_Point],
+    key: Key,
+    points: Sequence[Point],
     *,
     correlations: Mapping[tuple[str, MetricName], float],
     order: Mapping[str, int],

@@ -51,6 +51,15 @@ def test_what_is_left_out_is_named(published: Published, monkeypatch: pytest.Mon
         publish(out, commits=frozenset({UNKNOWN}))
 
 
+def test_our_page_is_beside_asvs_and_links_to_its_graphs(published: Published) -> None:
+    pages = published.root / "out/html"
+    text = (pages / "history.html").read_text()
+    assert "<h1>4 cases, 2 worse</h1>" in text
+    linked = set(re.findall(r'href="index.html#([^"]+)"', text))
+    assert linked == {f"gpt2-tiny.1x2.fp32.{metric}" for metric in ("seconds_per_token", "peak_memory")}
+    assert linked <= page(published, "index.json")["benchmarks"].keys()
+
+
 def test_offline_page_says_what_is_missing(published: Published) -> None:
     """asv leads to this page if a script cannot be loaded."""
     pages = published.root / "out/html"

@@ -1,0 +1,82 @@
+"""Draw one series of a history as a small inline SVG: its values, its levels, its changes. Pure."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+WIDTH = 340
+HEIGHT = 58
+RIGHT = 64  # margin for the labels of the highest and the lowest value
+EDGE = 8  # margin above and below
+LEAST_RANGE = 0.04  # smallest range that is drawn, as a share of the median: noise shall not look large
+DOTS = 60  # most values that are drawn as dots; more are a line only
+
+
+class Mark(NamedTuple):
+    """A change of level."""
+
+    first: int  # index of the first value of the new level
+    kind: str  # class in the style sheet: `worse`, `better` or `past`
+    text: str
+
+
+def sparkline(
+    values: Sequence[float],
+    marks: Sequence[Mark],
+    *,
+    key: str,
+    title: str,
+    told: str,
+    labels: tuple[str, str],
+) -> Markup:
+    """Draw a series with its marks; `labels` are those of `limits`. `key` is unique on the page."""
+    low, high = drawn_range(values)
+    right = WIDTH - RIGHT
+    across = (right - 4) / max(len(values) - 1, 1)
+    down = (HEIGHT - 2 * EDGE) / (high - low)
+
+    def place(index: float, value: float) -> str:
+        return f"{4 + index * across:.1f},{HEIGHT - EDGE - (value - low) * down:.1f}"
+
+    body = []
+    for mark in marks:
+        at = 4 + (mark.first - 0.5) * across
+        line = Markup(
+            '<line class="change {}" x1="{:.1f}" y1="2" x2="{:.1f}" y2="{}"><title>{}</title></line>'
+        )
+        body.append(line.format(mark.kind, at, at, HEIGHT - 2, mark.text))
+    points = [place(index, value) for index, value in enumerate(values)]
+    body.append(Markup('<polyline class="values" points="{}"/>').format(" ".join(points)))
+    if len(values) <= DOTS:
+        dot = Markup('<circle class="value" cx="{}" cy="{}" r="1.6"/>')
+        body += [dot.format(*point.split(",")) for point in points]
+    for start, end in pairwise([0, *(mark.first for mark in marks), len(values)]):
+        level = median(values[start:end])
+        ends = f"{place(start - 0.3, level)} {place(end - 0.7, level)}"
+        body.append(Markup('<polyline class="level" points="{}"/>').format(ends))
+    text = Markup('<text x="{}" y="{}">{}</text>')
+    bottom, top = (HEIGHT - EDGE - (value - low) * down + 4 for value in limits(values))
+    apart = max(0.0, 6 - (bottom - top) / 2) if labels[0] != labels[1] else 0.0  # labels do not overlap
+    body.append(text.format(right + 8, f"{bottom + apart:.1f}", labels[0]))
+    if labels[1] != labels[0]:
+        body.append(text.format(right + 8, f"{top - apart:.1f}", labels[1]))
+    return Markup(
+        '<svg class="spark" role="img" viewBox="0 0 {} {}" aria-labelledby="{key}-t {key}-d">'
+        '<title id="{key}-t">{}</title><desc id="{key}-d">{}</desc>{}</svg>'
+    ).format(WIDTH, HEIGHT, title, told, Markup("").join(body), key=key)
+
+
+def limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest value, which have labels."""
+    return min(values), max(values)
+
+
+def drawn_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range that is drawn: that of the values, or `LEAST_RANGE` around the median."""
+    low, high = limits(values)
+    least = LEAST_RANGE * abs(median(values)) or 1.0
+    room = max(0.0, (least - (high - low)) / 2)
+    return low - room, high + room
