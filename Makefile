@@ -118,9 +118,8 @@ release-%: .venv/installed  # the lock is its own, as no machine must be quiet
 samples: .venv/installed  ## the samples of reports on the pages, and the pages of commands and options, by today's code
 	.venv/bin/python -m tests.sample_reports
 
-pictures: samples  ## docs/images/: those that need a browser: the report, and a history (15 minutes)
-	.venv/bin/python -m tests.benchmarks.pictures
-	.venv/bin/python -m tests.benchmarks.history_picture
+pictures: samples  ## docs/images/ by today's code; those of pages need a browser (a minute; 5 if the engine has changed)
+	.venv/bin/python -m tests.pictures
 
 browser:  ## Chromium and the scripts of asv's pages for the tests and pictures that need them; as root, or installed before
 	command -v chromedriver || { apt-get update -qq && \

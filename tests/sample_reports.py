@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perfsuite import DDP, FSDP2, Case, TorchTitan, Trainer, documents
+from perfsuite.history import page as history_page
 from perfsuite.history.asv.export import export, publish
 from perfsuite.report import spans
 from perfsuite.report.html.page import render
@@ -31,6 +32,7 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.verdict.judge import Policy, judge
 from perfsuite.verdict.overall import with_counts
+from tests.benchmarks.hindsight import gallery
 from tests.samples import (
     NOISE,
     make_case,
@@ -187,29 +189,40 @@ def picture() -> str:
 
 
 def write_pages() -> None:
-    """Write the samples into the pages that name them, the picture, and the tables of options."""
+    """Write the samples into the pages that name them, the gallery and the tables of options."""
     for page in sorted(PAGES.rglob("*.md")):
         page.write_text(with_samples(page.read_text(encoding="utf-8")), encoding="utf-8")
-    (PAGES / "images" / "terminal.svg").write_text(picture(), encoding="utf-8")
+    gallery.write()
     for script in ("command_page.py", "option_table.py"):
         subprocess.run([sys.executable, str(PAGES / script)], check=True)
+
+
+def write_sample_history(root: Path) -> None:
+    """Write a repository of 60 commits and the history of its nights: one case gets slower, others change."""
+    tiny = make_case(hardware="h100")
+    cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS]
+    commits = make_repository(root / "trainer", 60)
+
+    def level(case: int, night: int) -> Level:
+        return {
+            ("fsdp2", night > 40): Level(step_s=1.03),
+            ("trainer", night > 30): Level(step_s=0.93),
+            ("torchtitan", 20 < night < 45): Level(memory=1.05),
+        }.get((cases[case].framework.name, True), Level())
+
+    write_history(root / "history", commits, cases, level)
 
 
 def write_live(site: Path) -> None:
     """Write the report of the session, and asv's pages of a history of 60 nights, made up too."""
     documents.write_text(site / "live" / "report.html", render([session()]))
-    tiny = make_case(hardware="h100")
-    cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS[:2]]
     with tempfile.TemporaryDirectory() as directory:
-        repository = Path(directory, "repository")
+        write_sample_history(Path(directory))
         history = Path(directory, "history")
-        commits = make_repository(repository, 60)
+        repository = Path(directory, "trainer")
         pages = Path(directory, "pages")
-        write_history(
-            history, commits, cases, lambda case, night: Level(step_s=1.03 if case and night > 40 else 1.0)
-        )
         exported = export(history, repository, pages)
-        publish(pages, commits=exported.commits)
+        history_page.write(publish(pages, commits=exported.commits), history, repository)
         shutil.copytree(pages / "html", site / "live" / "history", dirs_exist_ok=True)
 
 

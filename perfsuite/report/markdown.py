@@ -98,6 +98,7 @@ def _cases(results: Sequence[Measurement]) -> Table:
 
 def _explanation(result: Measurement) -> list[str]:
     told = explained(result)
-    found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
+    new = [line for line in told.findings if not any(why in line for why in told.why)]
+    found = [line[:MAX_FINDING] for line in cut(new, MAX_FINDINGS)]
     since = [*told.not_counted, *told.changed, *told.traces, *told.notes]
     return [*told.why, *told.reasons, *told.decisive, *found, *told.excuses, *told.held, *since]
