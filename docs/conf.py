@@ -1,8 +1,11 @@
 """How `make docs` builds the site: Sphinx, with MyST for Markdown. Nothing is fetched from the internet."""
 
+import re
 from typing import Any
 
+from docutils import nodes
 from pydantic import BaseModel
+from sphinx import addnodes
 
 from perfsuite import __version__
 
@@ -14,6 +17,8 @@ html_title = f"perfsuite {__version__}"
 html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_extra_path = ["extra"]  # for coding agents: llms.txt, and a skill
 exclude_patterns = ["extra"]
 
@@ -35,6 +40,45 @@ def without_fields(_app: Any, what: str, _name: str, documented: Any, *_: Any) -
     return ("", "") if what == "class" and issubclass(documented, BaseModel) else None
 
 
+def without_validators(_app: Any, doctree: nodes.document) -> None:
+    """Show the type of a field alone: `Annotated` adds how it is checked, which the text explains."""
+    for node in doctree.findall(addnodes.desc_annotation):
+        text = node.astext()
+        if "Annotated[" in text:
+            node.children = []
+            node += nodes.Text(bare(text))
+
+
+def bare(annotation: str) -> str:
+    """Return an annotation with the first argument of each `Annotated` in its place."""
+    before, mark, rest = annotation.partition("Annotated[")
+    if not mark:
+        return annotation
+    ends = []
+    depth = 0
+    for place, character in enumerate(rest):
+        depth += (character in "[({") - (character in "])}")
+        if depth < 0 or (depth == 0 and character == ","):
+            ends.append(place)
+        if depth < 0:
+            break
+    return f"{before}{bare(rest[: ends[0]])}{bare(rest[ends[-1] + 1 :])}"
+
+
+def typeset(_app: Any, doctree: nodes.document, _name: str) -> None:
+    """Set arrows as one character, and keep a percent sign with its number, but for blocks of code."""
+    for text in list(doctree.findall(nodes.Text)):
+        if isinstance(text.parent, nodes.literal_block | nodes.raw | nodes.comment):
+            continue
+        shown = re.sub(
+            r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text.astext().replace(" -> ", "\N{NO-BREAK SPACE}→ ")
+        )
+        if shown != text.astext():
+            text.parent.replace(text, nodes.Text(shown))
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-signature", without_fields)
+    app.connect("doctree-read", without_validators)
+    app.connect("doctree-resolved", typeset)

@@ -18,13 +18,13 @@ def row(option: Option) -> str:
     default = f"`{option.default}`" if option.default else ""
     meaning = f"{option.help[0].upper()}{option.help[1:]}" + (f". {option.page}" if option.page else "")
     key = f"`{option.key}`" if option.ini else ""
-    return f"| `{spelled}` | {key} | {default} | {meaning} |"
+    return f"| `{spelled}` | {meaning} | {default} | {key} |"
 
 
 def table() -> str:
     """The table of all options that people use."""
     rows = [row(option) for option in OPTIONS]
-    return "\n".join(["| option | ini key | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+    return "\n".join(["| option | meaning | default | ini key |", "| --- | --- | --- | --- |", *rows, ""])
 
 
 def written(page: str) -> str:

@@ -168,6 +168,7 @@ def texts() -> dict[str, str]:
     both = spans_of(spans.table(spans.rows([script(extra_reads=2)], [script()])), indent="  ")
     whole = {"table": table(results, color=False, width=WIDTH), "regressed": short, "step": step}
     whole["spans"] = "\n".join(both)
+    whole["cause"] = short[: short.index("\n  tokens/s with stalls")]
     return {name: text.strip("\n") for name, text in whole.items()}
 
 
@@ -190,7 +191,7 @@ def picture() -> str:
 
 def write_pages() -> None:
     """Write the samples into the pages that name them, the gallery and the tables of options."""
-    for page in sorted(PAGES.rglob("*.md")):
+    for page in (PAGES.parent / "README.md", *sorted(PAGES.rglob("*.md"))):
         page.write_text(with_samples(page.read_text(encoding="utf-8")), encoding="utf-8")
     gallery.write()
     for script in ("command_page.py", "option_table.py"):

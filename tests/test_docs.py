@@ -65,6 +65,7 @@ def blocks(language: str) -> list[Block]:
     return [block for page in PAGES for block in page.blocks if block.language == language]
 
 
+SITE = runpy.run_path(str(ROOT / "docs" / "conf.py"))
 COMMAND_PAGE = runpy.run_path(str(ROOT / "docs" / "command_page.py"))
 COMMANDS: dict[str, Any] = COMMAND_PAGE["commands"]()
 """Every command of `perfsuite`, such as `baseline accept`."""
@@ -329,6 +330,30 @@ def test_home_page_has_the_readmes_status() -> None:
         assert [words in each for each in said] == [True, True]
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_a_found_regression_is_above_the_fold(name: str) -> None:
+    above = (ROOT / name).read_text().splitlines()[:32]
+    assert "<!-- sample: cause -->" in above
+    assert [line for line in above if line.startswith("  all_gather")]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "shown"),
+    [
+        (
+            ": Annotated[Model, BeforeValidator(lambda one: find(one) if isinstance(one, str) else one)]",
+            ": Model",
+        ),
+        (": Annotated[int, Field(ge=2, le=MOST, strict=True)] | None", ": int | None"),
+        (": Annotated[tuple[str, ...], BeforeValidator(lambda one: (one,))]", ": tuple[str, ...]"),
+        (": tuple[Annotated[int, Field(ge=1)], Annotated[str, Field(min_length=1)]]", ": tuple[int, str]"),
+        (": dict[str, int]", ": dict[str, int]"),
+    ],
+)
+def test_the_reference_shows_types_without_validators(annotation: str, shown: str) -> None:
+    assert SITE["bare"](annotation) == shown
+
+
 @pytest.mark.launch
 def test_home_page_links_to_a_live_chart(tmp_path: Path) -> None:
     """With the axis of the chart around the values: a change of 3% is flat on one that starts at 0."""
@@ -338,3 +363,5 @@ def test_home_page_links_to_a_live_chart(tmp_path: Path) -> None:
     known = json.loads((tmp_path / "live" / "history" / "index.json").read_text())["benchmarks"]
     assert chart in known
     assert settings == "y-axis-scale=zoom"
+    assert 'href="live/history/history.html"' in home
+    assert (tmp_path / "live" / "history" / "history.html").is_file()

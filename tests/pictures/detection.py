@@ -132,7 +132,8 @@ def picture() -> str:
         f'<text class="heading" x="{LEFT}" y="18">'
         f"found the same night, of {shares['trials']:,} simulated</text>"
         + "\n".join(body)
-        + f'<text class="end" x="{right}" y="{HEIGHT - 8}">true slowdown (time per token); noise is that between launches</text></svg>\n'
+        + f'<text class="end" x="{right}" y="{HEIGHT - 8}">'
+        "true slowdown (time per token); noise is that between launches</text></svg>\n"
     )
 
 

@@ -44,7 +44,7 @@ def _entry(number: int, pair: Pair, result: Result) -> str:
     how = ", by a dry run as if on an H100" if pair.dry else ""
     what = pair.what[0].upper() + pair.what[1:]
     return (
-        f"### {number}. {what}\n\n"
+        f"## {number}. {what}\n\n"
         f"{pair.link}: good {_released(pair.good)}, bad {_released(pair.bad)}. "
         f"Where: {WHERE[pair.kind]}{how}.\n\n"
         f"```text\n{line}\n```\n"
