@@ -17,7 +17,7 @@ from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Launching, WhenShared, launch_once, measure, profile_once
+from perfsuite.measure import Launching, WhenShared, launch_once, measure, profile_once, until_decided
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results import baseline
 from perfsuite.results.counts import Counts
@@ -102,6 +102,38 @@ def test_counts_of_one_odd_launch_are_no_regression(
     runs, verdict = measured(*ends, case=case, reference=Reference(counts=before, policy=policy))
     found = with_counts(verdict, runs, before).counts
     assert (len(runs), None if found is None else found.outcome) == expected
+
+
+OPEN = Verdict(outcome="undecided", launches=1)
+UNHEALTHY = Verdict(outcome="unhealthy", launches=1)
+DECIDED = Verdict(outcome="passed", launches=2)
+
+
+def test_launches_while_the_verdict_is_open() -> None:
+    launch = Mock(return_value=False)
+    is_free = Mock()
+    assert until_decided(launch, Mock(side_effect=[OPEN, OPEN, DECIDED]), is_free) == DECIDED
+    assert (launch.call_count, is_free.call_count) == (3, 0)
+
+
+@pytest.mark.parametrize(("is_free", "judged", "expected"), [(True, 0, DECIDED), (False, 1, UNHEALTHY)])
+def test_others_who_stay_end_the_launches(is_free: bool, judged: int, expected: Verdict) -> None:
+    judge = Mock(side_effect=[OPEN, expected])
+    assert until_decided(Mock(return_value=True), judge, lambda: is_free) == expected
+    assert judge.call_args_list == [call(), [call(), call(max_unhealthy=1)][judged]]
+
+
+def test_waits_for_nobody_after_the_verdict() -> None:
+    is_free = Mock()
+    assert until_decided(Mock(return_value=True), lambda: DECIDED, is_free) == DECIDED
+    assert not is_free.called
+
+
+def test_launches_again_if_one_unhealthy_is_too_few() -> None:
+    """The rule of a judge may need more than one launch, whoever uses the machine."""
+    launch = Mock(return_value=True)
+    assert until_decided(launch, Mock(side_effect=[OPEN, OPEN, DECIDED]), lambda: False) == DECIDED
+    assert launch.call_count == 2
 
 
 def test_launches_until_the_reference_decides(measured: Measured) -> None:
