@@ -30,6 +30,7 @@ from perfsuite.verdict.computation import (
     may_have_other_tokens,
     other_computation,
 )
+from perfsuite.verdict.evidence import Evidence
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
     NO_LOADER,
@@ -94,24 +95,17 @@ def judge_pairs(
     failed = _failed(a, b)
     if failed is not None:
         return failed
-    problems = unhealthy_pairs(a, b)
-    healthy = [pair for number, pair in enumerate(zip(a, b, strict=True), 1) if number not in problems]
-    if len(problems) >= max(max_unhealthy, len(healthy)):
+    evidence = Evidence.of([*zip(a, b, strict=True)], unhealthy_pairs(a, b))
+    if evidence.is_too_little(max_unhealthy):
         verdict = Verdict(outcome="unhealthy", launches=launches)
-    elif not healthy:
+    elif not evidence.healthy:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
-        of_a, of_b = zip(*healthy, strict=True)
+        of_a, of_b = zip(*evidence.healthy, strict=True)
         is_last = len(a) >= max_pairs
         verdict = _judge_healthy(of_a, of_b, tolerance, metric, max_pairs, corrects, is_last=is_last)
-    verdict = _if_same(verdict, a, b)
-    set_aside = [f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
-    verdict = _with_differences(verdict, a, b)
-    return verdict.replace(
-        launches=launches,
-        unhealthy_launches=tuple(problems),
-        reasons=(*verdict.reasons, *set_aside),
-    )
+    verdict = _with_differences(_if_same(verdict, a, b), a, b)
+    return evidence.named_in(verdict.replace(launches=launches), "pair")
 
 
 def judge_counts(a: Run, b: Run) -> Verdict:

@@ -29,6 +29,7 @@ from perfsuite.results.rank_report import COLD, FailureKind
 from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
 from perfsuite.verdict.computation import Computed, differences, does_less, other_computation
+from perfsuite.verdict.evidence import Evidence
 from perfsuite.verdict.loss import are_compared, loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
@@ -85,10 +86,10 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     for run in runs:
         if run.failure is not None:
             return _failed(runs, run.failure.kind, *why_failed(run))
-    every = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
-    problems = {number: why for number, why in every.items() if why}
-    healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
-    if len(problems) >= max(policy.max_unhealthy, len(healthy)):
+    problems = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
+    evidence = Evidence.of(runs, problems)
+    healthy = evidence.healthy
+    if evidence.is_too_little(policy.max_unhealthy):
         verdict = _unhealthy(runs, baseline, noise, policy)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
@@ -99,9 +100,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         verdict = _compare(healthy, baseline, noise, policy) if baseline else _record(healthy, policy)
         if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
             verdict = verdict.replace(outcome="undecided", failure=None)
-    set_aside = [f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
-    reasons = (*verdict.reasons, *set_aside)
-    verdict = verdict.replace(launches=len(runs), unhealthy_launches=tuple(problems), reasons=reasons)
+    verdict = evidence.named_in(verdict.replace(launches=len(runs)), "launch")
     if baseline is None:
         return verdict
     newest = runs[-1]
@@ -113,7 +112,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         *computed,
         *comparability.run_changes(newest, baseline),
     )
-    reasons = (*comparability.unexplained(newest, baseline), *reasons)
+    reasons = (*comparability.unexplained(newest, baseline), *verdict.reasons)
     return verdict.replace(reasons=reasons, changed=changed)
 
 
