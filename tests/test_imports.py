@@ -49,7 +49,7 @@ NO_TEST_FILE = {
     "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
     "perfsuite.plugin.settings": "run by plugin/test_options.py, which runs pytest",
     "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
-    "perfsuite.session.way": "its subclasses are tested",
+    "perfsuite.session.mode": "its subclasses are tested",
     "perfsuite.worker.probes.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }

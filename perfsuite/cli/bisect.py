@@ -20,7 +20,6 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import CASES
 from perfsuite.session.against_arm import by_counts, by_times
-from perfsuite.session.session import session_file
 from perfsuite.session.setup import DryHost, Host
 
 
@@ -79,7 +78,7 @@ def bisect(
             session = by_times(options, progress, launches, (a, b), **how, explains=False)
         try:
             result = session.measure(chosen, chosen.id)
-            documents.write(session.directory.results, session_file(session, "complete"))
+            documents.write(session.record.directory.results, session.record.session_file("complete"))
             good_run[:] = result.before[:1]
             return result
         finally:

@@ -33,7 +33,7 @@ from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.dry import dry_session
 from perfsuite.session.option_table import BY_NAME, fraction, options_of
 from perfsuite.session.plan import Planned, budget_for, past_of, planned
-from perfsuite.session.session import Session, session_file
+from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Options, Setup
 
 NOT_KNOWN = "not known"
@@ -128,8 +128,7 @@ def compare(
     host = DryHost() if dry else Host(launches, chosen.store)
     if not runnable(host, asked, are_named=k is None):  # before anything is installed for an arm
         setup = Setup(chosen, progress, host)
-        session = Session(setup, ByDryRuns(setup) if dry else AgainstArm(setup))
-        session.waivers = ()
+        session = Session(ByDryRuns(setup) if dry else AgainstArm(setup))
         fitting(session, asked)
         _measure(session, [], json_output=json_output)
         raise typer.Exit(UNDECIDED)
@@ -141,22 +140,24 @@ def compare(
     if not dry:
         session.setup.host = host  # it has already examined the machine
     fits = fitting(session, asked)
-    if session.skipped and k is None:
-        raise CaseError(f"{session.skipped[0].case_id}: {session.skipped[0].reason}")
+    if session.record.skipped and k is None:
+        raise CaseError(f"{session.record.skipped[0].case_id}: {session.record.skipped[0].reason}")
     progress.cases = len(fits)
     words = () if k is None else ("-k", k)
     wanted = Selection(paths=(cases,), words=words, asked=k is not None, is_directory_of_cases=True)
-    session.case_changes, session.cases_unknown = case_changes(arms, wanted, chosen.store)
+    changes, unknown = case_changes(arms, wanted, chosen.store)
+    session.record.case_changes = changes
+    session.record.cases_unknown = unknown
     _measure(session, fits, json_output=json_output)
-    worse = [*filter(chosen.is_failing, session.results)]
+    worse = [*filter(chosen.is_failing, session.record.results)]
     if worse:
         if None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against:
             way = " --dry" if dry else " --counts" if counts else ""
             say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
         raise typer.Exit(1)
-    is_decided = [result.outcome in ("passed", "improved") for result in session.results]
-    is_decided.append(session.has_all_cases)
-    raise typer.Exit(0 if session.results and all(is_decided) else UNDECIDED)
+    is_decided = [result.outcome in ("passed", "improved") for result in session.record.results]
+    is_decided.append(session.record.has_all_cases)
+    raise typer.Exit(0 if session.record.results and all(is_decided) else UNDECIDED)
 
 
 def asks(*, yes: bool) -> Consent:
@@ -207,7 +208,7 @@ def dry_run(
     progress.cases = len(fits)
     if _measure(session, fits, json_output=json_output):
         raise typer.Exit(2)
-    if any(map(session.setup.options.is_failing, session.results)):
+    if any(map(session.setup.options.is_failing, session.record.results)):
         raise typer.Exit(1)
 
 
@@ -323,7 +324,7 @@ def fitting(session: Session, cases: list[Case]) -> list[Case]:
     reasons = [(case, session.setup.host.why_not(case)) for case in cases]
     for case, reason in reasons:
         if reason is not None:
-            session.record_skip(case, case.id, reason)
+            session.record.skip(case, case.id, reason)
             say(f"{case.id}: {reason}")
     return [case for case, reason in reasons if reason is None]
 
@@ -359,7 +360,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _show(session: Session, status: Status, *, json_output: bool) -> None:
-    shown = session_file(session, status)
+    shown = session.record.session_file(status)
     interruption = summary.interruption(shown)
     if interruption is not None:
         say(interruption)
@@ -368,8 +369,8 @@ def _show(session: Session, status: Status, *, json_output: bool) -> None:
     else:
         out = console()
         width = max(out.width, 80) if out.is_terminal else None
-        found = outputs.lines(session, whole=True, color=out.is_terminal, width=width)
+        found = outputs.lines(session.record, whole=True, color=out.is_terminal, width=width)
         changed = summary.case_changes(shown)
         for line in [*found, *([""] if changed else []), *changed]:
             typer.echo(relative(line, Path.cwd()))
-    outputs.write_files(session, status)
+    outputs.write_files(session.record, status)

@@ -22,6 +22,7 @@ from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
 from perfsuite.session.case_changes import Selection, case_changes
+from perfsuite.session.mode import Mode
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
@@ -32,8 +33,8 @@ ENDED = pytest.StashKey[bool]()  # of a test: whether it reached its end, withou
 # Keys of the session:
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
-INSTALLS = pytest.StashKey[Callable[[], Session]]()
-"""Makes the session again, after installing the packages that its arms name."""
+INSTALLS = pytest.StashKey[Callable[[], Mode]]()
+"""Makes the mode again, after installing the packages that its arms name."""
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
@@ -177,7 +178,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
         cases = {item: case for item, case in cases.items() if item not in others}
     if options.budget_s is not None:
         past = plan.past_of(session.setup.store.results())
-        order = plan.planned(cases.values(), past, session.today)
+        order = plan.planned(cases.values(), past, session.record.today)
         session.budget = plan.budget_for(order, options.budget_s)
         place = {each.case.id: number for number, each in enumerate(order)}
         items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
@@ -186,14 +187,16 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find out which cases of arm A are no longer among the selected ones."""
     config = session.config
-    if config.stash[SESSION].way.arms and not is_worker(config) and not runs_no_test(config):
+    if config.stash[SESSION].mode.arms and not is_worker(config) and not runs_no_test(config):
         _list_case_changes(config)
 
 
 def _list_case_changes(config: pytest.Config) -> None:
     ours = config.stash[SESSION]
     wanted = selection_of(config)
-    ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
+    changes, unknown = case_changes(ours.mode.arms, wanted, ours.setup.options.store)
+    ours.record.case_changes = changes
+    ours.record.cases_unknown = unknown
 
 
 def selection_of(config: pytest.Config) -> Selection:
@@ -232,7 +235,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 ours.resume()
                 selected = [(case_of(item), item.nodeid) for item in benchmarks]
                 progress.cases -= sum(
-                    case is not None and ours.earlier_result(case, nodeid) is not None
+                    case is not None and ours.record.earlier_result(case, nodeid) is not None
                     for case, nodeid in selected
                 )
     file = session.config.getoption("--perf-cases")
@@ -250,9 +253,7 @@ def _install(config: pytest.Config) -> None:
         return
     ours = config.stash[SESSION]
     before = ours.setup.host
-    installed = make()
-    ours.setup = installed.setup
-    ours.way = installed.way
+    ours.record.mode = make()
     if isinstance(before, DryHost) and isinstance(ours.setup.host, DryHost):
         ours.setup.host.hardware = before.hardware
     if not is_worker(config):  # with its packages, arm A may now collect other cases
@@ -330,7 +331,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 f"baseline: leave one of them out, or change a field of its case{more}"
             )
     config.stash[COLLECTED] = {case_id: case for case_id, (_, case) in known.items()}
-    config.stash[SESSION].collected = frozenset(known)
+    config.stash[SESSION].record.collected = frozenset(known)
     _check_marker_names(config, items)
 
 

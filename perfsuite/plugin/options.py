@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{NO_BENCH}: a test that has a perfsuite case and measures nothing")
     progress = config.stash[PROGRESS] = _progress(config)
     session = config.stash[SESSION] = _session(config, progress)
-    session.saves = not is_worker(config)
+    session.record.saves = not is_worker(config)
     if isinstance(session.setup.host, DryHost):
         session.setup.host.hardware = hardware_of(config.option.markexpr)
     turn_off_xdist(config)
@@ -127,13 +127,13 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
                 return against_arm.by_times(options, progress, launches, arms, max_pairs=chosen["max-pairs"])
 
             session = compare(installs=False)
-            if not all(arm.is_installed for arm in session.way.arms):
-                config.stash[INSTALLS] = lambda: compare(installs=True)
+            if not all(arm.is_installed for arm in session.mode.arms):
+                config.stash[INSTALLS] = lambda: compare(installs=True).mode
             return session
         if launches is None:
             return dry_session(options, progress)
         setup = Setup(options, progress, Host(launches, options.store))
-        return Session(setup, AgainstBaseline(setup))
+        return Session(AgainstBaseline(setup))
 
 
 def _progress(config: pytest.Config) -> Progress:

@@ -70,6 +70,10 @@ class Options:
         """Return whether a test fails with this measurement, or would without `shadow`."""
         return measurement.excused is None and measurement.outcome in {"failed", "regressed", *self.strict}
 
+    def fails_session(self, measurement: Measurement) -> bool:
+        """Return whether a session fails with this measurement, or would without `shadow`."""
+        return self.is_failing(measurement) or (measurement.excused is None and measurement.is_empty)
+
 
 @dataclass
 class Host:

@@ -21,7 +21,7 @@ from perfsuite.results.session_file import CaseChange, SessionFile
 from perfsuite.session import against_arm, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.case_changes import case_changes
-from perfsuite.session.way import Trial, Way
+from perfsuite.session.mode import Launches, Mode, Task, Trial
 from tests.cli import commands
 from tests.samples import make_case, make_run
 
@@ -42,19 +42,20 @@ class Verdicts:
 
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
-        self.ways: list[Way] = []
+        self.modes: list[Mode] = []
         self.errors: dict[str, Exception] = {}
 
-    def judge(self, way: Way, trial: Trial) -> Verdict:
-        self.ways.append(way)
-        if trial.case.id in self.errors:
-            raise self.errors[trial.case.id]
-        way.setup.progress.begin(trial.case.id, 20, 1)
-        run = make_run(dry=way.dry)
-        trial.runs += [run] * 3
-        trial.before += [run] * 3
+    def judge(self, mode: Mode, task: Task, launches: Launches) -> Trial:
+        self.modes.append(mode)
+        if task.case.id in self.errors:
+            raise self.errors[task.case.id]
+        mode.setup.progress.begin(task.case.id, 20, 1)
+        run = make_run(dry=mode.dry)
+        for _ in range(3):
+            launches.add_pair(run, run)
         changed = ("torch: 2.13.0 -> 2.14.0",)
-        return Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
+        verdict = Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
+        return Trial.of(launches, verdict)
 
 
 @pytest.fixture
@@ -67,11 +68,11 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verdicts:
-    """For all ways, also dry, which every case can be run here, on any device."""
+    """For all modes, also dry, which every case can be run here, on any device."""
     stand_in = Verdicts()
     commands.ask_nobody(monkeypatch)
-    for way in (AgainstArm, ByCounts):
-        monkeypatch.setattr(way, "judge", lambda *arguments: stand_in.judge(*arguments))
+    for mode in (AgainstArm, ByCounts):
+        monkeypatch.setattr(mode, "judge", lambda *arguments: stand_in.judge(*arguments))
     for module in (driver, setup):
         monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
     monkeypatch.setattr(guard, "why_not", lambda: None)
@@ -97,7 +98,7 @@ def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Ou
     verdicts.outcome = outcome
     command(".", CASE.id, status=status)
     command(".", "--dry", CASE.id, status=status)
-    assert [type(way) for way in verdicts.ways] == [AgainstArm, ByDryRuns]
+    assert [type(mode) for mode in verdicts.modes] == [AgainstArm, ByDryRuns]
 
 
 def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts) -> None:
@@ -115,18 +116,18 @@ def test_what_the_session_is_asked_for(verdicts: Verdicts, monkeypatch: pytest.M
     monkeypatch.setattr(cases, "case_changes", case_changes)  # the only test here that collects both arms
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
-    (way,) = verdicts.ways
-    assert isinstance(way, AgainstArm)
-    assert (way.tolerance, way.max_pairs) == (0.03, 5)
-    assert (way.setup.options.inject, way.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
-    a, b = way.arms
+    (mode,) = verdicts.modes
+    assert isinstance(mode, AgainstArm)
+    assert (mode.tolerance, mode.max_pairs) == (0.03, 5)
+    assert (mode.setup.options.inject, mode.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
+    a, b = mode.arms
     assert (a.commit, a.given) == (git("rev-parse", "main~1", cwd=Path()).strip(), {"X": "1"})
     assert (b.directory, b.given) == (None, {"Y": "2"})
 
 
 def test_skips_an_unrunnable_case_with_a_reason(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{GPU_CASE.id}: " in command(".", "-k", "any").stderr
-    assert len(verdicts.ways) == 3
+    assert len(verdicts.modes) == 3
     assert [skip["case_id"] for skip in session()["skipped"]] == [GPU_CASE.id]
     commands.hold(monkeypatch, GPU_CASE)
     command(".", "-k", "any", status=3)  # nothing measured is not decided
@@ -184,7 +185,7 @@ def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:
     told = command(".", CASE.id, OTHER.id, LAST.id, status=1).stderr
     assert f"{CASE.id}: compile=True with Fake" in told
     assert f"{OTHER.id}: KeyError: 'nobody expected it'" in told
-    assert len(verdicts.ways) == 3
+    assert len(verdicts.modes) == 3
 
 
 def test_shows_results_when_the_allocation_ends(verdicts: Verdicts) -> None:
@@ -196,10 +197,10 @@ def test_shows_results_when_the_allocation_ends(verdicts: Verdicts) -> None:
 def test_sigterm_keeps_results_with_its_status(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = verdicts.judge
 
-    def ended(way: Way, trial: Trial) -> Verdict:
-        if trial.case.id == OTHER.id:
+    def ended(mode: Mode, task: Task, launches: Launches) -> Trial:
+        if task.case.id == OTHER.id:
             os.kill(os.getpid(), signal.SIGTERM)
-        return judge(way, trial)
+        return judge(mode, task, launches)
 
     monkeypatch.setattr(verdicts, "judge", ended)
     before = signal.getsignal(signal.SIGTERM)
@@ -286,7 +287,7 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
 )
 def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, words: str) -> None:
     assert words in commands.error_of("compare", "--against", *arguments.split(), CASE.id)
-    assert verdicts.ways == []
+    assert verdicts.modes == []
 
 
 @pytest.mark.launch
