@@ -57,7 +57,7 @@ class TwoArms(Mode):
     def refused(self, task: Task) -> None:
         """Refuse nothing, as no baseline is needed, but say so if both arms are the same environment."""
         a, b = self.arms
-        if self.setup.options.inject is None and a.acts_as(b):
+        if self.options.inject is None and a.acts_as(b):
             same = "arms A and B are the same environment"
             self.setup.progress.say(f"{task.case.id}: {same}: this comparison can {self.of_equals}")
 
@@ -180,7 +180,7 @@ class ByCounts(TwoArms):
     def _made(self, task: Task, arms: str, launch: int = 1) -> dict[str, Run]:
         runs = dict[str, Run]()
         for number, arm in enumerate(arms, 2 * launch - 1):
-            how = replace(self.launching(arm), counted_steps=self.setup.options.steps_to_count(task.case))
+            how = replace(self.launching(arm), counted_steps=self.options.steps_to_count(task.case))
             how.on_launch(task.case, number)
             runs[arm] = launch_once(task.case, task.machine, _directory(task, arm, launch), how)
         return runs
@@ -195,7 +195,7 @@ class ByDryRuns(ByCounts):
 
     def _made(self, task: Task, arms: str, launch: int = 1) -> dict[str, Run]:
         case = task.case
-        counted_steps = self.setup.options.steps_to_count(case)
+        counted_steps = self.options.steps_to_count(case)
         self.setup.progress.begin(case.id, COUNTED_STEP - 1 + counted_steps, 1, case.unit)
         stop = Event()
 

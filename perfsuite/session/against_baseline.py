@@ -35,17 +35,16 @@ class AgainstBaseline(Mode):
         """Return the failure of a case without a required baseline, unless it has another reason to fail."""
         _, required = self._baseline_of(task)
         may_fail = task.case.known_issue is not None or task.case.may_run_out_of_memory
-        return None if may_fail and self.setup.options.inject is None else required
+        return None if may_fail and self.options.inject is None else required
 
     def judge(self, task: Task, launches: Launches) -> Trial:
         """Launch a case until its launches decide, and judge their counts."""
         case = task.case
-        options = self.setup.options
-        baselines = self.setup.baselines
+        options = self.options
         known, required = self._baseline_of(task)  # again: the last holder of the lock may have recorded one
         target = target_of(task.machine, dry=False)
-        counts = baselines.counts.find(target, case) if options.counts else None
-        counts_file = counts.file if counts else baselines.counts.local_file(target, case.id)
+        counts = self.baselines.counts.find(target, case) if options.counts else None
+        counts_file = counts.file if counts else self.baselines.counts.local_file(target, case.id)
         reference = Reference(
             baseline=known.baseline if known else None,
             counts=counts.baseline if counts else None,
@@ -61,7 +60,7 @@ class AgainstBaseline(Mode):
         verdict = with_counts(verdict, runs, reference.counts, str(counts_file), known=reference.baseline)
         baseline_file = known.file if known else None
         if verdict.is_recorded:
-            baseline_file = baselines.local_file(runs[-1].machine.hardware_class, case.id)
+            baseline_file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)
         judges = [documents.plain(each.baseline) for each in (known, counts) if each is not None]
         return Trial(
             verdict=verdict,
@@ -74,7 +73,7 @@ class AgainstBaseline(Mode):
     def noise(self, hardware_class: str) -> ClassNoise:
         """Return the noise pooled over all baselines of a class, as they were at the first call."""
         if hardware_class not in self._noise:
-            self._noise[hardware_class] = class_noise(self.setup.baselines.of_class(hardware_class))
+            self._noise[hardware_class] = class_noise(self.baselines.of_class(hardware_class))
         return self._noise[hardware_class]
 
     def write_baselines(self, result: Measurement) -> None:
@@ -83,9 +82,9 @@ class AgainstBaseline(Mode):
         verdict = result.verdict
         if verdict.is_recorded:
             recorded = baseline.from_runs(runs, sessions=[Path(result.directory).parent.name] * len(runs))
-            self.setup.baselines.write_local(recorded)
+            self.baselines.write_local(recorded)
             if result.profile is not None and result.profile.profile is not None:
-                self.setup.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
+                self.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
         super().write_baselines(result)
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
@@ -99,10 +98,10 @@ class AgainstBaseline(Mode):
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)
         before: TakenProfile | None = None
-        case_baseline = self.setup.baselines.find(task.machine.hardware_class, task.case)
+        case_baseline = self.baselines.find(task.machine.hardware_class, task.case)
         if case_baseline is not None:
             try:
-                profile = self.setup.baselines.profile_of(case_baseline)
+                profile = self.baselines.profile_of(case_baseline)
                 before = None if profile is None else TakenProfile(profile=profile)
             except FileError as error:
                 before = TakenProfile(why_none=str(error))
@@ -112,7 +111,7 @@ class AgainstBaseline(Mode):
     def _wants_profile(self, result: Measurement, case: Case) -> bool:
         """Return whether to profile a case: it is worse, or its launches can become a baseline."""
         verdict = result.verdict
-        options = self.setup.options
+        options = self.options
         if not options.explain or verdict.outcome in UNMEASURED:
             return False
         may_be_accepted = verdict.is_recorded or options.policy.min_launches >= baseline.MIN_ACCEPTED
@@ -123,8 +122,8 @@ class AgainstBaseline(Mode):
 
         A local baseline with too few launches does not count.
         """
-        found = self.setup.baselines.find(task.machine.hardware_class, task.case)
-        options = self.setup.options
+        found = self.baselines.find(task.machine.hardware_class, task.case)
+        options = self.options
         fewest = min(MIN_RECORDED, options.policy.record_launches)
         if found and (found.baseline.accepted is not None or len(found.baseline.launches) >= fewest):
             return found, None
@@ -135,7 +134,7 @@ class AgainstBaseline(Mode):
         else:
             return None, None
         of = "" if found is None else f" of {plural(fewest, 'launch')} or more"
-        reason = f"no baseline{of} on {task.machine.hardware_class} in {self.setup.baselines}, and {why}"
+        reason = f"no baseline{of} on {task.machine.hardware_class} in {self.baselines}, and {why}"
         return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 

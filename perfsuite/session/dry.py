@@ -34,9 +34,9 @@ class Dry(Mode):
         """Run a case dry and judge its counts. A dry run cannot show a known issue."""
         case = task.case
         target = target_of(task.machine, dry=True)
-        store = self.setup.baselines.counts
+        store = self.baselines.counts
         known = store.find(target, case)
-        number = self.setup.options.steps_to_count(case)
+        number = self.options.steps_to_count(case)
         self.setup.progress.begin(case.id, COUNTED_STEP - 1 + number, 1, case.unit)
         run = dry_run(
             self.setup.host.meant(case),
@@ -59,15 +59,15 @@ class Dry(Mode):
         if run.failure is not None:
             reason = f"{run.failure.kind}: {run.failure.message}"
             return Verdict(outcome="failed", launches=1, failure=run.failure.kind, reasons=(reason,))
-        if not is_known and self.setup.options.fail_without_baseline:
-            reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
+        if not is_known and self.options.fail_without_baseline:
+            reason = f"no baseline of counts for {target} in {self.baselines}, and {MISSING_FAILS}"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
         return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
     def reviewed_file(self, case: Case) -> Path:
         """Return the path of the reviewed baseline of a case's counts, whether or not it exists."""
         target = target_of(self.setup.host.machine_for(case), dry=True)
-        return self.setup.baselines.counts.reviewed_file(target, case.id)
+        return self.baselines.counts.reviewed_file(target, case.id)
 
 
 def dry_session(

@@ -17,7 +17,8 @@ from perfsuite.results.outcome import Excuse, Verdict
 from perfsuite.results.profile import TakenProfile
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
-from perfsuite.session.setup import Setup
+from perfsuite.results.store import BaselineStore
+from perfsuite.session.setup import Options, Setup
 from perfsuite.verdict.exact import counted
 from perfsuite.verdict.overall import excuse
 from perfsuite.verdict.profiled import explained
@@ -77,6 +78,16 @@ class Mode(ABC):
     dry: ClassVar[bool] = False  # whether nothing is launched: no machine is locked or checked
     has_waivers: ClassVar[bool] = True  # whether `perf-waivers.toml` applies
 
+    @property
+    def options(self) -> Options:
+        """The user's choices."""
+        return self.setup.options
+
+    @property
+    def baselines(self) -> BaselineStore:
+        """Reviewed baselines, and those recorded on this machine."""
+        return self.setup.baselines
+
     def refused(self, task: Task) -> Verdict | None:
         """Return the verdict on a case that must not be launched; None for all others."""
         return None
@@ -103,12 +114,12 @@ class Mode(ABC):
         """Write the launches of a case as local baselines, if it turned out to need them."""
         counts = result.verdict.counts
         if counts is not None and counts.outcome == "recorded":  # never in a comparison
-            self.setup.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
+            self.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
 
     def reviewed_file(self, case: Case) -> Path:
         """Return the path of the reviewed baseline of a case, whether or not it exists."""
         machine = self.setup.host.machine_for(case)
-        return self.setup.baselines.reviewed_file(machine.hardware_class, case.id)
+        return self.baselines.reviewed_file(machine.hardware_class, case.id)
 
 
 def excuse_for(

@@ -65,7 +65,7 @@ class Record:
     @property
     def options(self) -> Options:
         """The user's choices."""
-        return self.mode.setup.options
+        return self.mode.options
 
     @cached_property
     def directory(self) -> SessionDir:
@@ -89,15 +89,19 @@ class Record:
         return tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in self.mode.arms)
 
     @cached_property
-    def conditions(self) -> tuple[git.Revision, Conditions]:
-        """The revision and the conditions of the verdicts, as they were at first access."""
+    def revision(self) -> git.Revision:
+        """The commit of the cases, as it was at first access."""
         revision = git.revision(self.options.root)
         if revision.problem is not None:
             self.mode.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
+        return revision
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """The conditions of the verdicts, as they were at first access."""
         versions = {"perfsuite": __version__, **environment.of_this_process()}
         changes = git.changes(self.options.root)
-        chosen = of_verdicts(self.options)
-        return revision, Conditions(changes=changes, options=chosen, environment=versions)
+        return Conditions(changes=changes, options=of_verdicts(self.options), environment=versions)
 
     @cached_property
     def judge_changes(self) -> JudgeChanges | None:
@@ -106,7 +110,7 @@ class Record:
 
     def note_conditions(self) -> None:
         """Read the conditions of the verdicts now, because the files can change during the session."""
-        _ = self.conditions, self.judge_changes
+        _ = self.revision, self.conditions, self.judge_changes
 
     def go_on(self, directory: SessionDir, earlier: SessionFile) -> None:
         """Continue an earlier session in its directory."""
@@ -198,16 +202,15 @@ class Record:
         """Return the results of all parts of the session, as they are saved."""
         earlier = self.earlier
         part = PytestRun(started_at=self.started_at, status=status, cases=self.measured)
-        revision, conditions = self.conditions
         return SessionFile(
             perfsuite=__version__,
             status=status,
             started_at=self.started_at if earlier is None else earlier.started_at,
             parts=(part,) if earlier is None else (*resume.ended(earlier.parts), part),
             dry=self.mode.dry,
-            conditions=conditions,
-            commit=revision.commit,
-            dirty=revision.dirty,
+            conditions=self.conditions,
+            commit=self.revision.commit,
+            dirty=self.revision.dirty,
             arms=self.arm_facts,
             case_changes=self.case_changes,
             cases_unknown=self.cases_unknown,

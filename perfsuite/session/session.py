@@ -92,7 +92,7 @@ class Session:
     def why_required(self, case: Case) -> str | None:
         """Return why a case must be measured here (baselines are required and it has one), or None."""
         file = self.mode.reviewed_file(case)
-        if not self.setup.options.fail_without_baseline or not is_there(file):
+        if not self.mode.options.fail_without_baseline or not is_there(file):
             return None
         return f"there is {file}, and {MISSING_FAILS}"
 

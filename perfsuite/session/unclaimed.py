@@ -31,7 +31,7 @@ def unclaimed(
         for file in sorted(folder.glob("*.json")):
             case = collected.get(file.stem)
             if file.stem not in claimed and not (case and _is_of_another_night(mode, case, file, markers)):
-                name = relative(str(file), mode.setup.options.root)
+                name = relative(str(file), mode.options.root)
                 found.append((file.stem, f"{name}: {_why(case, markers, elsewhere)}"))
     return found
 
@@ -41,7 +41,7 @@ def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, st
 
     `markers` are those of `-m`, if it names hardware. An unreadable file is included, as it could be one.
     """
-    baselines = mode.setup.baselines
+    baselines = mode.baselines
     kinds: list[BaselineFiles[Any]] = [baselines, baselines.counts]
     found: dict[str, str] = {}
     for known in kinds:
@@ -55,7 +55,7 @@ def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, st
                 why = "no case is selected"
             else:
                 continue
-            found.setdefault(file.stem, f"{relative(str(file), mode.setup.options.root)}: {why}")
+            found.setdefault(file.stem, f"{relative(str(file), mode.options.root)}: {why}")
     return [*found.items()]
 
 

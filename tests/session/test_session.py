@@ -126,11 +126,19 @@ def test_keeps_launches_before_an_error(
 def test_a_case_is_not_measured_twice(sessions: Sessions) -> None:
     sessions.launch(make_run())
     ours = sessions.make()
-    ours.measure(make_case(), "one")
-    with pytest.raises(PerfsuiteError, match="was measured in this session already") as caught:
-        ours.measure(make_case(), "two")
-    assert len(ours.record.results) == 1
-    refused = ours.record_error(make_case(), "two", caught.value)
+    case = make_case()
+    ours.measure(case, "one")
+    with pytest.raises(PerfsuiteError, match="was measured in this session already"):
+        ours.measure(case, "two")
+    assert [result.nodeid for result in ours.record.results] == ["one"]
+
+
+def test_a_refused_case_has_no_launches_of_another_test(sessions: Sessions) -> None:
+    sessions.launch(make_run())
+    ours = sessions.make()
+    case = make_case()
+    ours.measure(case, "one")
+    refused = ours.record_error(case, "two", PerfsuiteError("it was not measured"))
     assert (refused.runs, refused.verdict.launches) == ((), 0)
 
 
