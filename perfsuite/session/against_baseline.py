@@ -56,7 +56,7 @@ class AgainstBaseline(Way):
         if required is not None and verdict.outcome == "recorded":
             seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
             verdict = required.replace(**seen)
-        verdict = with_counts(verdict, trial.runs, reference.counts, str(file), known=reference.baseline)
+        verdict = with_counts(verdict, trial.runs, reference.counts, str(file), times=reference.baseline)
         trial.baseline_file = known.file if known else None
         found = [documents.plain(each.baseline) for each in (known, counts) if each is not None]
         trial.judged_by = documents.digest(found) if found else None

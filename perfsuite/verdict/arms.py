@@ -48,7 +48,7 @@ from perfsuite.verdict.judge import (
 from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
 from perfsuite.verdict.overall import OF_A_DRY_RUN, explained
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A = "arm A"
 ARM_B = "arm B"
@@ -63,12 +63,12 @@ NOT_COMPARED = CountCheck(outcome="passed", compared=False)
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
     """Return the pairs, numbered from 1, that are not evidence, with the problems of the machine in each."""
-    found: dict[int, list[str]] = {}
+    problems: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
         for arm, run in zip((ARM_A, ARM_B), pair, strict=True):
             for problem in launch_problems(run, None):
-                found.setdefault(number, []).append(f"{arm}: {problem}")
-    return found
+                problems.setdefault(number, []).append(f"{arm}: {problem}")
+    return problems
 
 
 def judge_pairs(
@@ -141,13 +141,13 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
     """Return the verdict on one launch of each arm. It is `improved` only if both computed the same."""
     then = Computed.of([a])
     now = Computed.of([b])
-    told = may_differ(then.launches, now.launches)
-    if verdict.outcome == "regressed" and told is not None:
-        return verdict.replace(reasons=(*verdict.reasons, f"{told}, in one launch of each arm"))
+    difference = may_differ(then.launches, now.launches)
+    if verdict.outcome == "regressed" and difference is not None:
+        return verdict.replace(reasons=(*verdict.reasons, f"{difference}, in one launch of each arm"))
     if verdict.outcome != "improved":
         return verdict
-    if told is not None or may_have_other_tokens(then, now):
-        what = told or "the model was given other tokens"
+    if difference is not None or may_have_other_tokens(then, now):
+        what = difference or "the model was given other tokens"
         reason = f"{what}: what does less may compute something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
     if b.dry:
@@ -200,8 +200,8 @@ def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
     """Return the verdict on the second launches, with the start-up changes that they did not confirm."""
     confirmed = {(each.span, each.quantity) for each in start_up_findings(verdict)}
     gone = [each.sentence for each in first if (each.span, each.quantity) not in confirmed]
-    told = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
-    return verdict.replace(reasons=(*verdict.reasons, *told))
+    unconfirmed = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
+    return verdict.replace(reasons=(*verdict.reasons, *unconfirmed))
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
@@ -233,14 +233,14 @@ def _changed_by(why: str) -> str:
 
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    known = baselines.from_runs(a)
+    baseline = baselines.from_runs(a)
     other_settings = (
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
-        for name, (then, now) in setting_differences(b[-1], known).items()
+        for name, (then, now) in setting_differences(b[-1], baseline).items()
     )
     reasons = (*verdict.reasons, *other_settings)
     computed = differences(Computed.of(a), Computed.of(b), ARM_A)
-    changed = (*scaled(b, known), *computed, *run_changes(b[-1], known))
+    changed = (*scaled(b, baseline), *computed, *run_changes(b[-1], baseline))
     return verdict.replace(reasons=reasons, changed=changed, against=ARM_A)
 
 
@@ -288,9 +288,9 @@ def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     if others:
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
     is_enough = len(a) >= MIN_PAIRS
-    told = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
-    if told is not None:
-        return verdict.replace(outcome="failed", failure="loss", reasons=(told, *verdict.reasons))
+    difference = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
+    if difference is not None:
+        return verdict.replace(outcome="failed", failure="loss", reasons=(difference, *verdict.reasons))
     return if_same(verdict, then, now, ARM_A)
 
 

@@ -85,8 +85,8 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     for run in runs:
         if run.failure is not None:
             return _failed(runs, run.failure.kind, *why_failed(run))
-    every = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
-    problems = {number: why for number, why in every.items() if why}
+    by_launch = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
+    problems = {number: why for number, why in by_launch.items() if why}
     healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
     if len(problems) >= max(policy.max_unhealthy, len(healthy)):
         verdict = _unhealthy(runs, baseline, noise, policy)
@@ -339,8 +339,8 @@ def unjudged(
 
 def median_of(values: Sequence[float | None]) -> float | None:
     """Return the median; None if there are no values, or one of them is None."""
-    known = [value for value in values if value is not None]
-    return median(known) if known and len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured and len(measured) == len(values) else None
 
 
 def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:

@@ -52,8 +52,8 @@ class ClassNoise:
 
     def of(self, metric: Metric, *, corrected: bool = True) -> Noise | None:
         """Return the noise of a metric, or None if the baselines have too few launches to estimate it."""
-        known = self.by_metric.get(metric.name)
-        return known if corrected else self.uncorrected.get(metric.name, known)
+        noise = self.by_metric.get(metric.name)
+        return noise if corrected else self.uncorrected.get(metric.name, noise)
 
 
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
@@ -62,7 +62,7 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)
     probed = [group for group in groups if group]
     exponent = probe_exponent(probed)
-    known = {}
+    by_metric = {}
     uncorrected = {}
     for metric in judged(itertools.chain(*by_baseline)):
         noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
@@ -71,9 +71,9 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
             if measured is not None:
                 uncorrected[metric.name] = measured
         if noise is not None:
-            known[metric.name] = noise
+            by_metric[metric.name] = noise
     return ClassNoise(
-        by_metric=known,
+        by_metric=by_metric,
         probe_exponent=exponent,
         knows_exponent=exponent > 0 or _degrees(probed) >= MIN_DEGREES_OF_EXPONENT,
         uncorrected=uncorrected,

@@ -1,4 +1,4 @@
-"""What pairs of launches of two arms mean, metric by metric. The test itself is in test_paired_test.py."""
+"""What pairs of launches of two arms mean, metric by metric. test_paired_comparison.py tests the decision."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs, unless_other
 from perfsuite.verdict.judge import NEGLIGIBLE, NO_LOADER
 from perfsuite.verdict.overall import THE_SAME
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED
 from tests.samples import DISTURBED, known, make_figures, make_launches, make_report, make_run
 from tests.twin_counts import GATHERED, REDUCED, counts, launch
 from tests.verdict.judging import H100, MIB, USUAL, check_of, outcomes, with_loss

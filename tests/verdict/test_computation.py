@@ -179,7 +179,7 @@ def test_less_work_without_a_value_is_not_improved() -> None:
         assert {finding.outcome for finding in verdict.counts.findings} == {"passed"}
     assert with_counts(timed, [launch()], count_baseline.from_runs([launch(MORE)])).outcome == "improved"
     known = baselines.from_runs([launch()] * 3)
-    assert with_counts(timed, [launch()], old, known=known).outcome == "improved", (
+    assert with_counts(timed, [launch()], old, times=known).outcome == "improved", (
         "the loss is in that of times"
     )
 
@@ -295,7 +295,7 @@ def test_counts_leave_loss_to_the_time_baseline() -> None:
     recorded = count_baseline.from_runs([valued(clipped=True)] * 2)
     known = baselines.from_runs([valued(clipped=True)] * 5)
     verdict = with_counts(
-        Verdict(outcome="passed", launches=2), [valued(1.5, clipped=True)] * 2, recorded, known=known
+        Verdict(outcome="passed", launches=2), [valued(1.5, clipped=True)] * 2, recorded, times=known
     )
     assert (verdict.outcome, verdict.reasons) == ("passed", ())
 

@@ -19,7 +19,7 @@ from perfsuite.verdict.noise import (
     probe_corrected,
     probe_exponent,
 )
-from perfsuite.verdict.paired_test import Differences, paired_exponent
+from perfsuite.verdict.paired_comparison import Differences, paired_exponent
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, pooled_noise
 from tests.benchmarks.simulated_gate import in_turn

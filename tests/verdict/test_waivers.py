@@ -70,7 +70,7 @@ def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: di
     is_waived, told = waive(result, [waiver(metric="peak memory"), mine], TODAY)
     assert is_waived
     assert told
-    assert all(line.startswith("waived: ") and line.endswith(f": {mine.told}") for line in told)
+    assert all(line.startswith("waived: ") and line.endswith(f": {mine.terms}") for line in told)
 
 
 def test_refuses_an_exceeded_or_expired_waiver() -> None:
@@ -96,7 +96,7 @@ def test_every_regression_needs_its_own_waiver() -> None:
     assert told[2] == f"not waived: {NEW.sentence}: no waiver of this case names it"
     assert waive(both, [*one, waiver(metric="host reads", tolerated=24)], TODAY)[0]
     widest = waive(SLOW, [waiver(tolerated="5%"), waiver()], TODAY)
-    assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().told}",))
+    assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().terms}",))
 
 
 def test_steps_waiver_does_not_cover_an_event() -> None:
