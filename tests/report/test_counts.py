@@ -93,7 +93,8 @@ def test_the_verdict_of_the_counts_in_words() -> None:
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),
         (NOT_COUNTED.replace(compared=True), "not counted", "as in arm A"),
     ):
-        assert (counts.judged(check), counts.judged(check, "arm A")) == (alone, next_to_an_arm)
+        assert counts.outcome_of_counts(check) == alone
+        assert counts.outcome_of_counts(check, "arm A") == next_to_an_arm
 
 
 def test_findings_appear_beside_the_baseline() -> None:

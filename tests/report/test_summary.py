@@ -152,7 +152,7 @@ def test_one_line_covers_what_needs_no_action() -> None:
     ]
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
-    assert line.endswith("How large: -v or the HTML report tells")
+    assert line.endswith("How large: see -v or the HTML report")
     slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
     assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
     faulty = make_result(*[now().replace(inject="nan")] * 2)
@@ -168,7 +168,7 @@ def test_counts_each_distinct_note_once() -> None:
     told = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
     assert summary.in_short([noted, other, noted]) == told
     *shown, more = summary.in_short([make_result(now().replace(notes=tuple("abcdefg")))])
-    assert (len(shown), more) == (5, "2 notes more: -v or the HTML report tells")
+    assert (len(shown), more) == (5, "2 notes more: see -v or the HTML report")
     machine = samples.make_gpu_machine().replace(note="unknown peak")
     run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
     result = make_result(run, run.replace(notes=()), before=None)
@@ -213,7 +213,7 @@ def test_reports_unjudged_changes_of_passed_cases() -> None:
     changed = judged(passed, reasons=("launch 1 set aside: x", told))
     assert summary.in_short([changed, passed, changed]) == [f"note on 2 cases: {told}"]
     listed = make_counted(make_check(BUCKETS, outcome="passed"))
-    told = "counts changed, not judged, in 2 cases: -v or the HTML report tells"
+    told = "counts changed, not judged, in 2 cases: see -v or the HTML report"
     assert told in summary.in_short([listed, listed, passed])
     equal = make_counted(make_check(outcome="passed").replace(findings=()))
     assert not [line for line in summary.in_short([equal, passed]) if "counts" in line]
