@@ -132,7 +132,7 @@ LEFT_OUT = {
         r".*zip\(\*(failed|healthy), strict=False\)": "of each pair there are both",
         r".*\bb\[ -1\]\.machine\.device.*": "all launches of an arm are on one machine",
         r".*zip\(\(ARM_A, ARM_B\), pair, strict=False\).*": "of each pair there are both",
-        r".*worst\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",
+        r".*worst_verdict\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",
     },
     "verdict/noise.py": {
         r".*zip\(row, shared, strict=False\).*": "`shared` has one for each of a row",

@@ -16,7 +16,7 @@ from perfsuite.results.metric import (
     Metric,
     PartOfStep,
     SpanSeconds,
-    judged,
+    judged_metrics,
     span_metrics,
 )
 from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
@@ -42,12 +42,12 @@ from perfsuite.verdict.judge import (
     tolerance_check,
     unjudged,
     why_failed,
-    worst,
+    worst_verdict,
     worth_a_launch,
 )
 from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
-from perfsuite.verdict.overall import OF_A_DRY_RUN, explained
+from perfsuite.verdict.overall import OF_A_DRY_RUN, explained_by_counts
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A = "arm A"
@@ -258,7 +258,7 @@ def _judge_healthy(
     corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
     of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is shown, not judged
-    for metric in judged((run.figures for run in (*a, *b)), b[0].machine.device):
+    for metric in judged_metrics((run.figures for run in (*a, *b)), b[0].machine.device):
         if isinstance(metric, SpanSeconds) and metric not in of_spans:
             continue
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
@@ -266,12 +266,12 @@ def _judge_healthy(
         checks.append(check.replace(outcome="inconclusive") if is_open else check)
     checks = worth_a_launch(checks, alone)
     counts = _counts(a, b)
-    why = explained(checks, counts, b[-1], ("regressed", "improved"))
+    why = explained_by_counts(checks, counts, b[-1], ("regressed", "improved"))
     if counts is not None:  # here counts explain changes of times, and are not changes by themselves
         findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
         outcome = "not counted" if counts.outcome == "not counted" else "passed"
         counts = counts.replace(outcome=outcome, findings=findings)
-    verdict = worst(checks, len(a) + len(b)).replace(counts=counts, explained=why)
+    verdict = worst_verdict(checks, len(a) + len(b)).replace(counts=counts, explained=why)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
         verdict = verdict.replace(outcome=state)

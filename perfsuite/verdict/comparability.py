@@ -7,7 +7,7 @@ from perfsuite.case.case import NOT_IN_ID
 from perfsuite.case.hardware import AND
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import find
+from perfsuite.results.metric import find_metric
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
@@ -238,7 +238,7 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
 def _metrics_gone(baseline: Baseline) -> list[str]:
     measured = sorted({name for launch in baseline.launches for name in launch.figures.extra})
     gone = "in the baseline; the package that measures it is not installed, so it is not judged"
-    return [f"metric {name}: {gone}" for name in measured if find(name) is None]
+    return [f"metric {name}: {gone}" for name in measured if find_metric(name) is None]
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:

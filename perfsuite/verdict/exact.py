@@ -24,7 +24,7 @@ Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED = "not counted in these launches"
 _NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
-    "as an older perfsuite also counted those of the host's own tensors: accept the counts anew "
+    "as an older perfsuite also counted those of the host's own tensors: accept the counts again "
     "(perfsuite baseline accept --counts)"
 )
 GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may be out of sight
@@ -53,7 +53,7 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
         return None
     return (
         f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
-        f"{others[0]!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
+        f"{others[0]!r}: accept the counts again (perfsuite baseline accept --counts), or delete it"
     )
 
 

@@ -19,7 +19,7 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance, Baseline, BaselineDocument, BaselineLaunch
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import are_alike
-from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, judged
+from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, judged_metrics
 from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
 from perfsuite.verdict.loss import part_of_steps
@@ -265,7 +265,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
     if before is None or now is None:
         return
     launches = (*before.launches, *now.launches)
-    metrics = judged(launch.figures for launch in launches)
+    metrics = judged_metrics(launch.figures for launch in launches)
     for metric in metrics:
         more, less = _WORDS.get(metric.name, (f"more {metric.label}", f"less {metric.label}"))
         medians = before.median(metric.name), now.median(metric.name)

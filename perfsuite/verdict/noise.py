@@ -19,7 +19,7 @@ from statistics import fmean, median
 from typing import TypeGuard
 
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged
+from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged_metrics
 from perfsuite.results.run import Figures
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
@@ -64,7 +64,7 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     exponent = probe_exponent(probed)
     by_metric = {}
     uncorrected = {}
-    for metric in judged(itertools.chain(*by_baseline)):
+    for metric in judged_metrics(itertools.chain(*by_baseline)):
         noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
         if exponent and metric in PROBE_CORRECTED:
             noise = pooled_over_sessions([_costs(each, metric, exponent) for each in baselines], fitted=1)

@@ -27,7 +27,7 @@ NOT_COMPARED = (
     "neither the loss nor the gradients before clipping could be compared, so it may compute something else "
     "(accept the counts again: perfsuite baseline accept --counts)"
 )
-ONE_LAUNCH = "launches without a seed differ so, too: two launches on each side tell"
+ONE_LAUNCH = "launches without a seed also differ: launch each side twice to be sure"
 NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"
 
 
@@ -65,7 +65,7 @@ def with_counts(
         counts = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
     if counts is not None and (baseline is not None or counts.outcome == "recorded"):
         counts = counts.replace(baseline_file=file)
-    verdict = timed.replace(counts=counts, explained=explained(timed.checks, counts, runs[-1]))
+    verdict = timed.replace(counts=counts, explained=explained_by_counts(timed.checks, counts, runs[-1]))
     if baseline is not None:
         reason = exact.unlike(runs, baseline)
         if reason is not None:
@@ -154,7 +154,7 @@ def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     return verdict.replace(outcome=outcome, counts=not_counted, explained=None)
 
 
-def explained(
+def explained_by_counts(
     checks: Sequence[Check],
     counts: CountCheck | None,
     run: Run,

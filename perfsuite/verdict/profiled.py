@@ -37,7 +37,7 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
         what = "of another method, device or number of ranks"
         return Profiled(notes=(f"the profile of {against} is {what}: not compared",))
     entry, then = most
-    earlier = {work.name for work in then.every}
+    earlier = {work.name for work in then.all_work}
     new = [name for name in entry.profile.unsteady if name not in earlier]
     more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
     return Profiled(
@@ -78,7 +78,7 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
     group, new and removed names come first; then the order is by relative change, synchronisation, absolute
     change of calls, and change of time.
     """
-    times = _both(_times(before.every), _times(now.every))
+    times = _both(_times(before.all_work), _times(now.all_work))
     waits = _waits(before, now)
     kernels = {work.name for profile in (before, now) for work in profile.kernels} - waits
     unsteady = {*before.unsteady, *now.unsteady}

@@ -69,7 +69,7 @@ def test_metric_reads_the_run_or_names_its_error() -> None:
     metric = make_metric(recorder=None, read=lambda run: run.step_s.index(0.5) or None)
     for steps, expected in (((0.1, 0.5), {"x": 1.0}), ((0.5,), {})):
         assert extra_figures(make_run(step_s=steps, window=(0, 1)), [make_report()], [metric]) == expected
-    said = r"metric 'x' could not be read out of the launch: ValueError: tuple\.index.*\. Mend the package"
+    said = r"metric 'x' could not be read out of the launch: ValueError: tuple\.index.*\. Fix the package"
     with pytest.raises(ReportError, match=said):
         extra_figures(make_run(), [], [metric])
 

@@ -214,11 +214,12 @@ def test_worst_node_merges_gpus_and_slowest_clocks() -> None:
     clocks = {"n1": ((1, 1900.0), (2, 1800.0)), "n2": ((2, 1700.0), (3, 1600.0))}
     card = (DeviceHealth(index=0),)
     nodes = [Node(name=name, health=quiet(devices=card, sm_clocks_mhz=mhz)) for name, mhz in clocks.items()]
-    worst = health.worst(nodes)
+    worst = health.worst_health(nodes)
     assert worst is not None
     assert [device.name for device in worst.devices] == ["GPU 0 of n1", "GPU 0 of n2"]
     assert worst.sm_clocks_mhz == ((1, 1900.0), (2, 1700.0), (3, 1600.0))
-    assert health.worst([Node(name="n1"), Node(name="n2")]) is None
-    worst = health.worst([Node(name="n1"), Node(name="n2", health=quiet(foreign_cpu=None, steal=None))])
+    assert health.worst_health([Node(name="n1"), Node(name="n2")]) is None
+    unknown = Node(name="n2", health=quiet(foreign_cpu=None, steal=None))
+    worst = health.worst_health([Node(name="n1"), unknown])
     assert worst is not None
     assert (worst.foreign_cpu, worst.node) == (None, "n2")

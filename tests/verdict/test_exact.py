@@ -290,7 +290,7 @@ def test_refuses_counts_of_another_method() -> None:
     assert exact.unlike([launch()], baseline_of()) is None
     assert exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of()) == (
         "cannot be compared: the baseline was counted by the method 'dispatch-2', this step by 'hooks-1': "
-        "accept counts anew (perfsuite baseline accept --counts), or delete it"
+        "accept the counts again (perfsuite baseline accept --counts), or delete it"
     )
 
 

@@ -346,9 +346,9 @@ def test_metric_missing_in_a_launch_fails_at_once(metric: str, good: int) -> Non
 
 def test_metric_missing_in_baseline_never_passes() -> None:
     for metric, outcome, note in (
-        ("tokens_per_s", "failed", "the baseline lacks it: accept or record it anew"),
-        ("peak_memory_bytes", "failed", "the baseline lacks it: accept or record it anew"),
-        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record it anew"),
+        ("tokens_per_s", "failed", "the baseline lacks it: accept or record it again"),
+        ("peak_memory_bytes", "failed", "the baseline lacks it: accept or record it again"),
+        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record it again"),
     ):
         verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
         assert (verdict.outcome, check_of(verdict, metric).note) == (outcome, note)
@@ -668,7 +668,7 @@ def test_vanished_loader_is_not_better() -> None:
 
 def test_a_baseline_without_data_wait_judges_none() -> None:
     check = check_of(session(waiting(0.2), from_runs(usual(machine=H100)[:5]), WAITS), "data_wait_s")
-    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record it anew")
+    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record it again")
 
 
 def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:
