@@ -79,8 +79,8 @@ def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
             continue
         shown = repr(problem["input"])
         got = f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
-        is_told = isinstance(problem["input"], str) and shown in message
-        if problem["type"] == "missing" or is_told or message.endswith(got):
+        is_named = isinstance(problem["input"], str) and shown in message
+        if problem["type"] == "missing" or is_named or message.endswith(got):
             got = ""
         if problem["type"] == "literal_error":
             allowed = re.findall(r"'([^']*)'", problem["ctx"]["expected"])

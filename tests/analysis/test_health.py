@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("said", "expected"),
     [
         (f"Traceback\n  {said}\nmore", said)
         for said in (
@@ -32,8 +32,8 @@ GIB = 2**30
         ("", None),
     ],
 )
-def test_finds_the_first_hardware_fault_line(said: str, found: str | None) -> None:
-    assert hardware_fault(said) == found
+def test_finds_the_first_hardware_fault_line(said: str, expected: str | None) -> None:
+    assert hardware_fault(said) == expected
 
 
 def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
@@ -81,8 +81,8 @@ def held(by: str, amount: str = "1.00") -> str:
     ],
 )
 def test_reports_gpu_problems_with_values(device: dict[str, Any], reason: str | None) -> None:
-    told = [] if reason is None else [reason]
-    assert machine_problems(make_health(device), make_gpu_machine()) == told
+    reasons = [] if reason is None else [reason]
+    assert machine_problems(make_health(device), make_gpu_machine()) == reasons
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,6 @@ def test_figures_of_spans_have_names_of_their_own() -> None:
 def test_judges_every_span_but_cold_and_whole_ones() -> None:
     names = ["cold start-up: imports", "save checkpoint", "start-up", "start-up: imports"]
     figures = Figures(spans_s=dict.fromkeys(names, 1.0))
-    found = judged_metrics([figures], "cuda")[len(GATED) :]
-    assert [metric.label for metric in found] == ["save checkpoint", "start-up: imports"]
-    assert find_metric("seconds of start-up: imports") == found[-1]
+    of_spans = judged_metrics([figures], "cuda")[len(GATED) :]
+    assert [metric.label for metric in of_spans] == ["save checkpoint", "start-up: imports"]
+    assert find_metric("seconds of start-up: imports") == of_spans[-1]

@@ -184,14 +184,18 @@ REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", c
 
 
 @pytest.mark.parametrize(
-    ("changes", "failure", "known", "shared", "expected"),
+    ("changes", "failure", "baseline", "shared", "expected"),
     [
-        *((ISSUE, "timeout", known, shared, "known issue") for known in (None, LOCAL) for shared in (0, 1)),
+        *(
+            (ISSUE, "timeout", baseline, shared, "known issue")
+            for baseline in (None, LOCAL)
+            for shared in (0, 1)
+        ),
         (ISSUE, "timeout", REVIEWED, False, None),
         *((ISSUE, failure, None, False, None) for failure in ("crash", "out_of_memory")),
         (SWEPT, "out_of_memory", None, False, "out of memory"),
         (SWEPT, "out_of_memory", None, True, None),  # others may have had it
-        *((SWEPT, "out_of_memory", known, False, None) for known in (LOCAL, REVIEWED)),
+        *((SWEPT, "out_of_memory", baseline, False, None) for baseline in (LOCAL, REVIEWED)),
         (SWEPT, "crash", None, False, None),
         (ISSUE | SWEPT, "timeout", None, False, "known issue"),
         (ISSUE | SWEPT, "out_of_memory", None, False, "out of memory"),
@@ -200,7 +204,7 @@ REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", c
     ],
 )
 def test_which_failures_are_no_surprise(
-    changes: dict[str, Any], failure: Any, known: Baseline | None, shared: bool, expected: Excuse | None
+    changes: dict[str, Any], failure: Any, baseline: Baseline | None, shared: bool, expected: Excuse | None
 ) -> None:
     verdict = Verdict(outcome="failed" if failure else "passed", launches=1, failure=failure)
-    assert excuse(make_case(**changes), verdict, known, shared=shared) == expected
+    assert excuse(make_case(**changes), verdict, baseline, shared=shared) == expected
