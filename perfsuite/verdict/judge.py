@@ -85,8 +85,8 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     for run in runs:
         if run.failure is not None:
             return _failed(runs, run.failure.kind, *why_failed(run))
-    by_launch = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
-    problems = {number: why for number, why in by_launch.items() if why}
+    every = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
+    problems = {number: why for number, why in every.items() if why}
     healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
     if len(problems) >= max(policy.max_unhealthy, len(healthy)):
         verdict = _unhealthy(runs, baseline, noise, policy)
