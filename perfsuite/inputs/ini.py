@@ -35,8 +35,8 @@ class Ini:
 
     def directories(self) -> dict[str, str]:
         """Return the directories of the store, the baselines and the cases that the file sets."""
-        known = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines", "cases")}
-        return {name: str(self.root / value) for name, value in known.items() if value}
+        values = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines", "cases")}
+        return {name: str(self.root / value) for name, value in values.items() if value}
 
 
 def split(name: str, text: str) -> list[str]:

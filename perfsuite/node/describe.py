@@ -54,8 +54,8 @@ def interface() -> str | None:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         return None
-    known = psutil.net_if_addrs().items()
-    return next((name for name, each in known if address in [one.address for one in each]), None)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, each in interfaces if address in [one.address for one in each]), None)
 
 
 def _text(file: Path) -> str:
@@ -66,8 +66,8 @@ def _text(file: Path) -> str:
 
 
 def _number(text: str) -> int | None:
-    found = re.match(r"\d+", text)
-    return None if found is None else int(found[0])
+    match = re.match(r"\d+", text)
+    return None if match is None else int(match[0])
 
 
 def main(probe: Path) -> None:

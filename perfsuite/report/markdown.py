@@ -36,7 +36,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
     notes = [
         (each.case_id, note)
         for each in quiet
-        for note in (*summary.excuses(each), *(told[:MAX_NOTE] for told in summary.quiet_notes(each)))
+        for note in (*summary.excuses(each), *(note[:MAX_NOTE] for note in summary.quiet_notes(each)))
     ]
     return rendered(
         "summary.md.j2",
@@ -97,7 +97,15 @@ def _cases(results: Sequence[Measurement]) -> Table:
 
 
 def _explanation(result: Measurement) -> list[str]:
-    told = explained(result)
-    found = [line[:MAX_FINDING] for line in cut(told.findings, MAX_FINDINGS)]
-    since = [*told.not_counted, *told.changed, *told.traces, *told.notes]
-    return [*told.why, *told.reasons, *told.decisive, *found, *told.excuses, *told.held, *since]
+    sections = explained(result)
+    findings = [line[:MAX_FINDING] for line in cut(sections.findings, MAX_FINDINGS)]
+    since = [*sections.not_counted, *sections.changed, *sections.traces, *sections.notes]
+    return [
+        *sections.why,
+        *sections.reasons,
+        *sections.decisive,
+        *findings,
+        *sections.excuses,
+        *sections.held,
+        *since,
+    ]

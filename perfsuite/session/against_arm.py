@@ -43,7 +43,7 @@ from perfsuite.verdict.arms import (
 )
 from perfsuite.verdict.counted_spans import without_start_up_calls
 from perfsuite.verdict.overall import with_unseen
-from perfsuite.verdict.paired_test import MAX_PAIRS, order
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
 

@@ -57,7 +57,7 @@ class AgainstBaseline(Mode):
         if required is not None and verdict.outcome == "recorded":
             seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
             verdict = required.replace(**seen)
-        verdict = with_counts(verdict, runs, reference.counts, str(counts_file), known=reference.baseline)
+        verdict = with_counts(verdict, runs, reference.counts, str(counts_file), times=reference.baseline)
         baseline_file = known.file if known else None
         if verdict.is_recorded:
             baseline_file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)

@@ -16,7 +16,7 @@ from perfsuite.results.metric import (
     Metric,
     PartOfStep,
     SpanSeconds,
-    judged,
+    judged_metrics,
     span_metrics,
 )
 from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
@@ -43,13 +43,13 @@ from perfsuite.verdict.judge import (
     tolerance_check,
     unjudged,
     why_failed,
-    worst,
+    worst_verdict,
     worth_a_launch,
 )
 from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
-from perfsuite.verdict.overall import OF_A_DRY_RUN, explained
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
+from perfsuite.verdict.overall import OF_A_DRY_RUN, explained_by_counts
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A = "arm A"
 ARM_B = "arm B"
@@ -64,12 +64,12 @@ NOT_COMPARED = CountCheck(outcome="passed", compared=False)
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
     """Return the pairs, numbered from 1, that are not evidence, with the problems of the machine in each."""
-    found: dict[int, list[str]] = {}
+    problems: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
         for arm, run in zip((ARM_A, ARM_B), pair, strict=True):
             for problem in launch_problems(run, None):
-                found.setdefault(number, []).append(f"{arm}: {problem}")
-    return found
+                problems.setdefault(number, []).append(f"{arm}: {problem}")
+    return problems
 
 
 def judge_pairs(
@@ -135,13 +135,13 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
     """Return the verdict on one launch of each arm. It is `improved` only if both computed the same."""
     then = Computed.of([a])
     now = Computed.of([b])
-    told = may_differ(then.launches, now.launches)
-    if verdict.outcome == "regressed" and told is not None:
-        return verdict.replace(reasons=(*verdict.reasons, f"{told}, in one launch of each arm"))
+    difference = may_differ(then.launches, now.launches)
+    if verdict.outcome == "regressed" and difference is not None:
+        return verdict.replace(reasons=(*verdict.reasons, f"{difference}, in one launch of each arm"))
     if verdict.outcome != "improved":
         return verdict
-    if told is not None or may_have_other_tokens(then, now):
-        what = told or "the model was given other tokens"
+    if difference is not None or may_have_other_tokens(then, now):
+        what = difference or "the model was given other tokens"
         reason = f"{what}: what does less may compute something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
     if b.dry:
@@ -194,8 +194,8 @@ def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
     """Return the verdict on the second launches, with the start-up changes that they did not confirm."""
     confirmed = {(each.span, each.quantity) for each in start_up_findings(verdict)}
     gone = [each.sentence for each in first if (each.span, each.quantity) not in confirmed]
-    told = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
-    return verdict.replace(reasons=(*verdict.reasons, *told))
+    unconfirmed = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
+    return verdict.replace(reasons=(*verdict.reasons, *unconfirmed))
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
@@ -227,14 +227,14 @@ def _changed_by(why: str) -> str:
 
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    known = baselines.from_runs(a)
+    baseline = baselines.from_runs(a)
     other_settings = (
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
-        for name, (then, now) in setting_differences(b[-1], known).items()
+        for name, (then, now) in setting_differences(b[-1], baseline).items()
     )
     reasons = (*verdict.reasons, *other_settings)
     computed = differences(Computed.of(a), Computed.of(b), ARM_A)
-    changed = (*scaled(b, known), *computed, *run_changes(b[-1], known))
+    changed = (*scaled(b, baseline), *computed, *run_changes(b[-1], baseline))
     return verdict.replace(reasons=reasons, changed=changed, against=ARM_A)
 
 
@@ -252,7 +252,7 @@ def _judge_healthy(
     corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
     of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is shown, not judged
-    for metric in judged((run.figures for run in (*a, *b)), b[0].machine.device):
+    for metric in judged_metrics((run.figures for run in (*a, *b)), b[0].machine.device):
         if isinstance(metric, SpanSeconds) and metric not in of_spans:
             continue
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
@@ -260,12 +260,12 @@ def _judge_healthy(
         checks.append(check.replace(outcome="inconclusive") if is_open else check)
     checks = worth_a_launch(checks, alone)
     counts = _counts(a, b)
-    why = explained(checks, counts, b[-1], ("regressed", "improved"))
+    why = explained_by_counts(checks, counts, b[-1], ("regressed", "improved"))
     if counts is not None:  # here counts explain changes of times, and are not changes by themselves
         findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
         outcome = "not counted" if counts.outcome == "not counted" else "passed"
         counts = counts.replace(outcome=outcome, findings=findings)
-    verdict = worst(checks, len(a) + len(b)).replace(counts=counts, explained=why)
+    verdict = worst_verdict(checks, len(a) + len(b)).replace(counts=counts, explained=why)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
         verdict = verdict.replace(outcome=state)
@@ -282,9 +282,9 @@ def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     if others:
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
     is_enough = len(a) >= MIN_PAIRS
-    told = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
-    if told is not None:
-        return verdict.replace(outcome="failed", failure="loss", reasons=(told, *verdict.reasons))
+    difference = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
+    if difference is not None:
+        return verdict.replace(outcome="failed", failure="loss", reasons=(difference, *verdict.reasons))
     return if_same(verdict, then, now, ARM_A)
 
 

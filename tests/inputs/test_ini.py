@@ -63,8 +63,8 @@ def test_directories_lie_where_the_file_lies(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nperf_store = ../shared\nperf_baselines = /figures\n")
     below = tmp_path / "cases"
     below.mkdir()
-    told = read_ini(below).directories()
-    assert told == {"store": f"{tmp_path}/../shared", "baselines": "/figures"}
+    directories = read_ini(below).directories()
+    assert directories == {"store": f"{tmp_path}/../shared", "baselines": "/figures"}
 
 
 def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:

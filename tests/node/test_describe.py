@@ -25,7 +25,7 @@ ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("80
 
 
 @pytest.mark.parametrize(
-    ("devices", "told"),
+    ("devices", "expected"),
     [
         (MIXED, "ib400"),  # the fastest that is up
         ([*MIXED, *[port(NDR)] * 6], "7xib400"),  # of eight rails one is down
@@ -38,14 +38,14 @@ ETHERNET = [card("1000"), card("100000"), card("400000", state="down"), card("80
     ],
 )
 def test_reports_only_a_known_interconnect(
-    tmp_path: Path, devices: list[tuple[str, dict[str, str]]], told: str | None
+    tmp_path: Path, devices: list[tuple[str, dict[str, str]]], expected: str | None
 ) -> None:
     for number, (name, texts) in enumerate(devices):
         directory = tmp_path / name.format(number)
         directory.mkdir(parents=True)
         for file, text in texts.items():
             (directory / file).write_text(f"{text}\n")
-    assert interconnect(tmp_path) == told
+    assert interconnect(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_interface_is_that_of_the_host_name(
         return address
 
     addresses = {"lo": ["127.0.0.1"], "eth0": ["02:42", "10.0.0.7"], "ib0": ["10.1.0.7"]}
-    told = {name: [SimpleNamespace(address=one) for one in each] for name, each in addresses.items()}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: told)
+    interfaces = {name: [SimpleNamespace(address=one) for one in each] for name, each in addresses.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     monkeypatch.setattr(socket, "gethostbyname", gethostbyname)
     assert named() == interface
 
@@ -73,8 +73,8 @@ def test_a_node_says_what_it_is_and_sees(
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     (tmp_path / "probe").write_text("word")
     describe.main(tmp_path / "probe")
-    told = Described.model_validate_json(capsys.readouterr().out)
-    assert (told.name, told.probe) == ("n7", "word")
-    assert told.machine.devices >= 1
+    described = Described.model_validate_json(capsys.readouterr().out)
+    assert (described.name, described.probe) == ("n7", "word")
+    assert described.machine.devices >= 1
     describe.main(tmp_path / "not seen")
     assert Described.model_validate_json(capsys.readouterr().out).probe is None

@@ -56,9 +56,9 @@ def session_of(*results: Measurement) -> SessionFile:
 
 
 def records(*results: Measurement) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(hud(session_of(*results)), parse_constant=pytest.fail)
-    jsonschema.validate(found, HUD_SCHEMA)
-    return found
+    rows: list[dict[str, Any]] = json.loads(hud(session_of(*results)), parse_constant=pytest.fail)
+    jsonschema.validate(rows, HUD_SCHEMA)
+    return rows
 
 
 def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[str, str]]]:
@@ -83,15 +83,15 @@ def test_hud_has_a_record_for_each_figure() -> None:
     values = [run.figures.tokens_per_s for run in result.runs]
     assert speed["metric"] == {"name": "tokens_per_s", "benchmark_values": values}
     assert memory["metric"]["name"] == "peak_memory_bytes"
-    told = {"outcome": "passed", "counts": "not counted"}
-    assert outcome["metric"] == {"name": "outcome", "extra_info": told}
-    for each in (speed, memory, outcome):
-        extra_info = each["benchmark"]["extra_info"]
+    expected = {"outcome": "passed", "counts": "not counted"}
+    assert outcome["metric"] == {"name": "outcome", "extra_info": expected}
+    for record in (speed, memory, outcome):
+        extra_info = record["benchmark"]["extra_info"]
         assert (extra_info["hardware_class"], extra_info["topology"]) == ("h100-80gb-sxm", "1x8")
-        assert each["benchmark"]["dtype"] == "bf16-mixed"
-        assert each["model"] == {"name": result.case_id, "backend": "fake", "type": "llama-3.1-8b"}
-        assert each["dependencies"] == {"torch": {"version": "2.13.0"}}
-        (runner,) = each["runners"]
+        assert record["benchmark"]["dtype"] == "bf16-mixed"
+        assert record["model"] == {"name": result.case_id, "backend": "fake", "type": "llama-3.1-8b"}
+        assert record["dependencies"] == {"torch": {"version": "2.13.0"}}
+        (runner,) = record["runners"]
         assert (runner["gpu_info"], runner["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 8)
         assert runner["avail_gpu_mem_in_gb"] == 640
     (runner,) = records(make_result(make_run()))[0]["runners"]
@@ -107,8 +107,8 @@ def test_openmetrics_has_labelled_gauges() -> None:
     gauges = samples(result.replace(framework=name))
     common = {"case": result.case_id, "framework": name, "hardware_class": "h100-80gb-sxm"}
     assert gauges["perfsuite_tokens_per_s", result.case_id] == (result.figures.tokens_per_s, common)
-    told = {"outcome": "passed", "counts": "not counted"}
-    assert gauges["perfsuite_outcome", result.case_id] == (1, common | told)
+    expected = {"outcome": "passed", "counts": "not counted"}
+    assert gauges["perfsuite_outcome", result.case_id] == (1, common | expected)
     images = make_result(make_run(case=IMAGES), before=None)
     assert set(figures(images)) == {"samples_per_s", "peak_memory_bytes"}
     assert ("perfsuite_samples_per_s", IMAGES.id) in samples(images)
@@ -116,10 +116,10 @@ def test_openmetrics_has_labelled_gauges() -> None:
 
 def test_unknown_counts_differ_from_passed_ones() -> None:
     passed = CountCheck(outcome="passed")
-    for counts, told in ((None, "not counted"), (NOT_COUNTED, "not counted"), (passed, "passed")):
+    for counts, expected in ((None, "not counted"), (NOT_COUNTED, "not counted"), (passed, "passed")):
         result = judged(make_result(make_run()), outcome="passed", counts=counts)
-        assert {each["benchmark"]["extra_info"]["counts"] for each in records(result)} == {told}
-        assert samples(result)["perfsuite_outcome", result.case_id][1]["counts"] == told
+        assert {each["benchmark"]["extra_info"]["counts"] for each in records(result)} == {expected}
+        assert samples(result)["perfsuite_outcome", result.case_id][1]["counts"] == expected
 
 
 def test_no_format_shows_failed_figures() -> None:
@@ -127,10 +127,10 @@ def test_no_format_shows_failed_figures() -> None:
     cases = {result.case_id for result in results}
     shown = {each.case_id for each in results if each.outcome not in ("failed", "unhealthy")}
     assert len(shown) == len(cases) - 2
-    found = records(*results)
+    rows = records(*results)
     gauges = samples(*results)
-    assert {each["model"]["name"] for each in found if each["metric"].get("benchmark_values")} == shown
-    assert {each["model"]["name"] for each in found if each["metric"]["name"] == "outcome"} == cases
+    assert {each["model"]["name"] for each in rows if each["metric"].get("benchmark_values")} == shown
+    assert {each["model"]["name"] for each in rows if each["metric"]["name"] == "outcome"} == cases
     assert {case for name, case in gauges if name == "perfsuite_tokens_per_s"} == shown
     assert {case for name, case in gauges if name == "perfsuite_outcome"} == cases
 

@@ -22,7 +22,7 @@ from perfsuite.results.metric import (
     Metric,
     SpanSeconds,
     in_unit,
-    judged,
+    judged_metrics,
     metrics_of,
 )
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
@@ -177,7 +177,7 @@ def _choose(
 
 def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
     device = runs[-1].machine.device
-    for metric in judged(_figures(before, now), device):
+    for metric in judged_metrics(_figures(before, now), device):
         old = before.median(metric.name)
         new = now.median(metric.name)
         if old is None:

@@ -121,7 +121,7 @@ def extensions_row() -> Row:
     problems = [
         *extensions.problems(COMMANDS, command_of),
         *extensions.problems(FRAMEWORKS, load_framework),
-        *extensions.problems(METRICS, lambda extension: metric.find(extension.name)),
+        *extensions.problems(METRICS, lambda extension: metric.find_metric(extension.name)),
         *extensions.problems(LAUNCHERS, Extension.load),
     ]
     names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]

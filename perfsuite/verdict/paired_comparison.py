@@ -106,7 +106,8 @@ def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
 def paired_exponent(costs: Differences, probes: Differences) -> float:
     """Estimate how differences of launches follow those of their probes, 0 to 1, as `probe_exponent` does."""
     x, y = (
-        [value - fmean(found.pairs) for value in found.pairs] + found.neighbours for found in (probes, costs)
+        [value - fmean(differences.pairs) for value in differences.pairs] + differences.neighbours
+        for differences in (probes, costs)
     )
     return shrunk_slope(x, y, (len(y) - 2) / _SHARED_LAUNCH)
 
@@ -189,17 +190,17 @@ def _decision(
     )
 
 
-def _evidence(found: Differences, fitted: Differences | None, z: float) -> _Evidence:
+def _evidence(differences: Differences, fitted: Differences | None, z: float) -> _Evidence:
     """Estimate change and noise. `fitted` holds the differences of the probe that estimated an exponent.
 
     The exponent costs degrees of freedom. Its error also adds to that of the mean, the more so the further
     the probe's own mean is from 0. The factor is sqrt(1 + 1.5 n m^2 / S): m is the probe's mean over n pairs,
     S the sum of squares that estimated the exponent, and 1.5 is `_SHARED_LAUNCH`.
     """
-    ordered = sorted(found.pairs)
-    count = len(found.pairs)
-    spare = count - 1 + len(found.neighbours) - (0 if fitted is None else _SHARED_LAUNCH)
-    variance = clipped_variance(squares(ordered) + [value**2 for value in found.neighbours], spare)
+    ordered = sorted(differences.pairs)
+    count = len(differences.pairs)
+    spare = count - 1 + len(differences.neighbours) - (0 if fitted is None else _SHARED_LAUNCH)
+    variance = clipped_variance(squares(ordered) + [value**2 for value in differences.neighbours], spare)
     sigma = max(math.sqrt(variance), _PAIR_FLOOR)
     error = 1.0
     if fitted is not None:

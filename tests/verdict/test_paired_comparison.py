@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.verdict import paired_test
-from perfsuite.verdict.paired_test import (
+from perfsuite.verdict import paired_comparison
+from perfsuite.verdict.paired_comparison import (
     MAX_PAIRS,
     MIN_CHANGED,
     MIN_PAIRS,
@@ -39,7 +39,7 @@ def look(
 ) -> PairedDecision:
     """What all pairs say together, whatever fewer of them said."""
     probe = None if probes is None else pair_differences(*probes)
-    return paired_test._look(pair_differences(a, b), probe, tolerance, max_pairs)
+    return paired_comparison._look(pair_differences(a, b), probe, tolerance, max_pairs)
 
 
 def test_three_pairs_pass_and_five_show_a_change() -> None:
@@ -49,25 +49,25 @@ def test_three_pairs_pass_and_five_show_a_change() -> None:
     for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
         for pairs in (enough, too_few):
             toward = [0.003] * missing + [0.01] * (pairs - missing)
-            assert paired_test._is_shown_by_all(toward, 0.01) == (pairs == enough)
+            assert paired_comparison._is_shown_by_all(toward, 0.01) == (pairs == enough)
 
 
 def test_change_must_survive_without_its_best_pair() -> None:
     """By 2.6 standard errors of the four others, whose noise is twice as large by a fitted exponent."""
     noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
-    seen = paired_test._Evidence(ordered=[], change=0.0, **noise)
-    sure = [paired_test._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
+    seen = paired_comparison._Evidence(ordered=[], change=0.0, **noise)
+    sure = [paired_comparison._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
     assert sure == [False, True]
     scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]  # half of their own spread is more than that noise
-    assert paired_test._without_the_most(scattered, seen._replace(error=1.0)) is False
+    assert paired_comparison._without_the_most(scattered, seen._replace(error=1.0)) is False
 
 
 def test_launches_alternate_as_abba() -> None:
     """Launched as A 1, B 2, B 6, A 3, A 12, B 24."""
     assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
-    found = pair_differences([1.0, 3.0, 12.0], [2.0, 6.0, 24.0])
-    assert [math.exp(each) for each in found.pairs] == pytest.approx([2, 2, 2])
-    assert [math.exp(each) for each in found.neighbours] == pytest.approx([3, 4])
+    differences = pair_differences([1.0, 3.0, 12.0], [2.0, 6.0, 24.0])
+    assert [math.exp(each) for each in differences.pairs] == pytest.approx([2, 2, 2])
+    assert [math.exp(each) for each in differences.neighbours] == pytest.approx([3, 4])
     assert pair_differences([1.0], [1.0]) == ([0.0], [])
     with pytest.raises(ValueError, match="shorter"):
         pair_differences([1.0, 2.0], [1.0])
@@ -144,8 +144,8 @@ def test_figures_of_a_decision_are_what_they_were() -> None:
         (look(A[:3], B[:3]), FEW),
         (look(a, b, probes=PROBES), CORRECTED),
     ):
-        found = (decision.change, *decision.interval, decision.pair_sigma, decision.minimum_detectable)
-        assert (*found, decision.exponent) == pytest.approx(expected, abs=1e-6)
+        numbers = (decision.change, *decision.interval, decision.pair_sigma, decision.minimum_detectable)
+        assert (*numbers, decision.exponent) == pytest.approx(expected, abs=1e-6)
 
 
 def test_ignores_a_probe_launches_do_not_follow() -> None:
@@ -156,8 +156,8 @@ def test_ignores_a_probe_launches_do_not_follow() -> None:
     against = [[1 / probe for probe in probes] for probes in PROBES]
     a, b = followed()
     assert look(a, b, probes=(against[0], against[1])) == look(a, b)
-    found = [look(a[:n], b[:n], probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)]
-    assert found[0] == 0 < found[1]
+    exponents = [look(a[:n], b[:n], probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)]
+    assert exponents[0] == 0 < exponents[1]
 
 
 def test_differing_probes_need_both_to_agree() -> None:
@@ -242,6 +242,8 @@ def test_a_tolerance_out_of_range_is_named() -> None:
 
 
 def test_fitted_exponent_costs_freedom() -> None:
-    found = paired_test.Differences([0.01, -0.02, 0.03, 0.0, 0.02, -0.01], [0.01] * 5)
-    plain, fitted = (paired_test._evidence(found, each, 2.6).degrees for each in (None, found))
+    differences = paired_comparison.Differences([0.01, -0.02, 0.03, 0.0, 0.02, -0.01], [0.01] * 5)
+    plain, fitted = (
+        paired_comparison._evidence(differences, each, 2.6).degrees for each in (None, differences)
+    )
     assert 0.5 < fitted < plain
