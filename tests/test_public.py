@@ -48,7 +48,7 @@ def for_type_checkers() -> dict[str, str]:
 
 def test_top_names_are_those_of_type_checkers() -> None:
     modules = for_type_checkers()
-    assert dir(perfsuite) == perfsuite.__all__ == sorted([*modules, "__version__"])  # type: ignore[attr-defined]
+    assert dir(perfsuite) == perfsuite.__all__ == sorted([*modules, "__version__"])
     for name, module in modules.items():
         assert getattr(importlib.import_module(module), name) is getattr(perfsuite, name)
 

@@ -11,6 +11,8 @@ from perfsuite import Script
 from perfsuite.errors import MismatchError
 from perfsuite.worker.observation import engines, replicas
 from perfsuite.worker.observation.observe import owner, wrapping
+from tests.dry.runs import failure_of
+from tests.dry.test_script import case_of as dry_case_of
 from tests.frameworks.test_base import observed
 from tests.frameworks.test_script import case_of, measured, script
 
@@ -99,6 +101,18 @@ def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: i
     assert len(result.step_s) == len(result.loss) == 12
     assert 3 < result.loss[0] < 6, "a mean over the micro-batches"
     assert result.loss[-1] < result.loss[0]
+
+
+@pytest.mark.launch
+def test_refuses_deepspeed_whose_steps_use_values(tmp_path: Path) -> None:
+    package = tmp_path / "deepspeed" / "runtime"
+    package.mkdir(parents=True)
+    (package / "engine.py").write_text("class DeepSpeedEngine: ...")
+    text = "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
+    failure = failure_of(dry_case_of(tmp_path, text), tmp_path / "dry")
+    assert failure.kind == "not_dry"
+    assert "DeepSpeed decides by values of gradients" in failure.message
+    assert "ended after 0 of 4 optimizer steps" in failure.message
 
 
 STAND_IN = """

@@ -13,7 +13,7 @@ from perfsuite.launch.requirements import unsupported
 from perfsuite.results.rank_report import Flops
 from perfsuite.worker.counting.growth import DISABLED
 from tests.dry.runs import passed
-from tests.dry.test_rank import check_ranks
+from tests.dry.twins import check_ranks
 from tests.frameworks.test_base import COUNTED, measured, observed
 from tests.frameworks.torchtitan.samples import MARKS
 from tests.samples import make_machine
