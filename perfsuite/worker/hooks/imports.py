@@ -76,6 +76,8 @@ class AfterImport:
             spec = next((spec for spec in found if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 self._act_around(spec.loader, name)
+            elif spec is not None:  # a folder without `__init__.py`, which executes nothing
+                self._begins(name)
         except Exception as error:  # the other finders run next, as they would without this one
             self._on_error(error)
             return None

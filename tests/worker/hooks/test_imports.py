@@ -109,3 +109,17 @@ def test_before_an_import_actions_can_be_added(after: Begin, errors: list[Except
     watching.begin()
     assert importlib.import_module(NAME).value == 2
     watching.end()
+
+
+def test_acts_before_modules_of_a_plain_folder(tmp_path: Path, after: Begin, errors: list[Exception]) -> None:
+    folder = tmp_path / "a_folder_of_a_test"
+    folder.mkdir()
+    (folder / "inner.py").write_text("value = 1\n")
+    inner = f"{folder.name}.inner"
+    watching = AfterImport(
+        {}, errors.append, before={folder.name: lambda name: watching.add({inner: change})}
+    )
+    watching.begin()
+    assert importlib.import_module(inner).value == 2
+    watching.end()
+    assert errors == []
