@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -142,17 +141,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     with site(tmp_path / "site", monkeypatch) as packages:
         yield packages
-
-
-@pytest.fixture
-def deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed for the processes of a test. `make` installs it apart from the other packages."""
-    apart = Path(sys.prefix) / "deepspeed"
-    if apart.is_dir():
-        monkeypatch.syspath_prepend(apart)
-        monkeypatch.setenv("PYTHONPATH", str(apart), prepend=os.pathsep)
-    elif find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed (make .venv/installed)")
 
 
 @pytest.fixture(scope="session")

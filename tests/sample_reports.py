@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from perfsuite import DDP, FSDP2, Case, TorchTitan, Trainer, documents
+from perfsuite import DDP, FSDP2, Case, Trainer, documents, extensions
 from perfsuite.history.asv.export import export, publish
 from perfsuite.report import spans
 from perfsuite.report.html.page import render
@@ -47,12 +47,12 @@ PAGES = ROOT / "docs"
 WIDTH = 100
 SAMPLE = re.compile(r"<!-- sample: (\w+) -->\n(?:\n```text\n.*?\n```\n)?", re.DOTALL)
 MACHINE = make_machine(device_name="AMD EPYC", hardware_class="cpu-amd-epyc-2c")
-SPEEDS = (
+SPEEDS: list[tuple[Any, int]] = [
     (DDP(), 12_408),
     (FSDP2(), 5_192),
     (Trainer(fsdp="full_shard auto_wrap"), 4_851),
-    (TorchTitan(), 5_011),
-)
+    *(("torchtitan", 5_011) for name in extensions.own(extensions.FRAMEWORKS) if name == "torchtitan"),
+]
 """Tokens/s that were measured on two cores."""
 START_UP_S = {"imports": 37.0, "process_group": 0.20, "build": 0.88, "first_step": 1.3}
 """Seconds of a start-up on two cores with a load of 10 to 20: docs/evidence/statistics.md."""

@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from types import FrameType
@@ -25,15 +24,14 @@ from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
-from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
 from perfsuite.node.ranks import moved
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.observation import software
+from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.observe import Observer, owner
-from perfsuite.worker.observation.optimizers import Optimizers, living
+from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.observation.second_step import NO_LINEAR
 from perfsuite.worker.rank import failure_of, write_failure
 from perfsuite.worker.script.losses import Passes, loss_of
@@ -70,6 +68,7 @@ class DryScript(DryRank):
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
         self._optimizers = Optimizers(getattr(self.framework, "clock", None))
         self._passes = Passes() if self.framework.promises.loss is not None else None
+        engines.watch()
         calls.before(torch.autograd, "backward", self._before_backward)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -219,9 +218,9 @@ def _explained(error: Exception) -> Exception:
             "Launch the case, or choose options of the script by which it does not"
         )
     said = f"{type(error).__name__}: {error}".splitlines()[0]
-    engine = sys.modules.get("deepspeed.runtime.engine")
-    if engine is not None and (isinstance(error, ScriptError) or living(engine.DeepSpeedEngine)):
-        return DryRunError(f"not by a dry run: {DEEPSPEED_NOT_DRY}. Launch the case. {said}{at}")
+    why = engines.not_dry()
+    if why is not None:
+        return DryRunError(f"not by a dry run: {why}. Launch the case. {said}{at}")
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")

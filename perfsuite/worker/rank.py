@@ -225,7 +225,7 @@ class Rank:
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
         from perfsuite.worker.counting import flops
-        from perfsuite.worker.observation import autotuned, software
+        from perfsuite.worker.observation import autotuned, engines, software
 
         counting = self.recorder.counting
         if counting is not None:
@@ -238,6 +238,7 @@ class Rank:
             self.notes += counting.notes
         if phases.spans is not None:
             self.notes += phases.spans.notes
+        self.notes += engines.notes
         observed = observer.result()  # before `evidence`, which compares with the fingerprint that it takes
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())

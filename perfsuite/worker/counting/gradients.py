@@ -2,8 +2,8 @@
 
 Clipping hides a common factor: afterwards the norm is `max_norm`, whatever the gradients were. So the norm is
 read when a script or its library begins to clip, and after each backward. accelerate, the Trainer, Lightning
-and torchtitan clip with functions of `torch.nn.utils` (including DTensors such as those of FSDP2); FSDP1 and
-nanotron use their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.observation.deepspeed`).
+and torchtitan clip with functions of `torch.nn.utils` (including DTensors such as those of FSDP2); FSDP1 has
+one of its own, and so have libraries of frameworks (`Library.clips`), whose engine may know the norm itself.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfsuite.worker.hooks import calls
+from perfsuite.worker.hooks import calls, libraries
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares
 from perfsuite.worker.observation.second_step import in_backward
 
 CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
 """Functions of `torch.nn.utils` that change gradients. Older versions of torch lack the second one."""
-ELSEWHERE = {  # other functions that clip, by module: their class (or "") and name
-    "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel", "clip_grad_norm_"),
-    "nanotron.trainer": ("", "clip_grad_norm"),
-}
+FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.clip_grad_norm_"
 SAME = 1e-3  # relative difference allowed between two norms of the same gradients, whose sums are rounded
 UNREAD = "the norm of the gradients before clipping is not known: they were not there to be read"
 CHANGED = (
@@ -156,10 +153,13 @@ def watch() -> None:
     for name in CLIPPING:
         for owner in (utils, utils.clip_grad):
             _notice(owner, name)
-    for module, (kind, name) in ELSEWHERE.items():
-        loaded = sys.modules.get(module)
-        if loaded is not None:
-            _notice(getattr(loaded, kind, None) if kind else loaded, name)
+    for function in (FSDP1, *(each for library in libraries.imported() for each in library.clips)):
+        module, _, path = function.partition(":")
+        *parents, name = path.split(".")
+        holder: Any = sys.modules.get(module)
+        for parent in parents:
+            holder = getattr(holder, parent, None)
+        _notice(holder, name)
 
 
 def _notice(owner: Any, name: str) -> None:

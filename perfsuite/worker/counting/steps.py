@@ -30,7 +30,7 @@ from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.gradients import NormBeforeClipping
 from perfsuite.worker.counting.hidden import Watch
 from perfsuite.worker.counting.live_memory import Batches
-from perfsuite.worker.observation import deepspeed, software
+from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares
 from perfsuite.worker.observation.second_step import BACKWARD, in_backward, knows_backward
@@ -170,8 +170,8 @@ class Counting:
         """Read the norms that were not available before the optimizer's step."""
         if self._norm is not None and self._runs_closure:  # a closure leaves the gradients that it used
             self._read_norm(self._norm)
-        # DeepSpeed keeps no gradients, and knows their norm before clipping and without fp16's scale.
-        norm = deepspeed.gradient_norm(self._optimizers[0])
+        # An engine may keep no gradients, and know their norm before clipping and without fp16's scale.
+        norm = engines.gradient_norm(self._optimizers[0])
         if norm is not None:
             self.gradient_squares = self.unclipped_squares = norm**2
             unread = self._norm.note if self._norm is not None else None

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from perfsuite.worker.hooks import libraries
+
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
     """Return the L1 norm of each trained parameter over this rank's shard, which any step changes."""
@@ -24,9 +26,15 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor: a DTensor's shard, ZeRO-3's partition, or all of it."""
-    held: torch.Tensor = getattr(tensor, "ds_tensor", getattr(tensor, "_local_tensor", tensor))
+    """Return this rank's part of a tensor: a DTensor's shard, that of a library's own kind, or all of it."""
+    held: torch.Tensor = next(
+        (getattr(tensor, name) for name in (*_shards(), "_local_tensor") if hasattr(tensor, name)), tensor
+    )
     return held
+
+
+def _shards() -> list[str]:
+    return [library.shard for library in libraries.imported() if library.shard is not None]
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
@@ -67,8 +75,9 @@ def replicated(model: nn.Module) -> set[str]:
 
 
 def _is_whole(parameter: Any) -> bool:
-    is_expert = not getattr(parameter, "allreduce", True)  # how Megatron and DeepSpeed mark experts
-    if is_expert or hasattr(parameter, "ds_id"):  # DeepSpeed's ZeRO-3
+    # Megatron, and libraries made from it, mark experts so.
+    is_expert = not getattr(parameter, "allreduce", True)
+    if is_expert or any(hasattr(parameter, name) for name in _shards()):
         return False
     return all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 

@@ -93,7 +93,7 @@ class SecondStep:
         given = _first_tensor(args)
         made = _first_tensor(output)
         if given is not None and made is not None:
-            # Avoid reading the weight: DeepSpeed takes a read of it in a forward for a computation with it.
+            # Avoid reading the weight: ZeRO-3 takes a read of it in a forward for a computation with it.
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:

@@ -15,8 +15,9 @@ import torch
 
 from perfsuite.results.counts import Compiled, spans
 from perfsuite.results.environment import variables
+from perfsuite.worker.hooks import libraries
 
-PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
+PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm")
 """Packages that are recorded if they are installed, because libraries take kernels from them on their own."""
 NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
@@ -29,7 +30,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
         "kernel": platform.release(),
         "threads": str(torch.get_num_threads()),
     }
-    for package in (*packages, *PACKAGES):
+    for package in (*packages, *PACKAGES, *libraries.packages()):
         # It is not installed, or a clone without a version.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             seen[package] = importlib.metadata.version(package)

@@ -18,7 +18,7 @@ from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.hidden import Watch
 from perfsuite.worker.counting.steps import Counting, _memory_unless_alike, warm_up
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.observation import deepspeed, software
+from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.second_step import BACKWARD
 from tests.counted import make_memory
 from tests.samples import known
@@ -259,7 +259,7 @@ def test_squares_gradients_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None
     counting = loop.run()
     assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
     assert "aten.linalg_vector_norm" not in known(counting.counts).ops
-    monkeypatch.setattr(deepspeed, "gradient_norm", lambda optimizer: 3.0)
+    monkeypatch.setattr(engines, "gradient_norm", lambda optimizer: 3.0)
     told = Loop().run()
     assert (told.gradient_squares, told.unclipped_squares, told.notes) == (9, 9, [])
 

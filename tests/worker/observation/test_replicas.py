@@ -26,9 +26,8 @@ def test_step_changes_the_trained_fingerprint() -> None:
 
 def test_unsharded_parameters_are_whole() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
-    model[1].weight.ds_id = 7  # as ZeRO 3 marks its partitions
     model[1].bias.allreduce = False  # an expert's
-    assert replicas.replicated(model) == {"0.weight", "0.bias", "2.weight"}
+    assert replicas.replicated(model) == {"0.weight", "0.bias", "1.weight", "2.weight"}
     with fake_group(0, 2):
         assert replicas.replicated(sharded_without_weights(TINY)[0]) == set()
 

@@ -17,9 +17,17 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises
 from perfsuite.documents import did_you_mean, digest, explain
 from perfsuite.errors import CaseError, MismatchError
-from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import (
+    DryPlan,
+    Framework,
+    LaunchPlan,
+    Library,
+    Ranks,
+    StepClock,
+    Workload,
+)
 from perfsuite.frameworks.common.config_file import ConfigFile
-from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
+from perfsuite.frameworks.deepspeed.engine import LIBRARY, NOT_DRY
 
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 """Supported precisions of a case. `bf16` is DeepSpeed's, with fp32 copies in the optimizer; `bf16-mixed` is
@@ -103,6 +111,7 @@ class DeepSpeed(Framework):
     name: ClassVar[str] = "deepspeed"
     packages: ClassVar[tuple[str, ...]] = ("deepspeed",)
     promises: ClassVar[Promises] = Promises(takes={"precision": PRECISIONS, "compile": (False,)})
+    library: ClassVar[Library] = LIBRARY
 
     config: ZeroConfig
     """Path of a JSON file, which is read when the case is created; or a mapping."""
@@ -120,7 +129,7 @@ class DeepSpeed(Framework):
                 raise CaseError(f"{self.slug()}: {'; '.join(problems)}")
 
     def dry(self, case: Case) -> DryPlan:
-        return DryPlan(impossible=DEEPSPEED_NOT_DRY)
+        return DryPlan(impossible=NOT_DRY)
 
     def expected(self, case: Case) -> dict[str, str | None]:
         stage = self.config.stage

@@ -9,8 +9,10 @@ import torch
 
 from perfsuite import Script
 from perfsuite.errors import MismatchError
-from perfsuite.worker.observation import deepspeed
+from perfsuite.worker.observation import engines, replicas
 from perfsuite.worker.observation.observe import owner, wrapping
+from tests.dry.runs import failure_of
+from tests.dry.test_script import case_of as dry_case_of
 from tests.frameworks.test_base import observed
 from tests.frameworks.test_script import case_of, measured, script
 
@@ -101,6 +103,18 @@ def test_engine_step_counts_whoever_makes_it(tmp_path: Path, text: str, stage: i
     assert result.loss[-1] < result.loss[0]
 
 
+@pytest.mark.launch
+def test_refuses_deepspeed_whose_steps_use_values(tmp_path: Path) -> None:
+    package = tmp_path / "deepspeed" / "runtime"
+    package.mkdir(parents=True)
+    (package / "engine.py").write_text("class DeepSpeedEngine: ...")
+    text = "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
+    failure = failure_of(dry_case_of(tmp_path, text), tmp_path / "dry")
+    assert failure.kind == "not_dry"
+    assert "DeepSpeed decides by values of gradients" in failure.message
+    assert "ended after 0 of 4 optimizer steps" in failure.message
+
+
 STAND_IN = """
 class ZeRO:
     def __init__(self, optimizer):
@@ -130,57 +144,56 @@ def elsewhere(optimizer):
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch, new_objects_alone: None) -> Any:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = ModuleType("deepspeed.runtime.engine")
     module.Module = torch.nn.Module
     exec(compile(STAND_IN, "engine.py", "exec"), vars(module))
     for name in ("deepspeed", "deepspeed.runtime"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.engine", module)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr(importlib.metadata, "version", lambda package: "9.9")
+    engines.watch()
     return module
 
 
 @pytest.fixture
-def flat() -> tuple[torch.optim.Optimizer, list[str]]:
-    """An optimizer of a partition that no module owns, and what the clock is told."""
-    told: list[str] = []
-    optimizer = torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
-
-    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        around = (lambda _: told.append("before"), lambda _: told.append("after"))
-        if not deepspeed.takes(optimizer, *around):
-            told.append("alone")
-
-    optimizer.register_step_pre_hook(hook)
-    optimizer.register_step_post_hook(hook)
-    return optimizer, told
+def flat() -> torch.optim.Optimizer:
+    """An optimizer of a partition that no module owns."""
+    return torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
 
 
-def test_clock_hears_engine_steps_from_the_second(stand_in: Any, flat: Any) -> None:
-    optimizer, told = flat
-    engine = stand_in.DeepSpeedEngine(optimizer, 3)
-    assert told == [], "the state is made, nothing is trained"
-    for steps in range(3):
-        engine.step()
-        assert told == ["before", "after"] * steps
-    optimizer.step()
-    assert told[4:] == ["alone", "alone"], "a step beside DeepSpeed is one of its own"
-    assert owner(optimizer) is engine, "it is what trains"
+def is_part(optimizer: Any, args: Any, kwargs: Any) -> None:
+    engines.steps(optimizer, lambda _: None, lambda _: None)
+
+
+def test_the_engine_of_zeros_optimizer_trains(stand_in: Any, flat: Any) -> None:
+    engine = stand_in.DeepSpeedEngine(flat, 3)
+    assert owner(flat) is owner(engine.optimizer) is engine
     seen = {"wrapper": "DeepSpeedEngine", "sharding": "DeepSpeed ZeRO-3", "wrapped_modules": "1"}
     assert wrapping(engine) == seen
 
 
+def test_stage_0_shards_nothing(stand_in: Any, flat: Any) -> None:
+    assert wrapping(stand_in.DeepSpeedEngine(flat, 0))["sharding"] == "none"
+
+
 def test_reads_the_gradient_norm_an_engine_keeps(stand_in: Any, flat: Any) -> None:
-    optimizer, _ = flat
-    assert deepspeed.gradient_norm(optimizer) is None, "in no engine"
-    engine = stand_in.DeepSpeedEngine(optimizer, 2)
-    assert deepspeed.gradient_norm(optimizer) is None, "none yet"
+    engine = stand_in.DeepSpeedEngine(flat, 2)
+    assert engines.gradient_norm(flat) is None, "none yet"
     engine.get_global_grad_norm = lambda: torch.tensor(1.5)
-    assert deepspeed.gradient_norm(optimizer) == 1.5
+    assert engines.gradient_norm(flat) == 1.5
 
 
 def test_refuses_a_deepspeed_that_steps_elsewhere(stand_in: Any, flat: Any) -> None:
-    said = r"^DeepSpeed 9\.9 steps SGD outside of DeepSpeedEngine\._take_model_step, by elsewhere: "
+    flat.register_step_pre_hook(is_part)
+    said = r"^deepspeed 9\.9 steps SGD outside of DeepSpeedEngine\._take_model_step, by elsewhere: "
     with pytest.raises(MismatchError, match=said):
-        stand_in.elsewhere(flat[0])
+        stand_in.elsewhere(flat)
+
+
+def test_what_zero_3_partitions_is_not_whole(stand_in: Any) -> None:
+    model: Any = torch.nn.Linear(4, 4)
+    model.weight.ds_tensor = torch.ones(8)  # as ZeRO-3 marks its partitions
+    assert replicas.replicated(model) == {"bias"}
+    assert replicas.local(model.weight) is model.weight.ds_tensor
