@@ -22,7 +22,7 @@ from perfsuite.launch.lock import USUAL
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
-from tests.sample_reports import WIDTH, picture, texts, with_samples, write_live
+from tests.sample_reports import WIDTH, picture, texts, with_samples
 from tests.synthetic import commit, git
 from tests.test_workflows import CASES as SIMULATED_CASES
 from tests.test_workflows import use_this_interpreter
@@ -329,14 +329,3 @@ def test_home_page_has_the_readmes_status() -> None:
         "Several GPUs, NCCL between them and real nodes have not been",
     ):
         assert [words in each for each in said] == [True, True]
-
-
-@pytest.mark.launch
-def test_home_page_links_to_a_live_chart(tmp_path: Path) -> None:
-    """With the axis of the chart around the values: a change of 3% is flat on one that starts at 0."""
-    write_live(tmp_path)
-    home = (ROOT / "docs" / "index.md").read_text()
-    ((chart, settings),) = re.findall(r'href="live/history/index\.html#(.*)\?(.*)"', home)
-    known = json.loads((tmp_path / "live" / "history" / "index.json").read_text())["benchmarks"]
-    assert chart in known
-    assert settings == "y-axis-scale=zoom"

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from perfsuite.bisection import MOST_TOLERANCE
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as found
@@ -31,7 +30,7 @@ from perfsuite.session import outputs
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
 from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.dry import dry_session
-from perfsuite.session.option_table import BY_NAME, fraction, options_of
+from perfsuite.session.option_table import BY_NAME, MOST_TOLERANCE, fraction, options_of
 from perfsuite.session.plan import Planned, budget_for, past_of, planned
 from perfsuite.session.session import Session, session_file
 from perfsuite.session.setup import DryHost, Host, Options, Setup

@@ -1,21 +1,20 @@
-"""`perfsuite report` and `export`: show sessions, and write their figures for other programs."""
+"""`perfsuite report`: show sessions in the terminal, or as a report."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from perfsuite import documents
 from perfsuite.cli.cases import AsJson, Report, read
 from perfsuite.errors import CaseError, FileError
-from perfsuite.report import export as exports
 from perfsuite.report import summary
 from perfsuite.report.console import console
 from perfsuite.report.terminal import explanation, preflight_text, table
-from perfsuite.report.text import plural, relative
+from perfsuite.report.text import relative
 from perfsuite.results.session_file import SessionFile
-from perfsuite.results.store import STORE, SessionDir, Store
+from perfsuite.results.store import STORE, Store
 from perfsuite.session.outputs import write_report
 
 LocalStore = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
@@ -92,48 +91,3 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         for skip in session.skipped:
             out.print(f"skipped {skip.case_id}: {skip.reason}")
     out.print(summary.headline(sessions))
-
-
-def export(
-    output_format: Annotated[
-        Literal["hud", "openmetrics"],
-        typer.Option(
-            "--format", help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics)."
-        ),
-    ],
-    session: Annotated[
-        Path | None,
-        typer.Argument(help="A session's directory, or its results.json. Default: the newest here."),
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write to this file, whole or not at all.")] = None,
-    store: LocalStore = STORE,
-) -> None:
-    """Write tokens/s, peak memory and outcome of each case of a session for another program.
-
-    Figures of failed and unhealthy cases are left out. These cases, and those whose counts are not known, are
-    named on standard error.
-    """
-    file = session or stored(store)[-1]
-    content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
-    if content.arms:
-        raise FileError(
-            f"{file} compares two arms, whose figures are none of a night: name a session's results"
-        )
-    remarks = [*filter(None, [summary.interruption(content)])]
-    dry = sum(content.dry or result.dry for result in content.results)
-    if dry:
-        remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
-    for result in exports.newest(content):
-        counts = exports.outcomes(result)["counts"]
-        if not exports.figures(result):
-            reason = result.no_evidence or "nothing of it was measured"
-            remarks.append(f"no figures of {result.case_id}: {reason}")
-        elif counts == "not counted":
-            remarks.append(f"{result.case_id}: {counts}, so a step may do other work")
-    text = exports.FORMATS[output_format](content)
-    for remark in remarks:
-        console(stderr=True).print(remark, style="yellow")
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        documents.write_text(output, text)
