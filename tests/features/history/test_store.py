@@ -130,8 +130,8 @@ def test_keeps_results_once_by_their_session_part(history: Path) -> None:
 
 
 def test_keeps_results_of_a_missing_framework(history: Path, tmp_path: Path) -> None:
-    run = samples.make_run(case=read_case(tmp_path, name="gone", stage=2))
-    add(history, make_result(run, before=run))
+    run = RUN.replace(case=read_case(tmp_path, name="gone", stage=2))
+    add(history, kept(run))
     (case,) = history.glob("**/cases/*.json")
     assert case.name.startswith(f"{run.case.id}.")
 
