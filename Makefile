@@ -151,7 +151,7 @@ site: docs  ## the documentation in build/site, asv pages of the branch perfsuit
 	rm -rf build/site build/pages
 	cp -r build/docs build/site
 	if git rev-parse --quiet --verify origin/perfsuite-history; then \
-		.venv/bin/perfsuite history pull && .venv/bin/perfsuite history publish build/pages --history history \
+		.venv/bin/perfsuite history pull && .venv/bin/perfsuite history publish --out build/pages --history history \
 		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/" && \
 		cp -r build/pages/html build/site/history; \
 	fi
@@ -166,7 +166,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 		--perf-report "$$OUT" $(ARGS)
 
 compare-dry: .venv/installed  ## BASE=main: what a step does at that commit and at this one, by dry runs (minutes, no GPU)
-	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --report "$$OUT" $(ARGS)
+	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --out "$$OUT" $(ARGS)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

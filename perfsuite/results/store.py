@@ -255,3 +255,12 @@ class Store:
             for run_dir in launches_in(directory)
             if run_dir.run.exists()
         ]
+
+
+def stored_results(store: Path) -> list[Path]:
+    """Return the `results.json` of all sessions in a store, newest last. Raises `FileError` without any."""
+    files = Store(store).results()
+    if files:
+        return files
+    where = Store(store).sessions
+    raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")

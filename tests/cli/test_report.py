@@ -59,7 +59,7 @@ def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
 
 def test_joins_sessions_into_one_report(tmp_path: Path) -> None:
     out = tmp_path / "sub"
-    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", out)
+    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--out", out)
     assert shown.stdout == ""
     names = ("index.html", "summary.md", "results.json", "results-2.json")
     assert shown.stderr == "".join(f"written: {out / name}\n" for name in names)
@@ -82,7 +82,7 @@ def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     assert SessionFile.model_validate_json(shown) == documents.read(newest, SessionFile)
     (tmp_path / "kept.json").write_text(shown)
     assert documents.read(tmp_path / "kept.json", SessionFile) == documents.read(newest, SessionFile)
-    assert "--json with --report: " in commands.error_of("report", newest, "--json", "--report", "out")
+    assert "--json with --out: " in commands.error_of("report", newest, "--json", "--out", "out")
     newest.write_text('{"schema_version": 99}')
     unread = f"perfsuite report: {newest}: field schema_version: this perfsuite reads 1, got 99."
     assert commands.error_of("report", newest).startswith(unread)

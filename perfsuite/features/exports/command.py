@@ -6,17 +6,19 @@ from typing import Annotated, Literal
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.report import LocalStore, stored
+from perfsuite.cli.shared import Shared, shares
 from perfsuite.errors import FileError
 from perfsuite.features.exports import formats
 from perfsuite.report import summary
 from perfsuite.report.console import console
 from perfsuite.report.text import plural
 from perfsuite.results.session_file import SessionFile
-from perfsuite.results.store import STORE, SessionDir
+from perfsuite.results.store import SessionDir, stored_results
 
 
+@shares("store")
 def export(
+    *,
     output_format: Annotated[
         Literal["hud", "openmetrics"],
         typer.Option(
@@ -25,17 +27,19 @@ def export(
     ],
     session: Annotated[
         Path | None,
-        typer.Argument(help="A session's directory, or its results.json. Default: the newest here."),
+        typer.Argument(help="Directory of a session, or its results.json (default: the newest here)."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write to this file, whole or not at all.")] = None,
-    store: LocalStore = STORE,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write this file, rather than standard output.")
+    ] = None,
+    shared: Shared,
 ) -> None:
     """Write tokens/s, peak memory and outcome of each case of a session for another program.
 
-    Figures of failed and unhealthy cases are left out. These cases, and those whose counts are not known, are
-    named on standard error.
+    The numbers of failed and unhealthy cases are left out. These cases, and those whose counts are not known,
+    are named on standard error.
     """
-    file = session or stored(store)[-1]
+    file = session or stored_results(shared.store)[-1]
     content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
     if content.arms:
         raise FileError(
@@ -55,7 +59,7 @@ def export(
     text = formats.FORMATS[output_format](content)
     for remark in remarks:
         console(stderr=True).print(remark, style="yellow")
-    if output is None:
+    if out is None:
         typer.echo(text, nl=False)
     else:
-        documents.write_text(output, text)
+        documents.write_text(out, text)

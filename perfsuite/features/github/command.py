@@ -14,7 +14,7 @@ import typer
 from pydantic import Field
 
 from perfsuite import documents
-from perfsuite.cli.cases import say
+from perfsuite.cli.shared import Hardware, Out, Reason, Shared, shares
 from perfsuite.errors import CaseError, FileError, ToolError
 from perfsuite.features.github.issue import (
     LONGEST,
@@ -30,17 +30,19 @@ from perfsuite.features.github.issue import (
 from perfsuite.inputs.files import read_text
 from perfsuite.inputs.git import COMMITTER, git
 from perfsuite.report import markdown
-from perfsuite.report.console import console
+from perfsuite.report.console import console, say
 from perfsuite.report.safe_text import visible
 from perfsuite.report.summary import headline, interruption
 from perfsuite.report.text import plural
 from perfsuite.results.outcome import QUIET
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.results.store import BASELINES, BEFORE_AFTER
+from perfsuite.results.store import BEFORE_AFTER
 from perfsuite.results.trend import Drift, Trend
 
 app = typer.Typer(
-    no_args_is_help=True, help="Tell people on GitHub, by its command gh and the token in GH_TOKEN."
+    no_args_is_help=True,
+    hidden=True,  # workflows call its commands
+    help="Report on GitHub, with its command gh and the token in GH_TOKEN.",
 )
 
 _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
@@ -48,13 +50,13 @@ _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 
 @app.command()
 def issue(
-    results: Annotated[list[Path], typer.Argument(help="results.json of the night's sessions.")],
-    run_url: Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")],
+    results: Annotated[list[Path], typer.Argument(help="The results.json of the sessions of a night.")],
+    run_url: Annotated[str, typer.Option(help="Address of the page of the job.", envvar="RUN_URL")],
     trend: Annotated[
-        Path | None, typer.Option(help="What `perfsuite history trend --json` printed: drifts count, too.")
+        Path | None, typer.Option(help="Output of `perfsuite history trend --json`, whose drifts count, too.")
     ] = None,
 ) -> None:
-    """Open, update or close the GitHub issue of each hardware class after a night, by gh and its token."""
+    """Open, update or close the GitHub issue of each hardware class after a night."""
     by_class = defaultdict[str, tuple[list[Measurement], list[Drift]]](lambda: ([], []))
     cut_short = defaultdict[str, list[str]](list)
     for file in results:
@@ -85,17 +87,18 @@ def issue(
 
 @app.command()
 def comment(
-    results: Annotated[list[Path], typer.Argument(help="results.json of the job's sessions.")],
-    run_url: Annotated[str, typer.Option(help="Address of the job's page.", envvar="RUN_URL")],
+    results: Annotated[list[Path], typer.Argument(help="The results.json of the sessions of a job.")],
+    run_url: Annotated[str, typer.Option(help="Address of the page of the job.", envvar="RUN_URL")],
     pull_request: Annotated[
-        int | None, typer.Option(help="Its number (default: that of the job, from GITHUB_REF).")
+        int | None,
+        typer.Option(help="Number of the pull request (default: that of the job, from GITHUB_REF)."),
     ] = None,
-    name: Annotated[str, typer.Option(help="One comment and one check for each name.")] = "perfsuite",
+    name: Annotated[str, typer.Option(help="Name of the comment and of the check.")] = "perfsuite",
     commit: Annotated[
         str,
         typer.Option(
-            help="The pull request's commit that was measured, which gets the check (default: the commit in "
-            "the results).",
+            help="Commit of the pull request that was measured, which gets the check (default: that of the "
+            "results).",
             envvar="HEAD_SHA",
         ),
     ] = "",
@@ -255,16 +258,19 @@ def conclusion(sessions: Sequence[SessionFile]) -> str:
 
 
 @app.command()
+@shares("baselines")
 def propose(
-    hardware: Annotated[str, typer.Option(help="The marker of the cases: h100.")],
-    reason: Annotated[str, typer.Option(help="Why a baseline may become slower or larger.")],
-    out: Annotated[Path, typer.Option(help="Directory of the report.")] = Path("out"),
+    *,
+    hardware: Hardware,
+    reason: Reason,
+    out: Out = Path("out"),
     measured: Annotated[
-        Path | None, typer.Option(help="Take baselines from this directory, an artifact: only its *.json.")
+        Path | None, typer.Option(help="Take the *.json of baselines from this directory, an artifact.")
     ] = None,
-    baselines: Annotated[Path, typer.Option(help="Directory of the reviewed baselines.")] = BASELINES,
+    shared: Shared,
 ) -> None:
-    """Open a pull request with new baselines, whose text is the figures before and after."""
+    """Open a pull request with new baselines, whose text is the numbers before and after."""
+    baselines = shared.baselines
     for name, given in (("hardware", hardware), ("reason", reason)):
         if not given.strip():
             raise CaseError(f"--{name} is empty: say what was measured, and why")
@@ -274,7 +280,9 @@ def propose(
         copied = _copied(measured, baselines)
         say(f"{plural(copied, 'baseline')} copied from {measured}")
     if not git("status", "--porcelain", "--ignore-submodules=dirty", "--", str(baselines), cwd=here):
-        raise FileError(f"nothing in {baselines} differs from the commit: measure with `perfsuite refresh`")
+        raise FileError(
+            f"nothing in {baselines} differs from the commit: measure with `perfsuite baseline refresh`"
+        )
     branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     git("checkout", "--quiet", "-b", branch, cwd=here)
     git("add", "--", str(baselines), cwd=here)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from perfsuite.cli.cases import RowsAsJson
-from perfsuite.cli.report import LocalStore, stored
+from perfsuite.cli.shared import Shared, shares
 from perfsuite.errors import CaseError, FileError
 from perfsuite.features.history import notify as webhook
 from perfsuite.features.history import store as history
@@ -26,23 +25,27 @@ from perfsuite.report import summary
 from perfsuite.report.console import console, plain_table, print_rows
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
-from perfsuite.results.store import BASELINES, STORE, Store
+from perfsuite.results.store import Store, stored_results
 from perfsuite.results.trend import Trend
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Keep results for years, look at them, find what drifts.",
+    help="Keep results for years, look at them, and find what drifts.",
 )
 
 HISTORY = Store().history
 History = Annotated[Path, typer.Option("--history", help="Directory of the history.")]
-HardwareClass = Annotated[str, typer.Option("--hardware-class", help="Only these classes; * and ? match.")]
-CaseGlob = Annotated[str, typer.Option("--case", help="Only cases with such an id; * and ? match.")]
-HistoryBranch = Annotated[str, typer.Option("--branch", help="Branch of the history.")]
+HardwareClass = Annotated[
+    str, typer.Option("--hardware-class", help="Pattern of hardware classes, in which * and ? match.")
+]
+CaseGlob = Annotated[str, typer.Option("--case", help="Pattern of case ids, in which * and ? match.")]
+HistoryBranch = Annotated[str, typer.Option("--history-branch", help="Branch of the history.")]
 BRANCH = "perfsuite-history"
 WORKTREE = Path("history")
 NOTHING_KEPT = 1  # exit status if nothing of the named sessions can be kept
-Since = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Only sessions from this day on.")]
+Since = Annotated[
+    datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Read only sessions from this day on.")
+]
 Notify = Annotated[
     str | None,
     typer.Option(
@@ -52,30 +55,43 @@ Notify = Annotated[
     ),
 ]
 Branch = Annotated[
-    str, typer.Option("--branch", help="Branch whose commits are shown (default: the one checked out).")
+    str, typer.Option("--branch", help="Branch whose commits are read (default: the one checked out).")
 ]
 
 
 @app.command()
+@shares("store")
 def add(
-    results: Annotated[list[Path] | None, typer.Argument(help="results.json of sessions.")] = None,
+    *,
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(help="The results.json of sessions (default: of all in the local store)."),
+    ] = None,
     history_dir: History = HISTORY,
-    store: LocalStore = STORE,
     notify: Notify = None,
+    shared: Shared,
 ) -> None:
-    """Add sessions to a history; without arguments all of the local store. Adding one again changes nothing.
+    """Add sessions to a history. Adding one again changes nothing.
 
-    Injected, failed and unhealthy results are left out and named; so are sessions that name no commit or ran
-    with uncommitted changes. Exit status 1 if nothing can be kept of all that was asked for by name, 2 if a
-    file cannot be read; the others are added all the same.
+    Injected, failed and unhealthy results are left out and named. So are sessions that name no commit or ran
+    with uncommitted changes. The exit status is 1 if nothing can be kept of all the named sessions. It is 2
+    if a file cannot be read; the others are added nevertheless.
     """
+    status = _added(results or stored_results(shared.store), history_dir, notify)
+    if results and status == NOTHING_KEPT:
+        console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
+    raise typer.Exit(status if results or status != NOTHING_KEPT else 0)
+
+
+def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
+    """Add sessions to a history, and return the exit status."""
     if notify is not None and not notify.isidentifier():  # not shown, as it may be a secret
         raise CaseError("--notify: give the name of a variable that holds the address, not the address")
     out = console()
     kept = 0
     bad = False
-    files = list[Path]()
-    for file in results or stored(store):
+    written = list[Path]()
+    for file in files:
         try:
             added = history.add(history_dir, file)
         except FileError as error:
@@ -87,24 +103,25 @@ def add(
             out.print(f"{file}: {interruption}", style="yellow")
         for reason in added.left_out:
             out.print(f"left out of {file}: {reason}", style="yellow")
-        for written in added.written:
-            out.print(f"added: {written}")
+        for path in added.written:
+            out.print(f"added: {path}")
         if added.known:
             out.print(f"there already: {file}")
         kept += added.kept
-        files += added.written
+        written += added.written
     if notify is not None:
-        out.print(webhook.announce(notify, history_dir, files, results or stored(store)))
+        out.print(webhook.announce(notify, history_dir, written, files))
     if bad:
-        raise typer.Exit(2)
-    if results and not kept:
-        console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
-        raise typer.Exit(NOTHING_KEPT)
+        return 2
+    return 0 if kept else NOTHING_KEPT
 
 
-@app.command()
+@app.command(hidden=True)
 def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
-    """Check out the branch of the history into a directory; an empty one if origin has no such branch."""
+    """Check out the branch of the history into a directory.
+
+    The branch is new and empty if origin does not have it.
+    """
     here = Path()
     no_option(branch)
     if (history_dir / ".git").exists():
@@ -131,24 +148,22 @@ def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> Non
     typer.echo(f"{branch} is in {history_dir}" + ("" if known else ", and new"))
 
 
-@app.command()
+@app.command(hidden=True)
 def push(
-    results: Annotated[list[Path], typer.Argument(help="results.json of sessions.")],
+    results: Annotated[list[Path], typer.Argument(help="The results.json of sessions.")],
     history_dir: History = WORKTREE,
     branch: HistoryBranch = BRANCH,
     notify: Notify = None,
 ) -> None:
     """Pull the branch of the history, add sessions, and push it.
 
-    Exit status as that of `add`; but 0 if nothing can be kept and there is no branch yet, as after a first
-    night without baselines.
+    The exit status is that of `add`. But it is 0 if nothing can be kept and there is no branch yet, such as
+    after a first night without baselines.
     """
     pull(history_dir, branch)
-    status = 0
-    try:
-        add(results, history_dir, notify=notify)
-    except typer.Exit as ended:  # sessions that could be added are still pushed
-        status = ended.exit_code
+    status = _added(results, history_dir, notify)  # sessions that could be added are pushed in any case
+    if status == NOTHING_KEPT:
+        console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
     git("add", "--all", cwd=history_dir)
     if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
         git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
@@ -160,14 +175,16 @@ def push(
 
 
 @app.command()
+@shares("as_json")
 def failures(
+    *,
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
     since: Since = None,
-    as_json: RowsAsJson = False,
+    shared: Shared,
 ) -> None:
-    """What failed, or would have in shadow mode, and what passed on a later night by the same baseline."""
+    """List what failed, or would have in shadow mode, and what passed later by the same baseline."""
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
     found = [failure for each in nights for failure in verdicts.failures(each)]
     names = ("hardware_class", "case", "night", "verdict", "taken_back")
@@ -178,9 +195,9 @@ def failures(
         later = None if back is None else _day(back.place)
         rows.append(dict(zip(names, (*told, later), strict=True)))
         grid.add_row(*told, later or "no")
-    if found or as_json:
-        print_rows(rows, grid, as_json=as_json)
-    if as_json:
+    if found or shared.as_json:
+        print_rows(rows, grid, as_json=shared.as_json)
+    if shared.as_json:
         return
     backs = [night.place.commit == back.place.commit for night, back in found if back is not None]
     shadows = sum(night.verdict.shadow for night, _ in found)
@@ -196,14 +213,16 @@ def _day(place: Place) -> str:
 
 
 @app.command("list")
+@shares("as_json")
 def list_history(
+    *,
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
     since: Since = None,
-    as_json: RowsAsJson = False,
+    shared: Shared,
 ) -> None:
-    """What a history holds: for each hardware class and case its sessions and the newest figures."""
+    """List the cases of a history: for each hardware class the number of sessions and the newest numbers."""
     rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
     cases = history.read_cases(history_dir)
     wanted = history.matching(cases, case)
@@ -228,23 +247,25 @@ def list_history(
         counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
         texts = (f"{1000 * (step_s or math.nan):.1f}", amount(peak, "bytes"), counted)
         grid.add_row(of_class, case_id, str(len(row)), first, last, *texts)
-    if listed or as_json:
-        print_rows(listed, grid, as_json=as_json)
+    if listed or shared.as_json:
+        print_rows(listed, grid, as_json=shared.as_json)
     else:
         console().print(f"nothing in {history_dir} matches")
 
 
 @app.command()
 def publish(
-    out: Annotated[Path, typer.Argument(help="A directory of its own; what it holds is made anew.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Directory for the pages alone, whose files are replaced.")
+    ],
     history_dir: History = HISTORY,
     repo: Annotated[Path, typer.Option(help="Full clone of the repository that holds the cases.")] = Path(),
     branch: Branch = "",
     commit_url: Annotated[
-        str, typer.Option(help="What a commit's hash is appended to, for links to it.")
+        str, typer.Option(help="Address to which the hash of a commit is appended, for links to it.")
     ] = "#",
 ) -> None:
-    """Make asv's pages of a history in OUT/html. They load their scripts from a CDN."""
+    """Make asv's pages of a history, in the folder html of --out. They load their scripts from a CDN."""
     require("asv", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
@@ -254,7 +275,9 @@ def publish(
 
 
 @app.command()
+@shares("baselines", "as_json")
 def trend(
+    *,
     history_dir: History = HISTORY,
     hardware_class: HardwareClass = "*",
     case: CaseGlob = "*",
@@ -262,22 +285,20 @@ def trend(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Only changes from this day on (default: of the last 90 days, and what is still worse).",
+            help="Report changes from this day on (default: of the last 90 days, and what is still worse).",
         ),
     ] = None,
     repo: Annotated[
         Path | None,
-        typer.Option(help="Clone of the repository that holds the cases: go by its commits, not by time."),
+        typer.Option(help="Clone of the repository that holds the cases: use the order of its commits."),
     ] = None,
     branch: Branch = "",
-    baselines: Annotated[
-        Path, typer.Option(help="Reviewed baselines: one that was measured after a worsening accepts it.")
-    ] = BASELINES,
-    as_json: Annotated[bool, typer.Option("--json", help="for machines: print what was found")] = False,
+    shared: Shared,
 ) -> None:
     """Find when a case got slower or larger, slowly or at once, and what else changed then.
 
-    Exit status 1 if a worsening is still there and not accepted, 2 on an error. An empty history is no error.
+    A reviewed baseline that was measured after a worsening accepts it. The exit status is 1 if a worsening is
+    still there and not accepted. An empty history is not an error.
     """
     require("numpy", purpose="to look for trends")
     found = trends.trend(
@@ -287,9 +308,9 @@ def trend(
         since=since.date() if since else None,
         repo=repo,
         branch=branch,
-        baselines=baselines,
+        baselines=shared.baselines,
     )
-    if as_json:
+    if shared.as_json:
         typer.echo(found.as_json(), nl=False)
     elif not found.sessions:
         typer.echo(f"{history_dir} holds no session yet: nothing was looked at")

@@ -21,7 +21,8 @@ from pydantic_core import from_json, to_json
 
 from perfsuite import documents
 from perfsuite.analysis.figures import find_window
-from perfsuite.cli.cases import tolerance as share
+from perfsuite.cli.shared import Shared, shares
+from perfsuite.cli.shared import tolerance as share
 from perfsuite.documents import Data, explain
 from perfsuite.errors import CaseError, FileError
 from perfsuite.features.logs.event_files import LONGEST, MEGATRON_TAG, check_different, read_log
@@ -148,43 +149,49 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+@shares("as_json")
 def judge(
+    *,
     files: Annotated[
         list[str],
         typer.Argument(
             metavar="FILE",
-            help="Traces, one JSON object a line; - reads standard input. "
-            "With --baseline: logs of the launches to judge, in their order.",
+            help="Traces, one JSON object a line, or - for standard input. With --baseline: logs of "
+            "launches, in their order.",
         ),
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(help="TensorBoard's log of a launch before the change; give it 3 times or more."),
+        typer.Option(help="Log of TensorBoard of a launch before the change: give it 3 times or more."),
     ] = None,
     tag: Annotated[
         str | None,
-        typer.Option(help="The scalar to judge, a time (default: iteration-time, Megatron's)."),
+        typer.Option(help="Scalar to judge, a time (default: iteration-time, Megatron's)."),
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(parser=share, metavar="SHARE", help="Slowdown that must not pass, of logs (3%)."),
+        typer.Option(
+            parser=share, metavar="SHARE", help="Slowdown of logs that must not pass (default: 3%)."
+        ),
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Answer by lines of JSON.")] = False,
+    shared: Shared,
 ) -> None:
-    """Judge step times that somebody else measured: traces, or with --baseline TensorBoard's logs.
+    """Judge step times that perfsuite did not measure: traces, or with --baseline the logs of TensorBoard.
 
-    Exit status 1 if a trace could not be judged or there is none, or if the launches of the logs are slower;
-    3 if these are inconclusive.
+    The exit status is 1 if a trace could not be judged or there is none, or if the launches of the logs are
+    slower. It is 3 if these are inconclusive.
     """
     if baseline:
-        _judge_logs([Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=json_output)
+        _judge_logs(
+            [Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=shared.as_json
+        )
     elif len(files) > 1 or tag is not None or tolerance is not None:
         raise CaseError(
             "without --baseline one file of traces is judged, and --tag and --tolerance say nothing of it: "
             "name a log of the baseline, 3 times or more: --baseline LOG"
         )
     else:
-        _judge_lines(files[0], json_output=json_output)
+        _judge_lines(files[0], json_output=shared.as_json)
 
 
 def _judge_logs(

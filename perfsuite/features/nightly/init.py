@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from perfsuite import documents
 from perfsuite.case.hardware import hardware_error
-from perfsuite.cli.cases import Cases
+from perfsuite.cli.shared import Shared, shares
 from perfsuite.errors import CaseError, FileError
 from perfsuite.features.nightly.night import gate
 from perfsuite.inputs.files import read_text
@@ -41,32 +41,42 @@ OF_LLAMA = ("torch", "transformers", "accelerate", "lightning")
 PLACEHOLDER = "perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT"
 
 
+@shares("cases")
 def init(
+    *,
     script: Annotated[
-        Path | None, typer.Option(help="measure this training script, in place of a tiny Llama")
+        Path | None, typer.Option(help="Measure this training script, in place of a tiny Llama.")
     ] = None,
-    hardware: Annotated[str, typer.Option(help="a marker, as h100: cases for it, too")] = "cpu",
+    hardware: Annotated[
+        str, typer.Option(help="Hardware marker, such as h100: write cases for it, too.")
+    ] = "cpu",
     github: Annotated[
-        bool, typer.Option("--github", help="also a workflow that measures each night")
+        bool, typer.Option("--github", help="Write a workflow that measures each night, too.")
     ] = False,
     runs_on: Annotated[
-        str, typer.Option(help="its runner as YAML: a label, \\[labels] or {group: name}")
+        str,
+        typer.Option(help="Runner of the workflow as YAML: a label, a list of labels or {group: name}."),
     ] = "",
-    container: Annotated[str, typer.Option(help="its image; without it, the runner itself")] = "",
+    container: Annotated[
+        str, typer.Option(help="Image of the workflow (default: none, it runs on the runner itself).")
+    ] = "",
     uses: Annotated[
         str,
         typer.Option(
             metavar="OWNER/REPOSITORY@COMMIT",
-            help="call the workflow of that copy of perfsuite, which keeps a history and opens issues, too",
+            help="Call the workflow of this copy of perfsuite, which also keeps a history and opens issues.",
         ),
     ] = "",
-    slurm: Annotated[bool, typer.Option("--slurm", help="also a script for each night on a cluster")] = False,
-    cases: Cases = CASES,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write a script for each night on a cluster, too.")
+    ] = False,
+    shared: Shared,
 ) -> None:
-    """Write a first case file, what git ignores and pytest's settings; with options a night, too.
+    """Write a first case file, what git ignores and pytest's settings, and on request a nightly run.
 
-    A file that is there stays as it is.
+    A file that exists is kept as it is.
     """
+    cases = shared.cases
     error = hardware_error(hardware)
     if error is not None:
         raise CaseError(f"--hardware {hardware}: {error}")

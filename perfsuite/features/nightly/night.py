@@ -1,11 +1,7 @@
-"""`perfsuite night` and `refresh`: whole jobs in one command, for any CI, for cron and for cluster jobs."""
+"""`perfsuite night`: a whole night in one command, for any CI, for cron and for cluster jobs."""
 
 import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,25 +10,23 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.cli import cases as shared
-from perfsuite.cli.cases import say
-from perfsuite.cli.report import LocalStore
-from perfsuite.dry.cases import NO_TESTS_COLLECTED
-from perfsuite.errors import CaseError, FileError, readable
-from perfsuite.inputs.files import read_bytes, read_text
-from perfsuite.node.processes import captured
+from perfsuite.cli.shared import Hardware, Out, PytestOptions, Shared, option, read, report_directory, shares
+from perfsuite.dry.cases import by_expression
+from perfsuite.errors import CaseError
+from perfsuite.features.nightly.plan import show_plan
+from perfsuite.inputs.files import read_text
+from perfsuite.report.console import say
 from perfsuite.report.summary import needs_words, reason
 from perfsuite.results.session_file import Measurement, SessionFile
-from perfsuite.results.store import BASELINES, BEFORE_AFTER, CASES, STORE, Store
+from perfsuite.results.store import Store
+from perfsuite.session.by_command import check_asked
+from perfsuite.session.jobs import refused, run
 from perfsuite.session.outputs import write_report
 
 NOTHING = "Nothing was measured: {}\n\n<!-- sessions before: {} -->\n"
 """A summary until there is a report: the reason, and the number of sessions of earlier nights."""
 BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
-MOST_SAID = 2000  # characters of pytest's message
 CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
-REFRESHED = Path(".perfsuite/refresh")  # the store of `refresh`
-LAUNCHES = 10  # launches of each case that is refreshed
 
 
 def gate(out: Path) -> list[str]:
@@ -41,29 +35,49 @@ def gate(out: Path) -> list[str]:
     return [*strict, "--perf-min-judged=90%", f"--perf-report={out}"]
 
 
+@shares("cases", "store", "as_json")
 def night(
-    hardware: shared.Hardware,
-    pytest_options: shared.PytestOptions = None,
-    selftest: Annotated[
-        str, typer.Option(help="what the self-test trains: ddp, fake, ... (default: ddp with transformers)")
-    ] = "",
-    out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
-    shard: Annotated[str | None, shared.option("shard")] = None,
-    cases: shared.Cases = CASES,
-    store: LocalStore = STORE,
-    only_summary: Annotated[
-        bool, typer.Option("--only-summary", help="measure nothing: report a night that was cut short")
+    *,
+    hardware: Hardware,
+    pytest_options: PytestOptions = None,
+    k: Annotated[
+        str | None, typer.Option("-k", help="Select fewer cases with this expression of pytest.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Launch nothing: show what each case costs, and their order.")
     ] = False,
+    budget: Annotated[str | None, option("budget")] = None,
+    shard: Annotated[str | None, option("shard")] = None,
+    selftest: Annotated[
+        str, typer.Option(help="Framework of the self-test (default: ddp, or fake without transformers).")
+    ] = "",
+    out: Out = Path("out"),
+    only_summary: Annotated[
+        bool, typer.Option("--only-summary", help="Measure nothing: report a night that was cut short.")
+    ] = False,
+    shared: Shared,
 ) -> None:
-    """Check the machine and the gate, measure every case of that hardware, and report.
+    """Check the machine and the gate, measure every case of a hardware, and report.
 
-    The summary is appended to the file that GITHUB_STEP_SUMMARY names, if it is set. Exit status 1 if a case
-    is worse, fails or lacks its baseline, if fewer than 90 % were judged, or if the self-test missed a fault;
-    2 if nothing was measured.
+    The summary is appended to the file that GITHUB_STEP_SUMMARY names, if it is set. The exit status is 1 if
+    a case is worse, fails or lacks its baseline, if fewer than 90% were judged, or if the self-test missed a
+    fault. It is 2 if nothing was measured.
+
+    With --plan, the costs are those of the launches in the store. A case that was never measured is expected
+    to cost what others on as many GPUs did (`~`).
     """
-    shared.check_asked(hardware, cases)
-    shared.read("shard", shard)
-    shared.read("report", str(out))
+    check_asked(hardware, shared.cases)
+    read("shard", shard)
+    report_directory(out)
+    if plan:
+        show_plan(
+            by_expression(shared.cases, k or "", hardware), shared.store, budget, as_json=shared.as_json
+        )
+        return
+    if shared.as_json:
+        raise CaseError("--json is for --plan, and a night writes results.json: leave it out, or add --plan")
+    read("budget", budget)
+    store = shared.store
     known = Store(store).results()
     summary = out / "summary.md"
     if only_summary and summary.is_file():
@@ -89,7 +103,9 @@ def night(
     trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
     checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
     options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
-    measure = (str(cases), "-m", hardware, *options, *(pytest_options or ()))
+    options += [f"--perf-budget={budget}"] if budget else []
+    options += ["-k", k] if k else []
+    measure = (str(shared.cases), "-m", hardware, *options, *(pytest_options or ()))
     try:
         problem = refused(*measure)
         if problem is not None:
@@ -113,69 +129,6 @@ def night(
         _summarise(summary, [each for each in Store(store).results() if each not in known])
     say(f"report: {out / 'index.html'}; to keep the results: perfsuite history push {out / 'results.json'}")
     raise typer.Exit(status if status in (0, 1) else 2)
-
-
-def refresh(
-    hardware: shared.Hardware,
-    reason: Annotated[str, typer.Option(help="why a baseline may become slower or larger")],
-    pytest_options: shared.PytestOptions = None,
-    out: Annotated[Path, typer.Option(help="directory of the report")] = Path("out"),
-    cases: shared.Cases = CASES,
-    baselines: shared.Reviewed = BASELINES,
-) -> None:
-    """Measure cases by ten launches each, and make these their reviewed baselines, to commit.
-
-    Exit status 2 if nothing new was measured.
-    """
-    shared.check_asked(hardware, cases)
-    if not reason.strip():
-        raise CaseError("--reason is empty: say why a baseline may change, as 'torch 2.14'")
-    # According to a repository's settings, cases without a baseline may fail.
-    measure = [f"--perf-min-launches={LAUNCHES}", "--perf-missing-baseline=record", "--perf-explain"]
-    measure.append(f"--perf-report={out}")
-    where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")
-    chosen = (str(cases), "-m", hardware, *measure, *where, *(pytest_options or ()))
-    problem = refused(*chosen)
-    if problem is not None:
-        raise CaseError(problem)
-    if run("perfsuite.cli", "doctor", f"--expect={hardware}") == 2:
-        raise typer.Exit(2)
-    shutil.rmtree(REFRESHED, ignore_errors=True)
-    status = run("pytest", *chosen)
-    if status not in (0, 1):  # 1: a case is slower, which is why it gets a new baseline
-        raise typer.Exit(2)
-    before = _contents(baselines)
-    accept = ("baseline", "accept", f"--store={REFRESHED}", f"--baselines={baselines}", f"--reason={reason}")
-    command = [sys.executable, "-m", "perfsuite.cli", *accept]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    say(done.stdout)
-    documents.write_text(out / BEFORE_AFTER, done.stdout)
-    if done.returncode > 1:
-        raise typer.Exit(2)
-    if _contents(baselines) == before:
-        raise FileError(f"no baseline in {baselines} differs from before")
-
-
-def _contents(baselines: Path) -> dict[Path, bytes]:
-    return {file: read_bytes(file) for file in baselines.rglob("*.json")}
-
-
-def run(module: str, *arguments: str) -> int:
-    """Run a module of this environment in a separate process and return its exit status."""
-    say(f"$ {module} {' '.join(arguments)}")
-    return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
-
-
-def refused(*arguments: str) -> str | None:
-    """Return why pytest would measure nothing with these arguments, by collecting only; None if it would."""
-    done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet"])
-    if done.returncode == 0:
-        return None
-    if done.returncode == NO_TESTS_COLLECTED:
-        return f"pytest selects no case: {shlex.join(arguments)}"
-    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-    said = "\n".join(errors) or (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
-    return f"pytest cannot collect the cases: {readable(said)[-MOST_SAID:]}"
 
 
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:

@@ -7,70 +7,88 @@ from typing import Annotated
 import typer
 
 from perfsuite import documents
-from perfsuite.cli import cases as shared
+from perfsuite.cli.shared import (
+    CountsWay,
+    DryWay,
+    Launcher,
+    MaxPairs,
+    Shared,
+    Tolerance,
+    WaitQuiet,
+    Yes,
+    asks,
+    check_way,
+    read,
+    shares,
+)
+from perfsuite.cli.shared import options as options_of_session
 from perfsuite.features.search import bisection as searching
 from perfsuite.features.search.bisection import BisectFile, Step
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
 from perfsuite.launch.launchers import launcher as launcher_of
+from perfsuite.report.console import say
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import between, percent, plural
 from perfsuite.results.metric import described
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
-from perfsuite.results.store import CASES
 from perfsuite.session.against_arm import by_counts, by_times
+from perfsuite.session.by_command import UNDECIDED, runnable, selected
 from perfsuite.session.session import session_file
 from perfsuite.session.setup import DryHost, Host
 
 
+@shares("cases", "store", "as_json")
 def bisect(
-    case: Annotated[str, typer.Argument(help="the id of the case")],
-    good: Annotated[str, typer.Option(help="an arm that is fast enough: a commit; see perfsuite compare")],
-    bad: Annotated[str, typer.Option(help="an arm that is slower; this environment, as committed")] = ".",
+    *,
+    case: Annotated[str, typer.Argument(help="Id of the case.")],
+    good: Annotated[str, typer.Option(help="Arm that is fast enough, such as a commit: see compare.")],
+    bad: Annotated[
+        str, typer.Option(help="Arm that is slower (default: this environment, as committed).")
+    ] = ".",
     package: Annotated[
-        str | None, typer.Option(help="search the versions of this package: --good and --bad are two of them")
+        str | None,
+        typer.Option(help="Search the versions of this package: --good and --bad are two of them."),
     ] = None,
-    dry: shared.DryWay = False,
-    counts: shared.CountsWay = False,
-    cases: shared.Cases = CASES,
-    tolerance: shared.Tolerance = None,
-    max_pairs: shared.MaxPairs = None,
-    json_output: Annotated[bool, typer.Option("--json", help="for machines: every step")] = False,
-    store: shared.LocalStore = None,
-    launcher: shared.Launcher = None,
-    wait_quiet: shared.WaitQuiet = None,
-    yes: shared.Yes = False,
+    dry: DryWay = False,
+    counts: CountsWay = False,
+    tolerance: Tolerance = None,
+    max_pairs: MaxPairs = None,
+    launcher: Launcher = None,
+    wait_quiet: WaitQuiet = None,
+    yes: Yes = False,
+    shared: Shared,
 ) -> None:
-    """Since which commit, or which version of a package, is a case slower? Goes on where it was cut short.
+    """Find the commit, or the version of a package, since which a case is slower.
 
-    With --dry or --counts: since when does a step of it do more? Each commit then takes one run.
+    With --dry or --counts, it finds since when a step does more. Each commit then takes one run.
 
-    Exit status 0 if that is found; 3 if several are left, as the others could not be told apart, or if noise
-    hides whether the bad arm is slower.
+    A search that was cut short goes on where it was. The exit status is 3 if several commits are left,
+    because the others could not be told apart, or if noise hides whether the bad arm is slower.
     """
-    shared.check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
+    check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     root = Path.cwd()
-    most = shared.read("max-pairs", max_pairs)
-    options = shared.options(store=store, wait_quiet=wait_quiet)
-    [chosen] = shared.selected(cases, [case], None)
+    most = read("max-pairs", max_pairs)
+    options = options_of_session(store=shared.store, wait_quiet=wait_quiet)
+    [chosen] = selected(shared.cases, [case], None)
     launches = None if dry else launcher_of(launcher)
     host = DryHost() if launches is None else Host(launches, options.store)
-    shared.runnable(host, [chosen], are_named=True)  # before anything is installed for an arm
+    runnable(host, [chosen], are_named=True)  # before anything is installed for an arm
     if package is None:
         history = searching.of_commits(good, bad, root=root, store=options.store)
     else:
         where = {"root": root, "store": options.store}
-        history = searching.of_versions(package, good, bad, **where, consent=shared.asks(yes=yes))
+        history = searching.of_versions(package, good, bad, **where, consent=asks(yes=yes))
     machine_class = host.machine_for(chosen).hardware_class
     file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
     if known.steps:
-        shared.say(f"{len(known.steps)} steps are known from {file}")
+        say(f"{len(known.steps)} steps are known from {file}")
 
     good_run: list[Run] = []
 
     def compare(a: Arm, b: Arm, known: BisectFile) -> Measurement:
-        progress = Progress(line=shared.say, cases=1)
+        progress = Progress(line=say, cases=1)
         if launches is None or counts:
             known_a = good_run[0] if good_run else None
             session = by_counts(options, progress, launches, (a, b), known_a, known.metric)
@@ -91,15 +109,15 @@ def bisect(
             documents.write(file, found)
             step = found.steps[-1]
             left = plural(len(found.suspects), "suspect")
-            shared.say(f"{_name(step.name)}: {as_text(step)}; {left} left")
+            say(f"{_name(step.name)}: {as_text(step)}; {left} left")
     except searching.UndecidedError as error:
-        shared.say(str(error))
-        raise typer.Exit(shared.UNDECIDED) from None
-    if json_output:
+        say(str(error))
+        raise typer.Exit(UNDECIDED) from None
+    if shared.as_json:
         typer.echo(json.dumps(documents.plain(found), indent=1))
     else:
         typer.echo("\n".join(result_lines(found, package, root)))
-    raise typer.Exit(0 if len(found.suspects) == 1 else shared.UNDECIDED)
+    raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
 
 
 def _name(name: str) -> str:

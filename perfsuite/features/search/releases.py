@@ -14,7 +14,8 @@ from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.cli import cases as shared
+from perfsuite.cli.shared import Expression, Ids, Launcher, Shared, Yes, asks, shares
+from perfsuite.cli.shared import options as options_of_session
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.errors import CaseError, PerfsuiteError
@@ -24,57 +25,62 @@ from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import Consent, versions
 from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
-from perfsuite.report.console import print_json
+from perfsuite.report.console import print_json, say
 from perfsuite.report.markdown import text
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import plural, relative
 from perfsuite.results.environment import installed
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from perfsuite.results.store import CASES
+from perfsuite.session.by_command import UNDECIDED, selected
 from perfsuite.session.setup import DryHost, Host, Setup
 from perfsuite.verdict.judge import why_failed
 
 
+@shares("cases", "store", "as_json")
 def releases(
-    package: Annotated[str, typer.Argument(help="its name on the package index")],
-    case: shared.Ids = None,
-    k: shared.Expression = None,
-    first: Annotated[str | None, typer.Option("--from", help="oldest release (default: installed)")] = None,
-    last: Annotated[str | None, typer.Option("--to", help="newest release (default: of all)")] = None,
+    *,
+    package: Annotated[str, typer.Argument(help="Name of the package on its index.")],
+    case: Ids = None,
+    k: Expression = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="Oldest release (default: the installed one).")
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option("--to", help="Newest release (default: the newest of all).")
+    ] = None,
     minors: Annotated[
-        bool, typer.Option("--minors", help="after the oldest only the last of each minor")
+        bool, typer.Option("--minors", help="Run only the last release of each minor after the oldest one.")
     ] = False,
-    counts: Annotated[bool, typer.Option("--counts", help="launch also what can be run dry")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="for machines: print what each release changed")
+    launch: Annotated[
+        bool, typer.Option("--launch", help="Launch every case, also those that can be run dry.")
     ] = False,
-    cases: shared.Cases = CASES,
-    store: shared.LocalStore = None,
-    launcher: shared.Launcher = None,
-    yes: shared.Yes = False,
+    launcher: Launcher = None,
+    yes: Yes = False,
+    shared: Shared,
 ) -> None:
-    """What did each release of a package change in a step? Prints a page of Markdown.
+    """Show what each release of a package changed in a step, as a page of Markdown.
 
     Each case is run once under each release: dry if it can be, else launched. Only wheels are installed. Runs
-    are kept, and the same command goes on. Exit status 3 if a release, or a case under it, could not be run.
+    are kept, and the same command goes on. The exit status is 3 if a release, or a case under it, could not
+    be run.
     """
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
-    options = shared.options(store=store)
-    setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
-    runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH), shared.asks(yes=yes))
-    chosen = runs.possible(shared.selected(cases, case, k))
+    options = options_of_session(store=shared.store)
+    setup = Setup(options, Progress(line=say), Host(launcher_of(launcher), options.store))
+    runs = _Runs(setup, package, (LAUNCH,) if launch else (DRY, LAUNCH), asks(yes=yes))
+    chosen = runs.possible(selected(shared.cases, case, k))
     names = released(package, first, last, minors=minors)
-    shared.say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
+    say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
     try:
         steps = list(runs.steps(chosen, names))
     finally:
         setup.lock.release()
-    if as_json:
+    if shared.as_json:
         print_json([asdict(step) for step in steps])
     else:
         typer.echo(relative(page(package, steps, runs.ran), Path.cwd()))
-    raise typer.Exit(shared.UNDECIDED if any(step.unknown for step in steps) else 0)
+    raise typer.Exit(UNDECIDED if any(step.unknown for step in steps) else 0)
 
 
 def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:

@@ -167,7 +167,7 @@ def _results(root: Path) -> list[Target]:
     project = root / "session"
     samples.write_session(project / "results", bad_result())
     results = "results/results.json"
-    commands = [("report", results), ("report", results, "--json"), ("report", results, "--report", "out")]
+    commands = [("report", results), ("report", results, "--json"), ("report", results, "--out", "out")]
     return [Target("session", results, "sealed", commands)]
 
 

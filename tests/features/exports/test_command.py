@@ -31,7 +31,7 @@ def test_takes_a_file_a_directory_or_the_newest(name: str, results: Path, tmp_pa
 
 def test_writes_a_file_and_names_what_it_omits(results: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "hud.json"
-    shown = export("--format", "hud", results, "--output", target)
+    shown = export("--format", "hud", results, "--out", target)
     assert shown.stdout == ""
     passed, throttled = (each.case_id for each in documents.read(results, SessionFile).results)
     measured = [each for each in json.loads(target.read_text()) if "benchmark_values" in each["metric"]]
@@ -62,7 +62,7 @@ def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> No
         ((*hud, arms), "compares two arms"),
         ((*hud, tmp_path / "none.json"), f"cannot read {tmp_path / 'none.json'}"),
         ((*hud, "--store", tmp_path / "empty"), "or name a results.json"),
-        ((*hud, results, "--output", results / "under" / "a-file"), "cannot write"),
+        ((*hud, results, "--out", results / "under" / "a-file"), "cannot write"),
         ((results,), "Missing option '--format'"),
         ((results, "--format", "csv"), "'csv' is not one of 'hud', 'openmetrics'"),
     ):

@@ -1,6 +1,9 @@
+import importlib.util
 import json
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from tests.cli import commands
 from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
@@ -153,3 +156,15 @@ def test_first_push_of_an_unreadable_file_fails(clone: Path) -> None:
 def test_add_says_that_a_session_did_not_end(tmp_path: Path) -> None:
     file = write_session(tmp_path, make_result(RUN, before=None), status="interrupted")
     assert f"{file}: The session was interrupted" in invoke("add", file).output
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for words, needs in (
+        (["trend"], "to look for trends: it needs the package numpy"),
+        (["publish", "--out", "out"], "to publish a history: it needs the package asv"),
+    ):
+        result = commands.run("history", *words, status=2)
+        assert result.stdout == ""
+        install = "which is not installed: pip install 'perfsuite[history]'"
+        assert result.stderr == f"perfsuite history: {needs}, {install}\n"

@@ -57,7 +57,7 @@ def test_measures_a_script_where_commands_look() -> None:
     assert large == small.replace("-fp32-1x1", "-bf16-mixed-1x8")
     assert Path("pytest.ini").read_text() == "[pytest]\nperf_cases = perf\n"
     Path("perf").rename("elsewhere")
-    told = commands.error_of("plan", "--hardware", "h100")
+    told = commands.error_of("night", "--plan", "--hardware", "h100")
     assert f"--cases {Path('perf').absolute()}: no such directory" in told
 
 

@@ -182,7 +182,7 @@ def test_launches_both_releases_if_not_dry(runs: Runs) -> None:
     assert [made[:2] for made in runs.made] == ways
     assert f"- {CASE.id}: launch on CPUs" in told
     assert "  - the norm of the gradients in step 4, after clipping: 1 → 2 (at most 2.0% is allowed)" in told
-    command("--from", "1.2", "--counts", ids=(OTHER.id,))
+    command("--from", "1.2", "--launch", ids=(OTHER.id,))
     assert [made[:2] for made in runs.made[len(ways) :]] == [("launch", "1.2"), ("launch", "2.0")]
 
 
@@ -214,10 +214,10 @@ def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.Mon
         return [*map(Version, INDEX)]
 
     monkeypatch.setattr(command_of, "versions", versions)
-    said = commands.error_of("releases", "some_thing", "--from", "1.2", "--counts", gpu.id)
+    said = commands.error_of("releases", "some_thing", "--from", "1.2", "--launch", gpu.id)
     assert f"{gpu.id}: it is meant for h100, this machine is " in said
     assert asked == []
-    said = command("--from", "1.2", "--counts", "-k", "any", ids=()).stderr
+    said = command("--from", "1.2", "--launch", "-k", "any", ids=()).stderr
     assert f"{gpu.id}: it is meant for h100" in said
     assert {case for _, _, case in runs.made} == {CASE.id}
 

@@ -37,4 +37,4 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     commits = make_repository(root / "repo", NIGHTS)
     write_history(root / "history", [*commits, UNKNOWN], CASES, levels)
     where = (f"--history={root / 'history'}", f"--repo={root / 'repo'}")
-    return Published(root, commands.run("history", "publish", root / "out", *where).output)
+    return Published(root, commands.run("history", "publish", "--out", root / "out", *where).output)
