@@ -184,7 +184,7 @@ def test_answers_each_line_before_the_next(monkeypatch: pytest.MonkeyPatch) -> N
     stream = SimpleNamespace(readline=lambda most: next(every, b""))
     monkeypatch.setattr(typer, "echo", said.append)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
-    traces.judge(["-"], json_output=True)
+    traces.judge(files=["-"], as_json=True)
     assert len(said) == 3
 
 
