@@ -1,4 +1,4 @@
-"""The samples of reports on the pages: `make samples`. With a directory: the live report and history there.
+"""The samples of reports on the pages: `make samples`. With a directory: the live report there.
 
 The session is an example. Its speeds and counts are near those measured on two cores, its launches are made
 up, and today's code judges and shows them, so that no sample is older than the code.
@@ -6,10 +6,8 @@ up, and today's code judges and shows them, so that no sample is older than the 
 
 import io
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -19,7 +17,6 @@ from rich.console import Console
 from rich.text import Text
 
 from perfsuite import DDP, FSDP2, Case, Trainer, documents, extensions
-from perfsuite.history.asv.export import export, publish
 from perfsuite.report import spans
 from perfsuite.report.html.page import render
 from perfsuite.report.terminal import explanation, spans_of, table
@@ -40,7 +37,6 @@ from tests.samples import (
     make_run,
     make_session_file,
 )
-from tests.synthetic import Level, make_repository, write_history
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs"
@@ -191,21 +187,8 @@ def write_pages() -> None:
 
 
 def write_live(site: Path) -> None:
-    """Write the report of the session, and asv's pages of a history of 60 nights, made up too."""
+    """Write the report of the session."""
     documents.write_text(site / "live" / "report.html", render([session()]))
-    tiny = make_case(hardware="h100")
-    cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS[:2]]
-    with tempfile.TemporaryDirectory() as directory:
-        repository = Path(directory, "repository")
-        history = Path(directory, "history")
-        commits = make_repository(repository, 60)
-        pages = Path(directory, "pages")
-        write_history(
-            history, commits, cases, lambda case, night: Level(step_s=1.03 if case and night > 40 else 1.0)
-        )
-        exported = export(history, repository, pages)
-        publish(pages, commits=exported.commits)
-        shutil.copytree(pages / "html", site / "live" / "history", dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

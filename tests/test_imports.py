@@ -38,8 +38,9 @@ WORKER_ONLY = (
 """How the names of modules begin that may load torch when they are imported."""
 
 NO_TEST_FILE = {
-    "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
-    "perfsuite.cli.releases_page": "run by cli/test_releases.py",
+    "perfsuite.cli.checks": "run by cli/test_doctor.py and cli/test_selftest.py",
+    "perfsuite.doctor.rows": "its rows are read by the tests of the other modules of doctor",
+    "perfsuite.session.by_command": "run by cli/test_compare.py and cli/test_dry_run.py",
     "perfsuite.launch.base": "a Protocol: session/test_setup.py implements it",
     "perfsuite.plugin.ending": "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     **dict.fromkeys(
@@ -50,7 +51,7 @@ NO_TEST_FILE = {
     "perfsuite.plugin.settings": "run by plugin/test_options.py, which runs pytest",
     "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
     "perfsuite.session.mode": "its subclasses are tested",
-    "perfsuite.worker.probes.doctor_facts": "fields without code: cli/doctor/test_torch.py makes them",
+    "perfsuite.worker.probes.doctor_facts": "fields without code: doctor/test_torch_checks.py makes them",
     "perfsuite.worker.startup.sitecustomize": "run by frameworks/test_script.py",
 }
 """Modules without a test file at the mirrored place: the reason, or where their tests are."""
@@ -68,8 +69,8 @@ def test_developer_page_shows_rooms_and_floors() -> None:
     settings = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]
     contracts = settings["importlinter"]["contracts"]
     floors = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
-    shown = " ".join(page.split("```text\nplugin > ")[1].split("```")[0].split())
-    assert f"plugin > {shown}" == " > ".join(floors).replace(" | ", ", ")
+    shown = " ".join(page.split("```text\nfeatures > ")[1].split("```")[0].split())
+    assert f"features > {shown}" == " > ".join(floors).replace(" | ", ", ")
 
 
 def test_developer_page_shows_a_ranks_rooms() -> None:

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from perfsuite import Model, Script, Topology
 from perfsuite.case.torch_build import MIN_TORCH
-from tests.cli.conftest import Gh
+from tests.gh import Gh
 from tests.processes import executable, output_of
 from tests.samples import BEFORE, judged, make_case, make_result, write_session
 from tests.suite import measuring

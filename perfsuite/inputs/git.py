@@ -24,6 +24,8 @@ from perfsuite.inputs.files import LARGEST
 OF_A_HOOK = frozenset(  # variables that git sets for hooks: with them, git would always use that repository
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
+COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
+"""Options of git with which perfsuite commits where no user is configured, as in a job."""
 READS = frozenset(
     [
         "cat-file",

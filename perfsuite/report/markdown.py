@@ -13,7 +13,7 @@ from perfsuite.report import spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
-from perfsuite.report.safe_text import visible
+from perfsuite.report.safe_text import printable, visible
 from perfsuite.report.text import Table, cut
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import WORST_FIRST
@@ -61,6 +61,12 @@ def text(value: str) -> str:
     flat = " ".join(visible(re.sub(r"[ \t\r\n]+", " ", value)).split())
     # An underscore ends emphasis only after a word, and > is markup only at the beginning of a line.
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
+
+
+def code(value: str) -> str:
+    """Return text as inline Markdown code on one line."""
+    flat = " ".join(printable(value)[:500].replace("`", "'").split())
+    return f"`{flat}`"
 
 
 def grid(table: Table, most: int | None = None) -> Markup:

@@ -6,7 +6,7 @@ Only the classes here and the modules named below know the names of directories 
     .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
     baselines/counts/<target>/<case id>.json                reviewed baselines of counts; also in the store
     baselines/profiles/<hardware class>/<case id>.json      profiles of reviewed baselines; also in the store
-    .perfsuite/history/                                     a history (`perfsuite.history.store`)
+    .perfsuite/history/                                     the history of the machine's nights
     .perfsuite/slurm/<job id>.log                           logs of Slurm's jobs (`perfsuite.launch.slurm`)
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
@@ -17,7 +17,7 @@ Only the classes here and the modules named below know the names of directories 
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
     .perfsuite/packages/<name==version>/                    the releases of an arm (`launch.installed`)
-    .perfsuite/bisect/<digest>/search.json                  the state of a bisect (`perfsuite.bisection`)
+    .perfsuite/bisect/<digest>/search.json                  the state of a bisect
 """
 
 import itertools
@@ -41,6 +41,7 @@ from perfsuite.results.run_dir import Below, RunDir, launches_in
 
 STORE = Path(".perfsuite")  # the local store, unless the user names another
 BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
+BEFORE_AFTER = "before-after.txt"  # the numbers of new and previous baselines, in the directory of a report
 CASES = Path("bench_cases")  # the cases, unless the user names another directory
 COUNTS = "counts"  # folder of the baselines of counts, next to those of hardware classes
 PROFILES = "profiles"  # folder of the profiles that belong to baselines
@@ -254,3 +255,12 @@ class Store:
             for run_dir in launches_in(directory)
             if run_dir.run.exists()
         ]
+
+
+def stored_results(store: Path) -> list[Path]:
+    """Return the `results.json` of all sessions in a store, newest last. Raises `FileError` without any."""
+    files = Store(store).results()
+    if files:
+        return files
+    where = Store(store).sessions
+    raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")

@@ -57,6 +57,9 @@ def share(value: str) -> float:
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
+MOST_TOLERANCE = 0.5  # of a step: enough if the bad arm is many times slower, though less than half its loss
+
+
 def strict(value: str) -> frozenset[str]:
     """Parse a comma-separated list of outcomes."""
     found = frozenset(each.strip() for each in value.split(",") if each.strip())

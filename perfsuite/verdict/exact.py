@@ -25,14 +25,14 @@ _NOT_COUNTED = "not counted in these launches"
 _NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
     "as an older perfsuite also counted those of the host's own tensors: accept the counts again "
-    "(perfsuite baseline accept --counts)"
+    "(perfsuite baseline accept --only-counts)"
 )
 GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may be out of sight
 MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes cost latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
-_ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --counts)"
+_ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --only-counts)"
 
 
 def counted(runs: Sequence[Run]) -> list[Run]:
@@ -53,7 +53,7 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
         return None
     return (
         f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
-        f"{others[0]!r}: accept the counts again (perfsuite baseline accept --counts), or delete it"
+        f"{others[0]!r}: accept the counts again (perfsuite baseline accept --only-counts), or delete it"
     )
 
 

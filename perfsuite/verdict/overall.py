@@ -25,7 +25,7 @@ OF_A_DRY_RUN = (
 )
 NOT_COMPARED = (
     "neither the loss nor the gradients before clipping could be compared, so it may compute something else "
-    "(accept the counts again: perfsuite baseline accept --counts)"
+    "(accept the counts again: perfsuite baseline accept --only-counts)"
 )
 ONE_LAUNCH = "launches without a seed also differ: launch each side twice to be sure"
 NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"

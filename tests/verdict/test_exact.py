@@ -290,7 +290,7 @@ def test_refuses_counts_of_another_method() -> None:
     assert exact.unlike([launch()], baseline_of()) is None
     assert exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of()) == (
         "cannot be compared: the baseline was counted by the method 'dispatch-2', this step by 'hooks-1': "
-        "accept the counts again (perfsuite baseline accept --counts), or delete it"
+        "accept the counts again (perfsuite baseline accept --only-counts), or delete it"
     )
 
 
@@ -375,7 +375,7 @@ FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
         (
             counts(flops={}),
             "FLOPs 1.8 GFLOP -> 0 a step: less than half, which may be done out of sight; if it is not done "
-            "any more, accept the counts (perfsuite baseline accept --counts)",
+            "any more, accept the counts (perfsuite baseline accept --only-counts)",
         ),
         (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
         (
