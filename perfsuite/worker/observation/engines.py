@@ -1,6 +1,6 @@
 """Find engines of libraries, whose steps count instead of those of torch's optimizers in them.
 
-What is an engine, a framework says (`perfsuite.frameworks.base.Engine`). Imports no torch.
+Frameworks name the classes of engines (`perfsuite.frameworks.base.Engine`). Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from perfsuite.frameworks.base import Engine
 from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
-_living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created since `watch`
-_created: list[Engine] = []  # kinds of which an engine was created since then
+_living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
+_created: list[Engine] = []  # the kind of each of them, which may be gone
 _imports: AfterImport | None = None
 notes: list[str] = []  # why engines are not noticed
 
@@ -61,12 +61,16 @@ def notice(engine: Engine, module: ModuleType) -> None:
     @functools.wraps(create)
     def watched(self: Any, *args: Any, **kwargs: Any) -> None:
         create(self, *args, **kwargs)
-        _created.append(engine)
-        with contextlib.suppress(TypeError):  # it has no hash, or no weak references
-            _living.add(self)
+        _keep(engine, self)
 
     watched.is_watched = True  # type: ignore[attr-defined]
     kind.__init__ = watched
+
+
+def _keep(kind: Engine, engine: Any) -> None:
+    _created.append(kind)
+    with contextlib.suppress(TypeError):  # it has no hash, or no weak references
+        _living.add(engine)
 
 
 def of(optimizer: Any) -> Any:
@@ -130,6 +134,7 @@ def _is_part(
             f"{name}, with another version of {library}, or without it"
         )
     if engine is not None and kind.step not in vars(engine):
+        _keep(kind, engine)  # it may be older than `watch`
         step = getattr(engine, kind.step)
 
         @functools.wraps(step)

@@ -3,6 +3,9 @@
 import importlib
 import sys
 
+import pytest
+
+from perfsuite.errors import ExtensionError
 from perfsuite.worker.hooks import libraries
 from tests.packages import Packages
 from tests.worker import motor
@@ -27,3 +30,12 @@ def test_names_the_packages_of_imported_libraries(packages: Packages) -> None:
     assert "perf-motor" not in libraries.packages()
     importlib.import_module("motor")
     assert "perf-motor" in libraries.packages()
+
+
+def test_a_broken_framework_of_an_imported_library_fails(packages: Packages) -> None:
+    """What is not known of a library could make its measurement wrong."""
+    motor.install(packages)
+    (packages.directory / "perf_motor.py").write_text("import nothing_like_this")
+    importlib.import_module("motor")
+    with pytest.raises(ExtensionError, match=r"perf_motor:Motor.* of perf-motor 1\.5 .* cannot be imported"):
+        libraries.imported()

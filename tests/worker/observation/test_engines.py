@@ -104,6 +104,19 @@ def test_notices_engines_of_an_imported_library(
     assert engines.of(optimizer) is engine
 
 
+def test_knows_an_older_engine_once_it_steps(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    engine = motor.driving().Driver(optimizer)
+    engines.watch()
+    assert engines.of(optimizer) is None
+    told_by(optimizer)
+    engine.step()
+    assert engines.of(optimizer) is engine
+
+
 def test_reads_the_gradient_norm_an_engine_keeps(driving: Any, optimizer: Any) -> None:
     assert engines.gradient_norm(optimizer) is None, "in no engine"
     engine = driving.Driver(optimizer)
