@@ -291,3 +291,9 @@ def test_reports_a_gh_answer_without_a_field(told: Gh, lacks: str) -> None:
     assert f"gh pr view printed another answer than was asked for: {lacks}: Field required" in said
     told.answers([])
     assert "gh pr view printed another answer than was asked for" in answer(GOOD, commit=HEAD, status=2)
+
+
+def test_help_does_not_list_what_workflows_call() -> None:
+    commands = re.findall(r"^│ ([\w-]+) ", run("--help").stdout, re.MULTILINE)
+    assert "report" in commands
+    assert "github" not in commands

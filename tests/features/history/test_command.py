@@ -168,3 +168,9 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         assert result.stdout == ""
         install = "which is not installed: pip install 'perfsuite[history]'"
         assert result.stderr == f"perfsuite history: {needs}, {install}\n"
+
+
+def test_help_does_not_list_what_workflows_call() -> None:
+    shown = invoke("--help").stdout
+    assert "publish" in shown
+    assert "push" not in shown
