@@ -22,7 +22,7 @@ from perfsuite.report.safe_text import printable
 
 PANELS = {  # the groups of our commands in --help
     "Begin": ("init", "doctor", "selftest"),
-    "Measure": ("night", "plan", "refresh", "baseline", "slurm"),
+    "Measure": ("night", "plan", "refresh", "baseline"),
     "Compare": ("compare", "bisect", "releases", "dry-run"),
     "Look and tell": ("report", "history", "judge", "export", "github"),
 }
