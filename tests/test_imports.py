@@ -40,7 +40,8 @@ WORKER_ONLY = (
 NO_TEST_FILE = {
     "perfsuite.cli.checks": "its rows are read by tests of cli/doctor and cli/test_selftest.py",
     "perfsuite.cli.releases_page": "run by cli/test_releases.py",
-    "perfsuite.launch.base": "a Protocol: session/test_setup.py implements it",
+    "perfsuite.launch.base": "an abstract class: launch/test_launchers.py and others have subclasses",
+    "perfsuite.launch.job": "plain data: launch/test_local.py and others launch it",
     "perfsuite.plugin.ending": "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     **dict.fromkeys(
         (f"perfsuite.frameworks.common.{name}" for name in ("llama", "sharding")),
@@ -68,8 +69,8 @@ def test_developer_page_shows_rooms_and_floors() -> None:
     settings = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]
     contracts = settings["importlinter"]["contracts"]
     floors = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
-    shown = " ".join(page.split("```text\nplugin > ")[1].split("```")[0].split())
-    assert f"plugin > {shown}" == " > ".join(floors).replace(" | ", ", ")
+    shown = " ".join(page.split("```text\nfeatures > ")[1].split("```")[0].split())
+    assert f"features > {shown}" == " > ".join(floors).replace(" | ", ", ")
 
 
 def test_developer_page_shows_a_ranks_rooms() -> None:

@@ -12,7 +12,6 @@ from perfsuite.bisection import BisectFile, Step
 from perfsuite.cli import cases as shared
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
-from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import between, percent, plural
 from perfsuite.results.metric import described
@@ -54,7 +53,7 @@ def bisect(
     most = shared.read("max-pairs", max_pairs)
     options = shared.options(store=store, wait_quiet=wait_quiet)
     [chosen] = shared.selected(cases, [case], None)
-    launches = None if dry else launcher_of(launcher)
+    launches = None if dry else shared.launcher_of(launcher)
     host = DryHost() if launches is None else Host(launches, options.store)
     shared.runnable(host, [chosen], are_named=True)  # before anything is installed for an arm
     if package is None:

@@ -18,8 +18,9 @@ from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as found
 from perfsuite.dry.machine import Device
 from perfsuite.errors import AllocationOverError, CaseError, told
+from perfsuite.launch import launchers
+from perfsuite.launch.base import Launcher as AnyLauncher
 from perfsuite.launch.installed import Consent
-from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report import summary
 from perfsuite.report.console import console, plain_table, print_rows
 from perfsuite.report.progress import Progress
@@ -49,6 +50,13 @@ def option(name: str) -> Any:
     """Return an option of pytest as an option of a command."""
     row = BY_NAME[name]
     return typer.Option(f"--{name}", help=row.help_with_default, metavar=row.metavar or None)
+
+
+def launcher_of(name: str | None) -> AnyLauncher:
+    """Return the launcher that `--launcher` names, or the default one; say which ones cannot be used."""
+    for problem in launchers.installed().problems.values():
+        say(problem)
+    return launchers.launcher(name)
 
 
 def tolerance(text: str) -> float:

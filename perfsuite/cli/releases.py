@@ -22,7 +22,6 @@ from perfsuite.errors import CaseError, PerfsuiteError
 from perfsuite.inputs.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import Consent, versions
-from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
 from perfsuite.report.console import print_json
 from perfsuite.report.markdown import text
@@ -61,7 +60,7 @@ def releases(
     """
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
     options = shared.options(store=store)
-    setup = Setup(options, Progress(line=shared.say), Host(launcher_of(launcher), options.store))
+    setup = Setup(options, Progress(line=shared.say), Host(shared.launcher_of(launcher), options.store))
     runs = _Runs(setup, package, (LAUNCH,) if counts else (DRY, LAUNCH), shared.asks(yes=yes))
     chosen = runs.possible(shared.selected(cases, case, k))
     names = released(package, first, last, minors=minors)

@@ -95,7 +95,7 @@ def test_workflow_runs_where_told_or_on_slurm() -> None:
     [
         ("mkdir -p out; touch out/results.json", 0),
         ("mkdir -p out; touch out/results.json; exit 1", 1),
-        ("true", 2),  # as if the job is cancelled while it is queued
+        ("true", 2),  # as for a job that is cancelled while it is queued
     ],
 )
 def test_night_on_slurm_fails_without_results(
