@@ -58,10 +58,6 @@ class ScriptError(PerfsuiteError):
     """A training script ended before it was measured; raised in a worker."""
 
 
-class SlurmError(PerfsuiteError):
-    """Slurm refused or failed: gives its message and the command; or a job was ended from outside."""
-
-
 class ToolError(PerfsuiteError):
     """Another program, such as `gh` or `asv`, failed or is missing: names it, and gives its message."""
 

@@ -23,7 +23,8 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm
-from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
+from perfsuite.launch.base import Launcher
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.metric import recorded

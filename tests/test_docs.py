@@ -244,8 +244,7 @@ def test_commands_and_make_targets_on_pages_exist(page: Page) -> None:
         assert name in COMMANDS, f"{page.name}: {line}"
         own = takewhile(lambda word: word != "--", words)  # what follows is for another program
         named = {word.partition("=")[0] for word in own if word.startswith("--")}
-        if not COMMANDS[name].context_settings.get("ignore_unknown_options"):  # it hands them on to sbatch
-            assert named <= options_of(COMMANDS[name]), f"{page.name}: {line}"
+        assert named <= options_of(COMMANDS[name]), f"{page.name}: {line}"
 
 
 # What the code has stands on a page

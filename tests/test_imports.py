@@ -41,7 +41,8 @@ NO_TEST_FILE = {
     "perfsuite.cli.checks": "run by cli/test_doctor.py and cli/test_selftest.py",
     "perfsuite.doctor.rows": "its rows are read by the tests of the other modules of doctor",
     "perfsuite.session.by_command": "run by cli/test_compare.py and cli/test_dry_run.py",
-    "perfsuite.launch.base": "a Protocol: session/test_setup.py implements it",
+    "perfsuite.launch.base": "an abstract class: launch/test_launchers.py and others have subclasses",
+    "perfsuite.launch.job": "plain data: launch/test_local.py and others launch it",
     "perfsuite.plugin.ending": "run by test_plugin.py and test_plugin_resume.py, which run pytest",
     **dict.fromkeys(
         (f"perfsuite.frameworks.common.{name}" for name in ("llama", "sharding")),

@@ -15,6 +15,7 @@ from perfsuite.frameworks.base import Command, LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.measure import Launching, WhenShared, launch_once, measure, profile_once, until_decided
@@ -195,6 +196,20 @@ def test_failure_beside_others_is_final(measured: Measured) -> None:
 def test_relaunches_if_asked_to_wait_for_quiet(measured: Measured) -> None:
     runs, verdict = measured(*[BESIDE_OTHERS] * 3, when_shared="wait")
     assert (verdict.outcome, len(runs), runs[0].notes) == ("unhealthy", 3, ())
+
+
+class Cancels(LocalLauncher):
+    """A launcher whose scheduler ends each job."""
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure:
+        return Failure(kind="cancelled", message="the scheduler needs the nodes", at=1.0)
+
+
+@pytest.mark.fault("scheduler ends a launch")
+def test_reports_the_words_of_a_scheduler(tmp_path: Path) -> None:
+    run = launch_once(CASE, MACHINE, tmp_path, Launching(launcher=Cancels()))
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.message) == ("cancelled", "the scheduler needs the nodes")
 
 
 @pytest.mark.fault("report is of another launch")

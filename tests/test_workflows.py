@@ -335,23 +335,6 @@ def test_init_workflow_installs_and_measures(
     result_of_night(mine)
 
 
-def test_login_node_night_follows_what_init_wrote(
-    mine: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a real Slurm: the first baseline, its acceptance, and the script of each night."""
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    before = installed()
-    record, accept, night = init("--slurm", "--hardware", "cpu")
-    record_and_accept(record, accept)
-    ended = subprocess.run(night, shell=True, check=False).returncode
-    assert installed() == before
-    outcome = result_of_night(mine)["verdict"]["outcome"]
-    assert ended == (outcome not in ("passed", "improved"))  # other tests use this machine
-    assert len([*mine.glob(".perfsuite/slurm/*.log")]) == 2
-    cluster.run("scancel", "--full", "--user=root")
-
-
 def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> None:
     make(repository, "site")
     site = repository / "build" / "site"

@@ -22,7 +22,7 @@ from perfsuite.report.safe_text import printable
 
 PANELS = {  # the groups of our commands in --help
     "Begin": ("init", "doctor", "selftest"),
-    "Measure": ("night", "baseline", "slurm"),
+    "Measure": ("night", "baseline"),
     "Compare": ("compare", "bisect", "releases", "dry-run"),
     "Show": ("report", "history", "judge", "export", "github"),
 }

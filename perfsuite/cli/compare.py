@@ -19,6 +19,7 @@ from perfsuite.cli.shared import (
     Yes,
     asks,
     check_way,
+    launcher_of,
     option,
     options,
     read,
@@ -27,7 +28,6 @@ from perfsuite.cli.shared import (
 )
 from perfsuite.errors import CaseError
 from perfsuite.extensions import COMMANDS
-from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.console import say
 from perfsuite.report.progress import Progress
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from perfsuite.errors import CaseError
+from perfsuite.launch import launchers
+from perfsuite.launch.base import Launcher as AnyLauncher
 from perfsuite.launch.installed import Consent
 from perfsuite.report.console import say
 from perfsuite.results.store import BASELINES, CASES, STORE
@@ -75,6 +77,13 @@ def option(name: str) -> Any:
 def sentence(text: str) -> str:
     """Return a text with a capital and a full stop."""
     return text[:1].upper() + text[1:].removesuffix(".") + "."
+
+
+def launcher_of(name: str | None) -> AnyLauncher:
+    """Return the launcher that `--launcher` names, or the default one; say which ones cannot be used."""
+    for problem in launchers.installed().problems.values():
+        say(problem)
+    return launchers.launcher(name)
 
 
 def tolerance(text: str) -> float:

@@ -9,6 +9,7 @@ from perfsuite.case.framework import load as load_framework
 from perfsuite.case.hardware import ACCELERATORS, Machine
 from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
 from perfsuite.extensions import COMMANDS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS, Extension
+from perfsuite.launch.launchers import load as load_launcher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
 from perfsuite.results import metric
@@ -122,7 +123,7 @@ def extensions_row(load_command: Callable[[Extension], object]) -> Row:
         *extensions.problems(COMMANDS, load_command),
         *extensions.problems(FRAMEWORKS, load_framework),
         *extensions.problems(METRICS, lambda extension: metric.find_metric(extension.name)),
-        *extensions.problems(LAUNCHERS, Extension.load),
+        *extensions.problems(LAUNCHERS, load_launcher),
     ]
     names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
     found = "; ".join(problems) or ", ".join(names) or "none installed"

@@ -15,6 +15,7 @@ from perfsuite.case.case import Case, CaseList, CollectedTest, check_same
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
+from perfsuite.launch.launchers import installed
 from perfsuite.report.progress import Progress
 from perfsuite.report.safe_text import printable
 from perfsuite.report.text import relative
@@ -226,6 +227,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not runs_no_test(session.config):
+        for problem in installed().problems.values():
+            progress.say(problem)
         with usage_error():
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
             if progress.cases:

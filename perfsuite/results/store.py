@@ -7,7 +7,6 @@ Only the classes here and the modules named below know the names of directories 
     baselines/counts/<target>/<case id>.json                reviewed baselines of counts; also in the store
     baselines/profiles/<hardware class>/<case id>.json      profiles of reviewed baselines; also in the store
     .perfsuite/history/                                     the history of the machine's nights
-    .perfsuite/slurm/<job id>.log                           logs of Slurm's jobs (`perfsuite.launch.slurm`)
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)

@@ -10,7 +10,7 @@ from perfsuite.cli.app import command_of
 from perfsuite.doctor.machine import extensions_row, machine_rows, neighbours_row, system_rows
 from perfsuite.doctor.rows import Row
 from perfsuite.launch.quiet import Neighbours
-from tests.packages import MINE, Packages
+from tests.packages import MINE, PODS, Packages
 from tests.samples import make_gpu_machine, make_machine
 
 H100 = make_gpu_machine()
@@ -105,7 +105,7 @@ def test_lists_extensions_and_explains_bad_ones(packages: Packages) -> None:
     row = extensions_row(command_of)
     assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
     packages.install("perf-mine", MINE, frameworks="mine = perf_mine:Mine")
-    packages.install("perf-k8s", "K8s = object()", launchers="k8s = perf_k8s:K8s")
+    packages.install("perf-k8s", PODS, launchers="k8s = perf_k8s:Pods")
     row = extensions_row(command_of)
     assert (row.status, row.found, row.advice) == ("pass", "mine of perf-mine, k8s of perf-k8s", None)
     packages.install("perf-ddp", MINE.replace('"mine"', '"ddp"'), frameworks="ddp = perf_ddp:Mine")

@@ -10,9 +10,9 @@ from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch import local
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.report.summary import reason
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
-from perfsuite.session import setup
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run, never_run
 from tests.session.making import HELD, Sessions
 
@@ -51,6 +51,20 @@ def test_cpu_case_sees_gpu_machine_as_cpu_machine(
     assert ours.skip_reason(make_case(hardware="cpu")) is None
 
 
+class Elsewhere(LocalLauncher):
+    """A launcher whose jobs run on other machines."""
+
+    runs_here = False
+
+
+def test_other_users_matter_where_jobs_run_here(sessions: Sessions) -> None:
+    here = sessions.make().setup
+    there = sessions.make().setup
+    there.host.launcher = Elsewhere()
+    assert here.neighbours is not None
+    assert there.neighbours is None
+
+
 FOUR = Allocation(job_id="7", nodes=tuple(AllocatedNode(name=f"n{number}") for number in range(1, 5)))
 
 
@@ -66,12 +80,10 @@ class Nodes:
         self.bad = list(bad)
         self.session = sessions.make(**options)
         self.session.setup.host.machine = make_machine().replace(nodes=4, allocation=FOUR)
-        sessions.patch.setattr(setup, "preflight", self.preflight)
+        sessions.patch.setattr(self.session.setup.host.launcher, "check_nodes", self.check)
         sessions.launch(make_run())
 
-    def preflight(
-        self, launcher: object, machine: Machine, nodes: int, directory: Path, *, names: list[str]
-    ) -> Preflight:
+    def check(self, machine: Machine, nodes: int, directory: Path, *, names: list[str]) -> Preflight:
         assert names == ["n1", "n2", "n3", "n4"][:nodes]
         assert machine.allocation is None
         assert self.session.record.running is not None

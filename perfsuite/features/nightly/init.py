@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from perfsuite.inputs.ini import FILES, read_ini
 from perfsuite.results.store import CASES
 
 IGNORED = (".perfsuite/", "out/", "/history/")
+SLURM_LOGS = "slurm-*.out"
 STRICT = {"perf_missing_baseline": "fail", "perf_strict": "inconclusive"}
 """Settings without which a nightly run, or a pull request, can succeed although a case was not judged."""
 OWNED = ("/baselines/", "/perf-waivers.toml", "/.github/", "conftest.py", "/{ini}", "/{cases}/")
@@ -96,16 +97,18 @@ def init(
         **(_slurm(hardware, cases) if slurm else {}),
     }.items():
         _write(path, text)
-    _ignore(Path(".gitignore"))
+    _ignore(Path(".gitignore"), (*IGNORED, SLURM_LOGS) if slurm else IGNORED)
     _settings({**({} if cases == CASES else {"perf_cases": str(cases)}), **(STRICT if github else {})})
     if github:
         _owners(cases)
-    record = [str(cases), "-m", hardware if slurm or hardware == "cpu" else f"cpu or {hardware}"]
-    first = ["--perf-missing-baseline=record"] if github else []  # the settings let others fail
-    by_pytest = shlex.join([*record, "--perf-min-launches=10", *first])
-    steps = ["perfsuite doctor --quick", f"pytest {by_pytest}", ACCEPT]
+    # The settings of a workflow let others fail.
+    first = ["--perf-min-launches=10", *(["--perf-missing-baseline=record"] if github else [])]
     if slurm:
-        steps = [f"{_submit(hardware)} -- {by_pytest}", ACCEPT, f"sh {NIGHT}"]
+        steps = [_submit(hardware, cases, *first), ACCEPT, f"sh {NIGHT}"]
+    else:
+        marker = hardware if hardware == "cpu" else f"cpu or {hardware}"
+        record = shlex.join(["pytest", str(cases), "-m", marker, *first])
+        steps = ["perfsuite doctor --quick", record, ACCEPT]
     typer.echo("\n  ".join(["\nNext:", *steps]))
 
 
@@ -163,13 +166,15 @@ def _yaml(text: str) -> object:
 
 
 def _slurm(hardware: str, cases: Path) -> dict[Path, str]:
-    session = shlex.join([str(cases), "-m", hardware, *gate(Path("out"))])
-    return {NIGHT: f'#!/bin/sh -e\ncd "$(dirname "$0")"\n{_submit(hardware)} -- {session}\n'}
+    return {NIGHT: _written("night.sh", submit=_submit(hardware, cases, *gate(Path("out"))))}
 
 
-def _submit(hardware: str) -> str:
+def _submit(hardware: str, cases: Path, *options: str) -> str:
+    """Return the command that measures cases in a job with a node of its own, and waits for its end."""
     gpus = "" if hardware == "cpu" else " --gres=gpu:8"
-    return f"perfsuite slurm submit --nodes=1 --time=10:00:00{gpus} --mem=0"
+    session = shlex.join(["pytest", str(cases), "-m", hardware, "--perf-launcher=slurm", *options])
+    job = f"--exclusive --no-requeue --nodes=1 --time=10:00:00{gpus} --mem=0"
+    return f"sbatch --wait {job} --wrap={shlex.quote(session)}"
 
 
 def _install(uses: str, script: Path | None) -> str:
@@ -239,11 +244,11 @@ def _write(path: Path, text: str) -> None:
     typer.echo(f"written: {path}")
 
 
-def _ignore(path: Path) -> None:
+def _ignore(path: Path, names: Iterable[str]) -> None:
     """Append the files that git should ignore to its file."""
     try:
         text = read_text(path, errors="replace") if path.exists() else ""
-        missing = [name for name in IGNORED if name not in text.splitlines()]
+        missing = [name for name in names if name not in text.splitlines()]
         with path.open("ab") as file:  # the contents may not be UTF-8, or have other line ends
             end = "" if text.endswith("\n") or not text else "\n"
             file.write((end + "".join(f"{name}\n" for name in missing)).encode() if missing else b"")

@@ -18,6 +18,7 @@ from perfsuite.cli.shared import (
     Yes,
     asks,
     check_way,
+    launcher_of,
     read,
     shares,
 )
@@ -26,7 +27,6 @@ from perfsuite.features.search import bisection as searching
 from perfsuite.features.search.bisection import BisectFile, Step
 from perfsuite.inputs.git import git
 from perfsuite.launch.arm import Arm
-from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.report.console import say
 from perfsuite.report.progress import Progress
 from perfsuite.report.text import between, percent, plural

@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.cli.shared import Expression, Ids, Launcher, Shared, Yes, asks, shares
+from perfsuite.cli.shared import Expression, Ids, Launcher, Shared, Yes, asks, launcher_of, shares
 from perfsuite.cli.shared import options as options_of_session
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
@@ -23,7 +23,6 @@ from perfsuite.features.search.releases_page import DRY, LAUNCH, Ran, Step, page
 from perfsuite.inputs.files import read_text
 from perfsuite.launch.arm import HERE, Arm, resolve
 from perfsuite.launch.installed import Consent, versions
-from perfsuite.launch.launchers import launcher as launcher_of
 from perfsuite.measure import launch_once
 from perfsuite.report.console import print_json, say
 from perfsuite.report.markdown import text

@@ -215,7 +215,7 @@ def put(file: Path, damage: bytes | str) -> None:
 NAMES = (
     *("report", "export", "judge", "night --plan", "history list", "history add", "history trend"),
     *("history failures", "baseline list", "baseline show", "baseline diff", "baseline accept", "init"),
-    *("github comment", "github issue", "slurm", "baseline refresh", "nothing", ""),
+    *("github comment", "github issue", "baseline refresh", "nothing", ""),
 )
 WORDS = (
     *(

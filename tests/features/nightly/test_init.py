@@ -1,6 +1,8 @@
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ import perfsuite.features.nightly.init
 from perfsuite import documents
 from tests.cli import commands
 from tests.doc_pages import ROOT, Page
-from tests.processes import output_of
+from tests.processes import executable, output_of
 
 OCTO = "octo/perfsuite@" + "4d2c1b0f" * 5
 WORKFLOW = Path(".github/workflows/performance.yml")
@@ -83,9 +85,35 @@ def test_workflow_runs_where_told_or_on_slurm() -> None:
     assert night["container"] == {"image": "ghcr.io/me/it@sha256:0", "options": "--gpus=all --ipc=host"}
     assert night["steps"][1]["run"] == "python -m perfsuite.cli night --hardware a100"
     script = Path("performance-night.sh").read_text()
-    assert " -- bench_cases -m a100 --perf-missing-baseline=fail " in script
+    assert " --gres=gpu:8 --mem=0 --wrap='pytest bench_cases -m a100 --perf-launcher=slurm " in script
     night = job("--hardware", "a100")
     assert (night["runs-on"], "container" in night) == (["self-hosted", "a100"], False)
+
+
+@pytest.mark.parametrize(
+    ("job", "status"),
+    [
+        ("mkdir -p out; touch out/results.json", 0),
+        ("mkdir -p out; touch out/results.json; exit 1", 1),
+        ("true", 2),  # as for a job that is cancelled while it is queued
+    ],
+)
+def test_night_on_slurm_fails_without_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, status: int
+) -> None:
+    init("--slurm")
+    documents.write_text(Path("out/results.json"), "of the last night")
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "sbatch", job)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    done = subprocess.run(["sh", "performance-night.sh"], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert ("the job has measured nothing" in done.stderr) == (status == 2)
+
+
+def test_git_ignores_the_logs_of_slurm() -> None:
+    init("--slurm")
+    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n/history/\nslurm-*.out\n"
 
 
 def test_the_page_shows_what_is_written() -> None:

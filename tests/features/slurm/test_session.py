@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import Model, Script, Topology
-from tests.launch.slurm.allocation import Allocation
+from tests.features.slurm.allocation import Allocation
 from tests.processes import ended, wait_until
 from tests.samples import make_case
 from tests.suite import measuring

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from perfsuite.node import describe
-from perfsuite.node.describe import Described, interconnect
-from perfsuite.node.describe import interface as named
+from perfsuite.features.slurm import describe
+from perfsuite.features.slurm.describe import Described, interconnect
+from perfsuite.features.slurm.describe import interface as named
 
 
 def port(rate: str, *, state: str = "4: ACTIVE", layer: str = "InfiniBand") -> tuple[str, dict[str, str]]:

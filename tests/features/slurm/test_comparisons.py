@@ -6,14 +6,14 @@ import pytest
 
 from bench_cases.published import compare
 from perfsuite import Case
+from perfsuite.features.slurm.launcher import SlurmLauncher
 from perfsuite.launch.requirements import unsupported
-from perfsuite.launch.slurm.launcher import SlurmLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.exact import check
 from tests.case_files import BENCH_CASES
-from tests.launch.slurm.allocation import Allocation
+from tests.features.slurm.allocation import Allocation
 from tests.samples import make_result
 from tests.test_published import CASES, PUBLISHED
 

@@ -12,16 +12,15 @@ import pytest
 
 from perfsuite import DDP, FSDP2, Case, Topology, documents
 from perfsuite.errors import AllocationOverError, MachineError
+from perfsuite.features.slurm.launcher import SlurmLauncher
 from perfsuite.launch import hang
 from perfsuite.launch.arm import Arm
-from perfsuite.launch.base import OnProgress, no_progress
-from perfsuite.launch.preflight import preflight
-from perfsuite.launch.slurm.launcher import SlurmLauncher
+from perfsuite.launch.job import OnProgress, no_progress
 from perfsuite.measure import Launching, launch_once
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
-from tests.launch.slurm.allocation import Allocation
+from tests.features.slurm.allocation import Allocation
 from tests.launch.test_local import driver
 from tests.processes import ended, executable, pid_of, wait_until
 from tests.samples import make_case, make_machine
@@ -72,9 +71,7 @@ def test_steps_have_interpreter_options_and_arm(
     for name in [name for name in os.environ if name.startswith(("NCCL_", "GLOO_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
-    monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "--cpus-per-task=2 --comment='a b'")
-    monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", str(ours))
-    launcher = SlurmLauncher()
+    launcher = SlurmLauncher(srun_options=["--cpus-per-task=2", "--comment=a b"], python=str(ours))
     shared = tmp_path / "shared"
     shared.mkdir()
     found = launcher.machine(shared)
@@ -93,7 +90,7 @@ def test_steps_have_interpreter_options_and_arm(
         assert run.failure is None
         assert [node.name for node in run.nodes] == ["n1", "n2"]
     assert [line.strip() for line in told.read_text().splitlines()] == [
-        *2 * ["ours 2 perfsuite.node.describe"],
+        *2 * ["ours 2 perfsuite.features.slurm.describe"],
         *2 * ["ours 2 perfsuite.node.agent"],
         *2 * ["theirs 2 perfsuite.node.agent high"],
     ]
@@ -283,7 +280,7 @@ def test_a_preflight_names_a_slow_node(tmp_path: Path, monkeypatch: pytest.Monke
     """Its clock makes all of its work seem to take ten times as long."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_NODE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    seen = preflight(SlurmLauncher(), MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))
+    seen = SlurmLauncher().check_nodes(MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))
     told = seen.problems[0]
     assert re.match(r"n2: matmul \S+ TFLOP/s, n1 has \S+ \(at least 40% is healthy\)", told)
     assert all(problem.startswith("n2: ") for problem in seen.problems)

@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 from perfsuite import Model, Script, Topology
-from perfsuite.launch.slurm.launcher import JOB_ID, SlurmLauncher
+from perfsuite.features.slurm.launcher import JOB_ID, SlurmLauncher
 from perfsuite.measure import Launching
 from perfsuite.node.machine import detect_cpu
 from tests.benchmarks import launched, show_ratios
-from tests.launch.slurm.allocation import Allocation
+from tests.features.slurm.allocation import Allocation
+from tests.features.slurm.emulated import slurm_cluster
 from tests.samples import make_case
-from tests.slurm_cluster import slurm_cluster
 
 PAIRS = 8
 TRAIN = """

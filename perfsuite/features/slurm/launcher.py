@@ -22,16 +22,17 @@ from typing import ClassVar
 
 from perfsuite import documents
 from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
-from perfsuite.errors import AllocationOverError, LaunchError, MachineError, SlurmError
+from perfsuite.errors import AllocationOverError, LaunchError, MachineError
+from perfsuite.features.slurm import commands
+from perfsuite.features.slurm.commands import POLL_S, SlurmError, patiently
+from perfsuite.features.slurm.describe import GRANTED_GPUS, Described
 from perfsuite.inputs import files
-from perfsuite.inputs.ini import read_ini, split
-from perfsuite.launch.base import Job, OnProgress, no_progress
+from perfsuite.inputs.setting import Setting, words
+from perfsuite.launch.base import Launcher
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
-from perfsuite.launch.slurm import ENVIRONMENT, PREFIX, commands
-from perfsuite.launch.slurm.commands import POLL_S, patiently
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.node import lease
 from perfsuite.node.agent import NODE_VARIABLE
-from perfsuite.node.describe import GRANTED_GPUS, Described
 from perfsuite.node.processes import JOB_MARK, KILL_S, wait_for
 from perfsuite.results.environment import variables
 from perfsuite.results.rank_report import Failure
@@ -39,6 +40,7 @@ from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
+NODES = "SLURM_JOB_NUM_NODES"
 END_S = 90.0  # seconds for Slurm to end a step; it keeps one with a killed slurmstepd for over 30
 # Seconds that `srun` waits for the other agents after the first has ended, as a script's ranks may differ.
 WAIT_S = 120
@@ -64,27 +66,46 @@ step has one task per node for all GPUs: https://slurm.schedmd.com/srun.html, "I
 """
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Runs jobs on the nodes of this allocation. Each job takes the first of them."""
 
-    name: ClassVar[str] = "slurm"
+    settings: ClassVar[Sequence[Setting]] = (
+        Setting(
+            name="slurm-srun-options",
+            metavar="WORDS",
+            parse=words,
+            ini=True,
+            help="more options of srun for each launch; they win over those of perfsuite",
+            page="See [Settings](slurm.md#settings)",
+        ),
+        Setting(
+            name="slurm-python",
+            metavar="PROGRAM",
+            ini=True,
+            help="the interpreter on the nodes, with the same perfsuite; by default the one that runs pytest",
+            page="See [Settings](slurm.md#settings)",
+        ),
+    )
 
-    def __init__(self) -> None:
-        """Raise `MachineError` outside of an allocation, and `CaseError` or `FileError` for bad settings."""
+    def __init__(self, srun_options: Sequence[str] | None = None, python: str | None = None) -> None:
+        """Raise `MachineError` outside of an allocation."""
         job_id = os.environ.get(JOB_ID)
         if job_id is None:
             raise MachineError(
-                f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it "
-                "inside salloc or sbatch, or submit it: perfsuite slurm submit -- bench_cases -m h100"
+                f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it inside "
+                "salloc or sbatch: sbatch --wait --exclusive --nodes=2 --wrap='pytest bench_cases -m h100'"
             )
         self.job_id = job_id
-        ini = read_ini(Path.cwd())
-        variable = f"{ENVIRONMENT}SRUN_OPTIONS"
-        given = os.environ.get(variable)
-        self._options = ini.words(f"{PREFIX}srun_options") if given is None else split(variable, given)
-        self._python = os.environ.get(f"{ENVIRONMENT}PYTHON") or ini.text(f"{PREFIX}python") or sys.executable
+        self._options = srun_options or ()
+        self._python = python or sys.executable
         self._longest_s = 0.0
         self._left_over: str | None = None
+
+    @classmethod
+    def is_default(cls) -> bool:
+        """Return whether this process is in an allocation of several nodes."""
+        nodes = os.environ.get(NODES, "1")
+        return JOB_ID in os.environ and nodes.isdigit() and int(nodes) > 1
 
     @cached_property
     def _allocated(self) -> commands.SlurmJob:
@@ -124,7 +145,7 @@ class SlurmLauncher:
         return alike(told).replace(nodes=len(told), allocation=allocation)
 
     def _describe(self, probe: Path) -> list[Described]:
-        words = [self._python, "-m", "perfsuite.node.describe", str(probe.resolve())]
+        words = [self._python, "-m", "perfsuite.features.slurm.describe", str(probe.resolve())]
         srun = self._srun(len(self._allocated.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
         found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]

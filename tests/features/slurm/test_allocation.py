@@ -9,12 +9,15 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Topology
-from perfsuite.errors import AllocationOverError, CaseError, LaunchError, MachineError, SlurmError
-from perfsuite.launch.base import Job
-from perfsuite.launch.slurm import commands, launcher
-from perfsuite.launch.slurm.commands import SlurmJob
-from perfsuite.launch.slurm.launcher import SlurmLauncher, alike, refuse_other_gpus, said_by_slurm
-from perfsuite.node.describe import Described
+from perfsuite.errors import AllocationOverError, LaunchError, MachineError
+from perfsuite.features.slurm import commands, launcher
+from perfsuite.features.slurm.commands import SlurmError, SlurmJob
+from perfsuite.features.slurm.describe import Described
+from perfsuite.features.slurm.launcher import SlurmLauncher, alike, refuse_other_gpus, said_by_slurm
+from perfsuite.launch.base import Launcher
+from perfsuite.launch.job import Job
+from perfsuite.launch.launchers import launcher as launcher_of
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile
 from perfsuite.results.run_dir import RunDir
@@ -89,24 +92,52 @@ def test_tells_an_aborted_step_from_a_dead_agent(
     assert said_by_slurm(run_dir, 2) is None, "the agent knows better"
 
 
-def test_environment_overrides_the_file_for_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> tuple[list[str], str]:
-        ours = SlurmLauncher()
-        return list(ours._options), ours._python
+def settings_of(launcher: Launcher) -> tuple[list[str], str]:
+    """The further options of srun, and the interpreter."""
+    assert isinstance(launcher, SlurmLauncher)
+    return [*launcher._options], launcher._python
 
+
+def test_ini_file_sets_options_and_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.executable", "/this/python")
-    assert told() == ([], "/this/python")
+    assert settings_of(launcher_of("slurm")) == ([], "/this/python")
     settings = "perf_slurm_srun_options = --image='a b.sqsh' -v\nperf_slurm_python = /opt/python\n"
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{settings}")
-    assert told() == (["--image=a b.sqsh", "-v"], "/opt/python")
-    monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "")
-    monkeypatch.setenv("PERFSUITE_SLURM_PYTHON", "python3")
-    assert told() == ([], "python3")
-    monkeypatch.setenv("PERFSUITE_SLURM_SRUN_OPTIONS", "'x")
-    with pytest.raises(CaseError, match=r"PERFSUITE_SLURM_SRUN_OPTIONS is \"'x\": No closing quotation"):
-        SlurmLauncher()
+    assert settings_of(launcher_of("slurm")) == (["--image=a b.sqsh", "-v"], "/opt/python")
+
+
+def test_no_launcher_outside_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(MachineError, match=r"in no allocation .* sbatch --wait"):
+        launcher_of("slurm")
+
+
+def test_sessions_of_an_allocation_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert launcher_of("slurm").lock == "/tmp/perfsuite-slurm-7.lock"
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7"}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, SlurmLauncher),
+        ({"SLURM_JOB_NUM_NODES": "2"}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2-4"}, LocalLauncher),
+    ],
+)
+def test_is_the_default_over_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], launcher: type[Launcher]
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert type(launcher_of()) is launcher
 
 
 RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))

@@ -12,15 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.errors import SlurmError
+from perfsuite.errors import ToolError
 from perfsuite.node.processes import captured
 
 POLL_S = 0.2  # seconds between queries until there is an answer
 ANSWER_S = 60  # seconds after which a command that has not answered is abandoned
 FORGOTTEN = "FORGOTTEN"  # the state of a job that Slurm does not know, or no longer knows
-WAITING = frozenset(
-    ["PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
-)
 ENDED = frozenset(
     [
         *("COMPLETED", "BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -34,6 +31,10 @@ _UNKNOWN_JOB = "Invalid job id"
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
+class SlurmError(ToolError):
+    """Slurm refused or failed: gives its message and the command."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
     """Slurm's data about a job."""
@@ -43,14 +44,8 @@ class SlurmJob:
     state_words: str  # its state as printed: `CANCELLED by 0`
     reason: str | None = None
     nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
-    exit_status: int | None = None  # that of its script; 0 while it runs, or if a signal ended it
     left_s: int | None = None  # seconds until its time limit; None without a limit
     spreads_gpus: bool = False  # GPUs were not requested per node, in which case a step lacks some of them
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it has yet to start."""
-        return self.state in WAITING
 
     @property
     def is_over(self) -> bool:
@@ -129,7 +124,6 @@ def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> S
         state_words=words,
         reason=told.get("Reason"),
         nodes=nodes,
-        exit_status=int(told["ExitCode"].partition(":")[0]) if "ExitCode" in told else None,
         left_s=None if limit_s is None or run_s is None else limit_s - run_s,
         spreads_gpus=any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
     )

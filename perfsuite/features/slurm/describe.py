@@ -1,4 +1,4 @@
-"""`python -m perfsuite.node.describe PROBE`: describe this node for `SlurmLauncher.machine`."""
+"""`python -m perfsuite.features.slurm.describe PROBE`: describe a node for `SlurmLauncher.machine`."""
 
 import os
 import re

@@ -5,8 +5,8 @@ import subprocess
 
 import psutil
 
+from tests.features.slurm.emulated import START_S, Cluster
 from tests.processes import agent_among
-from tests.slurm_cluster import START_S, Cluster
 
 
 class Allocation:

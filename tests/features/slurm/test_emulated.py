@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from tests import slurm_cluster
+from tests.features.slurm import emulated
+from tests.features.slurm.emulated import START_S, Cluster, interfaces_of, processes_of
 from tests.processes import arguments, read_until, wait_until
-from tests.slurm_cluster import START_S, Cluster, interfaces_of, processes_of
 
 SLOT = 100 + os.getpid() % 100
 """One that no other process of xdist takes, nor clears."""
 OWNER = f"""
 import signal
-from tests import slurm_cluster
-slurm_cluster.SLOTS = [{SLOT}]
-with slurm_cluster.slurm_cluster() as cluster:
+from tests.features.slurm import emulated
+emulated.SLOTS = [{SLOT}]
+with emulated.slurm_cluster() as cluster:
     cluster.run("sbatch", "--output=/dev/null", "--wrap=sleep 3600")
     print("started", flush=True)
     signal.pause()
@@ -46,8 +46,8 @@ def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch:
     owner.wait(START_S)
     wait_until(lambda: not processes_of(SLOT), "the cluster's processes to die")
     assert interfaces_of(SLOT), "nobody is left to remove the bridge"
-    monkeypatch.setattr(slurm_cluster, "SLOTS", [SLOT])
-    with slurm_cluster.slurm_cluster() as other:
+    monkeypatch.setattr(emulated, "SLOTS", [SLOT])
+    with emulated.slurm_cluster() as other:
         assert not stale.exists()
         assert len(processes_of(SLOT)) > 5
         assert len(interfaces_of(SLOT)) == 3
