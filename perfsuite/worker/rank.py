@@ -159,12 +159,12 @@ class Rank:
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
-        try:  # it uses names that are private to torch, which another version may lack
+        try:  # torch may lack a private name
             from perfsuite.worker.counting.steps import Counting
 
             self.recorder.counting = Counting(self.model, steps)
         except Exception as error:
-            self.notes.append(f"what a step does was not counted: {type(error).__name__}: {error}")
+            self.notes.append(f"what a step does was not counted: {errors.told(error)}")
 
     def start(self) -> None:
         """Report to the driver that training begins, then start the clock."""

@@ -99,15 +99,17 @@ class CudaTimer(HostTimer):
         """
         import torch
 
+        from perfsuite.frameworks.common.private import cuda_sleep
+
         with torch.cuda.device(self.device):
             if self._cycles_per_s is None:
-                torch.cuda._sleep(1)  # loads the kernel
+                cuda_sleep(1)  # loads the kernel
                 start = self.stamp()
-                torch.cuda._sleep(CALIBRATION_CYCLES)
+                cuda_sleep(CALIBRATION_CYCLES)
                 end = self.stamp()
                 self.settle()
                 self._cycles_per_s = CALIBRATION_CYCLES / self.seconds(start, end)
-            torch.cuda._sleep(round(seconds * self._cycles_per_s))
+            cuda_sleep(round(seconds * self._cycles_per_s))
         super().sleep(seconds)
 
 

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+
+from perfsuite.errors import PrivateNameError
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.private import disable_current_modes, shard_of
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
@@ -25,7 +28,7 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
 
 def local(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a tensor: a DTensor's shard, ZeRO-3's partition, or all of it."""
-    held: torch.Tensor = getattr(tensor, "ds_tensor", getattr(tensor, "_local_tensor", tensor))
+    held: torch.Tensor = tensor.ds_tensor if hasattr(tensor, "ds_tensor") else shard_of(tensor)
     return held
 
 
@@ -35,7 +38,7 @@ def squares(gradients: Iterable[Any]) -> float | None:
     A part that n ranks of a mesh hold counts 1/n, so that the sums of all ranks add up. If each rank holds
     everything, as in DDP, its sum is that of the job.
     """
-    with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
+    with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         known = [gradient for gradient in gradients if gradient is not None]
         copies = [_copies(each) for each in known]
         if copies == [each.device_mesh.size() if hasattr(each, "device_mesh") else 1 for each in known]:
@@ -78,8 +81,7 @@ def collectives_begun() -> int | None:
     if not dist.is_initialized():
         return None
     try:
-        groups: Any = dist.distributed_c10d._world.pg_map
-        return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
-    except (RuntimeError, AttributeError):
-        # The backend does not count, or this torch lacks the private names.
+        number_of = private.sequence_number
+        return sum(int(number_of(group)) for group in private.process_groups.pg_map if group.size() > 1)
+    except (RuntimeError, PrivateNameError):  # the backend does not count, or torch lacks a name
         return None

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import filesystem, state_dict_loader, state_di
 from perfsuite.results.counts import Counts
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.spans import events, phases
-from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS, Recognised
+from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, Recognised
 from perfsuite.worker.spans.recording import Spans
 from tests.samples import known
 
@@ -64,9 +64,7 @@ def defined(package: Path, module: str, path: str) -> bool:
     return bool(kinds)
 
 
-@pytest.mark.parametrize(
-    ("module", "path"), [*((each.module, each.path) for each in RECOGNISED), SHARDS], ids=str
-)
+@pytest.mark.parametrize(("module", "path"), [(each.module, each.path) for each in RECOGNISED], ids=str)
 def test_libraries_still_have_the_names(module: str, path: str) -> None:
     """Without one of them, the event is known by the functions in it, or not at all."""
     spec = find_spec(module.partition(".")[0])
