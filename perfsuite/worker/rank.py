@@ -428,7 +428,7 @@ def report_error(error: BaseException) -> None:
 def _kind(error: BaseException) -> FailureKind:
     cause = error.__cause__ if isinstance(error, errors.FileError) else error
     is_of_the_system = isinstance(cause, OSError) and cause.errno in NO_FAULT_OF_THE_CODE
-    if is_of_the_system or isinstance(error, errors.ExtensionError):
+    if is_of_the_system or isinstance(error, errors.ExtensionError | errors.PrivateNameError):
         return "error"
     if isinstance(error, errors.MismatchError):
         return "mismatch"

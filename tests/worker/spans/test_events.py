@@ -149,6 +149,17 @@ def test_a_name_that_a_library_lacks_is_told(spans: Spans) -> None:
     spans.notes.clear()
 
 
+def test_unknown_bytes_of_sharded_checkpoints_are_a_note(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(filesystem, "_FileSystemWriter")
+    events.watch()
+    (note,) = known(phases.spans).notes
+    assert note.startswith("not all events are recognised (torch ")
+    assert "_FileSystemWriter._write_data, a private name" in note
+    assert "Without it, the bytes of a sharded checkpoint are not known" in note
+
+
 def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:
     wrapped = torch.save
     events.watch()
