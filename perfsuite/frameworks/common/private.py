@@ -113,6 +113,7 @@ class Attribute:
 
 _TORCH = "torch 2.11 to 2.13"
 _CUDA = f"builds of {_TORCH} for CUDA"
+_TORCH_OF_TITAN = "torch 2.13"
 _ACCELERATE = "accelerate 1.15"
 _TRANSFORMERS = "transformers 5.23"
 
@@ -126,6 +127,8 @@ def _table(kind: Kind, seen: str, without: str, paths: Mapping[str, str]) -> dic
 _UNCOUNTED = "what a step does is not counted"
 _NO_RUN = "no training can be measured"
 _NO_DRY_RUN = "no case can be run dry (launch it for real)"
+_NO_TITAN = "torchtitan cannot train"
+_NO_PIPELINE = "a pipeline of torchtitan cannot be run dry (launch it for real)"
 _NO_FAULT = "selftest cannot inject this fault"
 
 NAMES: Mapping[str, Name] = {
@@ -334,6 +337,50 @@ NAMES: Mapping[str, Name] = {
         _CUDA,
         "a script that is run dry cannot ask for the raw stream of its GPU",
         {"raw_stream": "torch._C:_cuda_getCurrentRawStream"},
+    ),
+    # torchtitan and its pipelines.
+    **_table(
+        "object",
+        _TORCH_OF_TITAN,
+        _NO_TITAN,
+        {"set_pg_timeout": "torch.distributed.distributed_c10d:_set_pg_timeout"},
+    ),
+    **_table(
+        "attribute",
+        _TORCH_OF_TITAN,
+        _NO_TITAN,
+        {
+            "schedule_stage": "torch.distributed.pipelining.schedules:PipelineScheduleSingle._stage",
+            "schedule_stages": "torch.distributed.pipelining.schedules:PipelineScheduleMulti._stages",
+            "step_microbatches": (
+                "torch.distributed.pipelining.schedules:PipelineScheduleSingle._step_microbatches"
+            ),
+        },
+    ),
+    **_table(
+        "object",
+        _TORCH_OF_TITAN,
+        _NO_PIPELINE,
+        {
+            "InferenceMode": "torch.distributed.pipelining._utils:InferenceMode",
+            "StageBackwardMeta": "torch.distributed.pipelining._utils:_StageBackwardMeta",
+            "StageForwardMeta": "torch.distributed.pipelining._utils:_StageForwardMeta",
+            "metadata_inference": (
+                "torch.distributed.pipelining.stage:PipelineStage._forward_metadata_inference"
+            ),
+            "recv_meta": "torch.distributed.pipelining.stage:PipelineStage._recv_meta",
+            "send_meta": "torch.distributed.pipelining.stage:PipelineStage._send_meta",
+            "warmup_p2p": "torch.distributed.pipelining.schedules:_PipelineSchedule._warmup_p2p",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH_OF_TITAN,
+        _NO_PIPELINE,
+        {
+            "inference_mode": "torch.distributed.pipelining.stage:PipelineStage._inference_mode",
+            "stage_meta": "torch.distributed.pipelining.stage:PipelineStage._stage_meta",
+        },
     ),
     **_table("attribute", _TORCH, _NO_DRY_RUN, {"is_param": "torch.nn:Parameter._is_param"}),
     # transformers and accelerate.

@@ -12,6 +12,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -90,12 +92,19 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "reduce_dtype": a_group_of_parameters,
     "resolve_parallel_plans": a_llama,
     "scaled_optimizers": lambda: torch.amp.GradScaler("cpu"),
+    "step_microbatches": lambda: PipelineScheduleSingle,
     "validate_accelerator": a_parallelism,
 }
 """An object with each private attribute."""
 
-STARTS_PROCESSES = {"loader_workers"}
-"""Attributes of objects that only `tests/worker/clock/test_loaders.py` makes."""
+SET_IN: dict[str, Callable[..., Any]] = {
+    "inference_mode": PipelineStage.__init__,
+    "loader_workers": _MultiProcessingDataLoaderIter.__init__,
+    "schedule_stage": PipelineScheduleSingle.__init__,
+    "schedule_stages": PipelineScheduleMulti.__init__,
+    "stage_meta": _PipelineStageBase.__init__,
+}
+"""The function that sets an attribute, where an object would need processes."""
 
 
 def names(*kinds: str) -> list[str]:
@@ -115,12 +124,12 @@ def test_objects_still_have_the_attribute(name: str) -> None:
 
 
 def test_every_attribute_has_a_canary() -> None:
-    assert set(names("attribute")) == OWNERS.keys() | STARTS_PROCESSES
+    assert set(names("attribute")) == OWNERS.keys() | SET_IN.keys()
 
 
-def test_loaders_still_keep_their_workers() -> None:
-    set_at_first = _MultiProcessingDataLoaderIter.__init__.__code__.co_names
-    assert private.loader_workers.name in set_at_first
+@pytest.mark.parametrize("name", SET_IN)
+def test_functions_still_set_the_attribute(name: str) -> None:
+    assert getattr(private, name).name in SET_IN[name].__code__.co_names
 
 
 @pytest.mark.parametrize("name", NAMES)
