@@ -62,12 +62,13 @@ class Name(NamedTuple):
     def owner(self) -> Any:
         """Return what has the name: its module, or a class or an object in it."""
         try:
-            owner = importlib.import_module(self.module)
+            owner: Any = sys.modules.get(self.module) or importlib.import_module(self.module)
             for part in self.path.split(".")[:-1]:
                 owner = getattr(owner, part)
         except ModuleNotFoundError as error:
-            if not f"{self.module}.".startswith(f"{error.name}.") or error.name == self.package:
-                raise  # another package is missing
+            of_the_package = (error.name or "").startswith(f"{self.package}.")
+            if not of_the_package:  # another package is missing, or all of this one
+                raise
             raise self.missing() from None
         except AttributeError:
             raise self.missing() from None
@@ -454,4 +455,7 @@ def place(name: str) -> tuple[Any, str]:
 
 def shard_of(tensor: Any) -> Any:
     """Return this rank's part of a DTensor, and any other tensor as it is."""
-    return NAMES["local_tensor"].look_up()(tensor) if hasattr(tensor, "placements") else tensor
+    return _LOCAL_TENSOR(tensor) if hasattr(tensor, "placements") else tensor
+
+
+_LOCAL_TENSOR = Attribute(NAMES["local_tensor"])

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.private import loader_dataset, loader_workers
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker.clock import startup_clock
 from perfsuite.worker.clock.timers import HostTimer
@@ -59,9 +60,9 @@ class DataWait:
     def note_workers(self, maker: Any) -> None:
         """Record the first worker of a loader that has just yielded a batch, if it has workers."""
         if len(self._by_step) == COUNTED_STEP - 1:
-            workers = getattr(maker, private.loader_workers.name, None)
+            workers = getattr(maker, loader_workers.name, None)
             if workers:
-                self.worker_pids[id(private.loader_dataset(maker))] = workers[0].pid
+                self.worker_pids[id(loader_dataset(maker))] = workers[0].pid
 
 
 def begin() -> DataWait:

@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from perfsuite.errors import PrivateNameError
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.private import disable_current_modes, shard_of
+
+_world = private.or_none("process_groups")
+_sequence_number = private.or_none("sequence_number")
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
@@ -78,10 +80,9 @@ def _is_whole(parameter: Any) -> bool:
 
 def collectives_begun() -> int | None:
     """Return how many collectives began in groups of several ranks; None if the backend does not count."""
-    if not dist.is_initialized():
+    if _world is None or _sequence_number is None or not dist.is_initialized():
         return None
     try:
-        number_of = private.sequence_number
-        return sum(int(number_of(group)) for group in private.process_groups.pg_map if group.size() > 1)
-    except (RuntimeError, PrivateNameError):  # the backend does not count, or torch lacks a name
+        return sum(int(_sequence_number(group)) for group in _world.pg_map if group.size() > 1)
+    except RuntimeError:  # the backend does not count
         return None
