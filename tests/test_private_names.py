@@ -79,8 +79,8 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
             names = [part for alias in node.names for part in alias.name.split(".")]
         elif isinstance(node, ast.Attribute) and not of_itself(node) and node.attr not in own:
             names = [] if OPERATORS.match(ast.unparse(node)) else [node.attr]
-        elif isinstance(node, ast.Constant) and id(node) not in of_texts and is_name(node.value):
-            names = node.value.split(".")
+        elif isinstance(node, ast.Constant) and id(node) not in of_texts:
+            names = parts_of(node.value)
         yield from ((node.lineno, name) for name in names if is_private(name))
 
 
@@ -97,10 +97,11 @@ def defined(tree: ast.AST) -> set[str]:
     return found
 
 
-def is_name(value: object) -> bool:
-    """Return whether a text is a name of another package, with or without dots."""
-    is_one = isinstance(value, str) and NAME.fullmatch(value) and not OPERATORS.match(value)
-    return bool(is_one) and value not in functions()
+def parts_of(value: object) -> list[str]:
+    """Return the parts of a text that is a name of another package, with or without dots."""
+    if not isinstance(value, str) or not NAME.fullmatch(value) or OPERATORS.match(value):
+        return []
+    return [] if value in functions() else value.split(".")
 
 
 def of_itself(node: ast.Attribute) -> bool:

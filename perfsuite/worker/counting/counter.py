@@ -304,7 +304,8 @@ class StepCounter(TorchDispatchMode):
     def _count(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
     ) -> None:
-        operator = str(overloadpacket(func))
+        packet = overloadpacket(func)
+        operator = str(packet)
         phase = self._phase()
         made = _tensors(out)
         is_work = does_work(func)
@@ -327,7 +328,7 @@ class StepCounter(TorchDispatchMode):
                 self._totals["device_copies"][f"{source} to {target}"] += 1
                 if not kwargs.get("non_blocking", any(args[2:])):
                     self._totals["blocking_copies"][f"{source} to {target}"] += 1
-        formula = FLOPS.get(overloadpacket(func))
+        formula = FLOPS.get(packet)
         if formula is not None:
             # Without the dtype of the result.
             operands = [each for each in args if not isinstance(each, torch.dtype)]
