@@ -16,6 +16,7 @@ from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
 from perfsuite.launch.launchers import installed
+from perfsuite.plugin.private import EMPTY_REASON, is_unset, parameters
 from perfsuite.report.progress import Progress
 from perfsuite.report.safe_text import printable
 from perfsuite.report.text import relative
@@ -27,7 +28,6 @@ from perfsuite.session.mode import Mode
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
-LOST = "got empty parameter set"  # prefix of the reason in pytest's mark (seen in pytest 8 and 9)
 EMPTY = pytest.StashKey[bool]()  # of a test: its parametrization found no case. pytest would skip it
 ENDED = pytest.StashKey[bool]()  # of a test: whether it reached its end, without an interrupt
 
@@ -96,8 +96,7 @@ def refuse(config: pytest.Config, items: list[pytest.Item], why: str) -> None:
 
 def case_of(item: pytest.Item) -> Case | None:
     """Return the case of a test: the first of its parameters that is one."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return next((value for value in parameters.values() if isinstance(value, Case)), None)
+    return next((value for value in parameters(item).values() if isinstance(value, Case)), None)
 
 
 def cases_in(values: Iterable[object]) -> list[Case]:
@@ -343,8 +342,7 @@ def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
 
     The ids of parameters without a case are added to `without`: many tests can share a large one.
     """
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    values = [value for value in parameters.values() if id(value) not in without]
+    values = [value for value in parameters(item).values() if id(value) not in without]
     cases = cases_in(values)
     if not cases:
         without.update(map(id, values))
@@ -400,15 +398,10 @@ def _note_lost_cases(item: pytest.Item) -> None:
     Raises `pytest.UsageError` if such a test has no known mark: it would be skipped silently.
     """
     for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
-        if str(mark.kwargs.get("reason", "")).startswith(LOST):
+        if str(mark.kwargs.get("reason", "")).startswith(EMPTY_REASON):
             item.own_markers.remove(mark)
             item.stash[EMPTY] = True
-    from _pytest import compat  # private (seen in pytest 8 and 9): another version may lack it, or the name
-
-    callspec = getattr(item, "callspec", None)
-    unset = getattr(compat, "NOTSET", None)
-    values = () if callspec is None or unset is None else callspec.params.values()
-    has_none = any(value is unset for value in values)
+    has_none = any(map(is_unset, parameters(item).values()))
     if has_none and EMPTY not in item.stash:
         raise pytest.UsageError(
             f"{item.nodeid} has no case, and pytest {pytest.__version__} would skip it in a way that this "

@@ -11,6 +11,7 @@ import pytest
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import ACCELERATORS
+from perfsuite.plugin import private
 from perfsuite.plugin.collection import (
     BENCHMARKS,
     COLLECTED,
@@ -183,11 +184,9 @@ def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
     """
     if not config.option.markexpr:
         return frozenset()
-    try:  # private in pytest 8.3 to 9.2
-        from _pytest.mark.expression import Expression
-    except ImportError:
-        return frozenset()  # unknown: unclaimed baselines then fail a whole nightly run
-    expression = Expression.compile(config.option.markexpr)
+    expression = private.expression(config.option.markexpr)
+    if expression is None:
+        return frozenset()
     found = set[str]()
     for item in config.stash[BENCHMARKS]:
         case = case_of(item)

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from perfsuite.errors import PrivateNameError
+from perfsuite.frameworks.common.private import disable_current_modes, loss_scale, scaled_optimizers
 from perfsuite.worker.hooks import calls, libraries
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares
@@ -121,26 +122,23 @@ class NormBeforeClipping:
 
 
 def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
-    """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown.
-
-    The names with an underscore are private to torch (2.13.0). Without them the factor is unknown.
-    """
+    """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown."""
     by_itself = getattr(optimizer, "grad_scale", None)
     if by_itself is not None:  # a fused optimizer divides by it
         return _number(by_itself)
     try:
-        used = [each for each in scalers if each.is_enabled() and each._scale is not None]
-        states = [each._per_optimizer_states.get(id(optimizer)) for each in used]
-    except AttributeError:
+        used = [each for each in scalers if each.is_enabled() and loss_scale(each) is not None]
+        states = [scaled_optimizers(each).get(id(optimizer)) for each in used]
+    except PrivateNameError:
         return None
     is_unscaled = any(state is not None and state["stage"].name != "READY" for state in states)
     if is_unscaled or not used:
         return 1.0
-    return _number(used[0]._scale) if len(used) == 1 else None
+    return _number(loss_scale(used[0])) if len(used) == 1 else None
 
 
 def _number(value: Any) -> float:
-    with _disable_current_modes():
+    with disable_current_modes():
         return float(value)
 
 

@@ -23,6 +23,7 @@ from perfsuite.frameworks.common.model import (
     has_attention,
     is_checkpointed,
 )
+from perfsuite.frameworks.common.private import attn_implementation
 from perfsuite.frameworks.common.sharding import meshes_text
 from perfsuite.results.rank_report import Dtypes, Evidence, Observed
 from perfsuite.worker.observation import engines, replicas, software
@@ -297,11 +298,11 @@ def _attention(model: nn.Module) -> dict[str, str]:
     For a Mamba, return whether mamba_ssm runs the scan, or transformers' own loop.
     """
     configs: Any = (getattr(module, "config", None) for module in model.modules())
-    config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
+    config: Any = next((config for config in configs if hasattr(config, attn_implementation.name)), None)
     if config is None:
         return {"attention": NO_CONFIGURATION}
     if has_attention(config):
-        return {"attention": config._attn_implementation}
+        return {"attention": attn_implementation(config)}
     # transformers uses the package if it can be imported, and silently falls back if it cannot.
     return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 

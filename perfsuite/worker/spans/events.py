@@ -2,8 +2,8 @@
 
 The functions of libraries are wrapped as soon as they are imported. `RECOGNISED` has those of torch, and of
 libraries that others build on or that have several names. A framework names those of its own library. A name
-with an underscore is private to its library (seen in torch 2.13, transformers 5.23, lightning 2.6). Without
-it, the event only has the seconds of the functions that it calls, or is not recognised.
+with an underscore is private to its library (seen in transformers 5.23, lightning 2.6). Without it, a note
+says so, and the event only has the seconds of the functions that it calls, or is not recognised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from perfsuite.errors import told
 from perfsuite.frameworks.base import Event, Library
+from perfsuite.frameworks.common import private
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
 from perfsuite.worker.hooks import libraries
@@ -85,12 +87,10 @@ RECOGNISED = (
         )
     ),
 )
-SHARDS = ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter._write_data")
-"""Writes this rank's part of a sharded checkpoint, and returns a future with a result for each item."""
 ASYNC = "async_save"
 
 _imports: AfterImport | None = None
-_writing: set[int] = set()  # threads in which `SHARDS` already counts all written bytes
+_writing: set[int] = set()  # threads in which `_wrap_shards` counts all written bytes
 
 
 def watch() -> None:
@@ -115,10 +115,10 @@ def watch() -> None:
             imports.add(dict.fromkeys((each.module for each in functions), act))
 
     recognise(RECOGNISED)
-    by_module[SHARDS[0]].append(_wrap_shards)
+    by_module[private.NAMES["write_data"].module].append(_wrap_shards)
 
     def failed(error: Exception) -> None:
-        spans.note(f"not all events are recognised ({type(error).__name__}: {error})")
+        spans.note(f"not all events are recognised ({told(error)})")
 
     def act(module: ModuleType) -> None:
         for wrap in by_module[module.__name__]:
@@ -242,10 +242,12 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
 
 
 def _wrap_shards(module: ModuleType) -> None:
-    owner, name = SHARDS[1].split(".")
-    kind = getattr(module, owner, None)
-    write = getattr(kind, name, None)
-    if write is None or hasattr(write, "is_event"):
+    """Count the bytes of this rank's part of a sharded checkpoint.
+
+    torch's function writes them, and returns a future with a result for each item. Raises `PrivateNameError`.
+    """
+    write = private.write_data
+    if hasattr(write, "is_event"):
         return
 
     @functools.wraps(write)
@@ -261,4 +263,4 @@ def _wrap_shards(module: ModuleType) -> None:
         return future
 
     watched.is_event = True  # type: ignore[attr-defined]
-    setattr(kind, name, watched)
+    setattr(*private.place("write_data"), watched)

@@ -20,7 +20,7 @@ from perfsuite.results.counts import Counts
 from perfsuite.worker.clock import loaders
 from perfsuite.worker.hooks import libraries
 from perfsuite.worker.spans import events, phases
-from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS, Recognised
+from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, Recognised
 from perfsuite.worker.spans.recording import Spans
 from tests.packages import Packages
 from tests.samples import known
@@ -79,7 +79,7 @@ OF_FRAMEWORKS = [
 
 @pytest.mark.parametrize(
     ("module", "path"),
-    [*((each.module, each.path) for each in [*RECOGNISED, *OF_FRAMEWORKS]), SHARDS],
+    [(each.module, each.path) for each in [*RECOGNISED, *OF_FRAMEWORKS]],
     ids=str,
 )
 def test_libraries_still_have_the_names(module: str, path: str) -> None:
@@ -164,6 +164,17 @@ def test_a_name_that_a_library_lacks_is_told(spans: Spans) -> None:
     absent = "torch.serialization.keep does not exist in this version"
     assert spans.notes == [f"not all events are recognised: {absent} (save checkpoint)"]
     spans.notes.clear()
+
+
+def test_unknown_bytes_of_sharded_checkpoints_are_a_note(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(filesystem, "_FileSystemWriter")
+    events.watch()
+    (note,) = known(phases.spans).notes
+    assert note.startswith("not all events are recognised (torch ")
+    assert "_FileSystemWriter._write_data, a private name" in note
+    assert "Without it, the bytes of a sharded checkpoint are not known" in note
 
 
 def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:
