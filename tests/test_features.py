@@ -39,6 +39,7 @@ REMOVABLE = {
 }
 each = pytest.mark.parametrize("name", REMOVABLE)
 
+LONGEST_S = 14 * 60  # below `faulthandler_timeout`, which would end the process of this test
 ABOUT_THE_REPOSITORY = (
     "tests/features",
     "tests/test_docs.py",
@@ -135,6 +136,7 @@ def test_the_core_passes_without_it(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=LONGEST_S,
     )
     assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
     assert re.search(r"\b\d{4,} passed", ran.stdout)
