@@ -62,6 +62,7 @@ check: .venv/installed
 docs: .venv/installed  ## the documentation with a live report and history in build/docs; warnings are errors
 	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
 	[ ! -e tests/sample_reports.py ] || .venv/bin/python -m tests.sample_reports build/docs
+	[ ! -e tests/features/history/live.py ] || .venv/bin/python -m tests.features.history.live build/docs
 
 dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; without TAG whatever the version is
 	rm -rf dist
@@ -124,7 +125,7 @@ pictures: samples  ## docs/images/ by today's code; those of pages need a browse
 browser:  ## Chromium and the scripts of asv's pages for the tests and pictures that need them; as root, or installed before
 	command -v chromedriver || { apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
-	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/history/asv
+	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/features/history/asv
 
 slurm:  ## Slurm for the tests that need one (they run as root); installed only where that takes no password
 	command -v slurmctld && command -v slurmd && command -v srun && command -v munged && command -v ip || { \
@@ -135,8 +136,8 @@ podman:  ## for the test of an image as an arm; installed only where that takes 
 	command -v podman || { apt-get update -qq && apt-get install -qq -y --no-install-recommends podman runc; }
 
 history-figures: .venv/installed  ## what a long history costs, and how soon a drift is found (half an hour)
-	.venv/bin/python -m tests.benchmarks.history
-	.venv/bin/python -m tests.benchmarks.drift
+	.venv/bin/python -m tests.features.history.figures
+	.venv/bin/python -m tests.features.history.drift
 
 format: .venv/installed
 	.venv/bin/ruff check --fix .
@@ -149,7 +150,7 @@ site: docs  ## the documentation in build/site, asv pages of the branch perfsuit
 	rm -rf build/site build/pages
 	cp -r build/docs build/site
 	if git rev-parse --quiet --verify origin/perfsuite-history; then \
-		.venv/bin/perfsuite history pull && .venv/bin/perfsuite history publish build/pages --history history \
+		.venv/bin/perfsuite history pull && .venv/bin/perfsuite history publish --out build/pages --history history \
 		--commit-url "$${GITHUB_SERVER_URL:-https://github.com}/$${GITHUB_REPOSITORY:-}/commit/" && \
 		cp -r build/pages/html build/site/history; \
 	fi
@@ -164,7 +165,7 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 		--perf-report "$$OUT" $(ARGS)
 
 compare-dry: .venv/installed  ## BASE=main: what a step does at that commit and at this one, by dry runs (minutes, no GPU)
-	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --report "$$OUT" $(ARGS)
+	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --out "$$OUT" $(ARGS)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -10,6 +10,7 @@ from typing import Any
 
 from typer.main import get_command
 
+from perfsuite.cli.shared import sentence
 from perfsuite.session.option_table import BY_NAME
 
 PAGE = Path(__file__).with_name("commands.md")
@@ -19,24 +20,25 @@ HEAD = """# Commands
 
 A command of `perfsuite` ends with exit status 0; with 1 for a finding (a worsening, a check that failed, a
 case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor`,
-`judge` (of logs) and `selftest` end with 3 if they cannot tell. `--help` says more.
+`judge` (of logs) and `selftest` end with 3 if the result is unknown. `--help` says more.
 
 Several commands have these options:
 
 {common}
-- `--cases`, `--store`, `--baselines`: the directories of cases, local results and reviewed baselines; without
-  them what pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines` say, else `bench_cases`,
-  `.perfsuite` and `baselines`
+- `--cases`, `--store`, `--baselines`: the directories of the cases, the local results and the reviewed
+  baselines. Their defaults are pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines`, else
+  `bench_cases`, `.perfsuite` and `baselines`
 - {as_pytest}:
   as the [options of pytest](options.md) whose names begin with `--perf-`
 - `--history`: the directory of the history (`.perfsuite/history`; of `pull` and `push` `history`)
-- `--json`: print for machines, and nothing else on standard output. `compare`, `dry-run` and `report` print
-  the [document of a session](reference.md) or a list of several, `bisect` and `judge` their steps, and
-  `history trend` what it found. The others print an object with `schema_version` and `rows`
+- `--json`: print JSON, and nothing else on standard output. Commands without it refuse it.
+  `compare`, `dry-run` and `report` print the [document of a session](reference.md) or a list of several,
+  `bisect` and `judge` their steps, and `history trend` what it found. The others print an object with
+  `schema_version` and `rows`
 
 The rows have these fields:
 
-- `plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
+- `night --plan`: `case`, `outcome`, `day`, `expected_s`, `gpu_hours`, `reached_after_s`
 - `history list`: `hardware_class`, `case`, `sessions`, `first`, `last`, `step_s_p50`, `peak_memory_bytes`,
   `verdicts`
 - `history failures`: `hardware_class`, `case`, `night`, `verdict`, `taken_back`
@@ -49,7 +51,11 @@ The rows have these fields:
 """
 IN_HEAD = {"--cases", "--store", "--baselines", "--history", "--json"}
 """Options that most commands have, so that their sections do not name them."""
-OF_PYTEST = {f"--{name}": option.help_with_default for name, option in BY_NAME.items()}
+OF_PYTEST = {f"--{name}": sentence(option.help_with_default) for name, option in BY_NAME.items()}
+FOR_WORKFLOWS = """## For workflows
+
+Workflows call these commands. The help of `perfsuite` does not list them.
+"""
 
 
 def commands() -> dict[str, Any]:
@@ -57,25 +63,29 @@ def commands() -> dict[str, Any]:
     (script,) = entry_points(group="console_scripts", name="perfsuite")
     found: dict[str, Any] = {}
     for name, command in get_command(script.load()).commands.items():  # type: ignore[attr-defined]
-        below = getattr(command, "commands", None)
-        found |= {f"{name} {sub}": each for sub, each in below.items()} if below else {name: command}
+        for sub, each in (getattr(command, "commands", None) or {"": command}).items():
+            each.hidden = each.hidden or command.hidden
+            found[f"{name} {sub}".strip()] = each
     return found
 
 
 def written() -> str:
     """Return the page as it is now: first the options that several commands have."""
-    shown = {name: command for name, command in commands().items() if not command.hidden}
-    told = [each for command in shown.values() for each in options(command)]
+    known = commands()
+    told = [each for command in known.values() for each in options(command)]
     as_pytest = sorted({each.opts[0] for each in told if is_of_pytest(each)})
     times = Counter(line(each) for each in told if not is_of_pytest(each))
     common = sorted(text for text, number in times.items() if number > 1)
     head = HEAD.format(common="\n".join(common), as_pytest=", ".join(f"`{name}`" for name in as_pytest))
-    return "\n".join([head, *(section(name, command, set(common)) for name, command in shown.items())])
+    sections = {name: section(name, command, set(common)) for name, command in known.items()}
+    plain = [text for name, text in sections.items() if not known[name].hidden]
+    of_workflows = [text for name, text in sections.items() if known[name].hidden]
+    return "\n".join([head, *plain, FOR_WORKFLOWS, *of_workflows])
 
 
 def is_of_pytest(option: Any) -> bool:
     """Return whether an option of a command is one of pytest's, with the same meaning."""
-    return bool(OF_PYTEST.get(option.opts[0]) == option.help)
+    return bool(option.help and OF_PYTEST.get(option.opts[0]) == option.help)
 
 
 def options(command: Any) -> list[Any]:

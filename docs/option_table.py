@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfsuite.session.option_table import OPTIONS, Option
+from perfsuite.extensions import LAUNCHERS, own
+from perfsuite.inputs.setting import Setting
+from perfsuite.launch.launchers import load
+from perfsuite.session.option_table import OPTIONS
 
 PAGE = Path(__file__).with_name("options.md")
 BEGIN = "<!-- options: made by docs/option_table.py -->\n"
 END = "<!-- options end -->\n"
 
 
-def row(option: Option) -> str:
+def row(option: Setting) -> str:
     """A row of the table."""
     value = option.metavar.replace("|", "\\|")
     spelled = option.spelled + (f"={value}" if "|" in value else f" {value}" if value else "")
@@ -22,8 +25,9 @@ def row(option: Option) -> str:
 
 
 def table() -> str:
-    """The table of all options that people use."""
-    rows = [row(option) for option in OPTIONS]
+    """The table of all options that people use, those of perfsuite's own launchers at its end."""
+    of_launchers = [setting for extension in own(LAUNCHERS).values() for setting in load(extension).settings]
+    rows = [row(option) for option in (*OPTIONS, *of_launchers)]
     return "\n".join(["| option | meaning | default | ini key |", "| --- | --- | --- | --- |", *rows, ""])
 
 

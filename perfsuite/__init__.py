@@ -1,7 +1,7 @@
 """perfsuite: performance regression tests for distributed training, written as pytest.
 
-Names are imported when they are first used, so that a rank loads only what it runs, and a framework is one
-removable file or folder.
+Names are imported when they are first used, so that a rank loads only what it runs. Those of frameworks are
+their entry points (`pyproject.toml`), so that a framework is one removable file or folder.
 """
 
 import importlib
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # each name `as` itself is public to type checkers
 
 __version__ = "0.1.0"  # the one place of the version: `pyproject.toml` reads it here
 
-_NAMES = {  # public names, except those of frameworks, by their module below this package
+_NAMES = {  # public names, except those of frameworks, by their module
     "case.case": ["Case", "KnownIssue", "LoRA", "Topology"],
     "case.catalog": ["MODELS"],
     "case.hardware": ["Machine"],
@@ -44,24 +44,31 @@ _NAMES = {  # public names, except those of frameworks, by their module below th
     "results.session_file": ["Measurement"],
     "worker.spans.phases": ["phase"],
 }
-_FRAMEWORKS = (  # each is in a module with the name of the class
-    *("Accelerate", "DDP", "DeepSpeed", "FSDP", "FSDP2", "Fake"),
-    *("Lightning", "Nanotron", "Script", "TorchTitan", "Trainer"),
-)
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES |= {name: f"frameworks.{name.lower()}" for name in _FRAMEWORKS}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted([*_MODULES, "__version__"])
+
+def _frameworks() -> dict[str, str]:
+    """Return the module of each framework, by the name of its class."""
+    from perfsuite import extensions
+
+    entry_points = (each.entry_point for each in extensions.own(extensions.FRAMEWORKS).values())
+    return {each.attr: each.module for each in entry_points}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name and keep it."""
-    if name not in _MODULES:
+    if name == "__all__":
+        return __dir__()
+    module = _MODULES.get(name)
+    # Frameworks are classes. An import of a module of this package asks for its name as well.
+    if module is None and name[:1].isupper():
+        module = _frameworks().get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*_MODULES, *_frameworks(), "__version__"])

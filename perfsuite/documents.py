@@ -57,20 +57,20 @@ class Data(BaseModel):
         return self  # it is immutable
 
 
-def did_you_mean(name: str, known: Iterable[str], question: str = " Did you mean {!r}?") -> str:
+def did_you_mean(name: str, candidates: Iterable[str], question: str = " Did you mean {!r}?") -> str:
     """Return a question with the `known` name that is most similar to `name`, or "" if none is."""
-    near = get_close_matches(name, [*known], n=1)
+    near = get_close_matches(name, [*candidates], n=1)
     return question.format(near[0]) if near else ""
 
 
-def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
+def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
     """Describe each problem as `field: allowed values, got the value`, or suggest a `known` field."""
     problems = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ").removesuffix(".")
         if problem["type"] == "extra_forbidden":
-            hint = did_you_mean(field, known, " (did you mean {}?)") or "; remove it or correct its name"
+            hint = did_you_mean(field, fields, " (did you mean {}?)") or "; remove it or correct its name"
             message = f"unknown field{hint}"
         if (
             problem["type"] == "value_error" and not field
@@ -79,8 +79,8 @@ def explain(error: ValidationError, known: Sequence[str] = ()) -> str:
             continue
         shown = repr(problem["input"])
         got = f", got {shown if len(shown) < 80 else shown[:77] + '...'}"
-        is_told = isinstance(problem["input"], str) and shown in message
-        if problem["type"] == "missing" or is_told or message.endswith(got):
+        is_named = isinstance(problem["input"], str) and shown in message
+        if problem["type"] == "missing" or is_named or message.endswith(got):
             got = ""
         if problem["type"] == "literal_error":
             allowed = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
@@ -246,7 +246,7 @@ def read(path: Path, kind: type[D]) -> D:
     if version is not None and raw.get("schema_version") != version.default:
         raise FileError(
             f"{path}: field schema_version: this perfsuite reads {version.default}, "
-            f"got {raw.get('schema_version')!r}. Record it anew or use the perfsuite that wrote it."
+            f"got {raw.get('schema_version')!r}. Record it again or use the perfsuite that wrote it."
         )
     try:
         return kind.model_validate(raw, context=FROM_FILE)
@@ -283,12 +283,12 @@ def parse(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the field {twice!r} appears twice")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> Any:

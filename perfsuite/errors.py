@@ -46,6 +46,10 @@ class PackageError(PerfsuiteError):
     """An optional package is not installed: gives the command that installs it."""
 
 
+class PrivateNameError(PerfsuiteError):
+    """A package lacks a private name that perfsuite uses: gives both, its version, and what is lost."""
+
+
 class MismatchError(PerfsuiteError):
     """The training that runs is not the requested one; raised in a worker."""
 
@@ -56,10 +60,6 @@ class ReportError(PerfsuiteError):
 
 class ScriptError(PerfsuiteError):
     """A training script ended before it was measured; raised in a worker."""
-
-
-class SlurmError(PerfsuiteError):
-    """Slurm refused or failed: gives its message and the command; or a job was ended from outside."""
 
 
 class ToolError(PerfsuiteError):

@@ -23,7 +23,8 @@ from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import HERE, Arm
-from perfsuite.launch.base import Job, Launcher, OnProgress, no_progress
+from perfsuite.launch.base import Launcher
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
 from perfsuite.results.metric import recorded
@@ -74,18 +75,45 @@ def measure(
 
     Each run is appended to `runs`, an empty list, which has the runs so far after an error or an interrupt.
     """
-    runs = [] if runs is None else runs
+    made: list[Run] = [] if runs is None else runs
+
+    def launch() -> bool:
+        number = len(made) + 1
+        launch_directory = RunDir.of_launch(directory, number).path
+        run, is_shared = launch_watched(case, machine, launch_directory, number, how)
+        made.append(run)
+        return is_shared
+
+    def verdict_so_far(**changes: int) -> Verdict:
+        policy = replace(reference.policy, **changes)
+        return judge(made, reference.baseline, reference.noise, policy)
+
+    def is_machine_free() -> bool:
+        return is_free(made[-1], how)
+
+    verdict = until_decided(launch, verdict_so_far, is_machine_free)
+    if needs_another(case, made, verdict, reference):
+        verdict = until_decided(launch, verdict_so_far, is_machine_free)
+    return made, verdict
+
+
+def until_decided(
+    launch: Callable[[], bool], judge: Callable[..., Verdict], is_free: Callable[[], bool]
+) -> Verdict:
+    """Launch until the launches so far are decided, and return their verdict, which is never `undecided`.
+
+    `launch` makes one launch, or a pair of them, and returns whether others used the machine meanwhile.
+    `judge` judges all launches so far. It takes `max_unhealthy`, as `Policy` has it. `is_free` returns
+    whether to launch again after others used the machine, and may wait for them.
+    """
     while True:
-        number = len(runs) + 1
-        run, disturbed = launch_watched(case, machine, RunDir.of_launch(directory, number).path, number, how)
-        runs.append(run)
-        verdict = judge(runs, reference.baseline, reference.noise, reference.policy)
-        if verdict.outcome == "undecided" and disturbed and not is_free(run, how):
+        was_shared = launch()
+        verdict = judge()
+        if verdict.outcome == "undecided" and was_shared and not is_free():
             # While others stay, more launches cannot help: one unhealthy launch is enough for a verdict.
-            policy = replace(reference.policy, max_unhealthy=1)
-            verdict = judge(runs, reference.baseline, reference.noise, policy)
-        if verdict.outcome != "undecided" and not needs_another(case, runs, verdict, reference):
-            return runs, verdict
+            verdict = judge(max_unhealthy=1)
+        if verdict.outcome != "undecided":
+            return verdict
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:

@@ -102,7 +102,7 @@ def _without_secrets(text: str) -> Iterator[str]:
 
 def _spans(text: str) -> list[tuple[int, int]]:
     """Return the beginning and end of each secret, in order."""
-    found = [
+    secrets = [
         match.span()
         for match in _VALUE.finditer(text)
         if match["basic"] is None or _is_user_and_password(match["basic"])
@@ -113,8 +113,8 @@ def _spans(text: str) -> list[tuple[int, int]]:
                 if name in ("scheme", "web") or not value:
                     continue
                 password = value.rpartition(":")[2] if name == "userinfo" else value
-                found += [] if _is_harmless(password) else [match.span(name)]
-    return sorted(found)
+                secrets += [] if _is_harmless(password) else [match.span(name)]
+    return sorted(secrets)
 
 
 def _is_user_and_password(word: str) -> bool:

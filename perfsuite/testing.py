@@ -85,26 +85,26 @@ def _check_json(case: Case) -> None:
 
 def _check_ids(case: Case) -> None:
     ids = {case.id: case.framework}
-    for other in _variants(case.framework):
-        name = case.replace(framework=other).id
-        assert name not in ids or ids[name] == other, (
-            f"{ids[name]!r} and {other!r} both have the id {name}, so that one would be compared with the "
-            "baseline of the other: let slug() tell them apart"
+    for variant in _variants(case.framework):
+        name = case.replace(framework=variant).id
+        assert name not in ids or ids[name] == variant, (
+            f"{ids[name]!r} and {variant!r} both have the id {name}, so that one would be compared with the "
+            "baseline of the other: let slug() distinguish them"
         )
-        ids[name] = other
+        ids[name] = variant
 
 
 def _variants(options: FrameworkOptions) -> Iterator[FrameworkOptions]:
     for name, info in type(options).model_fields.items():
         value = getattr(options, name)
-        others: list[Any] = []
+        alternatives: list[Any] = []
         if get_origin(info.annotation) is Literal:
-            others = [each for each in get_args(info.annotation) if each != value]
+            alternatives = [each for each in get_args(info.annotation) if each != value]
         elif isinstance(value, int | float):
-            others = [not value] if isinstance(value, bool) else [value + 1, value * 2]
-        for other in others:
+            alternatives = [not value] if isinstance(value, bool) else [value + 1, value * 2]
+        for alternative in alternatives:
             with contextlib.suppress(CaseError):  # this option has bounds, or needs others
-                yield options.replace(**{name: other})
+                yield options.replace(**{name: alternative})
 
 
 _WITHOUT_TORCH = """
@@ -150,8 +150,8 @@ def _check_run(case: Case, run: Run) -> None:
     if failure is not None:
         advice = f". {_ADVICE[failure.kind]}" if failure.kind in _ADVICE else ""
         detail = f"\n{failure.traceback}" if failure.traceback else ""
-        told = f"{failure.kind}: {failure.message}{advice}{detail}"
-        raise AssertionError(f"the launch with {name} failed: {told}")
+        problem = f"{failure.kind}: {failure.message}{advice}{detail}"
+        raise AssertionError(f"the launch with {name} failed: {problem}")
     if run.observed is not None and "wrapper" not in framework_of(case).expected(case):
         wrapper = run.observed.settings["wrapper"]
         raise AssertionError(

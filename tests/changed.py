@@ -2,9 +2,9 @@
 
     python -m tests.changed [BASE]
 
-A room is a folder of perfsuite or a file next to it. The tests named are those of every room that has
-changed since HEAD left BASE (committed or not), those of every room that imports one of these, and those that
-import a changed helper of the tests. Prints nothing if nothing has changed.
+A room is a folder of perfsuite or a file next to it; in `features`, each feature is one. The tests named are
+those of every room that has changed since HEAD left BASE (committed or not), those of every room that imports
+one of these, and those that import a changed helper of the tests. Prints nothing if nothing has changed.
 """
 
 import subprocess
@@ -53,12 +53,17 @@ def affected_tests(files: Iterable[str]) -> list[str]:
             reached[first] |= graph.find_downstream_modules(module)
         elif (room := f"perfsuite.{below[0]}" if below else "") in graph.modules and first == "perfsuite":
             reached[first] |= graph.find_downstream_modules(room, as_package=True)  # a template, or C++
-    rooms = {name.split(".")[1] for name in reached["perfsuite"] if name.startswith("perfsuite.")}
+    rooms = {_room_of(name) for name in reached["perfsuite"] if name.startswith("perfsuite.")}
     own = {path for room in rooms for path in _of_room(room)}
     modules = reached["tests"] | {name for name in reached["perfsuite"] if name.startswith("tests.test_")}
     modules |= {f"tests.{READ_BY[first]}" for file in files if (first := PurePath(file).parts[0]) in READ_BY}
     own |= {PurePath(*name.split(".")).with_suffix(".py") for name in modules if ".test_" in name}
     return sorted(str(each) for each in own if not own & set(each.parents) and (ROOT / each).exists())
+
+
+def _room_of(module: str) -> str:
+    _, *names = module.split(".")
+    return "/".join(names[: 2 if names[0] == "features" else 1])
 
 
 def _of_room(room: str) -> Iterator[PurePath]:

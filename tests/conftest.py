@@ -6,7 +6,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,10 @@ from perfsuite.launch.lock import LOCK_FILE
 from perfsuite.node.machine import detect
 
 GPU_TESTS = Path(__file__).parent / "gpu"
-PROCESSES = [Path(__file__).parent / name for name in ("gpu", "launch", "node", "test_hard_failures.py")]
+PROCESSES = [
+    Path(__file__).parent / name
+    for name in ("features/slurm", "gpu", "launch", "node", "test_hard_failures.py")
+]
 """Whose tests start processes as users do. Those of other launch tests are forked."""
 AS_USERS_DO = "--start-smoke-tests-as-users-do"
 LAUNCHES = {"smoke", "launch", "nightly"}
@@ -76,16 +78,6 @@ def is_forked(marks: set[str], path: Path, *, as_users_do: bool) -> bool:
     return "launch" in marks and not is_real
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the logs of Slurm's daemons with each failure of a test that uses them."""
-    report = yield
-    cluster = getattr(item, "funcargs", {}).get("cluster")
-    if report.failed and cluster is not None:
-        report.sections.append(("Slurm", cluster.logs()))
-    return report
-
-
 def _only_gpu_tests(config: pytest.Config) -> bool:
     paths = [(config.invocation_params.dir / name.partition("::")[0]).resolve() for name in config.args]
     return all(path.is_relative_to(GPU_TESTS) for path in paths)
@@ -142,32 +134,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     with site(tmp_path / "site", monkeypatch) as packages:
         yield packages
-
-
-@pytest.fixture
-def deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed for the processes of a test. `make` installs it apart from the other packages."""
-    apart = Path(sys.prefix) / "deepspeed"
-    if apart.is_dir():
-        monkeypatch.syspath_prepend(apart)
-        monkeypatch.setenv("PYTHONPATH", str(apart), prepend=os.pathsep)
-    elif find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed (make .venv/installed)")
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
-    """`tests.slurm_cluster.Cluster`, one for each process of xdist. Where none can be started the test is
-    skipped, or fails where CI is set."""
-    from tests.slurm_cluster import missing, slurm_cluster  # not at the top, either
-
-    reason = missing()
-    if reason is not None:
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with slurm_cluster() as started:
-        yield started
 
 
 def pytest_collection_finish() -> None:

@@ -93,7 +93,7 @@ LEFT_OUT = {
         r"allowed=lambda counts: -?1 if counts\.memory is None .*": "nothing is read without memory",
     },
     "results/run_dir.py": {
-        r"return sorted\(found, key=lambda each: \( ?- ?2 if .*": "before every rank, as -1 is",
+        r"return sorted\(stacks, key=lambda each: \( ?- ?2 if .*": "before every rank, as -1 is",
         r"return sorted\(.*key=lambda each: each\.number or -?1\)": "only for mypy: None is left out before",
     },
     "analysis/cause.py": {
@@ -113,7 +113,7 @@ LEFT_OUT = {
         r".*if \(by\[name\] > -1\) == is_new.*": "what is 0 is left out before",
         r".*changes\[ -1\].*": "a group and graphs change in one field",
     },
-    "verdict/paired_test.py": {
+    "verdict/paired_comparison.py": {
         r'return "regressed" if seen\.change >= 0 .*': "it is beyond the tolerance: not 0",
         r".*(size >= t_quantile|\* error (>|<=) slow).*": "no estimate is just the bound",
     },
@@ -132,7 +132,7 @@ LEFT_OUT = {
         r".*zip\(\*(failed|healthy), strict=False\)": "of each pair there are both",
         r".*\bb\[ -1\]\.machine\.device.*": "all launches of an arm are on one machine",
         r".*zip\(\(ARM_A, ARM_B\), pair, strict=False\).*": "of each pair there are both",
-        r".*worst\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",
+        r".*worst_verdict\(checks, len\(a\) - len\(b\)\).*": "`arms` counts the launches itself, at its end",
     },
     "verdict/noise.py": {
         r".*zip\(row, shared, strict=False\).*": "`shared` has one for each of a row",
@@ -151,7 +151,7 @@ LEFT_OUT = {
         r"(regresses = change \+ shift >=|passes = change - shift .* <=) .*": "no estimate is just the bound",
     },
     "verdict/waivers.py": {
-        r".*round\(found\.share, 7\).*": "it, too, takes off what floats add",
+        r".*round\(regression\.share, 7\).*": "it, too, takes off what floats add",
     },
     "launch/hang.py": {
         r"self\._longest_warm_up_s = -?1\.0  #.*": "three times as long is less than `HANG_S`",

@@ -23,6 +23,20 @@ class Mine(Fake):
     name: ClassVar[str] = "mine"
 """
 """A framework that simulates training; what is added is indented by four."""
+PODS = """
+from perfsuite.inputs.setting import Setting
+from perfsuite.launch.local import LocalLauncher
+
+class Pods(LocalLauncher):
+    settings = (
+        Setting(name="k8s-pool", metavar="NAME", default="any", ini=True, help="the pool of its pods"),
+        Setting(name="k8s-spot", ini=True, help="pods that may be taken away"),
+    )
+
+    def __init__(self, pool, spot):
+        self.given = (pool, spot)
+"""
+"""A launcher with two settings."""
 WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 

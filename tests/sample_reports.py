@@ -1,4 +1,4 @@
-"""The samples of reports on the pages: `make samples`. With a directory: the live report and history there.
+"""The samples of reports on the pages: `make samples`. With a directory: the live report there.
 
 The session is an example. Its speeds and counts are near those measured on two cores, its launches are made
 up, and today's code judges and shows them, so that no sample is older than the code.
@@ -6,10 +6,8 @@ up, and today's code judges and shows them, so that no sample is older than the 
 
 import io
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -18,9 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from perfsuite import DDP, FSDP2, Case, TorchTitan, Trainer, documents
-from perfsuite.history import page as history_page
-from perfsuite.history.asv.export import export, publish
+from perfsuite import DDP, FSDP2, Case, Trainer, documents, extensions
 from perfsuite.report import spans
 from perfsuite.report.html.page import render
 from perfsuite.report.terminal import explanation, spans_of, table
@@ -42,19 +38,18 @@ from tests.samples import (
     make_run,
     make_session_file,
 )
-from tests.synthetic import Level, make_repository, write_history
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs"
 WIDTH = 100
 SAMPLE = re.compile(r"<!-- sample: (\w+) -->\n(?:\n```text\n.*?\n```\n)?", re.DOTALL)
 MACHINE = make_machine(device_name="AMD EPYC", hardware_class="cpu-amd-epyc-2c")
-SPEEDS = (
+SPEEDS: list[tuple[Any, int]] = [
     (DDP(), 12_408),
     (FSDP2(), 5_192),
     (Trainer(fsdp="full_shard auto_wrap"), 4_851),
-    (TorchTitan(), 5_011),
-)
+    *(("torchtitan", 5_011) for name in extensions.own(extensions.FRAMEWORKS) if name == "torchtitan"),
+]
 """Tokens/s that were measured on two cores."""
 START_UP_S = {"imports": 37.0, "process_group": 0.20, "build": 0.88, "first_step": 1.3}
 """Seconds of a start-up on two cores with a load of 10 to 20: docs/evidence/statistics.md."""
@@ -198,33 +193,9 @@ def write_pages() -> None:
         subprocess.run([sys.executable, str(PAGES / script)], check=True)
 
 
-def write_sample_history(root: Path) -> None:
-    """Write a repository of 60 commits and the history of its nights: one case gets slower, others change."""
-    tiny = make_case(hardware="h100")
-    cases = [tiny.replace(framework=framework) for framework, _ in SPEEDS]
-    commits = make_repository(root / "trainer", 60)
-
-    def level(case: int, night: int) -> Level:
-        return {
-            ("fsdp2", night > 40): Level(step_s=1.03),
-            ("trainer", night > 30): Level(step_s=0.93),
-            ("torchtitan", 20 < night < 45): Level(memory=1.05),
-        }.get((cases[case].framework.name, True), Level())
-
-    write_history(root / "history", commits, cases, level)
-
-
 def write_live(site: Path) -> None:
-    """Write the report of the session, and asv's pages of a history of 60 nights, made up too."""
+    """Write the report of the session."""
     documents.write_text(site / "live" / "report.html", render([session()]))
-    with tempfile.TemporaryDirectory() as directory:
-        write_sample_history(Path(directory))
-        history = Path(directory, "history")
-        repository = Path(directory, "trainer")
-        pages = Path(directory, "pages")
-        exported = export(history, repository, pages)
-        history_page.write(publish(pages, commits=exported.commits), history, repository)
-        shutil.copytree(pages / "html", site / "live" / "history", dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

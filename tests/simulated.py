@@ -9,8 +9,8 @@ import pytest
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
 from perfsuite.frameworks.base import framework_of
-from perfsuite.launch.base import Job, OnProgress, no_progress
 from perfsuite.launch.driving import prepare
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import LaunchFile

@@ -32,8 +32,8 @@ def test_tests_changed_rooms_and_their_importers() -> None:
     [
         ("perfsuite/report/html/templates/page.html", {"tests/report", "tests/cli"}),
         ("perfsuite/report/gone.py", {"tests/report", "tests/cli"}),
-        ("perfsuite/inputs/git.py", {"tests/inputs", "tests/history"}),
-        ("tests/history/test_trend.py", {"tests/history/test_trend.py"}),
+        ("perfsuite/inputs/git.py", {"tests/inputs", "tests/session"}),
+        ("tests/session/test_plan.py", {"tests/session/test_plan.py"}),
         ("tests/traces.py", {"tests/analysis/test_trace.py"}),
         ("tests/conftest.py", {"tests"}),
         ("pyproject.toml", {"tests"}),
@@ -46,4 +46,4 @@ def test_any_file_has_its_tests(file: str, tests: set[str]) -> None:
 
 
 def test_what_no_test_reads_has_none() -> None:
-    assert affected_tests(["CHANGELOG.md", "tests/history/test_gone.py"]) == []
+    assert affected_tests(["CHANGELOG.md", "tests/session/test_gone.py"]) == []

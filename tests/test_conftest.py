@@ -3,16 +3,13 @@
 import os
 import re
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from perfsuite import extensions
 from perfsuite.extensions import FRAMEWORKS
 from perfsuite.node.machine import detect
-from tests import slurm_cluster
 from tests.conftest import is_forked
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -54,32 +51,6 @@ def test_gpu_tests_run_alone_or_are_skipped(
     result = project.runpytest_subprocess(asked, "-rs", "-p", "no:hypothesispytest")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*it needs a GPU: NVML found no GPU: no driver*"])
-
-
-@pytest.mark.parametrize(("ci", "outcome"), [("", {"skipped": 1}), ("true", {"errors": 1})])
-def test_without_slurm_skips_or_fails_in_ci(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: dict[str, int]
-) -> None:
-    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
-    pytester.makepyfile("def test_it(cluster): ...")
-    monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(slurm_cluster, "missing", lambda: "no Slurm: run `make slurm`")
-    result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist")
-    result.assert_outcomes(**outcome)
-    result.stdout.fnmatch_lines(["*no Slurm: run `make slurm`*"])
-
-
-def test_a_failure_shows_the_logs_of_slurm(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
-    pytester.makepyfile("def test_it(cluster):\n    raise TimeoutError")
-    monkeypatch.setattr(slurm_cluster, "missing", lambda: None)
-    cluster = SimpleNamespace(logs=lambda: "slurmctld.log:\nerror: no route to n2")
-    monkeypatch.setattr(slurm_cluster, "slurm_cluster", lambda: nullcontext(cluster))
-    result = pytester.runpytest_inprocess("-p", "no:xdist")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*- Slurm -*", "slurmctld.log:", "error: no route to n2"])
 
 
 @pytest.mark.launch
@@ -142,6 +113,7 @@ def test_each_framework_has_a_named_smoke_test() -> None:
         ({"unit"}, "dry/test_rank.py", False, False),
         ({"launch"}, "dry/test_rank.py", True, True),
         ({"launch"}, "launch/test_local.py", False, False),
+        ({"launch"}, "features/slurm/test_launcher.py", False, False),
         ({"launch", "smoke"}, "dry/test_rank.py", False, True),
         ({"launch", "smoke"}, "dry/test_rank.py", True, False),
     ],

@@ -142,7 +142,7 @@ def test_what_is_greener(said: Said, usual: Said, is_better: bool) -> None:
         (("history", "trend"), "  tokens/s: -23.0% (a): worse, accepted\n1 worse and still so\n", ()),
         (("history", "trend", "--json"), '"open": true', ("worse",)),
         (("judge", "t"), "     1  passed  +1%\n     2  regressed  +9%\n1 passed", ("passed", "regressed")),
-        (("report", "r", "--report", "out"), "written: failed\nVERDICT passed\n", ("passed",)),
+        (("report", "r", "--out", "out"), "written: failed\nVERDICT passed\n", ("passed",)),
         (("report", "r"), "1 regressed", ("regressed",)),
     ],
 )

@@ -17,7 +17,7 @@ from perfsuite.report.summary import properties
 from perfsuite.report.terminal import explanation
 from perfsuite.results import Run
 from perfsuite.results.baseline import Baseline, from_runs
-from perfsuite.results.metric import find
+from perfsuite.results.metric import find_metric
 from perfsuite.verdict.judge import Policy, judge
 from tests.doc_pages import ROOT, Page
 from tests.frameworks.test_base import measured
@@ -87,7 +87,7 @@ def test_metric_must_be_in_baseline_and_launch(uninstall: Callable[[], None]) ->
     without = [BEFORE] * 5
     check = judge(with_it[:3], from_runs(without), NOISE, Policy()).checks[-1]
     assert (check.metric, check.outcome) == ("weight_bytes", "inconclusive")
-    assert check.note == "not in the baseline: accept or record it anew"
+    assert check.note == "not in the baseline: accept or record it again"
     verdict = judge(without[:1], from_runs(with_it), NOISE, Policy())
     assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
     assert verdict.checks[-1].note == "the baseline has it, this run does not"
@@ -98,7 +98,7 @@ def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], 
     documents.write(tmp_path / "b.json", from_runs(before))
     old = make_result(before[0], verdict=judge(before[:1], from_runs(before), NOISE, Policy()))
     uninstall()
-    assert find("weight_bytes") is None
+    assert find_metric("weight_bytes") is None
     baseline = documents.read(tmp_path / "b.json", Baseline)
     assert baseline.median("weight_bytes") == 104_858_000  # to six digits
     verdict = judge([BEFORE], baseline, NOISE, Policy())

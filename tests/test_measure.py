@@ -15,9 +15,10 @@ from perfsuite.frameworks.base import Command, LaunchPlan
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.frameworks.script import Script
 from perfsuite.launch.arm import Arm
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.quiet import Neighbours
-from perfsuite.measure import Launching, WhenShared, launch_once, measure, profile_once
+from perfsuite.measure import Launching, WhenShared, launch_once, measure, profile_once, until_decided
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results import baseline
 from perfsuite.results.counts import Counts
@@ -104,6 +105,38 @@ def test_counts_of_one_odd_launch_are_no_regression(
     assert (len(runs), None if found is None else found.outcome) == expected
 
 
+OPEN = Verdict(outcome="undecided", launches=1)
+UNHEALTHY = Verdict(outcome="unhealthy", launches=1)
+DECIDED = Verdict(outcome="passed", launches=2)
+
+
+def test_launches_while_the_verdict_is_open() -> None:
+    launch = Mock(return_value=False)
+    is_free = Mock()
+    assert until_decided(launch, Mock(side_effect=[OPEN, OPEN, DECIDED]), is_free) == DECIDED
+    assert (launch.call_count, is_free.call_count) == (3, 0)
+
+
+@pytest.mark.parametrize(("is_free", "judged", "expected"), [(True, 0, DECIDED), (False, 1, UNHEALTHY)])
+def test_others_who_stay_end_the_launches(is_free: bool, judged: int, expected: Verdict) -> None:
+    judge = Mock(side_effect=[OPEN, expected])
+    assert until_decided(Mock(return_value=True), judge, lambda: is_free) == expected
+    assert judge.call_args_list == [call(), [call(), call(max_unhealthy=1)][judged]]
+
+
+def test_waits_for_nobody_after_the_verdict() -> None:
+    is_free = Mock()
+    assert until_decided(Mock(return_value=True), lambda: DECIDED, is_free) == DECIDED
+    assert not is_free.called
+
+
+def test_launches_again_if_one_unhealthy_is_too_few() -> None:
+    """The rule of a judge may need more than one launch, whoever uses the machine."""
+    launch = Mock(return_value=True)
+    assert until_decided(launch, Mock(side_effect=[OPEN, OPEN, DECIDED]), lambda: False) == DECIDED
+    assert launch.call_count == 2
+
+
 def test_launches_until_the_reference_decides(measured: Measured) -> None:
     begins = Mock()
     runs, verdict = measured(*make_launches(1, 1.01, 0.99), on_launch=begins)
@@ -163,6 +196,20 @@ def test_failure_beside_others_is_final(measured: Measured) -> None:
 def test_relaunches_if_asked_to_wait_for_quiet(measured: Measured) -> None:
     runs, verdict = measured(*[BESIDE_OTHERS] * 3, when_shared="wait")
     assert (verdict.outcome, len(runs), runs[0].notes) == ("unhealthy", 3, ())
+
+
+class Cancels(LocalLauncher):
+    """A launcher whose scheduler ends each job."""
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure:
+        return Failure(kind="cancelled", message="the scheduler needs the nodes", at=1.0)
+
+
+@pytest.mark.fault("scheduler ends a launch")
+def test_reports_the_words_of_a_scheduler(tmp_path: Path) -> None:
+    run = launch_once(CASE, MACHINE, tmp_path, Launching(launcher=Cancels()))
+    assert run.failure is not None
+    assert (run.failure.kind, run.failure.message) == ("cancelled", "the scheduler needs the nodes")
 
 
 @pytest.mark.fault("report is of another launch")

@@ -231,7 +231,7 @@ def test_unknown_mark_for_lost_cases_is_an_error(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cases(suite, "[]")
-    monkeypatch.setattr("perfsuite.plugin.collection.LOST", "as an older pytest said")
+    monkeypatch.setattr("perfsuite.plugin.collection.EMPTY_REASON", "as an older pytest said")
     result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(["*has no case, and pytest * would skip it in a way*"])
 

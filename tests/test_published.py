@@ -1,22 +1,12 @@
 """The published comparisons of this repository: every row has its case, and every comparison a twin."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
 from bench_cases.published import Comparison, PublishedFile, compare
-from perfsuite import Case, documents
+from perfsuite import documents
+from tests.case_files import BENCH_CASES, cases_of
 
-BENCH_CASES = Path(__file__).parent.parent / "bench_cases"
 PUBLISHED = documents.read(BENCH_CASES / "published.json", PublishedFile).comparisons
-
-
-def cases_of(file: Path) -> dict[str, Case]:
-    """Of every parametrized test of a file, by id."""
-    tests = runpy.run_path(str(file)).values()
-    marks = [mark for test in tests for mark in getattr(test, "pytestmark", [])]
-    return {case.id: case for mark in marks for case in mark.args[1] if isinstance(case, Case)}
 
 
 CASES = {case: it for file in sorted(BENCH_CASES.glob("test_*.py")) for case, it in cases_of(file).items()}

@@ -135,12 +135,12 @@ def test_an_ordinary_variable_is_no_secret(name: str, value: str) -> None:
     ],
 )
 def test_finds_and_hides_a_secret_argument(words: tuple[str, ...], shown: str | None) -> None:
-    found = secret_word(["train.py", *words, "--lr", "1"])
+    secret = secret_word(["train.py", *words, "--lr", "1"])
     if shown == "***":
-        assert found is not None
-        assert not any(value in found for value in VALUES)
+        assert secret is not None
+        assert not any(value in secret for value in VALUES)
     else:
-        assert found == shown
+        assert secret == shown
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ SHARED_ID = """
             "    seen: Any = (1, 2)\n",
             r"comes back from its JSON, which ranks read, as Mine\(.*\[1, 2\].*as tuples",
         ),
-        (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) tell"),
+        (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) distinguish"),
     ],
 )
 def test_refuses_options_lost_in_json_or_in_ids(mine: Any, body: str, said: str) -> None:

@@ -1,14 +1,13 @@
 """Which processes of launches are forked from one that has imported torch."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import DeepSpeed, Framework, Script, Topology
+from perfsuite import Framework, Script, Topology
 from perfsuite.case.case import CaseFile
 from perfsuite.dry.driver import _environment
 from perfsuite.measure import launch_once
@@ -53,12 +52,6 @@ def test_forks_a_script_that_python_starts(tmp_path: Path) -> None:
 
 def test_starts_the_script_of_a_command_anew(tmp_path: Path) -> None:
     assert kind_of(asked_for(tmp_path, Script(command=("torchrun", "train.py"))), ENVIRONMENT) is None
-
-
-@pytest.mark.usefixtures("deepspeed")
-def test_deepspeed_forks_from_its_own_server(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.environ["PYTHONPATH"]}
-    assert kind_of(asked_for(tmp_path, DeepSpeed(config={})), environment) == "deepspeed"
 
 
 LOOKS = """

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from perfsuite import Model, Script, Topology
 from perfsuite.case.torch_build import MIN_TORCH
-from tests.cli.conftest import Gh
+from tests.gh import Gh
 from tests.processes import executable, output_of
 from tests.samples import BEFORE, judged, make_case, make_result, write_session
 from tests.suite import measuring
@@ -333,23 +333,6 @@ def test_init_workflow_installs_and_measures(
     assert project == "pip install -e ."
     assert Requirement(f"perfsuite{ours}").name == "perfsuite"
     result_of_night(mine)
-
-
-def test_login_node_night_follows_what_init_wrote(
-    mine: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a real Slurm: the first baseline, its acceptance, and the script of each night."""
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    before = installed()
-    record, accept, night = init("--slurm", "--hardware", "cpu")
-    record_and_accept(record, accept)
-    ended = subprocess.run(night, shell=True, check=False).returncode
-    assert installed() == before
-    outcome = result_of_night(mine)["verdict"]["outcome"]
-    assert ended == (outcome not in ("passed", "improved"))  # other tests use this machine
-    assert len([*mine.glob(".perfsuite/slurm/*.log")]) == 2
-    cluster.run("scancel", "--full", "--user=root")
 
 
 def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> None:

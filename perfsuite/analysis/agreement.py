@@ -56,7 +56,7 @@ def _by_accelerate(reports: Sequence[RankReport]) -> str:
     if not is_imported or any(each.settings.get("device") != "cpu" for each in observed):
         return ""
     return (
-        " This script imports accelerate, which wraps no model on a CPU that it was not told of: say "
+        " This script imports accelerate, which wraps no model on a CPU unless it is told to use it: say "
         "Script(env={'ACCELERATE_USE_CPU': 'true'}), or give --use_cpu to a script that takes the arguments "
         "of transformers' Trainer"
     )

@@ -27,7 +27,7 @@ from perfsuite.case.framework import LossRule
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError, ReportError
 from perfsuite.results.counts import COUNTED_STEP, Counts, merged
-from perfsuite.results.metric import find
+from perfsuite.results.metric import find_metric
 from perfsuite.results.profile import LaunchProfile, RankProfileFile
 from perfsuite.results.profile import merged as merged_profiles
 from perfsuite.results.quantities import python_unless_alike
@@ -115,8 +115,8 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
     case = documents.read(run_dir.case, CaseFile).case
     files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
     if all(file.exists() for file in files):
-        found = [documents.read(file, RankProfileFile) for file in files]
-        return merged_profiles(dict(enumerate(each.profile for each in found)), method=found[0].method)
+        profiles = [documents.read(file, RankProfileFile) for file in files]
+        return merged_profiles(dict(enumerate(each.profile for each in profiles)), method=profiles[0].method)
     reports = reports_of(run_dir, case)
     agents = agents_of(run_dir, case)
     cause = cause_of(reports, agents, run_dir, case, failure) or failure
@@ -138,9 +138,9 @@ def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
     """Return the agents' files, by node. Raises `FileError`, also for a file of another node's agent."""
     files = run_dir.all_launches(case.topology.nodes)
     agents = {node: documents.read(file, LaunchFile) for node, file in files.items()}
-    for node, told in agents.items():
-        if told.node != node:
-            raise FileError(f"{files[node]}: it was written on node {told.node}, expected {node}")
+    for node, launch in agents.items():
+        if launch.node != node:
+            raise FileError(f"{files[node]}: it was written on node {launch.node}, expected {node}")
     return agents
 
 
@@ -233,11 +233,11 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
             *agreement.claim_notes(reports, case),
         ),
     )
-    peak_flops, *told = peak_for_mfu(run, request.peak_flops)
-    notes = (*run.notes, *filter(None, told), *settling_notes(run))
+    peak_flops, *peak_notes = peak_for_mfu(run, request.peak_flops)
+    notes = (*run.notes, *filter(None, peak_notes), *settling_notes(run))
     run = run.replace(figures=figures_of(run, reports, peak_flops), notes=notes)
     run = run.replace(slopes=slopes_of(run, reports))
-    metrics = [metric for metric in map(find, request.metrics) if metric is not None]
+    metrics = [metric for metric in map(find_metric, request.metrics) if metric is not None]
     return run.replace(figures=run.figures.replace(extra=extra_figures(run, reports, metrics)))
 
 
@@ -269,13 +269,13 @@ def _named_cold(reports: list[RankReport]) -> list[RankReport]:
     """Rename the start-up to a cold one in all reports if any rank compiled, as the others wait for it."""
     if not any(report.compiled_anew for report in reports):
         return reports
-    found = []
+    renamed = []
     for report in reports:
         counts = report.counts
         if counts is not None:
             counts = counts.replace(spans=_cold(counts.spans))
-        found.append(report.replace(spans=_cold(report.spans), counts=counts))
-    return found
+        renamed.append(report.replace(spans=_cold(report.spans), counts=counts))
+    return renamed
 
 
 def _cold(spans: Mapping[str, T]) -> dict[str, T]:
@@ -322,8 +322,8 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
     }
     for what, values in of_ranks.items():
         if len(set(values)) > 1:
-            each = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
-            yield f"ranks disagree on {what} ({each})"
+            by_rank = ", ".join(f"rank {r.rank}: {value}" for r, value in zip(reports, values, strict=True))
+            yield f"ranks disagree on {what} ({by_rank})"
     world = case.topology.world_size
     nodes = case.topology.nodes
     first = reports[0]

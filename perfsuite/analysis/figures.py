@@ -7,7 +7,7 @@ from statistics import fmean, median, quantiles
 from typing import NamedTuple
 
 from perfsuite.analysis import agreement
-from perfsuite.analysis.health import UNKNOWN, known
+from perfsuite.analysis.health import UNKNOWN, over_known
 from perfsuite.errors import ReportError
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.dry_facts import roofline
@@ -141,31 +141,33 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / ranks,
         tokens_per_s_mean=tokens_per_step / mean,
-        own_tokens_per_s=known(median, (report.own_tokens_per_s for report in reports)),
+        own_tokens_per_s=over_known(median, (report.own_tokens_per_s for report in reports)),
         step_s_p50=p50,
         step_s_p95=p95,
         step_s_mean=mean,
         step_jitter=p95 / p50,
-        probe_s_p50=known(median, run.probe_s[first:end]),
-        cpu_s_per_step=known(median, run.cpu_s[first:end]),
+        probe_s_p50=over_known(median, run.probe_s[first:end]),
+        cpu_s_per_step=over_known(median, run.cpu_s[first:end]),
         data_wait_s=fmean(run.data_wait_s[first:end]) if is_waiting else None,
         data_wait=sum(run.data_wait_s[first:end]) / sum(steps) if is_waiting else None,
-        gc_s_per_step=known(max, (fmean(report.gc_s[first:end]) for report in reports if report.gc_s)),
+        gc_s_per_step=over_known(max, (fmean(report.gc_s[first:end]) for report in reports if report.gc_s)),
         peak_memory_bytes=max(memory.peak for memory in run.memory) if len(run.memory) == ranks else None,
-        reserved_memory_bytes=known(max, (memory.reserved for memory in run.memory)),
-        alloc_retries=known(max, (memory.alloc_retries for memory in run.memory)),
+        reserved_memory_bytes=over_known(max, (memory.reserved for memory in run.memory)),
+        alloc_retries=over_known(max, (memory.alloc_retries for memory in run.memory)),
         tflops_per_device=achieved / 1e12 if achieved is not None else None,
         mfu=achieved / peak_flops if achieved is not None and peak_flops is not None else None,
         roofline_share=limit.share(tokens_per_s) if limit is not None else None,
-        gpu_utilisation=known(fmean, (device.utilisation for device in health.devices)),
-        sm_clock_mhz=known(median, (clock for step, clock in health.sm_clocks_mhz if first < step <= end)),
-        device_memory_bytes=known(max, (device.job_memory_bytes for device in health.devices)),
+        gpu_utilisation=over_known(fmean, (device.utilisation for device in health.devices)),
+        sm_clock_mhz=over_known(
+            median, (clock for step, clock in health.sm_clocks_mhz if first < step <= end)
+        ),
+        device_memory_bytes=over_known(max, (device.job_memory_bytes for device in health.devices)),
         energy_per_token_j=_energy_per_token_j(health, tokens_per_step),
         gradient_norm=_gradient_norm([report.gradient_squares for report in reports]),
         unclipped_norm=_gradient_norm([report.unclipped_squares for report in reports]),
         tokens_given=agreement.tokens_given(reports, run.case),
         loss_first=run.loss[0] if run.loss else None,
-        loss_last=known(fmean, run.loss[-tail:]),
+        loss_last=over_known(fmean, run.loss[-tail:]),
         spans_s={name: fmean(span.seconds) for name, span in run.spans.items() if sum(span.seconds) > 0},
     )
 
@@ -183,10 +185,10 @@ def _value(metric: Metric, run: Run, reports: Sequence[RankReport]) -> float | N
             return None if value is None else float(value)
         except Exception as error:
             what = f"metric {metric.name!r} could not be read out of the launch"
-            advice = "Mend the package that brings it, or uninstall it"
+            advice = "Fix the package that provides it, or uninstall it"
             raise ReportError(f"{what}: {type(error).__name__}: {error}. {advice}") from error
     choose = _ACROSS_RANKS[metric.across_ranks]
-    return known(choose, (report.extra.get(metric.name) for report in reports))
+    return over_known(choose, (report.extra.get(metric.name) for report in reports))
 
 
 _ACROSS_RANKS: dict[str, Callable[[Sequence[float]], float]]
@@ -208,11 +210,11 @@ def settling_notes(run: Run) -> list[str]:
 
 
 def _gradient_norm(squares: Sequence[float | None]) -> float | None:
-    known = [each for each in squares if each is not None and math.isfinite(each)]
-    if len(known) < len(squares):
+    measured = [each for each in squares if each is not None and math.isfinite(each)]
+    if len(measured) < len(squares):
         return None
-    is_replicated = max(known) - min(known) <= 1e-6 * max(known)
-    return math.sqrt(known[0] if is_replicated else sum(known))
+    is_replicated = max(measured) - min(measured) <= 1e-6 * max(measured)
+    return math.sqrt(measured[0] if is_replicated else sum(measured))
 
 
 def _energy_per_token_j(health: Health, tokens_per_step: int) -> float | None:

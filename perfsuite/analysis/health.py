@@ -55,12 +55,12 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
     """Return why to discard a launch because of its machine, with the values; empty if it was healthy."""
     if health is None:
         return []
-    found = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
-    found += _lost_nvlinks(health.devices)
+    problems = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
+    problems += _lost_nvlinks(health.devices)
     whose = "the cores' time" + (f" of {health.node}" if health.node else "")
     if machine.device == "cuda":
-        return [*found, *_few_cores(health, whose)]
-    return found + [
+        return [*problems, *_few_cores(health, whose)]
+    return problems + [
         f"{who} {share:.0%} of {whose} (at most {most:.0%} is healthy)"
         for who, share, most in (
             ("other processes used", health.foreign_cpu, FOREIGN_CPU_SHARE),
@@ -120,7 +120,7 @@ def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
 
 
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
-    found = [f"{device.name}: {fault}" for fault in device.memory_faults]
+    problems = [f"{device.name}: {fault}" for fault in device.memory_faults]
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
     bad = [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]
     if bad:
@@ -129,19 +129,19 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
             facts.append(f"up to {device.temperature_c:.0f} °C")
         if device.sm_clock_mhz is not None:
             facts.append(f"median clock {device.sm_clock_mhz:.0f} MHz")
-        found.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
+        problems.append(f"{device.name} was throttled: {', '.join(bad)} of samples ({'; '.join(facts)})")
     foreign = device.foreign_memory_bytes
     if foreign is not None and foreign > FOREIGN_MEMORY_BYTES:
         held = amount(foreign, "bytes")
         let_pass = amount(FOREIGN_MEMORY_BYTES, "bytes")
-        found.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
+        problems.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
     before = device.held_before_bytes
     if before is not None and before > HELD_BYTES:
         pids = ", ".join(map(str, device.held_before_by))
         by = f"before the launch by {f'pid {pids}' if pids else 'no process that NVML lists'}"
         why = f"at most {amount(HELD_BYTES, 'bytes')} is healthy; waited {FREE_S:.0f} s"
-        found.append(f"{device.name}: {amount(before, 'bytes')} held {by} ({why})")
-    return found
+        problems.append(f"{device.name}: {amount(before, 'bytes')} held {by} ({why})")
+    return problems
 
 
 def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
@@ -155,10 +155,10 @@ def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, s
         else Node(name=hosts.get(number, f"node {number}"))
         for number in range(count)
     )
-    return run.replace(nodes=nodes, health=worst(nodes))
+    return run.replace(nodes=nodes, health=worst_health(nodes))
 
 
-def worst(nodes: Sequence[Node]) -> Health | None:
+def worst_health(nodes: Sequence[Node]) -> Health | None:
     """Combine the health of all nodes: the worst of each reading, and all GPUs; None if no node has any."""
     seen = {node.name: node.health for node in nodes if node.health is not None}
     if not seen:
@@ -175,9 +175,9 @@ def worst(nodes: Sequence[Node]) -> Health | None:
         devices=tuple(card.replace(node=name) for name, health in seen.items() for card in health.devices),
         sm_clocks_mhz=tuple(sorted(slowest.items())),
         cores=seen[busiest].cores,
-        job_cpu=known(min, (health.job_cpu for health in healths)),
-        foreign_cpu=known(max, (health.foreign_cpu for health in healths)),
-        steal=known(max, (health.steal for health in healths)),
+        job_cpu=over_known(min, (health.job_cpu for health in healths)),
+        foreign_cpu=over_known(max, (health.foreign_cpu for health in healths)),
+        steal=over_known(max, (health.steal for health in healths)),
         notes=(
             *(f"{name}: {note}" for name, health in seen.items() for note in health.notes),
             *(f"{node.name}: its health is unknown" for node in nodes if node.health is None),
@@ -194,7 +194,7 @@ def gpu_of(run: Run, rank: int) -> str:
     return f"rank {rank}, {(cards or [DeviceHealth(index=index, node=node)])[0].name}"
 
 
-def known(choose: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
+def over_known(choose: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
     """Apply `choose` to the values that are known; None if none is."""
     given = [value for value in values if value is not None]
     return choose(given) if given else None

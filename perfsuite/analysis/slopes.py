@@ -18,7 +18,7 @@ def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
     """
     first, end = run.window
     step_time = _slope("step time", "s", dict(enumerate(run.measured_steps, first)))
-    found = [] if step_time is None else [step_time]
+    slopes = [] if step_time is None else [step_time]
     for kind in dict.fromkeys(kind for report in reports for kind in report.levels):
         of_ranks = []
         for report in reports:
@@ -27,8 +27,8 @@ def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
             if slope is not None:
                 of_ranks.append(slope)
         if of_ranks:
-            found.append(max(of_ranks, key=lambda slope: slope.per_step))
-    return tuple(found)
+            slopes.append(max(of_ranks, key=lambda slope: slope.per_step))
+    return tuple(slopes)
 
 
 def _slope(

@@ -72,11 +72,11 @@ class _Window:
 
     def __init__(self, events: Iterable[dict[str, Any]]) -> None:
         operators = (event for event in events if event.get("cat") in OPERATORS)
-        found = sorted(_span(event) for event in operators if event["name"].startswith(STEP))
-        if not found:
+        steps = sorted(_span(event) for event in operators if event["name"].startswith(STEP))
+        if not steps:
             raise ReportError("the trace has no step")
-        begins = [*(begin for begin, _ in found), found[-1][1]]
-        self.steps = min(len(found), PROFILED_STEPS)
+        begins = [*(begin for begin, _ in steps), steps[-1][1]]
+        self.steps = min(len(steps), PROFILED_STEPS)
         self.starts = begins[: self.steps + 1]
 
     def step(self, at: float) -> int:
@@ -111,9 +111,9 @@ def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[
             by_thread[event.get("tid")].append((event["ts"], -event["dur"], event["name"]))
     calls: list[_Call] = []
     spans = _Spans([])
-    for found in by_thread.values():
+    for of_thread in by_thread.values():
         opened: list[tuple[_Call, float, bool]] = []  # each with its end, and whether it communicates
-        for begin, minus_length, full_name in sorted(found):  # outer ones first
+        for begin, minus_length, full_name in sorted(of_thread):  # outer ones first
             end = begin - minus_length
             while opened and opened[-1][1] <= begin:
                 opened.pop()
@@ -149,8 +149,8 @@ def _computes(name: str) -> bool:
 def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
     """Split the time between `begin` and `end`. A host that waits for data is busy, a GPU is not."""
 
-    def inside(found: Iterable[Span]) -> list[Span]:
-        return within(union(found), begin, end)
+    def inside(ranges: Iterable[Span]) -> list[Span]:
+        return within(union(ranges), begin, end)
 
     optimizer = inside(spans.optimizer)
     data = inside(spans.data)
@@ -160,8 +160,8 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
     communicated: list[Span] = []
-    for kind, found in sorted(spans.communication.items()):  # if two overlap, the first by name counts
-        new = without(inside(found), communicated)
+    for kind, ranges in sorted(spans.communication.items()):  # if two overlap, the first by name counts
+        new = without(inside(ranges), communicated)
         alone = length(without(new, busy))
         for times, us in ((exposed, alone), (hidden, length(new) - alone)):
             if round(us, 1) > 0:
@@ -193,8 +193,8 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
         return bisect_left(begins, (tid, begin)) < bisect_right(begins, (tid, begin + read["dur"]))
 
     reads = (event for event in events if event.get("cat") in OPERATORS and event["name"] == HOST_READ)
-    found = (*waits, *filter(is_waiting, reads))
-    calls = (_Call(event["name"], window.step(event["ts"]), event["dur"]) for event in found)
+    waiting = (*waits, *filter(is_waiting, reads))
+    calls = (_Call(event["name"], window.step(event["ts"]), event["dur"]) for event in waiting)
     return [call for call in calls if call.step >= 0]
 
 

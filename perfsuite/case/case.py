@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from perfsuite.case.catalog import find
+from perfsuite.case.catalog import find_model
 from perfsuite.case.framework import FrameworkOptions, as_json, changed_fields, parse
 from perfsuite.case.hardware import ACCELERATORS, hardware_error
 from perfsuite.case.model import FrozenMapping, Model
@@ -115,8 +115,8 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _by_pattern(pattern: Mapping[str, int], name: str, usual: int) -> int:
-    found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name))
-    return next(found, usual)
+    matched = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name))
+    return next(matched, usual)
 
 
 class KnownIssue(Data):
@@ -135,7 +135,9 @@ class Case(Data):
     (images, tables), `sequence_length` is None, and batches are in samples.
     """
 
-    model: Annotated[Model, BeforeValidator(lambda value: find(value) if isinstance(value, str) else value)]
+    model: Annotated[
+        Model, BeforeValidator(lambda value: find_model(value) if isinstance(value, str) else value)
+    ]
     framework: Annotated[FrameworkOptions, BeforeValidator(parse), PlainSerializer(as_json)]
     sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
     """Tokens per sequence. None, for a `Script` only: samples are counted, and speeds are in samples/s."""
@@ -326,5 +328,5 @@ class CaseFile(Document):
         """Return the JSON without defaults, so that an older perfsuite (in an arm) can read the file."""
         fields = type(self).model_fields.items()
         usual = {name for name, field in fields if getattr(self, name) == field.default} - {"schema_version"}
-        told = {name: value for name, value in plain(self).items() if name not in usual}
-        return json.dumps(told, sort_keys=True, indent=1) + "\n"
+        chosen = {name: value for name, value in plain(self).items() if name not in usual}
+        return json.dumps(chosen, sort_keys=True, indent=1) + "\n"

@@ -91,7 +91,7 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def find(name: str) -> Model:
+def find_model(name: str) -> Model:
     """Return the model of that name. Raises `CaseError` with the known names."""
     if name in MODELS:
         return MODELS[name]

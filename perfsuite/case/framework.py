@@ -99,8 +99,8 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     try:
         return kind.model_validate(options)
     except ValidationError as error:
-        known = ", ".join(kind.model_fields) or "none"
-        raise CaseError(f"{explain(error)}. Options of {name}: {known}.") from None
+        fields = ", ".join(kind.model_fields) or "none"
+        raise CaseError(f"{explain(error)}. Options of {name}: {fields}.") from None
 
 
 def as_json(framework: FrameworkOptions) -> dict[str, Any]:
@@ -137,9 +137,9 @@ def not_installed(name: str, package: str | None = None) -> str:
         return f"{origin}, which is not installed: pip install {package}"
     if name.isidentifier() and importlib.util.find_spec(f"perfsuite.frameworks.{name}") is not None:
         return f"the metadata of perfsuite does not name its framework {name!r}: {INSTALL}"
-    known = [each for each in extensions.names(FRAMEWORKS) if each not in FOR_TESTS]
+    installed = [each for each in extensions.names(FRAMEWORKS) if each not in FOR_TESTS]
     return (
-        f"unknown framework {name!r}.{did_you_mean(name.lower(), known)} Known: {', '.join(known)}; "
+        f"unknown framework {name!r}.{did_you_mean(name.lower(), installed)} Known: {', '.join(installed)}; "
         "for another, pip install the package that brings it"
     )
 

@@ -44,7 +44,7 @@ PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by NVML's nam
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
 """The families in a case's `hardware`, and thus all hardware markers. `gpu` is any GPU, known or not."""
 
-ARCHITECTURES: Mapping[str, int] = {known.family: known.capability for known in PRODUCTS.values()}
+ARCHITECTURES: Mapping[str, int] = {product.family: product.capability for product in PRODUCTS.values()}
 """The compute capability of each family, times ten, which decides the kernels that libraries choose."""
 
 
@@ -59,7 +59,7 @@ def hardware_error(name: str) -> str | None:
     if family not in ACCELERATORS:
         hint = hint or did_you_mean(family.lower(), ACCELERATORS, question)
         return f"{hint}begin with one of {', '.join(ACCELERATORS)}"
-    if family == "cpu" or name == "gpu" or any(f"{known}-".startswith(f"{name}-") for known in classes):
+    if family == "cpu" or name == "gpu" or any(f"{kind}-".startswith(f"{name}-") for kind in classes):
         return None
     return f"{hint}{family} is known as {', '.join(sorted(set(classes))) or 'just gpu'}"
 
@@ -94,7 +94,7 @@ class Machine(Data):
     note: str | None = None  # what could not be found out, and why
     nodes: int = Field(default=1, ge=1)  # how many machines like this one a case may use
     interconnect: str | None = None  # with ports and Gbit/s: `8xib400`, `eth100`; None if not known
-    allocation: Allocation | None = None  # what a scheduler tells of them; None without one, and for a case
+    allocation: Allocation | None = None  # from a scheduler; None without one, and for a case
 
     def for_nodes(self, nodes: int) -> Machine:
         """Return the machine that a case of so many nodes is measured on.

@@ -71,8 +71,8 @@ class Model(Data):
     @property
     def max_sequence_length(self) -> int | None:
         """The number of tokens that positions are made for; None if the configuration does not say."""
-        found = (self.text_config.get(key) for key in ("max_position_embeddings", "n_positions"))
-        return next((value for value in found if isinstance(value, int)), None)
+        lengths = (self.text_config.get(key) for key in ("max_position_embeddings", "n_positions"))
+        return next((value for value in lengths if isinstance(value, int)), None)
 
 
 def _read_json(path: Path) -> Any:

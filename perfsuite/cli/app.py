@@ -22,9 +22,9 @@ from perfsuite.report.safe_text import printable
 
 PANELS = {  # the groups of our commands in --help
     "Begin": ("init", "doctor", "selftest"),
-    "Measure": ("night", "plan", "refresh", "baseline", "slurm"),
+    "Measure": ("night", "baseline"),
     "Compare": ("compare", "bisect", "releases", "dry-run"),
-    "Look and tell": ("report", "history", "judge", "export", "github"),
+    "Show": ("report", "history", "judge", "export", "github"),
 }
 OTHERS = "Commands of other packages"
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
@@ -49,8 +49,16 @@ class _LazyCommands(Mapping[str, Any]):
         if command is None:
             raise KeyError(name)
         command.name = name
+        _join_lines(command)
         command.rich_help_panel = _PANEL_OF.get(name, OTHERS)
         return command
+
+
+def _join_lines(command: Any) -> None:
+    """Let each paragraph of a help text be one line, which typer then wraps."""
+    command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) or None
+    for below in getattr(command, "commands", {}).values():
+        _join_lines(below)
 
 
 def command_of(extension: Extension) -> Any:

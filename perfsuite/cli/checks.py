@@ -1,46 +1,11 @@
-"""The rows of `perfsuite doctor` and `selftest`: a check, its result, and advice."""
-
-from collections.abc import Iterable
-from typing import Literal
+"""Print the rows of `perfsuite doctor` and `selftest`."""
 
 from rich.text import Text
 
-from perfsuite.documents import Data
+from perfsuite.doctor.rows import Row, Status
 from perfsuite.report.console import console
 
-Status = Literal["pass", "fail", "unknown"]
 STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"}
-EXIT: dict[Status, int] = {"pass": 0, "unknown": 3, "fail": 1}
-"""The exit status of a command for the worst status of its rows, best first."""
-
-
-class Row(Data):
-    """The result of one check."""
-
-    check: str
-    status: Status
-    found: str
-    advice: str | None = None  # the remedy if it did not pass
-
-
-def passed(check: str, found: str) -> Row:
-    """Return the row of a check that passed."""
-    return Row(check=check, status="pass", found=found)
-
-
-def failed(check: str, found: str, advice: str | None = None) -> Row:
-    """Return the row of a check that failed."""
-    return Row(check=check, status="fail", found=found, advice=advice)
-
-
-def unknown(check: str, found: str, advice: str | None = None) -> Row:
-    """Return the row of a check without a result."""
-    return Row(check=check, status="unknown", found=found, advice=advice)
-
-
-def checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
-    """Return the row of a check that passed, or that failed, with the advice."""
-    return passed(check, found) if ok else failed(check, found, advice)
 
 
 def show(row: Row, width: int) -> None:
@@ -50,8 +15,3 @@ def show(row: Row, width: int) -> None:
     out.print(Text.assemble((f"{row.status:<9}", style), (f"{row.check:<{width}}", "bold"), row.found))
     if row.advice is not None:
         out.print(Text(f"{'':<{9 + width}}-> {row.advice}", style=style))
-
-
-def worst(rows: Iterable[Row]) -> Status:
-    """Return the worst status of some rows."""
-    return max((row.status for row in rows), key=[*EXIT].index, default="pass")

@@ -1,46 +1,47 @@
-"""`perfsuite report` and `export`: show sessions, and write their figures for other programs."""
+"""`perfsuite report`: show sessions in the terminal, or as a report."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from perfsuite import documents
-from perfsuite.cli.cases import AsJson, Report, read
-from perfsuite.errors import CaseError, FileError
-from perfsuite.report import export as exports
+from perfsuite.cli.shared import Shared, report_directory, shares
+from perfsuite.errors import CaseError
 from perfsuite.report import summary
 from perfsuite.report.console import console
 from perfsuite.report.terminal import explanation, preflight_text, table
-from perfsuite.report.text import plural, relative
+from perfsuite.report.text import relative
 from perfsuite.results.session_file import SessionFile
-from perfsuite.results.store import STORE, SessionDir, Store
+from perfsuite.results.store import stored_results
 from perfsuite.session.outputs import write_report
 
-LocalStore = Annotated[Path, typer.Option("--store", help="Local store, where sessions are.")]
 
-
+@shares("store", "as_json")
 def report(
+    *,
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RESULTS.json]...", help="Of one or more sessions. Default: the newest here."
+            metavar="[RESULTS.json]...", help="Results of one or more sessions (default: the newest here)."
         ),
     ] = None,
-    report: Report = None,
-    store: LocalStore = STORE,
-    as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="In the terminal, explain the cases that passed, too.")
+        bool, typer.Option("--verbose", "-v", help="Explain the cases that passed, too, in the terminal.")
     ] = False,
+    shared: Shared,
 ) -> None:
-    """Show what sessions found out, in the terminal or as a report; the exit status is no verdict."""
-    directory = read("report", report)
-    sessions = [documents.read(file, SessionFile) for file in files or stored(store)[-1:]]
-    if as_json and directory is not None:
-        raise CaseError("--json with --report: a report has its results.json; leave one of them out")
-    if as_json:
+    """Show the results of sessions, in the terminal or as a report.
+
+    The exit status does not depend on the verdicts.
+    """
+    directory = report_directory(out)
+    sessions = [documents.read(file, SessionFile) for file in files or stored_results(shared.store)[-1:]]
+    if shared.as_json and directory is not None:
+        raise CaseError("--json with --out: a report has its results.json; leave one of them out")
+    if shared.as_json:
         content = [json.loads(session.as_json()) for session in sessions]  # the same as in the files
         typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))
         return
@@ -49,15 +50,6 @@ def report(
         return
     for file in write_report(directory, *sessions):
         typer.echo(f"written: {file}", err=True)
-
-
-def stored(store: Path) -> list[Path]:
-    """Return the `results.json` of all sessions in a store, newest last. Raises `FileError` without any."""
-    files = Store(store).results()
-    if files:
-        return files
-    where = Store(store).sessions
-    raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")
 
 
 def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
@@ -92,48 +84,3 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         for skip in session.skipped:
             out.print(f"skipped {skip.case_id}: {skip.reason}")
     out.print(summary.headline(sessions))
-
-
-def export(
-    output_format: Annotated[
-        Literal["hud", "openmetrics"],
-        typer.Option(
-            "--format", help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics)."
-        ),
-    ],
-    session: Annotated[
-        Path | None,
-        typer.Argument(help="A session's directory, or its results.json. Default: the newest here."),
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write to this file, whole or not at all.")] = None,
-    store: LocalStore = STORE,
-) -> None:
-    """Write tokens/s, peak memory and outcome of each case of a session for another program.
-
-    Figures of failed and unhealthy cases are left out. These cases, and those whose counts are not known, are
-    named on standard error.
-    """
-    file = session or stored(store)[-1]
-    content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
-    if content.arms:
-        raise FileError(
-            f"{file} compares two arms, whose figures are none of a night: name a session's results"
-        )
-    remarks = [*filter(None, [summary.interruption(content)])]
-    dry = sum(content.dry or result.dry for result in content.results)
-    if dry:
-        remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
-    for result in exports.newest(content):
-        counts = exports.outcomes(result)["counts"]
-        if not exports.figures(result):
-            reason = result.no_evidence or "nothing of it was measured"
-            remarks.append(f"no figures of {result.case_id}: {reason}")
-        elif counts == "not counted":
-            remarks.append(f"{result.case_id}: {counts}, so a step may do other work")
-    text = exports.FORMATS[output_format](content)
-    for remark in remarks:
-        console(stderr=True).print(remark, style="yellow")
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        documents.write_text(output, text)

@@ -1,33 +1,22 @@
 """`perfsuite selftest`: check that the gate catches every fault, structural ones in their counts."""
 
-import tempfile
-from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
 from perfsuite import documents
-from perfsuite.case.case import Case, Topology
-from perfsuite.case.hardware import Machine
-from perfsuite.cli.cases import RowsAsJson
-from perfsuite.cli.checks import EXIT, Row, checked, failed, passed, show, unknown, worst
-from perfsuite.cli.selftest_counts import inject_structural
+from perfsuite.cli.checks import show
+from perfsuite.cli.shared import Shared, shares
+from perfsuite.doctor.injected import inject_all, small_case
+from perfsuite.doctor.injected_counts import inject_structural
+from perfsuite.doctor.rows import EXIT, Row, worst
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.lock import machine_lock
 from perfsuite.launch.requirements import unsupported, wrong_torch
-from perfsuite.measure import Launching, measure
 from perfsuite.node.machine import detect
 from perfsuite.report.console import console, print_json
-from perfsuite.report.text import plural
-from perfsuite.results.baseline import Baseline, from_runs
-from perfsuite.results.outcome import Outcome, Verdict
-from perfsuite.results.rank_report import FailureKind
-from perfsuite.verdict.judge import MAX_UNHEALTHY, Policy
-from perfsuite.verdict.noise import class_noise
-from perfsuite.verdict.overall import Reference
 
 WIDTH = 40  # columns for the name of a fault
 ANSWERS = {
@@ -37,19 +26,21 @@ ANSWERS = {
 }
 
 
+@shares("as_json")
 def selftest(
+    *,
     framework: Annotated[
-        str, typer.Option(help="What to inject the faults into: ddp trains for real, fake takes a moment.")
+        str, typer.Option(help="Framework of the case: ddp trains for real, fake takes a moment.")
     ] = "ddp",
-    as_json: RowsAsJson = False,
+    shared: Shared,
 ) -> None:
-    """Inject every fault into a small case and see that each is caught, and a clean run is not.
+    """Inject every fault into a small case, and check that each is caught and that a clean run passes.
 
-    Faults that change what a step does are found by its counts, in one launch each: with `--framework=ddp`
+    Faults that change what a step does are found by its counts, in one launch each, with `--framework=ddp`
     and others that train.
 
-    Exit status 1 if it is otherwise; 3 if some of it could not be tried: the machine was too unhealthy, or
-    something is missing.
+    The exit status is 1 if a check fails. It is 3 if part of the gate could not be tried: the machine was too
+    unhealthy, or something is missing.
     """
     machine = detect()
     case = small_case(machine).replace(framework=framework)
@@ -63,101 +54,11 @@ def selftest(
             tried.append(inject_structural(machine))
         for row in chain(*tried):
             rows.append(row)
-            if not as_json:
+            if not shared.as_json:
                 show(row, WIDTH)
-    if as_json:
+    if shared.as_json:
         print_json([documents.plain(row) for row in rows])
     else:
         answer, style = ANSWERS[worst(rows)]
         console().print(answer, style=style)
     raise typer.Exit(EXIT[worst(rows)])
-
-
-class Expectation(NamedTuple):
-    """A fault, and the correct verdicts for it."""
-
-    inject: str | None  # the fault as `perfsuite.case.fault.Fault` reads it; None injects nothing
-    outcomes: tuple[Outcome, ...] = ("failed",)
-    failure: FailureKind | None = None
-    metric: str | None = None  # a metric that must have regressed
-
-    def is_met(self, verdict: Verdict) -> bool:
-        """Return whether the verdict is correct."""
-        regressed = {check.metric for check in verdict.checks if check.outcome == "regressed"}
-        is_expected = verdict.outcome in self.outcomes and verdict.failure == self.failure
-        return is_expected and (self.metric is None or self.metric in regressed)
-
-
-EXPECTED = (
-    Expectation("slowdown=60%", ("regressed",), metric="tokens_per_s"),
-    Expectation("stall=5", ("regressed",), metric="tokens_per_s_mean"),
-    Expectation("leak=60%", ("regressed",), metric="peak_memory_bytes"),
-    Expectation("nan", failure="loss"),
-    Expectation("loss", failure="loss"),
-    Expectation("missing-metric", failure="missing_metric"),
-    Expectation("missing-rank", failure="missing_report"),
-    Expectation("crash", failure="crash"),
-    Expectation("exit", failure="crash"),
-    Expectation("oom", failure="out_of_memory"),
-    Expectation("hang", failure="timeout"),
-)
-CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
-"""Without a fault, the case must neither regress nor fail; the rest depends on the machine's noise."""
-BASELINE_LAUNCHES = 5  # launches of the baseline, which is recorded first
-HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
-"""Deadline of the launch that hangs, by device: GPUs take longer to start, the more so the more there are."""
-UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # more than usual: these do not test the gate
-
-
-def small_case(machine: Machine) -> Case:
-    """Return a small and short case that trains for real: on every GPU here, or on two cores."""
-    on_gpu = machine.device == "cuda"
-    return Case(
-        model="llama-tiny",
-        framework="ddp",
-        sequence_length=64,
-        micro_batch=4,
-        topology=Topology(processes_per_node=machine.devices if on_gpu else min(2, machine.devices)),
-        hardware="gpu" if on_gpu else "cpu",
-        max_warmup_steps=10,
-        steps=30,
-        timeout_s=300 if on_gpu else 120,
-    )
-
-
-def inject_all(
-    case: Case, machine: Machine, *, expectations: tuple[Expectation, ...] = EXPECTED
-) -> Iterator[Row]:
-    """Record a baseline, try each fault, and last the case without a fault. Yields a row for each."""
-    with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
-        root = Path(directory)
-        policy = Policy(record_launches=BASELINE_LAUNCHES)
-        runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy))
-        found = f"{verdict.outcome} from {plural(len(runs), 'launch')}"
-        if verdict.outcome != "recorded":
-            row = unknown if verdict.outcome == "unhealthy" else failed
-            yield row("baseline", found, "; ".join(verdict.reasons))
-            return
-        yield passed("baseline", found)
-        recorded = from_runs(verdict.healthy(runs))
-        for expected in (*expectations, CLEAN):  # last, to expose processes that a fault left behind
-            yield _judged(case, machine, root, expected, recorded)
-
-
-def _judged(case: Case, machine: Machine, root: Path, expected: Expectation, recorded: Baseline) -> Row:
-    name = f"inject {expected.inject or 'nothing'}"
-    if expected.inject == "hang":
-        needs_torch = framework_of(case).plan(case).needs_torch
-        case = case.replace(timeout_s=HANG_TIMEOUT_S[machine.device] if needs_torch else 3)
-    policy = Policy(max_unhealthy=UNHEALTHY_LAUNCHES)
-    reference = Reference(baseline=recorded, noise=class_noise([recorded]), policy=policy)
-    launching = Launching(inject=expected.inject)
-    runs, verdict = measure(case, machine, root / f"{expected.inject}", reference, launching)
-    if verdict.outcome == "unhealthy":
-        found = f"the machine was unhealthy in {plural(len(runs), 'launch')}, so nothing is known"
-        return unknown(name, found, verdict.reasons[-1])
-    found = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
-    wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
-    advice = "; ".join((f"expected {wanted}", *verdict.reasons))
-    found += f" after {plural(len(runs), 'launch')}"
-    return checked(name, found, ok=expected.is_met(verdict), advice=advice)

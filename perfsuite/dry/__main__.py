@@ -27,14 +27,15 @@ def main() -> None:
     machine = pretended_gpu(given.gpu, case.topology) if given.gpu else pretended_cpu(case.topology)
     if given.gpu:
         guard.load()
-    from perfsuite.dry.rank import DryRank
-    from perfsuite.dry.script import DryScript
-    from perfsuite.frameworks.base import framework_of
     from perfsuite.worker.rank import empty_report, failure_of, write_failure
 
-    kind = DryRank if framework_of(case).plan(case).command is None else DryScript
     report = empty_report(given.rank, case.topology.world_size)
     try:
+        from perfsuite.dry.rank import DryRank
+        from perfsuite.dry.script import DryScript
+        from perfsuite.frameworks.base import framework_of
+
+        kind = DryRank if framework_of(case).plan(case).command is None else DryScript
         rank = kind(case, report, machine, run_dir.path, request.counted_steps or 1)
         documents.write(run_dir.rank(given.rank), rank.counted())
     except BaseException as error:

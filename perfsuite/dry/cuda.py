@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfsuite.case.hardware import Machine
 from perfsuite.dry import attention
+from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import nothing, replace
+from perfsuite.frameworks.common.private import FakeTensorMode
 
 ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "mish_backward", "silu_backward")
 """Operators of torch's `native_functions.yaml` that are one kernel for CUDA. If that kernel is missing, as in
@@ -62,6 +63,8 @@ def pretend(machine: Machine) -> None:
     replace(FakeTensorMode, "avoid_device_init", True)
     for name, value in _answers(machine).items():
         replace(torch.cuda, name, value)
+    replace(*private.place("is_in_bad_fork"), _constant(False))
+    replace(*private.place("cuda_lazy_init"), _constant(None))
     # FSDP2 waits on this stream after a frozen layer.
     replace(torch.accelerator, "current_stream", _constant(_Idle()))
     for name in ("set_stream", "synchronize"):
@@ -69,8 +72,8 @@ def pretend(machine: Machine) -> None:
     replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     replace(torch.Tensor, "record_stream", nothing)
     replace(torch.Tensor, "pin_memory", lambda self, *args: self)
-    replace(torch.optim.Optimizer, "_cuda_graph_capture_health_check", nothing)
-    setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)  # noqa: B010  a CPU build may lack it
+    replace(*private.place("capture_check"), nothing)
+    setattr(*private.place("raw_stream"), lambda index: 0)  # a CPU build may lack it
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, name, nothing)
     replace(torch.distributed, "is_nccl_available", _constant(True))
@@ -120,7 +123,6 @@ def _answers(machine: Machine) -> dict[str, Any]:
         "is_bf16_supported": _constant(capability >= (8, 0)),
         "is_current_stream_capturing": _constant(False),
         "is_initialized": _constant(True),
-        "_is_in_bad_fork": _constant(False),
         "mem_get_info": _constant((machine.memory_bytes, machine.memory_bytes)),
         "memory_stats": lambda *args, **kwargs: {},
         "memory_stats_as_nested_dict": lambda *args, **kwargs: {},
@@ -129,7 +131,7 @@ def _answers(machine: Machine) -> dict[str, Any]:
 
 
 _IDLE = (
-    *("_lazy_init", "empty_cache", "init", "manual_seed", "manual_seed_all", "reset_max_memory_allocated"),
+    *("empty_cache", "init", "manual_seed", "manual_seed_all", "reset_max_memory_allocated"),
     *("reset_peak_memory_stats", "set_device", "set_rng_state", "set_stream", "synchronize"),
 )
 _NO_BYTES = ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved")

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from perfsuite.case.case import Case
@@ -19,6 +17,7 @@ from perfsuite.errors import DryRunError, MismatchError, message_of
 from perfsuite.frameworks.base import DryPlan, Framework, Ranks, Workload, framework_of
 from perfsuite.frameworks.common import finetuning, float8, own_list
 from perfsuite.frameworks.common.model import DTYPES, dtype_name, model_without_weights
+from perfsuite.frameworks.common.private import FakeTensor, FakeTensorMode, active_fake_mode
 from perfsuite.results.counts import KeptObjects, StepsToCount
 from perfsuite.results.rank_report import Observed, RankReport
 from perfsuite.worker.clock.recorder import Recorder

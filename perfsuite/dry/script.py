@@ -7,33 +7,35 @@ import functools
 import importlib.util
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
-from torch.utils.data import dataloader
 
 from perfsuite.analysis import agreement
 from perfsuite.dry import cuda, program, values
 from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
+from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
-from perfsuite.frameworks.common.sharding import DEEPSPEED_NOT_DRY
+from perfsuite.frameworks.common.private import (
+    SingleProcessDataLoaderIter,
+    current_dispatch_mode_stack,
+    disable_current_modes,
+    fake_tensor,
+)
 from perfsuite.node.ranks import moved
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, Observed
 from perfsuite.results.run_dir import FILES, LAUNCH_DIR, RunDir
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.observation import software
+from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.observe import Observer, owner
-from perfsuite.worker.observation.optimizers import Optimizers, living
+from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.observation.second_step import NO_LINEAR
 from perfsuite.worker.rank import failure_of, write_failure
 from perfsuite.worker.script.losses import Passes, loss_of
@@ -70,6 +72,7 @@ class DryScript(DryRank):
         self.workload = self.framework.build(self.case, self.ranks, self.recorder)
         self._optimizers = Optimizers(getattr(self.framework, "clock", None))
         self._passes = Passes() if self.framework.promises.loss is not None else None
+        engines.watch()
         calls.before(torch.autograd, "backward", self._before_backward)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -138,7 +141,7 @@ class DryScript(DryRank):
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._optimizers.count(optimizer):
             if self._passes is not None:
-                with _disable_current_modes():  # otherwise it would be counted
+                with disable_current_modes():  # otherwise it would be counted
                     self._passes.end_step(optimizer)
             self.recorder.boundary()
             if self.recorder.steps == self.steps.until:  # the steps for growth get a time limit of their own
@@ -147,7 +150,7 @@ class DryScript(DryRank):
     def _before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         loss = loss_of(tensors)
         if self._passes is not None and loss is not None and loss.numel() == 1:
-            with _disable_current_modes():
+            with disable_current_modes():
                 self._passes.see(loss)
 
     def _not_compiled(self, model: Any = None, *args: Any, **options: Any) -> Any:
@@ -219,9 +222,9 @@ def _explained(error: Exception) -> Exception:
             "Launch the case, or choose options of the script by which it does not"
         )
     said = f"{type(error).__name__}: {error}".splitlines()[0]
-    engine = sys.modules.get("deepspeed.runtime.engine")
-    if engine is not None and (isinstance(error, ScriptError) or living(engine.DeepSpeedEngine)):
-        return DryRunError(f"not by a dry run: {DEEPSPEED_NOT_DRY}. Launch the case. {said}{at}")
+    why = engines.not_dry()
+    if why is not None:
+        return DryRunError(f"not by a dry run: {why}. Launch the case. {said}{at}")
     if isinstance(error, PerfsuiteError):
         return type(error)(f"{error}{at}")
     return PerfsuiteError(f"{said}{at}{without_launcher(error)}")
@@ -249,7 +252,8 @@ def _save_nothing() -> None:
 
 def _load_data_here() -> None:
     """Load data in this process, with their values. The work of loader workers is not part of a step."""
-    load = found(dataloader._SingleProcessDataLoaderIter, "_next_data")
+    owner, next_data = private.place("next_data")
+    load = found(owner, next_data)
 
     def with_values(self: Any) -> Any:
         values.WholeNumbersAreReal.loads_data = True
@@ -258,7 +262,7 @@ def _load_data_here() -> None:
         finally:
             values.WholeNumbersAreReal.loads_data = False
 
-    class _FromWorkers(dataloader._SingleProcessDataLoaderIter):
+    class _FromWorkers(SingleProcessDataLoaderIter):
         def __init__(self, loader: Any) -> None:
             here = copy.copy(loader)
             here.num_workers = 0
@@ -266,12 +270,13 @@ def _load_data_here() -> None:
             here.prefetch_factor = None
             super().__init__(here)
 
-        def _next_data(self) -> Any:
-            kept = [mode for mode in _get_current_dispatch_mode_stack() if not hasattr(mode, "end_step")]
-            with _disable_current_modes(), contextlib.ExitStack() as stack:
-                for mode in kept:
-                    stack.enter_context(mode)
-                return super()._next_data()  # type: ignore[no-untyped-call]
+    def without_counting(self: Any) -> Any:
+        kept = [mode for mode in current_dispatch_mode_stack() if not hasattr(mode, "end_step")]
+        with disable_current_modes(), contextlib.ExitStack() as stack:
+            for mode in kept:
+                stack.enter_context(mode)
+            return with_values(self)
 
-    replace(dataloader._SingleProcessDataLoaderIter, "_next_data", with_values)
-    replace(dataloader, "_MultiProcessingDataLoaderIter", _FromWorkers)
+    replace(_FromWorkers, next_data, without_counting)
+    replace(owner, next_data, with_values)
+    replace(*private.place("MultiProcessingDataLoaderIter"), _FromWorkers)

@@ -16,17 +16,27 @@ import torch
 import torch.distributed as dist
 from packaging.version import Version
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FakeWork
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh
-from torch.distributed._tools import fake_collectives  # noqa: F401  the collectives of fake tensors
 from torch.distributed.device_mesh import DeviceMesh
 from torch.library import Library
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
-from perfsuite.frameworks.common import model, weights
+from perfsuite.frameworks.common import model, private, weights
 from perfsuite.frameworks.common.patches import module, nothing, replace, replace_everywhere, wrap
+from perfsuite.frameworks.common.private import (
+    FakeStore,
+    FakeTensor,
+    FakeWork,
+    TorchDispatchMode,
+    cdata,
+    disable_current_modes,
+    fake_collectives,  # noqa: F401  the collectives of fake tensors
+    is_param,
+    overloadpacket,
+    own_parameters,
+    parse_to,
+    swap_tensor_impl,
+    tree_leaves,
+)
 
 if TYPE_CHECKING:
     from perfsuite.case.case import Case
@@ -61,7 +71,7 @@ class NoValues(TorchDispatchMode):
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             args[1].found_inf = True
         out = func(*args, **kwargs)
-        if func._overloadpacket in _ASK_FOR_NANS or (func._overloadpacket in _PASS_ON and _is_no(args[0])):
+        if overloadpacket(func) in _ASK_FOR_NANS or (overloadpacket(func) in _PASS_ON and _is_no(args[0])):
             out.is_no = True
         return out
 
@@ -78,11 +88,11 @@ class WholeNumbersAreReal(NoValues):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_real(func, args, kwargs or {}, whole=not self.loads_data):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if func._overloadpacket is torch.ops.aten._pin_memory:  # the device that it pins for does not exist
+        if overloadpacket(func) is torch.ops.aten._pin_memory:  # the device that it pins for does not exist
             return args[0]
-        with _disable_current_modes():
+        with disable_current_modes():
             out = func(*args, **kwargs or {})
-            return out.fill_(1) if func._overloadpacket in _NOT_FILLED else out
+            return out.fill_(1) if overloadpacket(func) in _NOT_FILLED else out
 
 
 _NOT_FILLED = (
@@ -111,7 +121,7 @@ def _is_real(func: Any, args: Any, kwargs: dict[str, Any], *, whole: bool) -> bo
         return True
     if dtype is not None:
         return _is_whole(dtype)
-    return func._overloadpacket in _MAKE_NUMBERS and not any(isinstance(each, float) for each in given)
+    return overloadpacket(func) in _MAKE_NUMBERS and not any(isinstance(each, float) for each in given)
 
 
 def _is_whole(dtype: torch.dtype) -> bool:
@@ -149,7 +159,7 @@ def pretend_tensors() -> None:
     if importlib.util.find_spec("transformers") is not None:
         let_masks_be_skipped(module("transformers"))
     # Accelerate identifies tensors by it.
-    replace(FakeTensor, "data_ptr", lambda self: self.untyped_storage()._cdata)
+    replace(FakeTensor, "data_ptr", lambda self: cdata(self.untyped_storage()))
     replace(FakeTensor, "tolist", lambda self: _numpy(self).tolist())
     replace(torch.Tensor, "data", property(_DATA.__get__, _set_data))
     wrap(FakeTensor, "__new__", _parameter_of_its_class)
@@ -181,7 +191,7 @@ def _parameter_of_its_class(new: Any) -> Any:
 
     def made(cls: Any, first: Any = None, *args: Any, **kwargs: Any) -> Any:
         requires_grad = args[0] if args and isinstance(args[0], bool) else kwargs.get("requires_grad")
-        if isinstance(first, FakeTensor) and (requires_grad is not None or kwargs.get("_is_param")):
+        if isinstance(first, FakeTensor) and (requires_grad is not None or kwargs.get(is_param.name)):
             return nn.Parameter(first, requires_grad=requires_grad is not False)
         return new(cls, first, *args, **kwargs)
 
@@ -200,14 +210,14 @@ def let_masks_be_skipped(transformers: Any) -> None:
 
 def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Stand in for `Module.to`: cast parameters, which are on their device from the start."""
-    _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    _, dtype, *_ = parse_to(*args, **kwargs)
     new: dict[Any, nn.Parameter] = {}  # keeps tied parameters tied
     for owner in self.modules() if dtype is not None else ():
-        for name, before in owner._parameters.items():
+        for name, before in own_parameters(owner).items():
             if before is not None and before.is_floating_point() and before.dtype is not dtype:
                 if before not in new:
                     new[before] = nn.Parameter(before.detach().to(dtype), requires_grad=before.requires_grad)
-                owner._parameters[name] = new[before]
+                own_parameters(owner)[name] = new[before]
     return self
 
 
@@ -275,7 +285,7 @@ def _format(self: Any, spec: str) -> str:
 
 def _swap(one: Any, other: Any) -> None:
     """Stand in for `torch.utils.swap_tensors`, with which modules move: torch's rejects weak references."""
-    torch._C._swap_tensor_impl(one, other)
+    swap_tensor_impl(one, other)
     slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
     for name in ("__class__", "__dict__", *{*slots(type(one)), *slots(type(other))}):
         values = [(tensor, getattr(tensor, name)) for tensor in (one, other) if hasattr(tensor, name)]
@@ -292,8 +302,12 @@ COALESCED = (  # collectives of several tensors, for which torch has no rule; ea
     "allgather_into_tensor_coalesced_",
     "reduce_scatter_tensor_coalesced_",
 )
-MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate")
-"""Methods of `DeviceMesh` that read the rank numbers in it."""
+MESH_METHODS = (
+    (DeviceMesh, "__init__"),
+    (DeviceMesh, "__getitem__"),
+    *map(private.place, ("mesh_concatenate", "mesh_flatten", "mesh_unflatten")),
+)
+"""Methods of a `DeviceMesh` that read the rank numbers in it."""
 
 
 _LIBRARY = Library("c10d", "IMPL")  # its registrations live as long as it does
@@ -301,7 +315,6 @@ _LIBRARY = Library("c10d", "IMPL")  # its registrations live as long as it does
 
 def pretend_ranks() -> None:
     """Answer for the other ranks, with fake process groups. Call it after all imports."""
-    fake_store = module("torch.testing._internal.distributed.fake_pg").FakeStore
     init = dist.init_process_group
     new_group = dist.new_group
 
@@ -317,12 +330,12 @@ def pretend_ranks() -> None:
     ) -> None:
         if store is None:
             rank, world_size = _place_in_group(init_method or "env://", rank, world_size)
-        with _disable_current_modes():
-            init("fake", store=fake_store(), rank=rank, world_size=world_size)
+        with disable_current_modes():
+            init("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
     def group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         kept = {name: kwargs[name] for name in ("group_desc", "use_local_synchronization") if name in kwargs}
-        with _disable_current_modes():
+        with disable_current_modes():
             return new_group(ranks, backend="fake", **kept)
 
     def all_gather_object(results: list[Any], value: Any, *args: Any, **kwargs: Any) -> None:
@@ -335,9 +348,9 @@ def pretend_ranks() -> None:
     for name in COALESCED:
         _LIBRARY.impl(name, lambda *args, **kwargs: FakeWork().boxed(), "Meta")
     # DTensor infers shapes with operators on fake tensors in a mode of its own, so they are not counted.
-    replace(module("torch.distributed.tensor._sharding_prop"), "detect_fake_mode", lambda *args: None)
-    for name in MESH_METHODS:
-        wrap(DeviceMesh, name, _with_values)
+    replace(*private.place("detect_fake_mode"), lambda *args: None)
+    for owner, name in MESH_METHODS:
+        wrap(owner, name, _with_values)
     replace_everywhere(device_mesh, "init_device_mesh", _with_values(device_mesh.init_device_mesh))
 
 
@@ -366,7 +379,7 @@ def _with_values(function: Any) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
+        with disable_current_modes():
             return function(*args, **kwargs)
 
     return outside

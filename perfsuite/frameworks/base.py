@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from perfsuite.case.case import Case
 from perfsuite.case.framework import FrameworkOptions, MissingFramework, framework_class, not_installed
@@ -116,12 +116,66 @@ class DryPlan:
     built_over: int = 1  # number of ranks that split the model while it is built, with tensor parallelism
 
 
+class Engine:
+    """A class of a library whose objects step optimizers of torch themselves, such as DeepSpeed's engine.
+
+    One step of an engine is one step of training, however often it steps an optimizer. Engines are modules of
+    torch around the model that they train.
+    """
+
+    path: ClassVar[str]
+    """Where the class is, as `module:class`."""
+    step: ClassVar[str]
+    """The method of an engine that makes one step of training. It is called in every step."""
+    not_dry: ClassVar[str | None] = None
+    """Why a script that creates an engine cannot run dry; None if it can."""
+
+    def optimizers(self, engine: Any) -> Sequence[Any]:
+        """Return the optimizers that an engine steps: its own wrappers, and those of torch in them."""
+        raise NotImplementedError
+
+    def sharding(self, engine: Any) -> str | None:
+        """Return what an engine partitions among ranks, for `Observed.settings`; None if nothing."""
+        return None
+
+    def gradient_norm(self, engine: Any) -> float | None:
+        """Return the gradient norm over all ranks in the engine's last step; None if it does not know it.
+
+        It is the norm before clipping, and without the scale of fp16's loss scaler.
+        """
+        return None
+
+
+Event = Literal["save checkpoint", "load checkpoint", "evaluate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """What a rank has to know of a library that trains. Nothing in it may import the library.
+
+    Functions are named as `module:function` or `module:class.method`.
+    """
+
+    events: Mapping[str, Event] = field(default_factory=dict)
+    """Functions whose calls are an event of the training."""
+    clips: tuple[str, ...] = ()
+    """Functions of the library's own that change gradients before the optimizer's step."""
+    engine: Engine | None = None
+    shard: str | None = None
+    """The attribute of a parameter that holds this rank's part of it, if the library partitions parameters
+    in a way of its own."""
+
+
 class Framework(FrameworkOptions):
     """A training framework: its options are its fields, and its methods say how a case runs with them.
 
     The driver calls `unsupported`, `check`, `plan` and `dry`, without torch. Each rank calls `load`, `build`,
     and after its last step `expected`. Only `build` must be overridden.
     """
+
+    library: ClassVar[Library | None] = None
+    """What ranks have to know of the library whose module has the name of this framework. It also holds where
+    a user's script imports that module, and is not asked for otherwise."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return why this framework cannot run `case` on `machine`, or None. Must not import torch."""

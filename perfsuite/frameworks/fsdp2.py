@@ -80,6 +80,7 @@ class FSDP2(Framework):
             dtype_name,
             model_without_weights,
         )
+        from perfsuite.frameworks.common.private import fsdp_policy, fsdp_state
         from perfsuite.frameworks.common.weights import initialise
 
         world = ranks.world_size
@@ -111,7 +112,7 @@ class FSDP2(Framework):
         no_sync = None if self.sync_each_micro_batch else partial(_no_sync, model)
         settings = {}
         if self.reduce_dtype != "float32":
-            reduces = {dtype_name(unit._get_fsdp_state()._mp_policy.reduce_dtype) for unit in units}
+            reduces = {dtype_name(fsdp_policy(fsdp_state(unit)()).reduce_dtype) for unit in units}
             settings["reduce_dtype"] = " and ".join(sorted(reduces))
         return data_parallel_workload(
             case, ranks, model, no_sync=no_sync, tensor_parallel=tensor_parallel, settings=settings

@@ -41,9 +41,9 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
     _check(path, os.stat(path), most)  # opening a device can have effects, and a socket cannot be opened
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)  # another file may have replaced it meanwhile
-        _check(path, found, most)
-        if stat.S_ISFIFO(found.st_mode):
+        status = os.fstat(descriptor)  # another file may have replaced it meanwhile
+        _check(path, status, most)
+        if stat.S_ISFIFO(status.st_mode):
             os.set_blocking(descriptor, True)  # wait for the writer
         return os.fdopen(descriptor, "rb")
     except BaseException:
@@ -71,8 +71,8 @@ def read_text(path: Path, most: int = LARGEST, *, errors: str = "strict") -> str
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _check(path: Path, found: os.stat_result, most: int) -> None:
-    kind = stat.S_IFMT(found.st_mode)
+def _check(path: Path, status: os.stat_result, most: int) -> None:
+    kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if kind == stat.S_IFIFO and path.parent in OPEN_FILES:
@@ -82,8 +82,8 @@ def _check(path: Path, found: os.stat_result, most: int) -> None:
             f"cannot read {path}: it is {_KINDS.get(kind, 'not a regular file')}, and only regular files are "
             "read. Copy what it holds into a file and name that"
         )
-    if found.st_size > most:
-        raise _too_large(path, _size(found.st_size), most)
+    if status.st_size > most:
+        raise _too_large(path, _size(status.st_size), most)
 
 
 def _too_large(path: Path, size: str, most: int) -> FileError:

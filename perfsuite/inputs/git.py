@@ -24,6 +24,8 @@ from perfsuite.inputs.files import LARGEST
 OF_A_HOOK = frozenset(  # variables that git sets for hooks: with them, git would always use that repository
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
+COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
+"""Options of git with which perfsuite commits where no user is configured, as in a job."""
 READS = frozenset(
     [
         "cat-file",
@@ -88,12 +90,12 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
     except OSError as error:
         raise GitError(f"{name}: {error.strerror}") from error
     if done.returncode:
-        told = done.stderr.decode(errors="backslashreplace").strip() or "failed"
+        message = done.stderr.decode(errors="backslashreplace").strip() or "failed"
         if replaced:
-            told += (
+            message += (
                 f" (without {', '.join(replaced)} of the repository, which run programs: set them --global)"
             )
-        raise GitError(f"{name}: {told}")
+        raise GitError(f"{name}: {message}")
     return done.stdout
 
 
@@ -249,7 +251,7 @@ def revision(directory: Path) -> Revision:
     """Return the revision that is checked out around `directory`; outside of git, one without a commit."""
     try:
         asked = ("status", "--porcelain=v2", "--branch", *_OF_TRACKED, *_without_filters(directory))
-        told = git(*asked, cwd=directory).splitlines()
+        lines = git(*asked, cwd=directory).splitlines()
         modules = [revision(each) for each in _submodules(directory)]
     except GitError as error:
         here = directory.resolve()
@@ -258,12 +260,12 @@ def revision(directory: Path) -> Revision:
         if workspace and not is_inside and here.is_relative_to(Path(workspace).resolve()):
             return Revision(os.environ.get("GITHUB_SHA"), False)  # in an image without git, there is no .git
         return Revision(None, False, str(error) if is_inside else None)
-    commit = next(line.split()[2] for line in told if line.startswith("# branch.oid "))
+    commit = next(line.split()[2] for line in lines if line.startswith("# branch.oid "))
     if commit == "(initial)":
         return Revision(None, False, "there is no commit yet")
     # A submodule on which git fails counts as changed.
     is_dirty_below = any(each.dirty or each.commit is None for each in modules)
-    return Revision(commit, any(not line.startswith("# ") for line in told) or is_dirty_below)
+    return Revision(commit, any(not line.startswith("# ") for line in lines) or is_dirty_below)
 
 
 def changes(directory: Path) -> str | None:
@@ -303,9 +305,9 @@ def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[
     large: dict[str, tuple[int, int]] = {}
     for name in git("diff", "--name-only", "-z", *_OF_DIFF, "HEAD", *pathspec, cwd=directory).split("\0"):
         with contextlib.suppress(OSError):  # the file was deleted
-            found = (top / name).lstat()
-            if name and found.st_size > LARGEST:
-                large[name] = found.st_size, found.st_mtime_ns
+            status = (top / name).lstat()
+            if name and status.st_size > LARGEST:
+                large[name] = status.st_size, status.st_mtime_ns
     return large
 
 

@@ -1,6 +1,5 @@
 """Read pytest's settings in a repository without running pytest. Imports neither torch nor pytest."""
 
-import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 
 from iniconfig import IniConfig, ParseError
 
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import FileError
 from perfsuite.inputs import files
 
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -23,28 +22,10 @@ class Ini:
     root: Path  # the directory of the file with the settings: pytest's root directory
     values: Mapping[str, Any]
 
-    def text(self, key: str) -> str | None:
-        """Return a setting as text, or None."""
-        value = self.values.get(key)
-        return None if value is None else str(value).strip() or None
-
-    def words(self, key: str) -> list[str]:
-        """Return a setting, a TOML list or a text, as words. Raises as `split`."""
-        value = self.values.get(key, "")
-        return list(map(str, value)) if isinstance(value, list) else split(key, str(value))
-
     def directories(self) -> dict[str, str]:
         """Return the directories of the store, the baselines and the cases that the file sets."""
-        known = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines", "cases")}
-        return {name: str(self.root / value) for name, value in known.items() if value}
-
-
-def split(name: str, text: str) -> list[str]:
-    """Split the value of `name` into words. Raises `CaseError` for a text that a shell could not split."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise CaseError(f"{name} is {text!r}: {error}; write it as in a shell") from None
+        values = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines", "cases")}
+        return {name: str(self.root / value) for name, value in values.items() if value}
 
 
 def read_ini(directory: Path) -> Ini:

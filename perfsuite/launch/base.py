@@ -1,46 +1,37 @@
-"""The interface of launchers, and the jobs that they start. Imports neither torch nor pytest."""
+"""The interface of launchers. Imports neither torch nor pytest."""
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
+from perfsuite.inputs.setting import Setting
+from perfsuite.launch.job import Job, OnProgress, no_progress
+from perfsuite.launch.preflight import preflight
 from perfsuite.results.rank_report import Failure
-from perfsuite.results.run_dir import RunDir
-
-OnProgress = Callable[[int, int], None]
-"""Called many times a second with the number of steps that rank 0 has finished and the tokens of one step."""
+from perfsuite.results.session_file import Preflight
 
 
-def no_progress(step: int, tokens_per_step: int) -> None:
-    """Ignore the progress."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A job for a launcher to start. Only `run_dir.case` has been written."""
-
-    run_dir: RunDir
-    case: Case
-    machine: Machine  #: The machine of each node.
-    python: str = sys.executable  #: The interpreter of the agents and ranks.
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of all its processes. They override those of the case and of perfsuite."""
-    directory: Path | None = None  #: Where its agents and scripts run; None for this process's directory.
-
-
-class Launcher(Protocol):
+class Launcher(ABC):
     """Starts jobs on the nodes that it knows. Chosen with `--perf-launcher NAME`.
 
-    A package adds one as an entry point of the group `perfsuite.launchers`: a class without constructor
-    arguments.
+    A package adds one as an entry point of the group `perfsuite.launchers`: a subclass, which is called with
+    the value of each of its settings as a keyword argument.
     """
 
-    name: ClassVar[str]
+    settings: ClassVar[Sequence[Setting]] = ()
+    """Its options of pytest and ini keys. Their names begin with that of the launcher: `--perf-slurm-python`
+    of the launcher `slurm` is its argument `python`."""
+    runs_here: ClassVar[bool] = False
+    """Whether its jobs run on this machine, so that others who use this machine disturb them."""
 
+    @classmethod
+    def is_default(cls) -> bool:
+        """Return whether sessions of this process use it unless the user names another. By default not."""
+        return False
+
+    @abstractmethod
     def machine(self, shared: Path) -> Machine:
         """Return what each node is and how many there are. Called once, before the first launch.
 
@@ -51,7 +42,18 @@ class Launcher(Protocol):
     @property
     def lock(self) -> str | None:
         """The lock that sessions queue for; None for this machine's own. See `perfsuite.launch.lock`."""
+        return None
 
+    def check_nodes(
+        self, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
+    ) -> Preflight:
+        """Check the first nodes before the first case on so many. `names` are those of the nodes, if known.
+
+        By default a short job in `directory` probes each of them (`perfsuite.launch.preflight`).
+        """
+        return preflight(self.launch, machine, nodes, directory, names=names)
+
+    @abstractmethod
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end, at most `case.timeout_s`. Afterwards none of its processes lives anywhere.
 

@@ -19,8 +19,8 @@ from perfsuite import documents
 from perfsuite.errors import FileError
 from perfsuite.frameworks.base import NCCL_AFTER_S, framework_of
 from perfsuite.inputs.files import LARGEST_OWN, read_text
-from perfsuite.launch.base import Job, OnProgress
 from perfsuite.launch.hang import HangDetector
+from perfsuite.launch.job import Job, OnProgress
 from perfsuite.node.lease import Beats, text_of
 from perfsuite.node.processes import POLL_S, wait_for
 from perfsuite.results.rank_report import Failure

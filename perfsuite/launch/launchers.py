@@ -1,33 +1,96 @@
-"""Find the launcher with which a session starts its jobs. Driver side; imports neither torch nor pytest."""
+"""Find the launcher with which a session starts its jobs. Driver side; imports neither torch nor pytest.
 
-import os
+Launchers are imported whenever pytest starts, because their settings are options of pytest.
+"""
+
+from collections.abc import Callable, Mapping
+from inspect import isabstract
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from perfsuite import extensions
-from perfsuite.errors import CaseError
-from perfsuite.extensions import LAUNCHERS
+from perfsuite.errors import CaseError, ExtensionError
+from perfsuite.extensions import LAUNCHERS, Extension
+from perfsuite.inputs.ini import read_ini
+from perfsuite.inputs.setting import Setting
 from perfsuite.launch.base import Launcher
 
 LOCAL = "local"
-SLURM = "slurm"
+Read = Callable[[Setting], Any]  # returns the value of a setting
 
 
-def usual() -> str:
-    """Return the default launcher: Slurm's in an allocation of several nodes, otherwise the local one."""
-    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-    is_several = nodes.isdigit() and int(nodes) > 1
-    return SLURM if "SLURM_JOB_ID" in os.environ and is_several else LOCAL
+class Installed(NamedTuple):
+    """The installed launchers, by name."""
+
+    usable: Mapping[str, type[Launcher]]
+    problems: Mapping[str, str]  # why each of the others cannot be used
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The settings of all launchers that can be used."""
+        return [setting for found in self.usable.values() for setting in found.settings]
 
 
-def launcher(name: str | None = None) -> Launcher:
-    """Return the launcher with this name, or the default one.
+def installed() -> Installed:
+    """Import every installed launcher."""
+    usable = {}
+    problems = {}
+    for name in extensions.names(LAUNCHERS):
+        try:
+            usable[name] = _load(name)
+        except ExtensionError as error:
+            problems[name] = str(error)
+    return Installed(usable, problems)
 
-    Raises `CaseError` for an unknown name, `ExtensionError` for a package's launcher that cannot be used, and
-    `MachineError` for one that cannot work here.
+
+def launcher(name: str | None = None, read: Read | None = None) -> Launcher:
+    """Return the launcher with this name, or the default one, with the settings that `read` returns.
+
+    Without `read` the settings are those of the ini file. Raises `CaseError` for an unknown name and for bad
+    settings, `ExtensionError` for a launcher that cannot be used, and `MachineError` for one that cannot work
+    here.
     """
-    name = name or usual()
+    name = name or _default()
+    found = _load(name)
+    read = read or _of_ini()
+    return found(**{_argument(name, each): read(each) for each in found.settings})
+
+
+def load(extension: Extension) -> type[Launcher]:
+    """Import a launcher. Raises `ExtensionError` if it cannot be imported or used."""
+    loaded = extension.load()
+    if not (isinstance(loaded, type) and issubclass(loaded, Launcher)):
+        raise extension.error(f"it is {loaded!r}: name a subclass of {Launcher.__module__}.Launcher")
+    if isabstract(loaded):
+        missing = " and ".join(sorted(loaded.__abstractmethods__))
+        raise extension.error(f"it has no method {missing}: add that")
+    for setting in loaded.settings:
+        if not setting.name.startswith(f"{extension.name}-"):
+            raise extension.error(f"rename its setting {setting.name!r} to '{extension.name}-...'")
+    return loaded
+
+
+def _load(name: str) -> type[Launcher]:
     extension = extensions.find(LAUNCHERS, name)
     if extension is None:
         known = ", ".join(extensions.names(LAUNCHERS))
         raise CaseError(f"there is no launcher {name!r}; known are {known}")
-    made: Launcher = extension.load()()
-    return made
+    return load(extension)
+
+
+def _argument(name: str, setting: Setting) -> str:
+    """Return the name of the argument for a setting: `srun_options` for `slurm-srun-options` of `slurm`."""
+    return setting.name.removeprefix(f"{name}-").replace("-", "_")
+
+
+def _default() -> str:
+    """Return the launcher that is meant for where this process runs, or the local one."""
+    meant = [name for name, found in installed().usable.items() if found.is_default()]
+    if len(meant) > 1:
+        raise CaseError(f"the launchers {' and '.join(meant)} are both meant for here: name one of them")
+    return meant[0] if meant else LOCAL
+
+
+def _of_ini() -> Read:
+    values = read_ini(Path.cwd()).values
+    return lambda setting: setting.read(setting.key, values.get(setting.key) if setting.ini else None)

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import ClassVar
 
 from perfsuite.case.hardware import Machine
-from perfsuite.launch.base import Job, OnProgress, no_progress
+from perfsuite.launch.base import Launcher
 from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.node.machine import detect
 from perfsuite.node.processes import JOB_MARK, KILL_S, has_ended, not_killed, sweep, wait_for
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run_dir import ANCESTOR_PID
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Runs jobs of one node on this machine."""
 
-    name: ClassVar[str] = "local"
-    lock: str | None = None
+    runs_here: ClassVar[bool] = True
 
     def machine(self, shared: Path) -> Machine:
         """Return this machine with its GPUs, if it has any."""

@@ -7,7 +7,7 @@ them share is not seen.
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from perfsuite.case.case import Case, CaseFile, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
-from perfsuite.launch.base import Job, Launcher
+from perfsuite.launch.job import Job
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
@@ -41,19 +41,24 @@ JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB
 
 
 def preflight(
-    launcher: Launcher, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
+    launch: Callable[[Job], Failure | None],
+    machine: Machine,
+    nodes: int,
+    directory: Path,
+    *,
+    names: Sequence[str] = (),
 ) -> Preflight:
     """Probe the first nodes, each with one rank per GPU, or with one rank on all its cores, in `directory`.
 
-    `names` are those of the nodes. Errors become problems of the nodes, except for those that
-    `Launcher.launch` raises.
+    `launch` is the method of a launcher. `names` are those of the nodes. Errors become problems of the nodes,
+    except for those that `launch` raises.
     """
     run_dir = RunDir(directory)
     case = _case(machine, nodes)
     documents.write(run_dir.case, CaseFile(case=case, device=machine.device, preflight=True))
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
-    ended = launcher.launch(Job(run_dir=run_dir, case=case, machine=machine))
+    ended = launch(Job(run_dir=run_dir, case=case, machine=machine))
     found, failure = _nodes(run_dir, case, names, ended)
     seen = Preflight(
         started_at=started_at,

@@ -141,8 +141,8 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
                 continue
             below = f"memory{path}/memory.oom_control" if controllers else f".{path}/memory.events"
             with contextlib.suppress(OSError, ValueError):
-                found = re.search(r"^oom_kill (\d+)$", (cgroups / below).read_text(), re.MULTILINE)
-                kills += 0 if found is None else int(found[1])
+                match = re.search(r"^oom_kill (\d+)$", (cgroups / below).read_text(), re.MULTILINE)
+                kills += 0 if match is None else int(match[1])
     return kills
 
 
@@ -150,8 +150,8 @@ def _wait_for_peers(job: AgentJob) -> None:
     """Wait until every node has written its stacks. Ranks whose peers are killed end before they can."""
 
     def is_over(node: int) -> bool:
-        told = documents.read_or_none(job.run_dir.launch(node), LaunchFile)
-        return told is not None and told.is_over
+        launch = documents.read_or_none(job.run_dir.launch(node), LaunchFile)
+        return launch is not None and launch.is_over
 
     wait_until(lambda: all(map(is_over, range(job.topology.nodes))), PEERS_S)
 

@@ -253,5 +253,5 @@ def _known(values: Iterable[T | None]) -> list[T]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return round(fmean(known), 3) if known else None
+    measured = _known(values)
+    return round(fmean(measured), 3) if measured else None

@@ -110,7 +110,7 @@ def _readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
     except pynvml.NVMLError as error:
         raise MachineError(
             f"{_gpu_name(pynvml, gpu, handle)} cannot be read: {error}. Look at `nvidia-smi` and dmesg, then "
-            "mend it, or measure without it: name the other GPUs in CUDA_VISIBLE_DEVICES"
+            "repair it, or measure without it: name the other GPUs in CUDA_VISIBLE_DEVICES"
         ) from error
 
 
@@ -177,11 +177,11 @@ CPU_FILE = Path("/proc/cpuinfo")
 @functools.cache
 def _cpu_name() -> str:
     try:
-        told = CPU_FILE.read_text()
+        content = CPU_FILE.read_text()
     except OSError as error:
         raise MachineError(f"{CPU_FILE} cannot be read: {error.strerror}. Mount /proc") from None
-    found = re.search(r"^model name\s*:\s*(.+)$", told, re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", content, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
 
 
 def _slug(name: str) -> str:

@@ -108,8 +108,8 @@ class Gpus:
 
         The first version of the call would include what the driver reserves.
         """
-        told = [self._ask(index, "MemoryInfo", self._nvml.nvmlMemory_v2) for index in self._indices]
-        return [None if memory is None else int(memory.used) for memory in told]
+        infos = [self._ask(index, "MemoryInfo", self._nvml.nvmlMemory_v2) for index in self._indices]
+        return [None if memory is None else int(memory.used) for memory in infos]
 
     def near_cores(self) -> tuple[frozenset[int], ...]:
         """Return the cores near each GPU, on its socket or NUMA node; empty where unknown.
@@ -130,10 +130,10 @@ class Gpus:
     def fabric_states(self) -> list[tuple[int, int] | None]:
         """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t); None if in none."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
-        told = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
+        answers = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
         return [
             None if answer is None or not info.state else (info.state, info.status)
-            for answer, info in zip(told, infos, strict=True)
+            for answer, info in zip(answers, infos, strict=True)
         ]
 
     def read(self, *, whole: bool) -> tuple[Gpu, ...]:
@@ -147,8 +147,8 @@ class Gpus:
         persistence = self._ask(index, "PersistenceMode")
         faults, pending = self._memory_faults(index)
         up, down = self._nvlinks(index)
-        for each in pending:
-            self._note(index, each)
+        for problem in pending:
+            self._note(index, problem)
         processes = self._ask(index, "ComputeRunningProcesses") if held else None
         return DeviceHealth(
             index=index,
@@ -198,8 +198,8 @@ class Gpus:
 
     def _read(self, index: int) -> Gpu:
         bits = self._ask(index, "CurrentClocksEventReasons")
-        known: int = bits or 0
-        active = [1 << power for power in range(known.bit_length()) if known >> power & 1]
+        mask: int = bits or 0
+        active = [1 << power for power in range(mask.bit_length()) if mask >> power & 1]
         return Gpu(
             sm_clock_mhz=self._ask(index, "ClockInfo", self._nvml.NVML_CLOCK_SM),
             power_w=self._ask_thousandths(index, "PowerUsage"),

@@ -39,15 +39,15 @@ def ask(module: str, *words: str) -> Any:
             "machine, or measure on its cores alone (CUDA_VISIBLE_DEVICES=)"
         ) from None
     try:
-        told = json.loads(said.splitlines()[-1])
+        reply = json.loads(said.splitlines()[-1])
     except (IndexError, ValueError):
         last = (errors.strip() or f"exit code {child.returncode}").splitlines()[-1]
         raise MachineError(
             f"the process that asks NVML failed: {last}. Run it: {' '.join(command)}"
         ) from None
-    if "error" in told:
-        raise MachineError(told["error"])
-    return told["answer"]
+    if "error" in reply:
+        raise MachineError(reply["error"])
+    return reply["answer"]
 
 
 def answer(asked: Callable[[], Any]) -> None:

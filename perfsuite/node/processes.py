@@ -120,8 +120,8 @@ def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | No
     kept = {os.getpid(), agent, *spare}
     deadline = time.monotonic() + KILL_S
     while True:  # a process may fork while it is being killed
-        found = [*([] if mark is None else marked(mark)), *([] if agent is None else descendants(agent))]
-        left = [process for process in found if process.pid not in kept]
+        of_job = [*([] if mark is None else marked(mark)), *([] if agent is None else descendants(agent))]
+        left = [process for process in of_job if process.pid not in kept]
         if not left:
             return
         for process in left:

@@ -132,8 +132,8 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
         for rank in job.ranks
     }
     try:
-        for each in ranks.values():
-            each.start()
+        for forked in ranks.values():
+            forked.start()
     except (EOFError, OSError):
         ended = _server_ended()
         if not ended:
@@ -141,7 +141,7 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
         return ended
     _bind(job, ranks.values())
     failures = _wait(job, ranks)
-    if any(each.message == NO_EXIT_CODE for each in failures):
+    if any(failure.message == NO_EXIT_CODE for failure in failures):
         return _server_ended() or failures  # its ranks died with it
     return failures
 
@@ -161,9 +161,9 @@ def _server_ended() -> list[Failure]:
 
 def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
     """Keep each rank on the cores near its GPU: host-bound steps are slower on another socket's cores."""
-    for each, cores in zip(ranks, job.near_cores, strict=False):
-        if each.pid is not None:
-            cpu.bind(each.pid, cores)
+    for process, cores in zip(ranks, job.near_cores, strict=False):
+        if process.pid is not None:
+            cpu.bind(process.pid, cores)
 
 
 def _run(command: Command, job: AgentJob) -> list[Failure]:
@@ -276,13 +276,13 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
             missing.pop()
             if not missing:
                 stay_until = time.monotonic() + STAY_S
-        for rank, each in list(running.items()):
-            code = each.poll() if isinstance(each, subprocess.Popen) else each.exitcode
+        for rank, process in list(running.items()):
+            code = process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
             if code is None:
                 continue
             del running[rank]
             report = None if rank is None else documents.read_or_none(job.run_dir.rank(rank), RankReport)
-            message = _failure(job, rank, code, isinstance(each, subprocess.Popen))
+            message = _failure(job, rank, code, isinstance(process, subprocess.Popen))
             if message is not None:
                 failed(message, rank)
             if rank is not None and (report is None or report.failure is not None):

@@ -27,7 +27,7 @@ def meeting(run_dir: RunDir, node: int, nodes: int) -> Iterator[dict[str, str]]:
     if node > 0:
         if not wait_until(lambda: file.exists() and file.read_text().endswith("\n"), MEET_S):
             raise LaunchError(
-                f"node 0 has not told within {MEET_S} s where ranks meet ({file}): did its agent start, "
+                f"node 0 has not reported within {MEET_S} s where ranks meet ({file}): did its agent start, "
                 "and is the directory the same on every node?"
             )
         host, _, port = file.read_text().strip().rpartition(":")

@@ -15,6 +15,8 @@ from perfsuite.case.case import Case, CaseList, CollectedTest, check_same
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.errors import PerfsuiteError
 from perfsuite.inputs.ini import read_ini
+from perfsuite.launch.launchers import installed
+from perfsuite.plugin.private import EMPTY_REASON, is_unset, parameters
 from perfsuite.report.progress import Progress
 from perfsuite.report.safe_text import printable
 from perfsuite.report.text import relative
@@ -22,18 +24,18 @@ from perfsuite.results.outcome import STYLES
 from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
 from perfsuite.session.case_changes import Selection, case_changes
+from perfsuite.session.mode import Mode
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
-LOST = "got empty parameter set"  # prefix of the reason in pytest's mark (seen in pytest 8 and 9)
 EMPTY = pytest.StashKey[bool]()  # of a test: its parametrization found no case. pytest would skip it
 ENDED = pytest.StashKey[bool]()  # of a test: whether it reached its end, without an interrupt
 
 # Keys of the session:
 SESSION = pytest.StashKey[Session]()
 PROGRESS = pytest.StashKey[Progress]()
-INSTALLS = pytest.StashKey[Callable[[], Session]]()
-"""Makes the session again, after installing the packages that its arms name."""
+INSTALLS = pytest.StashKey[Callable[[], Mode]]()
+"""Makes the mode again, after installing the packages that its arms name."""
 COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected or not
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
@@ -94,8 +96,7 @@ def refuse(config: pytest.Config, items: list[pytest.Item], why: str) -> None:
 
 def case_of(item: pytest.Item) -> Case | None:
     """Return the case of a test: the first of its parameters that is one."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return next((value for value in parameters.values() if isinstance(value, Case)), None)
+    return next((value for value in parameters(item).values() if isinstance(value, Case)), None)
 
 
 def cases_in(values: Iterable[object]) -> list[Case]:
@@ -177,7 +178,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
         cases = {item: case for item, case in cases.items() if item not in others}
     if options.budget_s is not None:
         past = plan.past_of(session.setup.store.results())
-        order = plan.planned(cases.values(), past, session.today)
+        order = plan.planned(cases.values(), past, session.record.today)
         session.budget = plan.budget_for(order, options.budget_s)
         place = {each.case.id: number for number, each in enumerate(order)}
         items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
@@ -186,14 +187,16 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find out which cases of arm A are no longer among the selected ones."""
     config = session.config
-    if config.stash[SESSION].way.arms and not is_worker(config) and not runs_no_test(config):
+    if config.stash[SESSION].mode.arms and not is_worker(config) and not runs_no_test(config):
         _list_case_changes(config)
 
 
 def _list_case_changes(config: pytest.Config) -> None:
     ours = config.stash[SESSION]
     wanted = selection_of(config)
-    ours.case_changes, ours.cases_unknown = case_changes(ours.way.arms, wanted, ours.setup.options.store)
+    changes, unknown = case_changes(ours.mode.arms, wanted, ours.setup.options.store)
+    ours.record.case_changes = changes
+    ours.record.cases_unknown = unknown
 
 
 def selection_of(config: pytest.Config) -> Selection:
@@ -223,6 +226,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not runs_no_test(session.config):
+        for problem in installed().problems.values():
+            progress.say(problem)
         with usage_error():
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)
             if progress.cases:
@@ -232,7 +237,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 ours.resume()
                 selected = [(case_of(item), item.nodeid) for item in benchmarks]
                 progress.cases -= sum(
-                    case is not None and ours.earlier_result(case, nodeid) is not None
+                    case is not None and ours.record.earlier_result(case, nodeid) is not None
                     for case, nodeid in selected
                 )
     file = session.config.getoption("--perf-cases")
@@ -250,9 +255,7 @@ def _install(config: pytest.Config) -> None:
         return
     ours = config.stash[SESSION]
     before = ours.setup.host
-    installed = make()
-    ours.setup = installed.setup
-    ours.way = installed.way
+    ours.record.mode = make()
     if isinstance(before, DryHost) and isinstance(ours.setup.host, DryHost):
         ours.setup.host.hardware = before.hardware
     if not is_worker(config):  # with its packages, arm A may now collect other cases
@@ -330,7 +333,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 f"baseline: leave one of them out, or change a field of its case{more}"
             )
     config.stash[COLLECTED] = {case_id: case for case_id, (_, case) in known.items()}
-    config.stash[SESSION].collected = frozenset(known)
+    config.stash[SESSION].record.collected = frozenset(known)
     _check_marker_names(config, items)
 
 
@@ -339,8 +342,7 @@ def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
 
     The ids of parameters without a case are added to `without`: many tests can share a large one.
     """
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    values = [value for value in parameters.values() if id(value) not in without]
+    values = [value for value in parameters(item).values() if id(value) not in without]
     cases = cases_in(values)
     if not cases:
         without.update(map(id, values))
@@ -396,15 +398,10 @@ def _note_lost_cases(item: pytest.Item) -> None:
     Raises `pytest.UsageError` if such a test has no known mark: it would be skipped silently.
     """
     for mark in [mark for mark in item.own_markers if mark.name in ("skip", "xfail")]:
-        if str(mark.kwargs.get("reason", "")).startswith(LOST):
+        if str(mark.kwargs.get("reason", "")).startswith(EMPTY_REASON):
             item.own_markers.remove(mark)
             item.stash[EMPTY] = True
-    from _pytest import compat  # private (seen in pytest 8 and 9): another version may lack it, or the name
-
-    callspec = getattr(item, "callspec", None)
-    unset = getattr(compat, "NOTSET", None)
-    values = () if callspec is None or unset is None else callspec.params.values()
-    has_none = any(value is unset for value in values)
+    has_none = any(map(is_unset, parameters(item).values()))
     if has_none and EMPTY not in item.stash:
         raise pytest.UsageError(
             f"{item.nodeid} has no case, and pytest {pytest.__version__} would skip it in a way that this "

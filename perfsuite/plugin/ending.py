@@ -30,7 +30,7 @@ from perfsuite.report.text import plural
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Skipped, Status
 from perfsuite.session import outputs
-from perfsuite.session.session import Session, session_file
+from perfsuite.session.record import Record
 
 TEST_ENDED = pytest.StashKey[dict[str, str]]()  # how each test itself ended, whatever the verdict
 CUT_SHORT = pytest.StashKey[bool]()  # whether pytest ended early without an error of its own
@@ -60,7 +60,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
 def _finish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
-    ours = session.config.stash[SESSION]
+    record = config.stash[SESSION].record
     if is_worker(config):
         return  # the controller has all results
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and config.stash.get(NO_SHARE, False):
@@ -72,7 +72,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
         return
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
     try:
-        outputs.write_files(ours, status)
+        outputs.write_files(record, status)
     except PerfsuiteError as error:  # the figures are still on the screen
         config.stash[UNWRITTEN] = str(error)
         if session.exitstatus in NO_ERROR:
@@ -82,15 +82,16 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
 def _fail_if_due(session: pytest.Session, exitstatus: int) -> None:
     """Set the exit status from the session's results, because a test can swallow its verdict."""
     config = session.config
-    ours = session.config.stash[SESSION]
+    record = config.stash[SESSION].record
     if is_worker(config) or runs_no_test(config) or exitstatus not in NO_ERROR:
         return
     if REFUSED in config.stash:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
-    too_little = _nothing_measured(config) or ours.too_few_judged or not ours.has_all_cases
-    too_little = too_little and not ours.setup.options.shadow
-    if too_little or ours.failing or ours.misses_baselines:
+    tally = record.tally
+    too_little = _nothing_measured(config) or tally.too_few_judged or not record.has_all_cases
+    too_little = too_little and not record.options.shadow
+    if too_little or tally.failing or record.misses_baselines:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     elif config.stash.get(SELECTED, 0) and not _is_complete(session, exitstatus):
         config.stash[CUT_SHORT] = True
@@ -104,27 +105,29 @@ def _is_complete(session: pytest.Session, exitstatus: int) -> bool:
         return False
     benchmarks = [item for item in session.items if uses_bench(item)]  # empty if pytest-xdist runs them
     has_ended = all(item.stash.get(ENDED, False) for item in benchmarks)
-    return has_ended and session.config.stash[SESSION].running is None
+    return has_ended and session.config.stash[SESSION].record.running is None
 
 
 def _nothing_measured(config: pytest.Config) -> bool:
-    has_cases = bool(config.stash.get(SELECTED, 0) or config.stash[SESSION].unclaimed)
-    return has_cases and not runs_no_test(config) and config.stash[SESSION].nothing_measured
+    record = config.stash[SESSION].record
+    has_cases = bool(config.stash.get(SELECTED, 0) or record.unclaimed)
+    return has_cases and not runs_no_test(config) and record.tally.nothing_measured
 
 
 @pytest.hookimpl(trylast=True)  # below the tables of other plugins
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the table, explanations of verdicts that may need action, and problems of the session."""
-    session = config.stash[SESSION]
+    record = config.stash[SESSION].record
+    tally = record.tally
     terminal = terminalreporter
     why = config.stash.get(REFUSED, None)
     if why is not None:
         terminal.section("perfsuite: no test was run", red=True, bold=True)
         terminal.write_line(f"ERROR: {shown(config, why)}")
         return
-    if session.results:
-        _write_verdicts(terminal, config, session)
-    count = len(session.only_shown)
+    if record.results:
+        _write_verdicts(terminal, config, record)
+    count = len(tally.only_shown)
     if count:
         terminal.write_line(
             f"--perf-allow-shared: others used the machine in {plural(count, 'case')}: counts alone are "
@@ -134,9 +137,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if why is not None:
         terminal.section("perfsuite: the results were not written", red=True, bold=True)
         terminal.write_line(shown(config, why))
-    _write_swallowed(terminal, config, session)
-    _write_unclaimed(terminal, config, session)
-    missed = [skip for skip in session.skipped if skip.not_reached]
+    _write_swallowed(terminal, config, record)
+    _write_unclaimed(terminal, config, record)
+    missed = [skip for skip in record.skipped if skip.not_reached]
     if missed:
         terminal.section("perfsuite: the budget is used up", yellow=True, bold=True)
         terminal.write_line(
@@ -144,7 +147,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         )
         for skip in missed:
             terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
-    changed = summary.case_changes(session_file(session, "running")) if session.way.arms else []
+    changed = summary.case_changes(record.session_file("running")) if record.mode.arms else []
     if changed:
         terminal.section("perfsuite: the arms have other cases", yellow=True, bold=True)
         for line in changed:
@@ -152,29 +155,29 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if config.stash.get(CUT_SHORT, False):
         terminal.section("perfsuite: not every case was run", red=True, bold=True)
         terminal.write_line("pytest was told to end, or to leave tests out, while it ran: not a pass")
-    if session.running is not None:
-        terminal.write_line(f"interrupted, not judged: {session.running}")
+    if record.running is not None:
+        terminal.write_line(f"interrupted, not judged: {record.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
         return  # pytest's message is enough
-    if session.setup.options.shadow:
-        would = sum(each.shadow for each in session.results)
+    if record.options.shadow:
+        would = sum(each.shadow for each in record.results)
         terminal.write_line(
-            f"--perf-shadow: {would} of {plural(len(session.results), 'case')} would have failed"
+            f"--perf-shadow: {would} of {plural(len(record.results), 'case')} would have failed"
         )
-    if _nothing_measured(config) and not session.judged:  # a failure of the code is a verdict on it
-        _write_nothing_measured(terminal, config, session)
-    elif session.judged < session.asked:
-        told = f"{session.judged} of {plural(session.asked, 'case')} judged"
-        if session.too_few_judged:
+    if _nothing_measured(config) and not tally.judged:  # a failure of the code is a verdict on it
+        _write_nothing_measured(terminal, config, record)
+    elif tally.judged < tally.to_judge:
+        told = f"{tally.judged} of {plural(tally.to_judge, 'case')} judged"
+        if tally.too_few_judged:
             terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
-            told += f", --perf-min-judged asks for {session.setup.options.min_judged:.0%}: not a pass"
+            told += f", --perf-min-judged asks for {record.options.min_judged:.0%}: not a pass"
         terminal.write_line(told)
 
 
-def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> None:
+def _write_swallowed(terminal: Any, config: pytest.Config, record: Record) -> None:
     """Report tests that ignored their verdicts."""
     ended = config.stash.get(TEST_ENDED, {})
-    swallowed = [each for each in session.failing if ended.get(each.nodeid, "failed") != "failed"]
+    swallowed = [each for each in record.tally.failing if ended.get(each.nodeid, "failed") != "failed"]
     if not swallowed:
         return
     verb = "verdict was" if len(swallowed) == 1 else "verdicts were"
@@ -188,49 +191,49 @@ def _write_swallowed(terminal: Any, config: pytest.Config, session: Session) -> 
     )
 
 
-def _write_unclaimed(terminal: Any, config: pytest.Config, session: Session) -> None:
+def _write_unclaimed(terminal: Any, config: pytest.Config, record: Record) -> None:
     """Report reviewed baselines that no selected case of a whole nightly run claims."""
-    if session.deselected:
-        deselected = plural(len(session.deselected), "reviewed baseline")
+    if record.deselected:
+        deselected = plural(len(record.deselected), "reviewed baseline")
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
-        for told in session.deselected:
+        for told in record.deselected:
             terminal.write_line(f"  {shown(config, told)}")
-    unclaimed = summary.unclaimed(session.unclaimed)
+    unclaimed = summary.unclaimed(record.unclaimed)
     if unclaimed is None:
         return
     heading, baselines = unclaimed
-    color = {"red": True} if session.misses_baselines else {"yellow": True}
+    color = {"red": True} if record.misses_baselines else {"yellow": True}
     terminal.section(f"perfsuite: {heading}", bold=True, **color)
     for told in baselines:
         terminal.write_line(f"  {shown(config, told)}")
-    fails = "--perf-missing-baseline=fail: not a pass. " if session.misses_baselines else ""
+    fails = "--perf-missing-baseline=fail: not a pass. " if record.misses_baselines else ""
     terminal.write_line(f"{fails}Was a case lost? If it was removed on purpose, delete its baseline")
 
 
-def _write_verdicts(terminal: Any, config: pytest.Config, session: Session) -> None:
-    terminal.section(f"perfsuite: {summary.hardware(session.results) or 'nothing was judged'}")
+def _write_verdicts(terminal: Any, config: pytest.Config, record: Record) -> None:
+    terminal.section(f"perfsuite: {summary.hardware(record.results) or 'nothing was judged'}")
     width = shutil.get_terminal_size().columns if terminal.isatty else None
-    whole = config.get_verbosity() > 0 or bool(session.way.arms)
-    for line in outputs.lines(session, whole=whole, color=terminal.hasmarkup, width=width):
+    whole = config.get_verbosity() > 0 or bool(record.mode.arms)
+    for line in outputs.lines(record, whole=whole, color=terminal.hasmarkup, width=width):
         terminal.write_line(shown(config, line))
-    if not session.setup.options.counts:
+    if not record.options.counts:
         terminal.write_line("--perf-no-counts: what a step does was neither counted nor judged")
 
 
-def _write_nothing_measured(terminal: Any, config: pytest.Config, session: Session) -> None:
-    has_figures = any(measurement.figures.by_name() for measurement in session.results)
+def _write_nothing_measured(terminal: Any, config: pytest.Config, record: Record) -> None:
+    has_figures = any(measurement.figures.by_name() for measurement in record.results)
     done = "judged: what was measured is no evidence" if has_figures else "measured"
-    done = "judged" if session.running is not None and session.launches else done
+    done = "judged" if record.running is not None and record.launches.all else done
     terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
     selected = plural(config.stash[SELECTED], "case")
     terminal.write_line(f"{selected} selected, none could be judged: not a pass.")
-    launches = [run for measurement in session.results for run in measurement.runs]
+    launches = [run for measurement in record.results for run in measurement.runs]
     if any(is_shared(run.health, run.machine) for run in launches):
         terminal.write_line(
             "Others used the machine. --perf-wait-quiet=SECONDS waits longer until they end; "
             "--perf-allow-shared judges counts alone while they run, and only shows figures."
         )
-    for skip in session.skipped[:20]:
+    for skip in record.skipped[:20]:
         terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))
 
 
@@ -242,7 +245,7 @@ class CollectsFromWorkers:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.session = config.stash[SESSION]
+        self.record = config.stash[SESSION].record
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record how a test itself ended, and the results of one that ran in another process."""
@@ -257,9 +260,9 @@ class CollectsFromWorkers:
             return
         results, skipped = sent
         self.config.stash[SELECTED] = self.config.stash.get(SELECTED, 0) + 1
-        self.session.skipped += [Skipped.model_validate(each) for each in skipped]
+        self.record.skipped += [Skipped.model_validate(each) for each in skipped]
         for each in results:
-            self.session.keep(Measurement.model_validate(each, context=documents.FROM_FILE))
+            self.record.keep(Measurement.model_validate(each, context=documents.FROM_FILE))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -274,8 +277,8 @@ class CollectsFromWorkers:
         if "perf_refused" in told:
             self.config.stash[REFUSED] = told["perf_refused"]
         if "perf_unclaimed" in told:
-            self.session.unclaimed = tuple(told["perf_unclaimed"])
-            self.session.deselected = tuple(told["perf_deselected"])
+            self.record.unclaimed = tuple(told["perf_unclaimed"])
+            self.record.deselected = tuple(told["perf_deselected"])
 
 
 class HoldsInterrupts:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from perfsuite.case.hardware import ACCELERATORS
 from perfsuite.inputs.ini import read_ini
-from perfsuite.launch.launchers import launcher
-from perfsuite.launch.slurm import PREFIX
+from perfsuite.inputs.setting import Setting
+from perfsuite.launch.launchers import installed, launcher
 from perfsuite.plugin.collection import (
     INSTALLS,
     NO_BENCH,
@@ -30,19 +31,16 @@ from perfsuite.report.safe_text import printable
 from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session
-from perfsuite.session.option_table import OPTIONS, Option, check_together, options_of
+from perfsuite.session.option_table import OPTIONS, check_together, options_of
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
-
-SLURM_KEYS = ("options", "wait_start", "srun_options", "python")
-"""Suffixes, after `perf_slurm_`, of ini keys that `perfsuite slurm submit` or the launcher slurm reads."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the `--perf-*` options, with ini keys for those that a repository may want to set."""
     pluginmanager.register(CommandLine(parser), CommandLine.NAME)
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
-    for option in OPTIONS:
+    for option in (*OPTIONS, *installed().settings):
         takes: dict[str, Any] = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
         group.addoption(option.spelled, help=option.help_with_default.replace("%", "%%"), **takes)
         if option.ini and option.is_flag:
@@ -54,8 +52,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
     )
-    for name in SLURM_KEYS:
-        parser.addini(f"{PREFIX}{name}", "how perfsuite starts jobs and steps of Slurm", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{NO_BENCH}: a test that has a perfsuite case and measures nothing")
     progress = config.stash[PROGRESS] = _progress(config)
     session = config.stash[SESSION] = _session(config, progress)
-    session.saves = not is_worker(config)
+    session.record.saves = not is_worker(config)
     if isinstance(session.setup.host, DryHost):
         session.setup.host.hardware = hardware_of(config.option.markexpr)
     turn_off_xdist(config)
@@ -83,13 +79,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """Return the value of every option, by its name. Raises `UsageError` with the allowed values."""
-    check_settings(config, [option.key for option in OPTIONS if option.ini])
+    launchers = installed()
+    ours = [setting.key for setting in (*OPTIONS, *launchers.settings) if setting.ini]
+    # Nobody knows the settings of a launcher that cannot be used.
+    check_settings(config, ours, [Setting(name=f"{name}-", help="").key for name in launchers.problems])
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
         return {option.name: _value(config, option) for option in OPTIONS}
 
 
-def _value(config: pytest.Config, option: Option) -> Any:
+def _value(config: pytest.Config, option: Setting) -> Any:
     given = config.getoption(option.spelled)
     if given in ([], "--"):  # argparse's value for two dashes before Python 3.13, and since
         raise pytest.UsageError(f"{option.spelled}=--: give a value, or leave the option out")
@@ -115,7 +114,7 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
     chosen = values(config)
     options = options_of(root_of(config), chosen)
     with usage_error():
-        launches = None if chosen["dry"] else launcher(chosen["launcher"])
+        launches = None if chosen["dry"] else launcher(chosen["launcher"], partial(_value, config))
         against = chosen["against"]
         if against:
             words = (("--perf-against", against), ("", "."))
@@ -127,13 +126,13 @@ def _session(config: pytest.Config, progress: Progress) -> Session:
                 return against_arm.by_times(options, progress, launches, arms, max_pairs=chosen["max-pairs"])
 
             session = compare(installs=False)
-            if not all(arm.is_installed for arm in session.way.arms):
-                config.stash[INSTALLS] = lambda: compare(installs=True)
+            if not all(arm.is_installed for arm in session.mode.arms):
+                config.stash[INSTALLS] = lambda: compare(installs=True).mode
             return session
         if launches is None:
             return dry_session(options, progress)
         setup = Setup(options, progress, Host(launches, options.store))
-        return Session(setup, AgainstBaseline(setup))
+        return Session(AgainstBaseline(setup))
 
 
 def _progress(config: pytest.Config) -> Progress:

@@ -56,16 +56,15 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
     try:
         reason = session.skip_reason(case)
     except Exception as error:
-        session.record_error(case, item.nodeid, error)
-        item.stash[MEASUREMENT] = session.results[-1]
+        item.stash[MEASUREMENT] = session.record_error(case, item.nodeid, error)
         if isinstance(error, PerfsuiteError) or _is_shadow(item):
             raise _failed(item, told(error)) from None
         raise
     if reason is not None:
-        session.record_skip(case, item.nodeid, reason)
+        session.record.skip(case, item.nodeid, reason)
         pytest.skip(reason)
     if not session.has_time(case, item.nodeid):
-        pytest.skip(session.skipped[-1].reason)
+        pytest.skip(session.record.skipped[-1].reason)
 
 
 @pytest.fixture
@@ -115,13 +114,13 @@ def _why_refused(given: object, known: Case, *, is_first: bool) -> str | None:
 
 def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
     session = item.config.stash[SESSION]
-    before = session.measured
+    before = session.record.measured
     try:
         measurement = session.measure(case, item.nodeid)
     except BaseException as error:
         replay_nothing(benchmark)
-        if session.measured > before:
-            item.stash[MEASUREMENT] = session.results[-1]
+        if session.record.measured > before:
+            item.stash[MEASUREMENT] = session.record.results[-1]
         if isinstance(error, AllocationOverError):
             told_how = "--perf-resume measures what is left in another allocation"
             raise pytest.exit.Exception(f"perfsuite: {error}. {told_how}") from None
@@ -144,7 +143,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
         raise pytest.xfail.Exception(f"{measurement.excused}: {reasons}")
     if measurement.shadow:
         raise _failed(item, summary.reason(measurement) or "no step was measured", measurement.outcome)
-    if session.fails(measurement):
+    if session.setup.options.fails_session(measurement):
         raise _failed(item, _explanation(item, measurement))
     return measurement
 
@@ -175,7 +174,8 @@ def pytest_runtest_makereport(
     test_report: pytest.TestReport = yield
     if not uses_bench(item) or runs_no_test(item.config):
         return test_report
-    session = item.config.stash[SESSION]
+    record = item.config.stash[SESSION].record
+    options = record.options
     item.stash[ENDED] = test_report.when == "teardown"
     _note_outcome(item, test_report, call)
     if test_report.when == "call":
@@ -185,17 +185,18 @@ def pytest_runtest_makereport(
         _note_unmeasured(item)
     measurement = item.stash.get(MEASUREMENT, None)
     if measurement is not None and test_report.when != "setup":
-        if session.fails(measurement) and not measurement.shadow and item.stash[ENDED_AS] != "failed":
+        fails = options.fails_session(measurement) and not measurement.shadow
+        if fails and item.stash[ENDED_AS] != "failed":
             if has_verdict:
                 test_report.perf_swallowed = item.stash[ENDED_AS]  # type: ignore[attr-defined]
             _fail(item, test_report, measurement)
-        is_failing = session.setup.options.is_failing(measurement)
+        is_failing = options.is_failing(measurement)
         if test_report.when == "call" and test_report.outcome == ("failed" if is_failing else "passed"):
             test_report.perf_outcome = measurement.outcome  # type: ignore[attr-defined]
     if item.stash[ENDED] and is_worker(item.config):
         test_report.perf_found = [  # type: ignore[attr-defined]
             [documents.plain(each) for each in kept if each.nodeid == item.nodeid]
-            for kept in (session.results, session.skipped)
+            for kept in (record.results, record.skipped)
         ]
     return test_report
 
@@ -219,7 +220,7 @@ def _note_unmeasured(item: pytest.Item) -> None:
     """Record the case of a test that ended without a verdict, in whatever way."""
     session = item.config.stash[SESSION]
     case = case_of(item)
-    is_noted = any(skip.nodeid == item.nodeid for skip in session.skipped)
+    is_noted = any(skip.nodeid == item.nodeid for skip in session.record.skipped)
     if case is None or is_noted:
         return  # an empty parametrization has failed already; other cases cannot run on this machine
     why = item.stash[WHY]
@@ -227,15 +228,14 @@ def _note_unmeasured(item: pytest.Item) -> None:
     if how == "skipped":
         missing = session.why_required(case)
         if missing is None:
-            session.record_skip(case, item.nodeid, why, by_test=True)
+            session.record.skip(case, item.nodeid, why, by_test=True)
             return
         why = f"its test skipped it: {why}; but {missing}"
     elif how == "xfailed":
         why = f"its test expected a failure: {why}. Declare it in the case (known_issue), or waive it"
     text = UNMEASURED if how == "passed" else f"it was not measured: {why}"
-    error = CaseError(text)
-    session.record_error(case, item.nodeid, error)
-    item.stash[MEASUREMENT] = session.results[-1].replace(shadow=False)  # the error is in the test itself
+    result = session.record_error(case, item.nodeid, CaseError(text))
+    item.stash[MEASUREMENT] = result.replace(shadow=False)  # the error is in the test itself
 
 
 def _fail(item: pytest.Item, test_report: pytest.TestReport, measurement: Measurement) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import ACCELERATORS
+from perfsuite.plugin import private
 from perfsuite.plugin.collection import (
     BENCHMARKS,
     COLLECTED,
@@ -144,7 +145,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     cases = [case_of(item) for item in session.items if uses_bench(item)]
     selected = {case.id for case in cases if case is not None}
     collected: dict[str, Case] = config.stash.get(COLLECTED, {})  # empty if a test was refused
-    if REFUSED in config.stash or runs_no_test(config) or ours.way.arms:
+    if REFUSED in config.stash or runs_no_test(config) or ours.mode.arms:
         return
     # Most sessions without a case are in other repositories, which have no baselines.
     if not (selected or ours.setup.baselines.reviewed.is_dir()) or not is_whole(config):
@@ -152,28 +153,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not selected:
         if asks_for_cases(config):
             with usage_error():
-                found = without_any_case(ours, hardware_of(config.option.markexpr))
-            ours.unclaimed = tuple(told for _, told in found)
+                found = without_any_case(ours.mode, hardware_of(config.option.markexpr))
+            ours.record.unclaimed = tuple(told for _, told in found)
         return
     if not collected:
         return
     elsewhere = config.getini("perf_cases") if is_elsewhere(config) else None
-    if elsewhere and not any(ours.way.reviewed_file(collected[case_id]).exists() for case_id in selected):
+    if elsewhere and not any(ours.mode.reviewed_file(collected[case_id]).exists() for case_id in selected):
         return  # other tests, for example of a package with cases of its own
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():
         markers = hardware_of(config.option.markexpr)
-        found = unclaimed(ours, collected, selected | of_others, markers, elsewhere)
+        found = unclaimed(ours.mode, collected, selected | of_others, markers, elsewhere)
     by_mark = _left_out_by_mark(config)
-    ours.unclaimed = tuple(told for case_id, told in found if case_id not in by_mark)
-    ours.deselected = tuple(
+    ours.record.unclaimed = tuple(told for case_id, told in found if case_id not in by_mark)
+    ours.record.deselected = tuple(
         f"{told.partition(': ')[0]}: deselected by -m of the settings"
         for case_id, told in found
         if case_id in by_mark
     )
     if is_worker(config):
-        config.workeroutput["perf_unclaimed"] = ours.unclaimed  # type: ignore[attr-defined]
-        config.workeroutput["perf_deselected"] = ours.deselected  # type: ignore[attr-defined]
+        config.workeroutput["perf_unclaimed"] = ours.record.unclaimed  # type: ignore[attr-defined]
+        config.workeroutput["perf_deselected"] = ours.record.deselected  # type: ignore[attr-defined]
 
 
 def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
@@ -183,11 +184,9 @@ def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
     """
     if not config.option.markexpr:
         return frozenset()
-    try:  # private in pytest 8.3 to 9.2
-        from _pytest.mark.expression import Expression
-    except ImportError:
-        return frozenset()  # unknown: unclaimed baselines then fail a whole nightly run
-    expression = Expression.compile(config.option.markexpr)
+    expression = private.expression(config.option.markexpr)
+    if expression is None:
+        return frozenset()
     found = set[str]()
     for item in config.stash[BENCHMARKS]:
         case = case_of(item)

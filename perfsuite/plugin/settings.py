@@ -36,14 +36,18 @@ class Line(NamedTuple):
     key: str
 
 
-def check_settings(config: pytest.Config, ours: Iterable[str]) -> None:
+def check_settings(config: pytest.Config, ours: Iterable[str], unchecked: Iterable[str] = ()) -> None:
     """Raise `UsageError` for a setting of perfsuite that nobody reads, for example because of a typo.
 
-    `ours` has the keys of perfsuite. pytest itself only warns, if at all.
+    `ours` has the keys of perfsuite. Keys that begin with one of `unchecked` are not checked. pytest itself
+    only warns, if at all.
     """
     names = [*ours]
+    beginnings = tuple(unchecked)
     for override in config.option.override_ini or ():
-        _check_key(config, f"-o {override}", override.partition("=")[0].strip(), names)
+        key = override.partition("=")[0].strip()
+        if not key.startswith(beginnings):
+            _check_key(config, f"-o {override}", key, names)
     for file in _candidates(config):
         if file.is_symlink() and not file.exists():
             raise pytest.UsageError(
@@ -51,7 +55,7 @@ def check_settings(config: pytest.Config, ours: Iterable[str]) -> None:
                 "settings there: correct or remove it"
             )
         if file.is_file():
-            _check_file(config, file, names)
+            _check_file(config, file, names, beginnings)
 
 
 def _candidates(config: pytest.Config) -> Iterator[Path]:
@@ -79,14 +83,15 @@ def _start(config: pytest.Config) -> Path:
     return common if common.is_dir() else common.parent
 
 
-def _check_file(config: pytest.Config, file: Path, ours: list[str]) -> None:
+def _check_file(config: pytest.Config, file: Path, ours: list[str], unchecked: tuple[str, ...]) -> None:
     taken = config.inipath
     keys: Mapping[str, object] = {}
     if file == taken:
         with usage_error():
             keys = ini.settings(file) or {}
         for key in keys:
-            _check_key(config, str(file), key, ours)
+            if not key.startswith(unchecked):
+                _check_key(config, str(file), key, ours)
     try:
         text = read_text(file, errors="replace")
     except OSError:

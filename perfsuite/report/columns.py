@@ -89,8 +89,8 @@ def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
         check = result.verdict.check(metric.name)
         if check is None:
             return None
-        known = f" ({text.between(check.interval)})" if interval and check.interval is not None else ""
-        return _cell(check.change, lambda change: text.percent(change) + known)
+        bounds = f" ({text.between(check.interval)})" if interval and check.interval is not None else ""
+        return _cell(check.change, lambda change: text.percent(change) + bounds)
 
     return Column(heading, cell)
 
@@ -98,8 +98,8 @@ def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
 def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
     """Return the column of a count, for the rank with the most."""
 
-    def most_of(counts: Iterable[RankCounts]) -> int | None:
-        of_ranks = (of(entry.counts) for entry in counts)
+    def most_of(entries: Iterable[RankCounts]) -> int | None:
+        of_ranks = (of(entry.counts) for entry in entries)
         return max((count for count in of_ranks if count is not None), default=None)
 
     def cell(result: Measurement) -> Cell | None:

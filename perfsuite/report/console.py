@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ def console(*, stderr: bool = False) -> Console:
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED  # rich would assume 80 columns
     return made
+
+
+def say(text: str) -> None:
+    """Print a line of progress on standard error, apart from the result."""
+    print(printable(text), file=sys.stderr)
 
 
 def plain_table(headings: Iterable[str] = ()) -> RichTable:

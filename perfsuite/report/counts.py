@@ -148,7 +148,7 @@ def _compiled_table(compiled: Compiled) -> Table:
     return Table(caption=caption, headers=("compiled", "number"), rows=rows)
 
 
-def judged(check: CountCheck, against: str | None = None) -> str:
+def outcome_of_counts(check: CountCheck, against: str | None = None) -> str:
     """Return the verdict on the counts in a few words; `against`: see `text.sentence`."""
     if not check.compared and check.outcome in ("not counted", "passed"):
         return "not judged" if check.outcome == "passed" else not_counted(check)
@@ -167,8 +167,10 @@ def not_counted(check: CountCheck) -> str:
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
     """Return the findings that decided, or those not judged, each after its outcome, `once`."""
     of_these = [each for each in check.findings if (each.outcome != "passed") == judged]
-    told = ((f"{each.outcome if judged else 'not judged'}: {each.sentence}", each.ranks) for each in of_these)
-    return once(told, by_rank=by_rank)
+    with_ranks = (
+        (f"{each.outcome if judged else 'not judged'}: {each.sentence}", each.ranks) for each in of_these
+    )
+    return once(with_ranks, by_rank=by_rank)
 
 
 def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
@@ -177,11 +179,13 @@ def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
     Sentences of different ranks can be equal although their exact bytes differ.
     """
     ranks_of: dict[str, set[int]] = {}
-    for told, ranks in sentences:
-        ranks_of.setdefault(told, set()).update(numbers(ranks) if by_rank else ())
+    for sentence, ranks in sentences:
+        ranks_of.setdefault(sentence, set()).update(numbers(ranks) if by_rank else ())
     if not by_rank:
         return list(ranks_of)
-    return [f"{told} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for told, of in ranks_of.items()]
+    return [
+        f"{sentence} (rank{'s' * (len(of) > 1)} {spans(sorted(of))})" for sentence, of in ranks_of.items()
+    ]
 
 
 def remarks(check: CountCheck) -> list[str]:

@@ -55,7 +55,7 @@ def explained(result: Measurement) -> Explained:
         reasons=verdict.reasons,
         decisive=[sentence(check, verdict.against) for check in summary.decisive(verdict)],
         checks=[sentence(check, verdict.against) for check in verdict.checks],
-        counts=None if verdict.counts is None else counts.judged(counted, verdict.against),
+        counts=None if verdict.counts is None else counts.outcome_of_counts(counted, verdict.against),
         findings=counts.sentences(counted, judged=True, by_rank=by_rank),
         listed=counts.sentences(counted, judged=False, by_rank=by_rank),
         remarks=counts.remarks(counted),
@@ -141,12 +141,12 @@ def _memory(fit: Fit) -> list[str]:
 
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
     compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
-    known = ""
+    link = ""
     unknown = ", whose link is unknown: not counted"
     if limit.link_bytes_per_s is not None:
-        known = f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
+        link = f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
     wires = (
-        (limit.wire_bytes, f"between GPUs of a machine{known or unknown}"),
+        (limit.wire_bytes, f"between GPUs of a machine{link or unknown}"),
         (limit.between_machines_bytes, f"between machines{unknown}"),
     )
     if not limit.is_bound:

@@ -13,7 +13,7 @@ from perfsuite.report import spans, summary
 from perfsuite.report.columns import SPEED_CHANGE, extras, figure, of_cases, speed_in
 from perfsuite.report.explained import explained
 from perfsuite.report.html.page import rendered
-from perfsuite.report.safe_text import visible
+from perfsuite.report.safe_text import printable, visible
 from perfsuite.report.text import Table, cut
 from perfsuite.results.metric import PEAK_MEMORY
 from perfsuite.results.outcome import WORST_FIRST
@@ -36,7 +36,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
     notes = [
         (each.case_id, note)
         for each in quiet
-        for note in (*summary.excuses(each), *(told[:MAX_NOTE] for told in summary.quiet_notes(each)))
+        for note in (*summary.excuses(each), *(note[:MAX_NOTE] for note in summary.quiet_notes(each)))
     ]
     return rendered(
         "summary.md.j2",
@@ -61,6 +61,12 @@ def text(value: str) -> str:
     flat = " ".join(visible(re.sub(r"[ \t\r\n]+", " ", value)).split())
     # An underscore ends emphasis only after a word, and > is markup only at the beginning of a line.
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
+
+
+def code(value: str) -> str:
+    """Return text as inline Markdown code on one line."""
+    flat = " ".join(printable(value)[:500].replace("`", "'").split())
+    return f"`{flat}`"
 
 
 def grid(table: Table, most: int | None = None) -> Markup:
@@ -97,8 +103,16 @@ def _cases(results: Sequence[Measurement]) -> Table:
 
 
 def _explanation(result: Measurement) -> list[str]:
-    told = explained(result)
-    new = [line for line in told.findings if not any(why in line for why in told.why)]
-    found = [line[:MAX_FINDING] for line in cut(new, MAX_FINDINGS)]
-    since = [*told.not_counted, *told.changed, *told.traces, *told.notes]
-    return [*told.why, *told.reasons, *told.decisive, *found, *told.excuses, *told.held, *since]
+    sections = explained(result)
+    new = [line for line in sections.findings if not any(why in line for why in sections.why)]
+    findings = [line[:MAX_FINDING] for line in cut(new, MAX_FINDINGS)]
+    since = [*sections.not_counted, *sections.changed, *sections.traces, *sections.notes]
+    return [
+        *sections.why,
+        *sections.reasons,
+        *sections.decisive,
+        *findings,
+        *sections.excuses,
+        *sections.held,
+        *since,
+    ]

@@ -19,12 +19,12 @@ RATES = {  # heading and unit of each rate of a node, in the order of the column
 def title(preflight: Preflight) -> str:
     """Summarise a preflight: the nodes, the time that it took, and the number of bad nodes."""
     bad = sum(bool(node.problems) for node in preflight.nodes)
-    found = f"{bad} of them bad" if bad else "none of them bad"
+    outcome = f"{bad} of them bad" if bad else "none of them bad"
     if preflight.failure is not None:
-        found = f"it failed, which tells nothing of the nodes: {preflight.failure}"
+        outcome = f"it failed, which says nothing about the nodes: {preflight.failure}"
     nodes = plural(len(preflight.nodes), "node")
     took = f"{preflight.duration_s:.0f} s"
-    return f"preflight of {nodes} ({preflight.machine.device_name}) in {took}: {found}"
+    return f"preflight of {nodes} ({preflight.machine.device_name}) in {took}: {outcome}"
 
 
 def table(preflight: Preflight) -> Table:
@@ -50,8 +50,8 @@ def table(preflight: Preflight) -> Table:
 
 def notes(preflight: Preflight) -> list[str]:
     """Return NVML's further notes on the nodes' GPUs, each after the name of the node."""
-    told = [(node.name, node.health.notes) for node in preflight.nodes if node.health is not None]
-    return [f"{name}: {note}" for name, found in told for note in found]
+    by_node = [(node.name, node.health.notes) for node in preflight.nodes if node.health is not None]
+    return [f"{name}: {note}" for name, texts in by_node for note in texts]
 
 
 def scalings(results: Iterable[Measurement]) -> list[str]:
@@ -68,7 +68,7 @@ def scalings(results: Iterable[Measurement]) -> list[str]:
                 on_one_node = run.case.replace(topology=run.case.topology.replace(nodes=1))
                 of_device = speed / run.case.topology.world_size
                 groups[run.machine.device_name, on_one_node.model_dump_json()].append((run.case, of_device))
-    told = []
+    sentences = []
     for cases in groups.values():
         cases.sort(key=lambda each: each[0].topology.nodes)
         first, of_fewest = cases[0]
@@ -77,5 +77,5 @@ def scalings(results: Iterable[Measurement]) -> list[str]:
             parts = [
                 f"{plural(case.topology.nodes, 'node')} {speed / of_fewest:.0%}" for case, speed in cases
             ]
-            told.append(f"scaling of {name}: {', '.join(parts)} of the speed per device")
-    return told
+            sentences.append(f"scaling of {name}: {', '.join(parts)} of the speed per device")
+    return sentences

@@ -18,27 +18,27 @@ def split(shown: StepSplit) -> str:
 
 def because(verdict: Verdict) -> list[str]:
     """Explain why a case is slower, the most certain cause first: changed calls, else counts, then times."""
-    found = verdict.profiled
+    profiled = verdict.profiled
     counted = [verdict.explained] if verdict.explained is not None else []
-    if found is None:
+    if profiled is None:
         return counted
-    if found.calls and (verdict.explained or "").startswith(THE_SAME):
+    if profiled.calls and (verdict.explained or "").startswith(THE_SAME):
         counted = []
-    others = any(note.startswith(NOT_IN_EACH_STEP) for note in found.notes)
-    same = [] if found.calls or others or not found.hints else ["no call differs"]
-    return [*found.calls, *counted, *same, *found.hints, *found.notes]
+    others = any(note.startswith(NOT_IN_EACH_STEP) for note in profiled.notes)
+    same = [] if profiled.calls or others or not profiled.hints else ["no call differs"]
+    return [*profiled.calls, *counted, *same, *profiled.hints, *profiled.notes]
 
 
 def traces(result: Measurement) -> list[str]:
     """Name the files to open in Perfetto; empty without a profile."""
     named = (("arm A, ", result.profile_before), ("arm B, " if result.before else "", result.profile))
-    told = []
+    lines = []
     for arm, taken in named:
         if taken is not None and taken.traces:
             first, *others = taken.traces
             more = f", with {plural(len(others), 'other')}" if others else ""
-            told.append(f"trace of {arm}rank 0{more}: {first} (opens in https://ui.perfetto.dev)")
-    return told
+            lines.append(f"trace of {arm}rank 0{more}: {first} (opens in https://ui.perfetto.dev)")
+    return lines
 
 
 def tables(result: Measurement) -> list[Table]:

@@ -62,11 +62,11 @@ class Progress:
             self._first = (now, step)
         since = now - self._first[0]
         done = step - self._first[1]
-        told = f"{self._where()} step {step} of {self._total}"
+        line = f"{self._where()} step {step} of {self._total}"
         if done and since > 0:
             left = f"{(self._total - step) * since / done:.0f} s left{self._time_left()}"
-            told += f", {rate(done * tokens_per_step / since)} {self._unit}/s, {left}"
-        self.live(told)
+            line += f", {rate(done * tokens_per_step / since)} {self._unit}/s, {left}"
+        self.live(line)
 
     def say(self, text: str) -> None:
         """Print a permanent line."""

@@ -21,7 +21,7 @@ def table(runs: Sequence[Run]) -> Table:
     """Return the slopes of all launches as a table."""
     rows = [(str(number), *_told(slope)) for number, run in enumerate(runs, 1) for slope in run.slopes]
     caption = (
-        f"How much more there is after {STEPS:,} steps, as a line through the measured steps tells. The "
+        f"How much more there is after {STEPS:,} steps, as a line through the measured steps shows. The "
         "interval takes the values as independent of each other."
     )
     headers = ("launch", "of", f"in {STEPS:,} steps", "95 % interval")

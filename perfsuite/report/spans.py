@@ -9,7 +9,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from perfsuite.report import counts as told_counts
+from perfsuite.report import counts as report_counts
 from perfsuite.report.text import NONE, Table
 from perfsuite.results.amounts import amount, duration
 from perfsuite.results.counts import Counts, RankCounts, grouped, step_name
@@ -263,7 +263,7 @@ def held(runs: Sequence[Run]) -> list[str]:
     run = runs[-1]
     start, stop = runs[-1].window
     usual_s = median(run.measured_steps)
-    found = []
+    lines = []
     for name, span in run.spans.items():
         if not span.steps:  # the span was before the first step
             continue
@@ -271,8 +271,8 @@ def held(runs: Sequence[Run]) -> list[str]:
         measured = [(seconds, step) for seconds, step in times if start <= step < stop]
         longest_s, step = max(measured, default=(0.0, 0))
         if longest_s > HELD * usual_s and 2 * len(measured) <= stop - start:
-            found.append(f"step {step + 1} held: {name} {_time(longest_s)}")
-    return found
+            lines.append(f"step {step + 1} held: {name} {_time(longest_s)}")
+    return lines
 
 
 def _rows(sides: Sequence[_Side]) -> list[SpanRow]:
@@ -322,11 +322,11 @@ def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[li
     return [([*group], counted) for group in groups]
 
 
-def _are_alike(launches: Sequence[_Launch], one: int, other: int) -> bool:
+def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
     """Return whether two steps have equal counts on each side, except for chance in Python calls."""
     for launch in launches:
-        then = dict(launch.in_step(one))
-        now = dict(launch.in_step(other))
+        then = dict(launch.in_step(first))
+        now = dict(launch.in_step(second))
         calls = then.pop("python_calls", None)
         calls_now = now.pop("python_calls", None)
         if then != now or (calls is None) != (calls_now is None):
@@ -349,8 +349,8 @@ def _in_step(counts: Counts) -> Amounts:
         "host_reads": sum(counts.host_reads.values()),
         "python_calls": None if counts.python is None else counts.python.total,
         "collectives": sum(each.count for each in counts.collectives),
-        "collective_bytes": told_counts.moved(counts),
-        "peak_bytes": told_counts.peak(counts),
+        "collective_bytes": report_counts.moved(counts),
+        "peak_bytes": report_counts.peak(counts),
     }
 
 
@@ -368,8 +368,8 @@ def _most(of_ranks: Iterable[Amounts]) -> Amounts:
     most: dict[str, int | None] = {}
     for amounts in of_ranks:
         for name, value in amounts.items():
-            known = [each for each in (most.get(name), value) if each is not None]
-            most[name] = max(known, default=None)
+            counted = [each for each in (most.get(name), value) if each is not None]
+            most[name] = max(counted, default=None)
     return most
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.case.case import Unit
 from perfsuite.case.hardware import Allocation, Machine
-from perfsuite.report import counts as told_counts
+from perfsuite.report import counts as report_counts
 from perfsuite.report.nodes import scalings
 from perfsuite.report.text import cut, detectable, percent, plural
 from perfsuite.results.amounts import rate
@@ -27,7 +27,7 @@ IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not revi
 CASES_SHOWN = 20  # cases that are listed because arm B lacks or has changed them
 NOT_COMPARED = "Cases of arm A that were not compared, so this is not a pass"
 OTHER_CASES = "Cases that the arms have otherwise"
-REST = "-v or the HTML report tells"
+REST = "see -v or the HTML report"
 
 
 def verdict(result: Measurement) -> str:
@@ -88,13 +88,13 @@ def decisive(judged: Verdict) -> list[Check]:
 
 def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
     """Return the largest change of a count with this outcome, and how many more there are."""
-    found = () if judged.counts is None else judged.counts.findings
-    telling = [each for each in found if each.outcome == outcome]
-    if not telling:
+    findings = () if judged.counts is None else judged.counts.findings
+    deciding = [each for each in findings if each.outcome == outcome]
+    if not deciding:
         return []
-    largest, *others = telling
-    told = textwrap.shorten(largest.sentence, LONGEST_SENTENCE, placeholder=" ...")
-    return [told + (f"; and {plural(len(others), 'count')} more" if others else "")]
+    largest, *others = deciding
+    shown = textwrap.shorten(largest.sentence, LONGEST_SENTENCE, placeholder=" ...")
+    return [shown + (f"; and {plural(len(others), 'count')} more" if others else "")]
 
 
 def marks(result: Measurement) -> list[str]:
@@ -111,7 +111,7 @@ def marks(result: Measurement) -> list[str]:
 def not_counted(result: Measurement) -> str | None:
     """Explain why a case has no counts to judge, as `not counted: ...`; None if it has."""
     check = result.verdict.counts
-    return None if check is None or check.outcome != "not counted" else told_counts.not_counted(check)
+    return None if check is None or check.outcome != "not counted" else report_counts.not_counted(check)
 
 
 def blind_to(result: Measurement) -> str:
@@ -161,8 +161,8 @@ def tally(results: Iterable[Measurement]) -> list[str]:
         marked.update((verdict(result), mark) for mark in marks(result))
     parts = []
     for word in filter(counts.__getitem__, WORST_FIRST):
-        each = [f"{marked[word, mark]} {mark}" for mark in MARKS if marked[word, mark]]
-        parts.append(f"{counts[word]} {word}" + (f" ({', '.join(each)})" if each else ""))
+        marked_counts = [f"{marked[word, mark]} {mark}" for mark in MARKS if marked[word, mark]]
+        parts.append(f"{counts[word]} {word}" + (f" ({', '.join(marked_counts)})" if marked_counts else ""))
     return parts
 
 
@@ -241,13 +241,13 @@ def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:
 
 def _allocated(allocation: Allocation) -> dict[str, str]:
     interfaces = {node.interface for node in allocation.nodes if node.interface is not None}
-    told = {
+    facts = {
         "nodes": ", ".join(node.name for node in allocation.nodes),
         "job": allocation.job_id,
         "interface": ", ".join(sorted(interfaces)),
         "network": ", ".join(f"{name}={value}" for name, value in sorted(allocation.variables.items())),
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _time(iso: str) -> str:
@@ -282,24 +282,24 @@ def interruption(session: SessionFile) -> str | None:
     return f"The session was interrupted{lost}; what came after it was not measured."
 
 
-def judge_changes(known: Iterable[JudgeChanges | None]) -> list[tuple[str, list[str]]]:
+def judge_changes(branches: Iterable[JudgeChanges | None]) -> list[tuple[str, list[str]]]:
     """Describe how branches change their own checks, each with a heading; duplicates are dropped."""
-    found = []
-    for changes in dict.fromkeys(known):
+    sections = []
+    for changes in dict.fromkeys(branches):
         if changes is None or not changes.sentences:
             continue
         heading = "What judges this branch:"
         if changes.base is not None:
             heading = f"This branch changes the files that judge it, compared with {changes.base[:12]}:"
-        found.append((heading, cut(changes.sentences, MOST_JUDGE_CHANGES)))
-    return found
+        sections.append((heading, cut(changes.sentences, MOST_JUDGE_CHANGES)))
+    return sections
 
 
-def judge_changes_told(known: Iterable[JudgeChanges | None]) -> list[str]:
+def judge_changes_told(branches: Iterable[JudgeChanges | None]) -> list[str]:
     """Return `judge_changes` as lines of text."""
     return [
         line
-        for heading, lines in judge_changes(known)
+        for heading, lines in judge_changes(branches)
         for line in (heading, *(f"  {each}" for each in lines))
     ]
 
@@ -313,8 +313,8 @@ def case_changes(session: SessionFile) -> list[str]:
     lines = []
     for heading, changes in ((NOT_COMPARED, vanished), (OTHER_CASES, others)):
         if changes:
-            told = [f"  {each.case_id}: {_became(each)}" for each in changes]
-            lines += [f"{heading}:", *cut(told, CASES_SHOWN)]
+            entries = [f"  {each.case_id}: {_became(each)}" for each in changes]
+            lines += [f"{heading}:", *cut(entries, CASES_SHOWN)]
     return lines
 
 
@@ -341,8 +341,8 @@ def unclaimed(baselines: Sequence[str]) -> tuple[str, list[str]] | None:
 
 def unclaimed_told(baselines: Sequence[str]) -> list[str]:
     """Return `unclaimed` as one line of text."""
-    found = unclaimed(baselines)
-    return [] if found is None else [f"{found[0]}: {'; '.join(found[1])}"]
+    section = unclaimed(baselines)
+    return [] if section is None else [f"{section[0]}: {'; '.join(section[1])}"]
 
 
 def needs_words(result: Measurement) -> bool:
@@ -353,7 +353,7 @@ def needs_words(result: Measurement) -> bool:
 def in_short(results: Sequence[Measurement]) -> list[str]:
     """Summarise the cases that need no action in a few lines, however many they are."""
     quiet = [result for result in results if not needs_words(result)]
-    lines = [f"{result.case_id}: {told}" for result in quiet for told in excuses(result)]
+    lines = [f"{result.case_id}: {excuse}" for result in quiet for excuse in excuses(result)]
     lines += scalings(results)
     by_note = defaultdict[str, list[str]](list)
     for result in quiet:

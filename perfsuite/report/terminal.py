@@ -133,65 +133,75 @@ def explanation(result: Measurement, *, whole: bool = True) -> str:
     If not `whole`, a launched case has at most `MOST_LINES` lines: the reasons for its verdict, the changes,
     and the location of its files.
     """
-    told = explained(result)
-    return printable("\n".join(_all(result, told) if whole or result.dry else _in_short(result, told)))
+    sections = explained(result)
+    lines = _all(result, sections) if whole or result.dry else _in_short(result, sections)
+    return printable("\n".join(lines))
 
 
-def _all(result: Measurement, told: Explained) -> list[str]:
-    counted = [] if told.counts is None else [f"counts: {told.counts}"]
-    found = [*cut(told.findings, MOST_COUNTS), *cut(told.listed, MOST_COUNTS), *told.remarks]
+def _all(result: Measurement, sections: Explained) -> list[str]:
+    counted = [] if sections.counts is None else [f"counts: {sections.counts}"]
+    findings = cut(sections.findings, MOST_COUNTS)
+    listed = cut(sections.listed, MOST_COUNTS)
     notes = [f"note: {note}" for note in summary.notes(result)]
-    files = [f"{name}: {file}" for name, file in told.files.items()]
+    files = [f"{name}: {file}" for name, file in sections.files.items()]
     parts = [
-        ("  ", [*told.why, *told.reasons, *counted]),
-        ("    ", found),
+        ("  ", [*sections.why, *sections.reasons, *counted]),
+        ("    ", [*findings, *listed, *sections.remarks]),
         (
             "  ",
             [
-                *told.checks,
-                *told.excuses,
-                *told.held,
+                *sections.checks,
+                *sections.excuses,
+                *sections.held,
                 *_shown(result),
-                *told.predicted,
+                *sections.predicted,
                 *notes,
-                *told.changed,
+                *sections.changed,
             ],
         ),
-        ("  ", [*files, *told.traces]),
+        ("  ", [*files, *sections.traces]),
     ]
-    lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
+    lines = _lines(f"{result.case_id}: {sections.verdict}", indent="")
     lines += [line for indent, texts in parts for text in texts for line in _lines(text, indent=indent)]
     lines += spans_of(spans.table(spans.of_result(result)), indent="  ")
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     left = sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:])
     if left:
-        lines.append(f"  the step of {plural(left, 'rank')} more: the HTML report tells")
-    for title, traceback in told.tracebacks:
+        lines.append(f"  the step of {plural(left, 'rank')} more: see the HTML report")
+    for title, traceback in sections.tracebacks:
         lines += [f"  {title}:", *(f"    {line}" for line in traceback.splitlines())]
     return lines
 
 
-def _in_short(result: Measurement, told: Explained) -> list[str]:
+def _in_short(result: Measurement, sections: Explained) -> list[str]:
     """Return the verdict, its reasons and changes; always with anything that weakens it, and the files."""
-    lines = _lines(f"{result.case_id}: {told.verdict}", indent="")
-    *others, (name, directory) = told.files.items()
-    worth_less = [*told.not_counted, *told.excuses]
+    lines = _lines(f"{result.case_id}: {sections.verdict}", indent="")
+    *others, (name, directory) = sections.files.items()
+    worth_less = [*sections.not_counted, *sections.excuses]
     if not any(check.blind for check in summary.decisive(result.verdict)):
         worth_less += filter(None, [summary.blind_to(result)])
     end = [line for text in worth_less for line in _lines(text, most=2)] + _lines(f"{name}: {directory}")
-    findings = [each for each in told.findings if not any(why in each for why in told.why)]
-    texts = [*told.why, *told.reasons, *told.decisive, *findings, *told.held, *told.changed, *told.notes]
+    findings = [each for each in sections.findings if not any(why in each for why in sections.why)]
+    texts = [
+        *sections.why,
+        *sections.reasons,
+        *sections.decisive,
+        *findings,
+        *sections.held,
+        *sections.changed,
+        *sections.notes,
+    ]
     texts += [f"{each}: {file}" for each, file in others]
     sentences = [_lines(text, most=3) for text in texts]
-    found = list(chain.from_iterable(sentences))
+    body = list(chain.from_iterable(sentences))
     room = MOST_LINES - len(lines) - len(end)
-    if len(found) > room:  # keep as many whole sentences as fit
+    if len(body) > room:  # keep as many whole sentences as fit
         kept = max((n for n in accumulate(map(len, sentences)) if n < room), default=room - 1)
-        found[kept:] = [f"  {plural(len(found) - kept, 'line')} more: {summary.REST}"]
-    lines += found
-    room -= len(found) + 1
-    if told.tracebacks and room > 0:
-        title, traceback = told.tracebacks[-1]
+        body[kept:] = [f"  {plural(len(body) - kept, 'line')} more: {summary.REST}"]
+    lines += body
+    room -= len(body) + 1
+    if sections.tracebacks and room > 0:
+        title, traceback = sections.tracebacks[-1]
         last = [f"    {line}" for line in traceback.splitlines()]
         lines.append(f"  {title}{', its end' if len(last) > room else ''}:")
         lines += [each[:WIDTH] for each in last[-room:]]

@@ -51,7 +51,7 @@ def sentence(check: Check, against: str | None = None) -> str:
         if check.outcome == "regressed" and abs(check.change) <= check.allowed:
             text += " (surely worse, and the tolerance is not ruled out)"
         if check.outcome == "passed" and abs(check.change) > check.allowed:
-            text += " (a worsening by as much is ruled out; the improvement is not sure)"
+            text += " (a regression of this size is ruled out; the improvement is not certain)"
     elif check.outcome == "failed" or check.outcome == "inconclusive":
         text += f": {check.outcome}"
     if check.blind:

@@ -48,7 +48,7 @@ class BaselineDocument(Document):
     @classmethod
     def _is_whole(cls, values: Any) -> Any:
         if isinstance(values, dict) and "digest" in values:
-            return unsealed(values, "Restore it or record it anew; if the edit was meant, remove the digest")
+            return unsealed(values, "Restore it or record it again; if the edit was meant, remove the digest")
         return values
 
     @property

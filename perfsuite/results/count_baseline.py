@@ -42,9 +42,9 @@ class CountBaseline(BaselineDocument):
         """Return the JSON, with each collective, and each mapping of counts by name, on one line."""
         content = plain(self)
         for launch in content["computed"]:
-            known = launch["figures"].items()
+            figures = launch["figures"].items()
             launch["figures"] = {
-                name: value for name, value in known if name in COMPUTED and value is not None
+                name: value for name, value in figures if name in COMPUTED and value is not None
             }
         return lines(content) + "\n"
 
@@ -87,9 +87,9 @@ def _computed(run: Run) -> BaselineLaunch:
 
 def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
     """Return the fields that differ between launches in any rank, sorted."""
-    every = list(launches)
-    ranks = [rank for entry in every[0] for rank in entry.ranks]
-    fields = (differing(filter(None, (of_rank(each, rank) for each in every))) for rank in ranks)
+    all_launches = list(launches)
+    ranks = [rank for entry in all_launches[0] for rank in entry.ranks]
+    fields = (differing(filter(None, (of_rank(each, rank) for each in all_launches))) for rank in ranks)
     return tuple(sorted(set().union(*fields)))
 
 

@@ -121,10 +121,11 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
         if peak is None or its.compiled is not None or not flops:
             return None
         passed = {True: 0.0, False: 0.0}  # bytes by whether they stay in one machine
-        for each in its.collectives:
+        for collective in its.collectives:
             # True if no group of this size and distance has ranks on two machines.
-            is_inside = each.ranks == 1 or case.topology.processes_per_node % (each.ranks * each.apart) == 0
-            passed[is_inside] += _passed(each)
+            width = collective.ranks * collective.apart
+            is_inside = collective.ranks == 1 or case.topology.processes_per_node % width == 0
+            passed[is_inside] += _passed(collective)
         limit = Roofline(
             flops=flops,
             peak_flops=peak,
@@ -137,11 +138,11 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
     return max(of_ranks, key=lambda of_rank: of_rank.step_s, default=None)
 
 
-def _passed(each: Collective) -> float:
-    if each.kind in OF_ALL:
-        return each.bytes if each.ranks > 1 else 0
-    times = 2 if each.kind == "all_reduce" else int(each.kind in OF_OTHERS)
-    return times * (each.ranks - 1) / each.ranks * each.bytes
+def _passed(collective: Collective) -> float:
+    if collective.kind in OF_ALL:
+        return collective.bytes if collective.ranks > 1 else 0
+    times = 2 if collective.kind == "all_reduce" else int(collective.kind in OF_OTHERS)
+    return times * (collective.ranks - 1) / collective.ranks * collective.bytes
 
 
 class DryFacts(Data):

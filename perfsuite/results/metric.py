@@ -307,7 +307,7 @@ def recorded() -> tuple[Metric, ...]:
     return tuple(metric for metric in metrics if metric is not None)
 
 
-def find(name: str) -> Metric | None:
+def find_metric(name: str) -> Metric | None:
     """Return the metric of that name; None if its package is gone. Raises `ExtensionError` as `recorded`."""
     span = timed_span(name)
     if span is not None:
@@ -330,7 +330,7 @@ def _of_another_package(name: str) -> Metric | None:
 
 def described(name: str) -> Metric:
     """Return the metric of that name, or a placeholder if it is no longer installed."""
-    return find(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
+    return find_metric(name) or Metric(name, f"{name} (its package is not installed)", "", "lower", "shown")
 
 
 def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:
@@ -341,15 +341,15 @@ def extra_metrics(launches: Iterable[Figures]) -> tuple[Metric, ...]:
 def metrics_of(launches: Iterable[Figures]) -> tuple[Metric, ...]:
     """Return `GATED`, and those other metrics that any of these launches has."""
     launches = tuple(launches)
-    known = [
+    measured = [
         metric
         for metric in (CPU_S_PER_STEP, DATA_WAIT)
         if any(metric.of(figures) is not None for figures in launches)
     ]
-    return (*GATED, *known, *span_metrics(launches), *extra_metrics(launches))
+    return (*GATED, *measured, *span_metrics(launches), *extra_metrics(launches))
 
 
-def judged(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
+def judged_metrics(launches: Iterable[Figures], device: str | None = None) -> tuple[Metric, ...]:
     """Return the `metrics_of` that are judged on a device; with None, on any device."""
     devices = ("cpu", "cuda") if device is None else (device,)
     return tuple(

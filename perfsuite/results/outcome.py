@@ -62,10 +62,10 @@ class Check(Data):
     outcome: Outcome
     measured: float | None  # median of the launches
     baseline: float | None  # median of the baseline's launches
-    allowed: float  # largest worsening that passes: 0.13 is 13 % fewer tokens/s, or 13 % more bytes
+    allowed: float  # largest regression that passes: 0.13 is 13 % fewer tokens/s, or 13 % more bytes
     change: float | None = None  # estimated relative change of the figure
     interval: tuple[float, float] | None = None  # 99 % interval of `change`, with the baseline's uncertainty
-    minimum_detectable: float | None = None  # smallest worsening that is found 95 times in 100
+    minimum_detectable: float | None = None  # smallest regression that is found 95 times in 100
     probe_exponent: float | None = None  # exponent of the probe's correction for machine speed; None: none
     note: str | None = None
 

@@ -75,13 +75,13 @@ class Profile(Data):
     unsteady: tuple[str, ...] = ()  # names whose number of calls varies between steps: not compared
 
     @property
-    def every(self) -> tuple[Work, ...]:
+    def all_work(self) -> tuple[Work, ...]:
         """All work. A name can occur twice: first for calls that the host waits for, later for all calls."""
         return (*self.host_syncs, *self.operators, *self.kernels)
 
     def calls(self) -> dict[str, float]:
         """Return the calls per step by name, without unsteady ones."""
-        return {each.name: each.calls for each in self.every if each.name not in self.unsteady}
+        return {each.name: each.calls for each in self.all_work if each.name not in self.unsteady}
 
 
 class RankProfile(OfRanks):
@@ -141,10 +141,13 @@ class ProfileBaseline(BaselineDocument):
         return lines(plain(self)) + "\n"
 
 
-def of_baseline(known: Baseline, profile: LaunchProfile) -> ProfileBaseline:
+def of_baseline(baseline: Baseline, profile: LaunchProfile) -> ProfileBaseline:
     """Return the document for a profile that was taken with the launches of a baseline."""
     return ProfileBaseline(
-        hardware_class=known.hardware_class, case=known.case, profile=profile, of_baseline=known.recorded_at
+        hardware_class=baseline.hardware_class,
+        case=baseline.case,
+        profile=profile,
+        of_baseline=baseline.recorded_at,
     )
 
 

@@ -164,8 +164,8 @@ def _worker_python(version: str) -> Quantity:
     def python(counts: Counts) -> PythonCalls | None:
         return None if counts.worker_batch is None else counts.worker_batch.python
 
-    found = _of_python(name, read, python)
-    return replace(found, of_worker=True)
+    quantity = _of_python(name, read, python)
+    return replace(quantity, of_worker=True)
 
 
 def _of_python(
@@ -258,8 +258,8 @@ COPIES = Quantity(
 
 
 def _waits(counts: Counts) -> Mapping[str, int] | None:
-    known = counts.blocking_copies if counts.device_copies else {}  # older counts have no blocking copies
-    return None if known is None else {f"blocking copies {way}": known[way] for way in sorted(known)}
+    copies = counts.blocking_copies if counts.device_copies else {}  # older counts have no blocking copies
+    return None if copies is None else {f"blocking copies {way}": copies[way] for way in sorted(copies)}
 
 
 BLOCKING = Quantity(name="blocking copies between devices", unit="calls", read=_waits)
@@ -357,15 +357,15 @@ _OTHERS = (
 )
 
 
-def quantities(every: Iterable[Counts]) -> list[Quantity]:
+def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
     """Return every quantity that any of these counts has, collectives first."""
-    every = list(every)
-    rows = [row for counts in every for row in counts.collectives]
+    all_counts = list(all_counts)
+    rows = [row for counts in all_counts for row in counts.collectives]
     groups = starmap(_group, dict.fromkeys(map(_shape, rows)))
     without_bytes = (row for row in rows if not row.bytes and row.kind != "barrier")
     empty = starmap(_empty, dict.fromkeys(map(_shape, without_bytes)))
-    versions = dict.fromkeys(counts.python.version for counts in every if counts.python is not None)
-    batches = [counts.worker_batch for counts in every if counts.worker_batch is not None]
+    versions = dict.fromkeys(counts.python.version for counts in all_counts if counts.python is not None)
+    batches = [counts.worker_batch for counts in all_counts if counts.worker_batch is not None]
     of_workers = dict.fromkeys(batch.python.version for batch in batches)
     return [*groups, *empty, *_OTHERS, *map(_python, versions), *map(_worker_python, of_workers)]
 
@@ -376,14 +376,14 @@ def differing(launches: Iterable[Counts]) -> set[str]:
     Fields of spans other than the reported step begin with its name: `step 10: kernels in forward`.
     """
     first, *others = launches
-    found = set[str]()
+    fields = set[str]()
     for other in others:
-        found.update(_differing(first, other))
+        fields.update(_differing(first, other))
         for name in first.spans.keys() | other.spans.keys():
             then, now = (_of_span(counts, name) for counts in (first, other))
             if then is not None and now is not None:
-                found.update(f"{name}: {field}" for field in _differing(then, now))
-    return found
+                fields.update(f"{name}: {field}" for field in _differing(then, now))
+    return fields
 
 
 def _of_span(counts: Counts, name: str) -> Counts | None:

@@ -159,8 +159,8 @@ class Figures(Data):
     def by_name(self) -> dict[str, float]:
         """Return what was measured, by name: perfsuite's own figures, then metrics of other packages."""
         of_spans = (f"{SECONDS_OF}{name}" for name in sorted(self.spans_s))
-        known = {name: self.get(name) for name in (*_FIELDS, *of_spans, *sorted(self.extra))}
-        return {name: value for name, value in known.items() if value is not None}
+        values = {name: self.get(name) for name in (*_FIELDS, *of_spans, *sorted(self.extra))}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Figures:

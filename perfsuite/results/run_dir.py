@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.errors import FileError
-from perfsuite.inputs import files
+from perfsuite.inputs.files import LARGEST_OWN, read_text
 
 LAUNCH_DIR = "{launch_dir}"  # replaced with the path of `RunDir.files` in a script's arguments and variables
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
@@ -128,7 +128,7 @@ class RunDir:
     def steps_seen(self) -> int | None:
         """Return the number of steps in `progress`, which may lag behind; None before rank 0 trains."""
         try:
-            steps, _ = files.read_text(self.progress, files.LARGEST_OWN).split()
+            steps, _ = read_text(self.progress, LARGEST_OWN).split()
             return int(steps)
         except (OSError, ValueError, FileError):
             return None
@@ -142,7 +142,7 @@ class RunDir:
         running = {}
         for file in _by_number(self.path.glob("running-*")):
             with contextlib.suppress(OSError, FileError):  # the event has just ended
-                running[int(file.name.rpartition("-")[2])] = files.read_text(file, files.LARGEST_OWN)
+                running[int(file.name.rpartition("-")[2])] = read_text(file, LARGEST_OWN)
         return running
 
     def all_profiles(self) -> list[Path]:
@@ -165,8 +165,8 @@ class RunDir:
         """Return the files of `stacks`, of all nodes or one, as (rank, pid, file): unknown ranks first."""
         files = self.path.glob(f"stacks-{'*' if node is None else node}-*-*.txt")
         names = [(file.stem.split("-")[2:], file) for file in files]
-        found = [(None if rank == "unknown" else int(rank), int(pid), file) for (rank, pid), file in names]
-        return sorted(found, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
+        stacks = [(None if rank == "unknown" else int(rank), int(pid), file) for (rank, pid), file in names]
+        return sorted(stacks, key=lambda each: (-1 if each[0] is None else each[0], each[1]))
 
 
 def _by_number(files: Iterable[Path]) -> list[Path]:

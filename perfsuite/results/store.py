@@ -6,8 +6,7 @@ Only the classes here and the modules named below know the names of directories 
     .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
     baselines/counts/<target>/<case id>.json                reviewed baselines of counts; also in the store
     baselines/profiles/<hardware class>/<case id>.json      profiles of reviewed baselines; also in the store
-    .perfsuite/history/                                     a history (`perfsuite.history.store`)
-    .perfsuite/slurm/<job id>.log                           logs of Slurm's jobs (`perfsuite.launch.slurm`)
+    .perfsuite/history/                                     the history of the machine's nights
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
@@ -17,7 +16,7 @@ Only the classes here and the modules named below know the names of directories 
     .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
     .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
     .perfsuite/packages/<name==version>/                    the releases of an arm (`launch.installed`)
-    .perfsuite/bisect/<digest>/search.json                  the state of a bisect (`perfsuite.bisection`)
+    .perfsuite/bisect/<digest>/search.json                  the state of a bisect
 """
 
 import itertools
@@ -41,6 +40,7 @@ from perfsuite.results.run_dir import Below, RunDir, launches_in
 
 STORE = Path(".perfsuite")  # the local store, unless the user names another
 BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
+BEFORE_AFTER = "before-after.txt"  # the numbers of new and previous baselines, in the directory of a report
 CASES = Path("bench_cases")  # the cases, unless the user names another directory
 COUNTS = "counts"  # folder of the baselines of counts, next to those of hardware classes
 PROFILES = "profiles"  # folder of the profiles that belong to baselines
@@ -99,19 +99,19 @@ class BaselineFiles(Generic[B]):
 
         A local one needs its digest, because nobody reviewed it.
         """
-        known = documents.read(file, self.kind)
+        baseline = documents.read(file, self.kind)
         is_local = self.local is not None and file.is_relative_to(self.local)
         if is_local and "digest" not in documents.read_json(file):
             raise FileError(
                 f"{file}: it has no digest: it was damaged, or an older perfsuite recorded it. Delete it to "
-                "record it anew, or restore it"
+                "record it again, or restore it"
             )
-        if (file.parent.name, file.stem) != (known.folder, known.case.id):
+        if (file.parent.name, file.stem) != (baseline.folder, baseline.case.id):
             raise FileError(
-                f"{file}: it holds the baseline of {known.case.id} on {known.folder}. "
+                f"{file}: it holds the baseline of {baseline.case.id} on {baseline.folder}. "
                 "A file must stand where its content says; move it or delete it."
             )
-        return known
+        return baseline
 
     def find(self, folder: str, case: Case) -> Found[B] | None:
         """Return the baseline of `case`, or None. Raises `FileError` if the first existing file is bad."""
@@ -119,16 +119,16 @@ class BaselineFiles(Generic[B]):
         file = next(filter(is_there, files), None)
         return None if file is None else Found(self.read(file), file)
 
-    def write_reviewed(self, known: B) -> Path:
+    def write_reviewed(self, baseline: B) -> Path:
         """Write an accepted baseline and return its file. Raises `FileError`."""
-        file = self.reviewed_file(known.folder, known.case.id)
-        documents.write(file, known)
+        file = self.reviewed_file(baseline.folder, baseline.case.id)
+        documents.write(file, baseline)
         return file
 
-    def write_local(self, known: B) -> Path:
+    def write_local(self, baseline: B) -> Path:
         """Write a recorded baseline, with a digest, and return its file. Raises `FileError`."""
-        sealed = documents.sealed(json.loads(known.as_json()))
-        file = self.local_file(known.folder, known.case.id)
+        sealed = documents.sealed(json.loads(baseline.as_json()))
+        file = self.local_file(baseline.folder, baseline.case.id)
         documents.write_text(file, documents.lines(sealed) + "\n")
         return file
 
@@ -152,19 +152,19 @@ class BaselineStore(BaselineFiles[Baseline]):
     def _below(self, folder: str, kind: type[B]) -> BaselineFiles[B]:
         return BaselineFiles(self.reviewed / folder, self.local and self.local / folder, kind=kind)
 
-    def profile_of(self, found: FoundBaseline) -> LaunchProfile | None:
+    def profile_of(self, entry: FoundBaseline) -> LaunchProfile | None:
         """Return the profile of a baseline; None if it has none or an outdated one. Raises `FileError`."""
-        file = found.file.parent.parent / PROFILES / found.file.parent.name / found.file.name
-        known = self.profiles.read(file) if is_there(file) else None
-        return known.profile if known and known.of_baseline == found.baseline.recorded_at else None
+        file = entry.file.parent.parent / PROFILES / entry.file.parent.name / entry.file.name
+        document = self.profiles.read(file) if is_there(file) else None
+        return document.profile if document and document.of_baseline == entry.baseline.recorded_at else None
 
     def of_class(self, hardware_class: str) -> list[Baseline]:
         """Return the readable baselines of a class; a case's reviewed one replaces its local one."""
         first_files: dict[str, Path] = {}
         for file in self.files(hardware_class):
             first_files.setdefault(file.name, file)
-        found = (documents.read_or_none(file, Baseline) for file in first_files.values())
-        return [known for known in found if known is not None]
+        baselines = (documents.read_or_none(file, Baseline) for file in first_files.values())
+        return [baseline for baseline in baselines if baseline is not None]
 
 
 def is_there(file: Path) -> bool:
@@ -236,8 +236,8 @@ class Store:
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
         """Yield the profiled launches of a case without a fault, newest first. Raises `FileError`."""
         of_session = SessionDir(self.sessions / session)
-        every = (of_session.case(case_id, repetition) for repetition in itertools.count())
-        for directory in reversed([*itertools.takewhile(Path.exists, every)]):
+        directories = (of_session.case(case_id, repetition) for repetition in itertools.count())
+        for directory in reversed([*itertools.takewhile(Path.exists, directories)]):
             run_dir = RunDir.of_profile(directory)
             if run_dir.case.exists():
                 request = documents.read(run_dir.case, CaseFile)
@@ -254,3 +254,12 @@ class Store:
             for run_dir in launches_in(directory)
             if run_dir.run.exists()
         ]
+
+
+def stored_results(store: Path) -> list[Path]:
+    """Return the `results.json` of all sessions in a store, newest last. Raises `FileError` without any."""
+    files = Store(store).results()
+    if files:
+        return files
+    where = Store(store).sessions
+    raise FileError(f"no session in {where}: measure first (pytest bench_cases), or name a results.json")

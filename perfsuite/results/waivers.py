@@ -38,7 +38,7 @@ class Waiver(Data):
         return f"the waiver of {self.metric} for {self.case}"
 
     @property
-    def told(self) -> str:
+    def terms(self) -> str:
         """The tolerated cost, the end date, the owner and the issue, for messages."""
         return f"{self.tolerated} tolerated until {self.until}, {self.owner}, {self.issue}"
 

@@ -12,23 +12,24 @@ from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
 
+from perfsuite.case.case import Case
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.dry.machine import Device
 from perfsuite.frameworks.base import framework_of
 from perfsuite.launch.arm import Arm, resolve
 from perfsuite.launch.base import Launcher
 from perfsuite.launch.installed import Consent, refuse_large
-from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once
+from perfsuite.measure import Launching, is_free, launch_once, launch_watched, profile_once, until_decided
 from perfsuite.report.progress import Progress
 from perfsuite.results.counts import COUNTED_STEP
-from perfsuite.results.outcome import Verdict
+from perfsuite.results.outcome import Excuse, Verdict
 from perfsuite.results.rank_report import is_of_start_up
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
+from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Options, Setup
-from perfsuite.session.way import Trial, Way, excused
 from perfsuite.verdict.arms import (
     ARM_A,
     ARM_B,
@@ -42,28 +43,31 @@ from perfsuite.verdict.arms import (
 )
 from perfsuite.verdict.counted_spans import without_start_up_calls
 from perfsuite.verdict.overall import with_unseen
-from perfsuite.verdict.paired_test import MAX_PAIRS, order
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, order
 from perfsuite.verdict.profiled import explained
 
 
 @dataclass
-class TwoArms(Way):
+class TwoArms(Mode):
     """Run a case in arm A and in arm B. Faults are injected into arm B only."""
 
+    has_waivers: ClassVar[bool] = False
     of_equals: ClassVar[str] = "only show noise"  # all that a comparison of two equal arms can do
 
-    def refused(self, trial: Trial) -> None:
+    def refused(self, task: Task) -> None:
         """Refuse nothing, as no baseline is needed, but say so if both arms are the same environment."""
         a, b = self.arms
-        if self.setup.options.inject is None and a.acts_as(b):
+        if self.options.inject is None and a.acts_as(b):
             same = "arms A and B are the same environment"
-            self.setup.progress.say(f"{trial.case.id}: {same}: this comparison can {self.of_equals}")
+            self.setup.progress.say(f"{task.case.id}: {same}: this comparison can {self.of_equals}")
 
-    def excuse(self, trial: Trial, verdict: Verdict) -> None:
-        """Record the excuse for a failure that every launch of both arms has."""
-        before, now = ({run.failure.kind for run in arm if run.failure} for arm in (trial.before, trial.runs))
+    def excuse(self, case: Case, launches: Launches, verdict: Verdict) -> Excuse | None:
+        """Return the excuse for a failure that every launch of both arms has; None if there is none."""
+        arms = launches.before, launches.runs
+        before, now = ({run.failure.kind for run in arm if run.failure} for arm in arms)
         if before == {verdict.failure} and now <= before:
-            trial.excused = excused(trial, verdict, None)
+            return excuse_for(case, launches.runs, verdict)
+        return None
 
     def launching(self, arm: str) -> Launching:
         """Return how to launch arm `a` or `b`."""
@@ -80,39 +84,33 @@ class AgainstArm(TwoArms):
     explains: bool = True  # if the arms differ, launch each once more for a profile
     metric: str | None = None  # launch pairs until this is decided; None: until tokens/s and all others are
 
-    def judge(self, trial: Trial) -> Verdict:
+    def judge(self, task: Task, launches: Launches) -> Trial:
         """Launch pairs until they decide. A pair that is not evidence is repeated in the same order."""
-        while True:
-            disturbed = self._launch_pair(trial)
-            verdict = self._verdict(trial)
-            how = self.setup.launching
-            last = trial.runs[-1]
-            if verdict.outcome == "undecided" and disturbed and not is_free(last, how):
-                # While others stay on the machine, more launches cannot help: one pair must do for a verdict.
-                verdict = self._verdict(trial, max_unhealthy=1)
-            if verdict.outcome != "undecided":
-                self.excuse(trial, verdict)
-                return verdict
+        verdict = until_decided(
+            launch=lambda: self._launch_pair(task, launches),
+            judge=lambda **changes: self._verdict(launches, **changes),
+            is_free=lambda: is_free(launches.runs[-1], self.setup.launching),
+        )
+        return Trial.of(launches, verdict, self.excuse(task.case, launches, verdict))
 
-    def _launch_pair(self, trial: Trial) -> bool:
+    def _launch_pair(self, task: Task, launches: Launches) -> bool:
         """Launch each arm once and return whether others used the machine."""
-        pair = len(trial.before) + 1
-        disturbed = False
+        pair = len(launches.before) + 1
+        was_shared = False
         made = dict[str, Run]()
-        for arm in order(len(trial.before) - len(unhealthy_pairs(trial.before, trial.runs))):
-            directory = _launch(trial, arm, pair)
+        for arm in order(len(launches.before) - len(unhealthy_pairs(launches.before, launches.runs))):
+            directory = _directory(task, arm, pair)
             how = self.launching(arm)
             number = 2 * (pair - 1) + len(made) + 1
-            made[arm], beside_others = launch_watched(trial.case, trial.machine, directory, number, how)
-            disturbed = disturbed or beside_others
-        trial.before.append(made["a"])
-        trial.runs.append(made["b"])
-        return disturbed
+            made[arm], beside_others = launch_watched(task.case, task.machine, directory, number, how)
+            was_shared = was_shared or beside_others
+        launches.add_pair(made["a"], made["b"])
+        return was_shared
 
-    def _verdict(self, trial: Trial, **changes: int) -> Verdict:
+    def _verdict(self, launches: Launches, **changes: int) -> Verdict:
         return judge_pairs(
-            trial.before,
-            trial.runs,
+            launches.before,
+            launches.runs,
             tolerance=self.tolerance,
             metric=self.metric,
             max_pairs=self.max_pairs,
@@ -120,16 +118,16 @@ class AgainstArm(TwoArms):
             **changes,
         )
 
-    def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
+    def profile(self, result: Measurement, task: Task) -> Measurement | None:
         """Return the result with a profile of each arm and their differences, or None if none is wanted."""
         differs = result.outcome in ("regressed", "improved")
-        if not (self.explains and differs and framework_of(trial.case).plan(trial.case).needs_torch):
+        if not (self.explains and differs and framework_of(task.case).plan(task.case).needs_torch):
             return None
         taken = []
         for arm, name in (("a", ARM_A), ("b", ARM_B)):
-            self.setup.progress.say(f"{name} of {trial.case.id} is launched once more, for a profile")
-            directory = RunDir.of_profile(trial.directory / arm).path
-            taken.append(profile_once(trial.case, trial.machine, directory, self.launching(arm)))
+            self.setup.progress.say(f"{name} of {task.case.id} is launched once more, for a profile")
+            directory = RunDir.of_profile(task.directory / arm).path
+            taken.append(profile_once(task.case, task.machine, directory, self.launching(arm)))
         before, now = taken
         verdict = with_unseen(result.verdict, {ARM_A: before, ARM_B: now})
         verdict = verdict.replace(profiled=explained(before, now, ARM_A))
@@ -147,25 +145,24 @@ class ByCounts(TwoArms):
     known_a: Run | None = None  # the run of arm A, if there already is one
     metric: str | None = None  # the only count of interest (`Finding.name`); None: all
 
-    def judge(self, trial: Trial) -> Verdict:
+    def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case in both arms and judge the counts of arm B against those of arm A."""
-        made = self._made(trial, "ab" if self.known_a is None else "b")
+        made = self._made(task, "ab" if self.known_a is None else "b")
         a = self.known_a or made["a"]
         b = made["b"]
-        trial.before.append(a)
-        trial.runs.append(b)
+        launches.add_pair(a, b)
         verdict = self._judged(a, b).replace(launches=len(made))
         of_start_up = start_up_findings(verdict)
         if any(self.metric in (None, finding.name) for finding in of_start_up):
-            a, b = self._launch_both_again(trial)
+            a, b = self._launch_both_again(task, launches)
             verdict = with_unconfirmed(self._judged(a, b), of_start_up).replace(launches=len(made) + 2)
         if not self.dry and verdict.outcome not in ("regressed", "failed") and needs_more(a, b):
             made_before = verdict.launches
-            self._launch_both_again(trial)
-            verdict = unless_other(verdict, trial.before, trial.runs).replace(launches=made_before + 2)
-        if not self.dry:  # a dry run cannot show a known issue
-            self.excuse(trial, verdict)
-        return verdict
+            self._launch_both_again(task, launches)
+            verdict = unless_other(verdict, launches.before, launches.runs).replace(launches=made_before + 2)
+        # A dry run cannot show a known issue.
+        excuse = None if self.dry else self.excuse(task.case, launches, verdict)
+        return Trial.of(launches, verdict, excuse)
 
     def _judged(self, a: Run, b: Run) -> Verdict:
         """Judge the counts of B by those of A, without the start-up's calls if another count is searched."""
@@ -174,22 +171,18 @@ class ByCounts(TwoArms):
             b = without_start_up_calls(b)
         return judge_counts(a, b)
 
-    def _launch_both_again(self, trial: Trial) -> tuple[Run, Run]:
+    def _launch_both_again(self, task: Task, launches: Launches) -> tuple[Run, Run]:
         """Launch both arms once more."""
-        again = self._made(trial, "ab", len(trial.runs) + 1)
-        trial.before.append(again["a"])
-        trial.runs.append(again["b"])
+        again = self._made(task, "ab", len(launches.runs) + 1)
+        launches.add_pair(again["a"], again["b"])
         return again["a"], again["b"]
 
-    def _steps(self, trial: Trial) -> int:
-        return self.setup.options.steps_to_count(trial.case)
-
-    def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
+    def _made(self, task: Task, arms: str, launch: int = 1) -> dict[str, Run]:
         runs = dict[str, Run]()
         for number, arm in enumerate(arms, 2 * launch - 1):
-            how = replace(self.launching(arm), counted_steps=self._steps(trial))
-            how.on_launch(trial.case, number)
-            runs[arm] = launch_once(trial.case, trial.machine, _launch(trial, arm, launch), how)
+            how = replace(self.launching(arm), counted_steps=self.options.steps_to_count(task.case))
+            how.on_launch(task.case, number)
+            runs[arm] = launch_once(task.case, task.machine, _directory(task, arm, launch), how)
         return runs
 
 
@@ -200,21 +193,20 @@ class ByDryRuns(ByCounts):
     dry: ClassVar[bool] = True
     device: Device | None = None  # the device to pretend; None: the one that the case is meant for
 
-    def _made(self, trial: Trial, arms: str, launch: int = 1) -> dict[str, Run]:
-        steps = COUNTED_STEP - 1 + self._steps(trial)
-        self.setup.progress.begin(trial.case.id, steps, 1, trial.case.unit)
+    def _made(self, task: Task, arms: str, launch: int = 1) -> dict[str, Run]:
+        case = task.case
+        counted_steps = self.options.steps_to_count(case)
+        self.setup.progress.begin(case.id, COUNTED_STEP - 1 + counted_steps, 1, case.unit)
         stop = Event()
 
         def run(arm: str) -> Run:
-            directory = _launch(trial, arm, launch)
-            environment = self.arms["ab".index(arm)]
             return dry_run(
-                self.setup.host.meant(trial.case),
-                directory,
+                self.setup.host.meant(case),
+                _directory(task, arm, launch),
                 device=self.device,
-                arm=environment,
+                arm=self.arms["ab".index(arm)],
                 stop=stop,
-                counted_steps=self._steps(trial),
+                counted_steps=counted_steps,
             )
 
         with ThreadPoolExecutor(len(arms)) as threads:
@@ -226,8 +218,8 @@ class ByDryRuns(ByCounts):
         return {arm: each.result() for arm, each in begun.items()}
 
 
-def _launch(trial: Trial, arm: str, number: int) -> Path:
-    return RunDir.of_launch(trial.directory / arm, number).path
+def _directory(task: Task, arm: str, launch: int) -> Path:
+    return RunDir.of_launch(task.directory / arm, launch).path
 
 
 def resolved(
@@ -254,7 +246,7 @@ def by_times(
 ) -> Session:
     """Return a session that compares two arms on the times of launches; `how` has fields of `AgainstArm`."""
     setup = Setup(options, progress, Host(launcher, options.store))
-    return Session(setup, AgainstArm(setup, arms, **how))
+    return Session(AgainstArm(setup, arms, **how))
 
 
 def by_counts(
@@ -272,11 +264,11 @@ def by_counts(
     """
     if launcher is not None:
         setup = Setup(options, progress, Host(launcher, options.store))
-        return Session(setup, ByCounts(setup, arms, known_a=known_a, metric=metric))
+        return Session(ByCounts(setup, arms, known_a=known_a, metric=metric))
     reasons = {name: why_no_cuda(arm) for name, arm in zip("AB", arms, strict=True)}
     why_not = {name: why for name, why in reasons.items() if why}
     for name, why in why_not.items():
         progress.say(f"a CPU is pretended in both arms, for arm {name}: {why}")
     device: Device | None = "cpu" if why_not else None
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(setup, ByDryRuns(setup, arms, known_a=known_a, device=device))
+    return Session(ByDryRuns(setup, arms, known_a=known_a, device=device))

@@ -16,8 +16,8 @@ from perfsuite.results.profile import TakenProfile, of_baseline
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import FoundBaseline
+from perfsuite.session.mode import Launches, Mode, Task, Trial, excuse_for
 from perfsuite.session.setup import MISSING_FAILS
-from perfsuite.session.way import Trial, Way, excused
 from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
@@ -26,78 +26,82 @@ MIN_RECORDED = 3  # fewest launches of a usable local baseline; one with fewer i
 
 
 @dataclass
-class AgainstBaseline(Way):
+class AgainstBaseline(Mode):
     """Judge cases against accepted or recorded baselines."""
 
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
-    def refused(self, trial: Trial) -> Verdict | None:
+    def refused(self, task: Task) -> Verdict | None:
         """Return the failure of a case without a required baseline, unless it has another reason to fail."""
-        _, required = self._baseline_of(trial)
-        may_fail = trial.case.known_issue is not None or trial.case.may_run_out_of_memory
-        return None if may_fail and self.setup.options.inject is None else required
+        _, required = self._baseline_of(task)
+        may_fail = task.case.known_issue is not None or task.case.may_run_out_of_memory
+        return None if may_fail and self.options.inject is None else required
 
-    def judge(self, trial: Trial) -> Verdict:
+    def judge(self, task: Task, launches: Launches) -> Trial:
         """Launch a case until its launches decide, and judge their counts."""
-        known, required = self._baseline_of(trial)  # again: the last holder of the lock may have recorded one
-        target = target_of(trial.machine, dry=False)
-        is_counted = self.setup.options.counts
-        counts = self.setup.baselines.counts.find(target, trial.case) if is_counted else None
-        file = counts.file if counts else self.setup.baselines.counts.local_file(target, trial.case.id)
+        case = task.case
+        options = self.options
+        known, required = self._baseline_of(task)  # again: the last holder of the lock may have recorded one
+        target = target_of(task.machine, dry=False)
+        counts = self.baselines.counts.find(target, case) if options.counts else None
+        counts_file = counts.file if counts else self.baselines.counts.local_file(target, case.id)
         reference = Reference(
             baseline=known.baseline if known else None,
             counts=counts.baseline if counts else None,
-            noise=self.noise(trial.machine.hardware_class),
-            policy=self.setup.options.policy,
+            noise=self.noise(task.machine.hardware_class),
+            policy=options.policy,
         )
-        verdict = measure(
-            trial.case, trial.machine, trial.directory, reference, self.setup.launching, runs=trial.runs
-        )[1]
+        runs = launches.runs
+        how = self.setup.launching
+        _, verdict = measure(case, task.machine, task.directory, reference, how, runs=runs)
         if required is not None and verdict.outcome == "recorded":
             seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
             verdict = required.replace(**seen)
-        verdict = with_counts(verdict, trial.runs, reference.counts, str(file), known=reference.baseline)
-        trial.baseline_file = known.file if known else None
-        found = [documents.plain(each.baseline) for each in (known, counts) if each is not None]
-        trial.judged_by = documents.digest(found) if found else None
+        verdict = with_counts(verdict, runs, reference.counts, str(counts_file), times=reference.baseline)
+        baseline_file = known.file if known else None
         if verdict.is_recorded:
-            hardware_class = trial.runs[-1].machine.hardware_class
-            trial.baseline_file = self.setup.baselines.local_file(hardware_class, trial.case.id)
-        trial.excused = excused(trial, verdict, reference.baseline)
-        return verdict
+            baseline_file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)
+        judges = [documents.plain(each.baseline) for each in (known, counts) if each is not None]
+        return Trial(
+            verdict=verdict,
+            runs=tuple(runs),
+            baseline_file=baseline_file,
+            judged_by=documents.digest(judges) if judges else None,
+            excused=excuse_for(case, runs, verdict, reference.baseline),
+        )
 
     def noise(self, hardware_class: str) -> ClassNoise:
         """Return the noise pooled over all baselines of a class, as they were at the first call."""
         if hardware_class not in self._noise:
-            self._noise[hardware_class] = class_noise(self.setup.baselines.of_class(hardware_class))
+            self._noise[hardware_class] = class_noise(self.baselines.of_class(hardware_class))
         return self._noise[hardware_class]
 
-    def record(self, result: Measurement) -> None:
+    def write_baselines(self, result: Measurement) -> None:
         """Write the local baselines of times (with the profile, if one was taken) and of counts."""
         runs = result.healthy_runs
         verdict = result.verdict
         if verdict.is_recorded:
             recorded = baseline.from_runs(runs, sessions=[Path(result.directory).parent.name] * len(runs))
-            self.setup.baselines.write_local(recorded)
+            self.baselines.write_local(recorded)
             if result.profile is not None and result.profile.profile is not None:
-                self.setup.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
-        super().record(result)
+                self.baselines.profiles.write_local(of_baseline(recorded, result.profile.profile))
+        super().write_baselines(result)
 
-    def profile(self, result: Measurement, trial: Trial) -> Measurement | None:
+    def profile(self, result: Measurement, task: Task) -> Measurement | None:
         """Return the result with a profile; if it is worse, also its differences from the baseline's."""
-        if not self._wants_profile(result, trial.case):
+        if not self._wants_profile(result, task.case):
             return None
-        self.setup.progress.say(f"{trial.case.id} is launched once more, for a profile")
-        directory = RunDir.of_profile(trial.directory).path
-        taken = profile_once(trial.case, trial.machine, directory, self.setup.launching)
+        self.setup.progress.say(f"{task.case.id} is launched once more, for a profile")
+        directory = RunDir.of_profile(task.directory).path
+        taken = profile_once(task.case, task.machine, directory, self.setup.launching)
         verdict = with_unseen(result.verdict, {"": taken})
         if not _is_worse(verdict):
             return result.replace(profile=taken, verdict=verdict)
         before: TakenProfile | None = None
-        case_baseline = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
+        case_baseline = self.baselines.find(task.machine.hardware_class, task.case)
         if case_baseline is not None:
             try:
-                profile = self.setup.baselines.profile_of(case_baseline)
+                profile = self.baselines.profile_of(case_baseline)
                 before = None if profile is None else TakenProfile(profile=profile)
             except FileError as error:
                 before = TakenProfile(why_none=str(error))
@@ -107,19 +111,19 @@ class AgainstBaseline(Way):
     def _wants_profile(self, result: Measurement, case: Case) -> bool:
         """Return whether to profile a case: it is worse, or its launches can become a baseline."""
         verdict = result.verdict
-        options = self.setup.options
+        options = self.options
         if not options.explain or verdict.outcome in UNMEASURED:
             return False
         may_be_accepted = verdict.is_recorded or options.policy.min_launches >= baseline.MIN_ACCEPTED
         return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
 
-    def _baseline_of(self, trial: Trial) -> tuple[FoundBaseline | None, Verdict | None]:
+    def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
         """Return the baseline to compare with, or the failure if one is required.
 
         A local baseline with too few launches does not count.
         """
-        found = self.setup.baselines.find(trial.machine.hardware_class, trial.case)
-        options = self.setup.options
+        found = self.baselines.find(task.machine.hardware_class, task.case)
+        options = self.options
         fewest = min(MIN_RECORDED, options.policy.record_launches)
         if found and (found.baseline.accepted is not None or len(found.baseline.launches) >= fewest):
             return found, None
@@ -130,7 +134,7 @@ class AgainstBaseline(Way):
         else:
             return None, None
         of = "" if found is None else f" of {plural(fewest, 'launch')} or more"
-        reason = f"no baseline{of} on {trial.machine.hardware_class} in {self.setup.baselines}, and {why}"
+        reason = f"no baseline{of} on {task.machine.hardware_class} in {self.baselines}, and {why}"
         return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 

@@ -13,16 +13,16 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
+from perfsuite.session.mode import Launches, Mode, Task, Trial
 from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
-from perfsuite.session.way import Trial, Way
 from perfsuite.verdict.overall import with_counts
 
 ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
 
 
 @dataclass
-class Dry(Way):
+class Dry(Mode):
     """Run cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
 
     device: Device | None = None  # the device to pretend; None: the one that the case is meant for
@@ -30,44 +30,44 @@ class Dry(Way):
     ranks: tuple[int, ...] | None = None
     dry: ClassVar[bool] = True
 
-    def judge(self, trial: Trial) -> Verdict:
+    def judge(self, task: Task, launches: Launches) -> Trial:
         """Run a case dry and judge its counts. A dry run cannot show a known issue."""
-        target = target_of(trial.machine, dry=True)
-        store = self.setup.baselines.counts
-        known = store.find(target, trial.case)
-        number = self.setup.options.steps_to_count(trial.case)
-        self.setup.progress.begin(trial.case.id, COUNTED_STEP - 1 + number, 1, trial.case.unit)
-        directory = RunDir.of_launch(trial.directory, 1).path
+        case = task.case
+        target = target_of(task.machine, dry=True)
+        store = self.baselines.counts
+        known = store.find(target, case)
+        number = self.options.steps_to_count(case)
+        self.setup.progress.begin(case.id, COUNTED_STEP - 1 + number, 1, case.unit)
         run = dry_run(
-            self.setup.host.meant(trial.case),
-            directory,
+            self.setup.host.meant(case),
+            RunDir.of_launch(task.directory, 1).path,
             ranks=self.ranks,
             device=self.device,
             counted_steps=number,
         )
-        trial.runs.append(run)
-        file = known.file if known else store.local_file(target, trial.case.id)
+        launches.runs.append(run)
+        file = known.file if known else store.local_file(target, case.id)
         verdict = self._uncounted(run, target, is_known=known is not None)
-        verdict = with_counts(verdict, trial.runs, known.baseline if known else None, str(file))
+        verdict = with_counts(verdict, [run], known.baseline if known else None, str(file))
         if known is None and self.ranks is not None and verdict.counts is not None:
             looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
-        return verdict
+        return Trial.of(launches, verdict)
 
     def _uncounted(self, run: Run, target: str, *, is_known: bool) -> Verdict:
         """Return the verdict on a dry run before its counts are judged."""
         if run.failure is not None:
             reason = f"{run.failure.kind}: {run.failure.message}"
             return Verdict(outcome="failed", launches=1, failure=run.failure.kind, reasons=(reason,))
-        if not is_known and self.setup.options.fail_without_baseline:
-            reason = f"no baseline of counts for {target} in {self.setup.baselines}, and {MISSING_FAILS}"
+        if not is_known and self.options.fail_without_baseline:
+            reason = f"no baseline of counts for {target} in {self.baselines}, and {MISSING_FAILS}"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
         return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
     def reviewed_file(self, case: Case) -> Path:
         """Return the path of the reviewed baseline of a case's counts, whether or not it exists."""
         target = target_of(self.setup.host.machine_for(case), dry=True)
-        return self.setup.baselines.counts.reviewed_file(target, case.id)
+        return self.baselines.counts.reviewed_file(target, case.id)
 
 
 def dry_session(
@@ -75,4 +75,4 @@ def dry_session(
 ) -> Session:
     """Return a session that runs cases dry, on the machines they are meant for or on another `device`."""
     setup = Setup(options, progress, DryHost(device=device))
-    return Session(setup, Dry(setup, device=device, ranks=ranks))
+    return Session(Dry(setup, device=device, ranks=ranks))

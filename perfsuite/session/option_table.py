@@ -6,7 +6,7 @@ To add an option, add a row here, and a field of `Options` if a session needs it
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -15,18 +15,17 @@ from typing import Any
 from perfsuite.case.fault import Fault
 from perfsuite.errors import CaseError, FileError
 from perfsuite.inputs import files
+from perfsuite.inputs.setting import Parse, Setting
 from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.quiet import WAIT_S
 from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.store import BASELINES, STORE
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge import Policy
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
 STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
-
-Parse = Callable[[str], Any]  # reads a value. Raises `ValueError` with the text that follows `give`
 
 
 def whole(least: int, most: int = 10**9) -> Parse:
@@ -55,6 +54,9 @@ def share(value: str) -> float:
     if 0 <= number <= 1:
         return number
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
+
+
+MOST_TOLERANCE = 0.5  # of a step: enough if the bad arm is many times slower, though less than half its loss
 
 
 def strict(value: str) -> frozenset[str]:
@@ -121,33 +123,11 @@ def fault(value: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option:
-    """An option: `--perf-NAME` in pytest, `perf_NAME` in its ini file, and `--NAME` in some commands."""
+class Option(Setting):
+    """An option of sessions: a setting of pytest, and `--NAME` in some commands."""
 
-    name: str
-    help: str  # the text for pytest's help, the help of commands, and the page
-    page: str = ""  # more text for the page, in Markdown
-    metavar: str = ""  # placeholder of its value; empty: a flag. In `one|other`, the second word means True
-    parse: Parse = str
-    default: str = ""  # the default as text, parsed like any other value; empty means None
     sets: str = ""  # field of `Options` or `Policy`; empty: as `name`, without `no-` (which sets it to False)
-    ini: bool = False  # whether a repository can set it in pytest's ini file
     of_verdict: bool = False  # whether verdicts depend on it: a session resumes only with the same value
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether the option takes no value."""
-        return not self.metavar
-
-    @property
-    def spelled(self) -> str:
-        """The name of pytest's option."""
-        return f"--perf-{self.name}"
-
-    @property
-    def key(self) -> str:
-        """The key in pytest's ini file, which is also the name of the Python variable."""
-        return self.spelled[2:].replace("-", "_")
 
     @property
     def sets_field(self) -> str | None:
@@ -156,30 +136,6 @@ class Option:
         if own in Policy.__dataclass_fields__:
             return f"policy.{own}"
         return own if own in Options.__dataclass_fields__ else None
-
-    @property
-    def help_with_default(self) -> str:
-        """The help with the default, for the command line."""
-        return self.help + (f" (default: {self.default})" if self.default else "")
-
-    def read(self, spelled: str, value: str | bool | None) -> Any:
-        """Parse a value. Raises `CaseError`, which names the option as it was `spelled`."""
-        if self.is_flag:
-            return bool(value) != self.name.startswith("no-")
-        given = str(value or self.default)
-        if not given:
-            return None
-        words = self.metavar.split("|")
-        try:
-            if len(words) == 1:
-                return self.parse(given)
-            if given not in words:
-                raise ValueError(" or ".join(words))
-            return given == words[1]
-        except CaseError:
-            raise  # this error already names the option
-        except ValueError as error:
-            raise CaseError(f"{spelled}={given[:80]}: give {error}") from None
 
     def shown(self, options: Options) -> str:
         """Return the value in a session's options, as text."""
@@ -296,7 +252,7 @@ OPTIONS = (
         sets="wait_quiet_s",
         ini=True,
         help="longest wait for other users of the machine; 0 relaunches immediately",
-        page="Only with the local launcher",
+        page="Only if cases run on this machine",
     ),
     Option(
         name="wait-lock",
@@ -317,14 +273,14 @@ OPTIONS = (
         name="launcher",
         metavar="NAME",
         ini=True,
-        help="launcher that starts the processes of a case: local, slurm (on the nodes of an allocation; the "
-        "default if it has several nodes), or one from another package",
-        page="See [Inside an allocation](slurm.md#inside-an-allocation)",
+        help="launcher that starts the processes of a case: local, or another installed one (default: the "
+        "one that is meant for where pytest runs, otherwise local)",
+        page="See [Launchers](#launchers)",
     ),
     Option(
         name="no-preflight",
         help="launch cases of several nodes without checking the nodes first",
-        page="See [Preflight](slurm.md#preflight)",
+        page="See [Preflight](not-judged.md#a-preflight-of-several-nodes)",
     ),
     Option(
         name="resume",

@@ -9,19 +9,19 @@ from perfsuite.report import summary
 from perfsuite.report.safe_text import printable
 from perfsuite.report.terminal import explanation, table
 from perfsuite.results.session_file import SessionFile, Status
-from perfsuite.session.session import Session, session_file
+from perfsuite.session.record import Record
 
 
-def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> list[str]:
-    """Return a session's results as lines of text: the arms, the table, and explanations where needed.
+def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> list[str]:
+    """Return the results of a session as lines of text: the arms, the table, and explanations where needed.
 
     `whole` explains every case in full, failed ones included. Otherwise a failed case is left to its test.
     """
-    measurements = session.results
+    measurements = record.results
     told = [f"note: {note}" for note in summary.machine_notes(measurements)]
-    told += [f"note: {each}" for each in session.remarks]
-    told += summary.judge_changes_told([session.judge_changes])
-    told += [f"{name}: {arm}" for name, arm in summary.arms_told(session.arm_facts).items()]
+    told += [f"note: {each}" for each in record.remarks]
+    told += summary.judge_changes_told([record.judge_changes])
+    told += [f"{name}: {arm}" for name, arm in summary.arms_told(record.arm_facts).items()]
     told = [printable(line) for line in told]
     if measurements:
         told.append(table(measurements, color=color, width=width))
@@ -32,23 +32,23 @@ def lines(session: Session, *, whole: bool, color: bool, width: int | None) -> l
     return told if whole else [*told, *summary.in_short(measurements)]
 
 
-def write_files(session: Session, status: Status) -> None:
+def write_files(record: Record, status: Status) -> None:
     """Write the requested files, and `results.json` if the session has begun.
 
     All files are tried before a `FileError` names those that could not be written.
     """
-    options = session.setup.options
+    options = record.options
     writes: list[tuple[Callable[[Path, SessionFile], object], Path | None]] = [
         (documents.write, options.json),
         (write_report, options.report),
     ]
-    if session.results or session.launches or session.running is not None:
-        writes.insert(0, (documents.write, session.directory.results))
+    if record.results or record.running is not None:
+        writes.insert(0, (documents.write, record.directory.results))
     problems = []
     for write, path in writes:
         try:
             if path is not None:
-                write(path, session_file(session, status))
+                write(path, record.session_file(status))
         except Exception as error:  # the next file may be of another kind, on another disk
             problems.append(errors.told(error))
     if problems:

@@ -15,7 +15,6 @@ from perfsuite.launch.base import Launcher
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.launch.lock import WAIT_S as LOCK_WAIT_S
 from perfsuite.launch.lock import MachineLock
-from perfsuite.launch.preflight import preflight
 from perfsuite.launch.quiet import WAIT_S, Neighbours
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.measure import Launching, WhenShared
@@ -69,6 +68,10 @@ class Options:
     def is_failing(self, measurement: Measurement) -> bool:
         """Return whether a test fails with this measurement, or would without `shadow`."""
         return measurement.excused is None and measurement.outcome in {"failed", "regressed", *self.strict}
+
+    def fails_session(self, measurement: Measurement) -> bool:
+        """Return whether a session fails with this measurement, or would without `shadow`."""
+        return self.is_failing(measurement) or (measurement.excused is None and measurement.is_empty)
 
 
 @dataclass
@@ -162,7 +165,7 @@ class Setup:
     @cached_property
     def neighbours(self) -> Neighbours | None:
         """The other users of this machine; None if launches run on other machines."""
-        if self.host.launcher.name != LocalLauncher.name:
+        if not self.host.launcher.runs_here:
             return None
         return Neighbours(self.progress.say, self.progress.waiting, self.options.wait_quiet_s)
 
@@ -222,7 +225,7 @@ class Preflights:
         launcher = self.setup.host.launcher
         allocation = self.setup.host.machine.allocation
         names = [node.name for node in allocation.nodes[:nodes]] if allocation else []
-        found = preflight(launcher, machine, nodes, self.new_directory(), names=names)
+        found = launcher.check_nodes(machine, nodes, self.new_directory(), names=names)
         self.made.append(found)
         self.save()
         self.setup.progress.say(preflight_text(found))

@@ -9,11 +9,11 @@ from perfsuite.case.case import Case
 from perfsuite.report.text import relative
 from perfsuite.results.count_baseline import DRY
 from perfsuite.results.store import BaselineFiles
-from perfsuite.session.session import Session
+from perfsuite.session.mode import Mode
 
 
 def unclaimed(
-    session: Session,
+    mode: Mode,
     collected: Mapping[str, Case],
     claimed: Collection[str],
     markers: Collection[str],
@@ -25,55 +25,55 @@ def unclaimed(
     `claimed` the selected ones, by id; `markers` are those of `-m`, if it names hardware. `elsewhere` is the
     directory of the cases if the session has only tests of other directories.
     """
-    files = [session.way.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
+    files = [mode.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
     found = []
     for folder in dict.fromkeys(file.parent for file in files):
         for file in sorted(folder.glob("*.json")):
             case = collected.get(file.stem)
-            if file.stem not in claimed and not (case and _is_of_another_night(session, case, file, markers)):
-                name = relative(str(file), session.setup.options.root)
+            if file.stem not in claimed and not (case and _is_of_another_night(mode, case, file, markers)):
+                name = relative(str(file), mode.options.root)
                 found.append((file.stem, f"{name}: {_why(case, markers, elsewhere)}"))
     return found
 
 
-def without_any_case(session: Session, markers: Collection[str]) -> list[tuple[str, str]]:
+def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, str]]:
     """Return the same if no case at all is selected: baselines that would apply to this machine.
 
     `markers` are those of `-m`, if it names hardware. An unreadable file is included, as it could be one.
     """
-    baselines = session.setup.baselines
+    baselines = mode.baselines
     kinds: list[BaselineFiles[Any]] = [baselines, baselines.counts]
     found: dict[str, str] = {}
     for known in kinds:
         for file in sorted(known.reviewed.glob("*/*.json")):
-            if file.parent.name.startswith(DRY) != session.way.dry:
+            if file.parent.name.startswith(DRY) != mode.dry:
                 continue
             document = documents.read_or_none(file, known.kind)
             if document is None:
                 why = "it cannot be read, and no case is selected"
-            elif _is_meant(session, document.case, markers):
+            elif _is_meant(mode, document.case, markers):
                 why = "no case is selected"
             else:
                 continue
-            found.setdefault(file.stem, f"{relative(str(file), session.setup.options.root)}: {why}")
+            found.setdefault(file.stem, f"{relative(str(file), mode.options.root)}: {why}")
     return [*found.items()]
 
 
-def _is_meant(session: Session, case: Case, markers: Collection[str]) -> bool:
+def _is_meant(mode: Mode, case: Case, markers: Collection[str]) -> bool:
     if markers:
         return not set(case.markers).isdisjoint(markers)
     try:
-        return session.setup.host.why_not(case) is None
+        return mode.setup.host.why_not(case) is None
     except Exception:  # the case would fail here
         return False
 
 
-def _is_of_another_night(session: Session, case: Case, file: Path, markers: Collection[str]) -> bool:
+def _is_of_another_night(mode: Mode, case: Case, file: Path, markers: Collection[str]) -> bool:
     """Return whether `-m` excludes a case that this machine could judge, as `-m gpu` one of an H100."""
     if not markers or not set(case.markers).isdisjoint(markers):
         return False
     try:
-        return session.setup.host.why_not(case) is None and session.way.reviewed_file(case) == file
+        return mode.setup.host.why_not(case) is None and mode.reviewed_file(case) == file
     except Exception:  # the case would fail in its own nightly run, too
         return False
 

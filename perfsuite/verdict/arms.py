@@ -16,7 +16,7 @@ from perfsuite.results.metric import (
     Metric,
     PartOfStep,
     SpanSeconds,
-    judged,
+    judged_metrics,
     span_metrics,
 )
 from perfsuite.results.outcome import Check, CountCheck, Finding, Verdict
@@ -30,6 +30,7 @@ from perfsuite.verdict.computation import (
     may_have_other_tokens,
     other_computation,
 )
+from perfsuite.verdict.evidence import Evidence
 from perfsuite.verdict.judge import (
     MAX_UNHEALTHY,
     NO_LOADER,
@@ -42,13 +43,13 @@ from perfsuite.verdict.judge import (
     tolerance_check,
     unjudged,
     why_failed,
-    worst,
+    worst_verdict,
     worth_a_launch,
 )
 from perfsuite.verdict.loss import few_differ, loss_differs, may_differ, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, is_size
-from perfsuite.verdict.overall import OF_A_DRY_RUN, explained
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS, decided
+from perfsuite.verdict.overall import OF_A_DRY_RUN, explained_by_counts
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 
 ARM_A = "arm A"
 ARM_B = "arm B"
@@ -63,12 +64,12 @@ NOT_COMPARED = CountCheck(outcome="passed", compared=False)
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
     """Return the pairs, numbered from 1, that are not evidence, with the problems of the machine in each."""
-    found: dict[int, list[str]] = {}
+    problems: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
         for arm, run in zip((ARM_A, ARM_B), pair, strict=True):
             for problem in launch_problems(run, None):
-                found.setdefault(number, []).append(f"{arm}: {problem}")
-    return found
+                problems.setdefault(number, []).append(f"{arm}: {problem}")
+    return problems
 
 
 def judge_pairs(
@@ -94,24 +95,17 @@ def judge_pairs(
     failed = _failed(a, b)
     if failed is not None:
         return failed
-    problems = unhealthy_pairs(a, b)
-    healthy = [pair for number, pair in enumerate(zip(a, b, strict=True), 1) if number not in problems]
-    if len(problems) >= max(max_unhealthy, len(healthy)):
+    evidence = Evidence.of([*zip(a, b, strict=True)], unhealthy_pairs(a, b))
+    if evidence.is_too_little(max_unhealthy):
         verdict = Verdict(outcome="unhealthy", launches=launches)
-    elif not healthy:
+    elif not evidence.healthy:
         verdict = Verdict(outcome="undecided", launches=launches)
     else:
-        of_a, of_b = zip(*healthy, strict=True)
+        of_a, of_b = zip(*evidence.healthy, strict=True)
         is_last = len(a) >= max_pairs
         verdict = _judge_healthy(of_a, of_b, tolerance, metric, max_pairs, corrects, is_last=is_last)
-    verdict = _if_same(verdict, a, b)
-    set_aside = [f"pair {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
-    verdict = _with_differences(verdict, a, b)
-    return verdict.replace(
-        launches=launches,
-        unhealthy_launches=tuple(problems),
-        reasons=(*verdict.reasons, *set_aside),
-    )
+    verdict = _with_differences(_if_same(verdict, a, b), a, b)
+    return evidence.named_in(verdict.replace(launches=launches), "pair")
 
 
 def judge_counts(a: Run, b: Run) -> Verdict:
@@ -141,13 +135,13 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
     """Return the verdict on one launch of each arm. It is `improved` only if both computed the same."""
     then = Computed.of([a])
     now = Computed.of([b])
-    told = may_differ(then.launches, now.launches)
-    if verdict.outcome == "regressed" and told is not None:
-        return verdict.replace(reasons=(*verdict.reasons, f"{told}, in one launch of each arm"))
+    difference = may_differ(then.launches, now.launches)
+    if verdict.outcome == "regressed" and difference is not None:
+        return verdict.replace(reasons=(*verdict.reasons, f"{difference}, in one launch of each arm"))
     if verdict.outcome != "improved":
         return verdict
-    if told is not None or may_have_other_tokens(then, now):
-        what = told or "the model was given other tokens"
+    if difference is not None or may_have_other_tokens(then, now):
+        what = difference or "the model was given other tokens"
         reason = f"{what}: what does less may compute something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
     if b.dry:
@@ -200,8 +194,8 @@ def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
     """Return the verdict on the second launches, with the start-up changes that they did not confirm."""
     confirmed = {(each.span, each.quantity) for each in start_up_findings(verdict)}
     gone = [each.sentence for each in first if (each.span, each.quantity) not in confirmed]
-    told = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
-    return verdict.replace(reasons=(*verdict.reasons, *told))
+    unconfirmed = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
+    return verdict.replace(reasons=(*verdict.reasons, *unconfirmed))
 
 
 def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
@@ -233,14 +227,14 @@ def _changed_by(why: str) -> str:
 
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    known = baselines.from_runs(a)
+    baseline = baselines.from_runs(a)
     other_settings = (
         f"settings differ: {name.removeprefix('observed ')} is {then!r} in {ARM_A} and {now!r} in {ARM_B}"
-        for name, (then, now) in setting_differences(b[-1], known).items()
+        for name, (then, now) in setting_differences(b[-1], baseline).items()
     )
     reasons = (*verdict.reasons, *other_settings)
     computed = differences(Computed.of(a), Computed.of(b), ARM_A)
-    changed = (*scaled(b, known), *computed, *run_changes(b[-1], known))
+    changed = (*scaled(b, baseline), *computed, *run_changes(b[-1], baseline))
     return verdict.replace(reasons=reasons, changed=changed, against=ARM_A)
 
 
@@ -258,7 +252,7 @@ def _judge_healthy(
     corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
     of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is shown, not judged
-    for metric in judged((run.figures for run in (*a, *b)), b[0].machine.device):
+    for metric in judged_metrics((run.figures for run in (*a, *b)), b[0].machine.device):
         if isinstance(metric, SpanSeconds) and metric not in of_spans:
             continue
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
@@ -266,12 +260,12 @@ def _judge_healthy(
         checks.append(check.replace(outcome="inconclusive") if is_open else check)
     checks = worth_a_launch(checks, alone)
     counts = _counts(a, b)
-    why = explained(checks, counts, b[-1], ("regressed", "improved"))
+    why = explained_by_counts(checks, counts, b[-1], ("regressed", "improved"))
     if counts is not None:  # here counts explain changes of times, and are not changes by themselves
         findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
         outcome = "not counted" if counts.outcome == "not counted" else "passed"
         counts = counts.replace(outcome=outcome, findings=findings)
-    verdict = worst(checks, len(a) + len(b)).replace(counts=counts, explained=why)
+    verdict = worst_verdict(checks, len(a) + len(b)).replace(counts=counts, explained=why)
     state = next((check.outcome for check in checks if check.metric == awaited), None)
     if verdict.outcome != "failed" and state is not None and (state == "undecided" or alone):
         verdict = verdict.replace(outcome=state)
@@ -288,9 +282,9 @@ def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
     if others:
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*others, *verdict.reasons))
     is_enough = len(a) >= MIN_PAIRS
-    told = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
-    if told is not None:
-        return verdict.replace(outcome="failed", failure="loss", reasons=(told, *verdict.reasons))
+    difference = loss_differs(b, baselines.from_runs(a), ARM_A) if is_enough else few_differ(b, a, ARM_A)
+    if difference is not None:
+        return verdict.replace(outcome="failed", failure="loss", reasons=(difference, *verdict.reasons))
     return if_same(verdict, then, now, ARM_A)
 
 

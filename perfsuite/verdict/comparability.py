@@ -7,7 +7,7 @@ from perfsuite.case.case import NOT_IN_ID
 from perfsuite.case.hardware import AND
 from perfsuite.results.amounts import amount, signed
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import find
+from perfsuite.results.metric import find_metric
 from perfsuite.results.rank_report import Observed
 from perfsuite.results.run import Run
 from perfsuite.verdict.noise import is_size
@@ -50,9 +50,9 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
     reasons = [health.NOT_SAMPLED] if run.health is not None and not run.health.samples else []
     reasons += [*health.machine_problems(run.health, run.machine), *_slow_gpus(run)]
     if baseline is not None:
-        other = [*_less_power(run, baseline), *_slower_machine(run, baseline)]
-        if other:
-            reasons += [*other, *_clock_change(run, baseline)]
+        slower = [*_less_power(run, baseline), *_slower_machine(run, baseline)]
+        if slower:
+            reasons += [*slower, *_clock_change(run, baseline)]
     return reasons
 
 
@@ -72,26 +72,26 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
         if now is not None and now < (1 - allowed) * usual:
             ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
             whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
-            told = f"{name} was {now:.4g}{whose}, at the baseline {usual:.4g}"
-            reasons.append(f"before the workload, {told} ({allowed:.0%} less is healthy)")
+            reading = f"{name} was {now:.4g}{whose}, at the baseline {usual:.4g}"
+            reasons.append(f"before the workload, {reading} ({allowed:.0%} less is healthy)")
     return reasons
 
 
 def _slow_gpus(run: Run) -> list[str]:
     if run.machine.device == "cpu" or AND in run.machine.device_name:
         return []
-    found = []
+    reasons = []
     for name in sorted({name for probe in run.rank_probes for name in probe}):
         rates = {rank: probe[name] for rank, probe in enumerate(run.rank_probes) if name in probe}
         lag = health.laggard(rates)
         if lag is not None:
             slowest, fastest, share = lag
-            found.append(
+            reasons.append(
                 f"before the workload, {name} was {rates[slowest]:.4g} of {health.gpu_of(run, slowest)}, "
                 f"{share:.0%} less than the {rates[fastest]:.4g} of {health.gpu_of(run, fastest)} "
                 f"({health.DEVICE_LAG:.0%} less is healthy)"
             )
-    return found
+    return reasons
 
 
 def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
@@ -106,8 +106,8 @@ def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
 
 
 def _less_power(run: Run, baseline: Baseline) -> list[str]:
-    told = [observed.environment.get(health.POWER_LIMIT) for observed in _observed(run, baseline)]
-    limits = [min(map(float, each.split(", "))) for each in told if each is not None]
+    values = [observed.environment.get(health.POWER_LIMIT) for observed in _observed(run, baseline)]
+    limits = [min(map(float, each.split(", "))) for each in values if each is not None]
     if len(limits) < 2 or limits[1] >= (1 - POWER_LIMIT_LOWER) * limits[0]:
         return []
     then, now = limits
@@ -189,18 +189,18 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-    known = {*then.settings}
+    observed = {*then.settings}
     if then.settings.get("trained") == "all":  # settings of a model that is trained in part
-        known |= {"adapters", "lora", "quantised_layers"}
-    new = sorted(today.settings.keys() - known)
+        observed |= {"adapters", "lora", "quantised_layers"}
+    new = sorted(today.settings.keys() - observed)
     return changed + [f"{key}: not looked at -> {today.settings[key]}" for key in new]
 
 
 def _other_nodes(run: Run, baseline: Baseline) -> list[str]:
-    known = sorted({name for launch in baseline.launches for name in launch.nodes})
-    new = ", ".join(node.name for node in run.nodes if node.name not in known)
-    told = f"nodes: {new} measured nothing of the baseline, which is of {', '.join(known)}"
-    return [told] if known and new else []
+    measured = sorted({name for launch in baseline.launches for name in launch.nodes})
+    new = ", ".join(node.name for node in run.nodes if node.name not in measured)
+    reason = f"nodes: {new} measured nothing of the baseline, which is of {', '.join(measured)}"
+    return [reason] if measured and new else []
 
 
 def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
@@ -238,7 +238,7 @@ def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
 def _metrics_gone(baseline: Baseline) -> list[str]:
     measured = sorted({name for launch in baseline.launches for name in launch.figures.extra})
     gone = "in the baseline; the package that measures it is not installed, so it is not judged"
-    return [f"metric {name}: {gone}" for name in measured if find(name) is None]
+    return [f"metric {name}: {gone}" for name in measured if find_metric(name) is None]
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:

@@ -121,14 +121,14 @@ def _other_trained(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
     """List signs that less work may be another training: then it does not count as `improved`."""
-    found = []
+    signs = []
     before, today = _totals("gradients", then, now)
     if today < (1 - MOVED) * before:
-        found.append(f"fewer gradients than in {whose}: {before:,} -> {today:,} elements on all ranks")
+        signs.append(f"fewer gradients than in {whose}: {before:,} -> {today:,} elements on all ranks")
     kinds = [side.settings.get("optimizer", "").partition(" ")[0] for side in (then, now)]
     if all(kinds) and kinds[0] != kinds[1]:
-        found.append(f"another optimizer than in {whose}: {kinds[0]} -> {kinds[1]}")
-    return found
+        signs.append(f"another optimizer than in {whose}: {kinds[0]} -> {kinds[1]}")
+    return signs
 
 
 def _totals(what: str, then: Computed, now: Computed) -> tuple[int, int]:

@@ -27,9 +27,9 @@ def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
     """
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]
-        known = [counts for counts in now if counts is not None]
-        if len(known) == len(now) or (known and is_of_start_up(name)):
-            yield name, then, known
+        counted = [counts for counts in now if counts is not None]
+        if len(counted) == len(now) or (counted and is_of_start_up(name)):
+            yield name, then, counted
 
 
 def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, bool]]:
@@ -103,8 +103,8 @@ def _judged(
     return [_named(findings[group[0]], when(group, counted)) for group in groups]
 
 
-def _are_one(one: Finding, other: Finding, is_alike: Callable[[int, int], bool]) -> bool:
-    return one.outcome == other.outcome and is_alike(one.now - one.before, other.now - other.before)
+def _are_one(first: Finding, second: Finding, is_alike: Callable[[int, int], bool]) -> bool:
+    return first.outcome == second.outcome and is_alike(first.now - first.before, second.now - second.before)
 
 
 def _named(finding: Finding, steps: str) -> Finding:

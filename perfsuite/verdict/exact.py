@@ -24,15 +24,15 @@ Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED = "not counted in these launches"
 _NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
-    "as an older perfsuite also counted those of the host's own tensors: accept the counts anew "
-    "(perfsuite baseline accept --counts)"
+    "as an older perfsuite also counted those of the host's own tensors: accept the counts again "
+    "(perfsuite baseline accept --only-counts)"
 )
 GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may be out of sight
 MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes cost latency
 _OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
-_ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --counts)"
+_ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --only-counts)"
 
 
 def counted(runs: Sequence[Run]) -> list[Run]:
@@ -53,7 +53,7 @@ def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
         return None
     return (
         f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
-        f"{others[0]!r}: accept counts anew (perfsuite baseline accept --counts), or delete it"
+        f"{others[0]!r}: accept the counts again (perfsuite baseline accept --only-counts), or delete it"
     )
 
 
@@ -75,18 +75,18 @@ def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool =
         return not_compared.replace(notes=("no launch was counted",))
     if unlike(runs, baseline) is not None:
         return not_compared.replace(outcome="passed")
-    found = _findings(baseline, launches)
+    findings = _findings(baseline, launches)
     doubts = _doubts(runs, baseline, launches, advice="" if of_arm else _ACCEPT)
-    outcome: Judged = min((finding.outcome for finding in found), key=WORST_FIRST.index, default="passed")
+    outcome: Judged = min((finding.outcome for finding in findings), key=WORST_FIRST.index, default="passed")
     if doubts:
-        found = tuple(
-            each.replace(outcome="passed") if each.outcome == "improved" else each for each in found
+        findings = tuple(
+            each.replace(outcome="passed") if each.outcome == "improved" else each for each in findings
         )
     changed = [] if of_arm else changed_versions(baseline.versions, versions_of(counted(runs)[-1]))
-    upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and found else []
+    upgraded = [f"counted with other versions: {', '.join(changed)}"] if changed and findings else []
     return CountCheck(
         outcome="not counted" if doubts and outcome != "regressed" else outcome,
-        findings=found,
+        findings=findings,
         unsteady=tuple(sorted({*baseline.unsteady, *unsteady(launches)})),
         compared=bool(_ranks(baseline.counts).intersection(*map(_ranks, launches))),
         notes=(*doubts, *upgraded, *_not_judged(baseline, launches)),
@@ -123,13 +123,13 @@ def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *,
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
     )
-    found: list[str] = []
+    doubts: list[str] = []
     for _, whole_before, whole_now in _alike(baseline, launches):
         for span, before, now in counted_spans(whole_before, whole_now):
-            other = "" if span == step_name(whole_before.step) else span
-            doubts = _doubts_of_span(before, now, advice=advice, is_known=is_known)
-            found += [in_span(other, doubt) for doubt in doubts]
-    return list(dict.fromkeys(found))
+            prefix = "" if span == step_name(whole_before.step) else span
+            of_span = _doubts_of_span(before, now, advice=advice, is_known=is_known)
+            doubts += [in_span(prefix, doubt) for doubt in of_span]
+    return list(dict.fromkeys(doubts))
 
 
 def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known: bool) -> Iterator[str]:
@@ -141,9 +141,11 @@ def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known:
         yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"
     elif today < GONE * then and not is_known:
         yield f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}"
-    then, *each = (sum(row.bytes for row in counts.collectives if row.ranks > 1) for counts in (before, *now))
-    if max(each) < GONE * then:
-        yield f"collectives {arrow(then, max(each), 'bytes')}{_OUT_OF_SIGHT}{advice}"
+    sent, *sent_now = (
+        sum(row.bytes for row in counts.collectives if row.ranks > 1) for counts in (before, *now)
+    )
+    if max(sent_now) < GONE * sent:
+        yield f"collectives {arrow(sent, max(sent_now), 'bytes')}{_OUT_OF_SIGHT}{advice}"
 
 
 def _unknown(counts: Counts) -> set[str]:
@@ -155,9 +157,11 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
     ranks_of = defaultdict[Finding, list[int]](list)
     place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
-        every = quantities.quantities((before, *now))
+        all_quantities = quantities.quantities((before, *now))
         for quantity, finding in _in_all_spans(before, now, baseline):
-            whole = sum(abs(each.value(before) or 0) for each in every if each.family == quantity.family)
+            whole = sum(
+                abs(each.value(before) or 0) for each in all_quantities if each.family == quantity.family
+            )
             # Within a place, the largest share comes first.
             size = abs(finding.now - finding.before) / max(whole, 1)
             place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
@@ -192,17 +196,17 @@ def _in_all_spans(
     for name, findings in in_steps.items():
         quantity = by_name[name]
         noise = 0 if baseline.target.startswith(DRY) else quantity.allowed(before)
-        known = [step for step, (then, today) in steps.items() if _is_known(quantity, then, *today)]
-        for finding in combined(findings, known, partial(_are_close, noise)):
+        counted_steps = [step for step, (then, today) in steps.items() if _is_known(quantity, then, *today)]
+        for finding in combined(findings, counted_steps, partial(_are_close, noise)):
             yield quantity, finding
 
 
-def _is_known(quantity: Quantity, *every: Counts) -> bool:
-    return all(quantity.value(counts) is not None for counts in every)
+def _is_known(quantity: Quantity, *sides: Counts) -> bool:
+    return all(quantity.value(counts) is not None for counts in sides)
 
 
-def _are_close(noise: float, one: int, other: int) -> bool:
-    return abs(one - other) <= noise
+def _are_close(noise: float, first: int, second: int) -> bool:
+    return abs(first - second) <= noise
 
 
 def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int:

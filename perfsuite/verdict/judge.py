@@ -21,7 +21,7 @@ from perfsuite.results.metric import (
     Metric,
     PartOfStep,
     SpanSeconds,
-    judged,
+    judged_metrics,
     span_metrics,
 )
 from perfsuite.results.outcome import WORST_FIRST, Check, Outcome, Verdict
@@ -29,6 +29,7 @@ from perfsuite.results.rank_report import COLD, FailureKind
 from perfsuite.results.run import Run, timed_span
 from perfsuite.verdict import comparability
 from perfsuite.verdict.computation import Computed, differences, does_less, other_computation
+from perfsuite.verdict.evidence import Evidence
 from perfsuite.verdict.loss import are_compared, loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
@@ -85,10 +86,10 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     for run in runs:
         if run.failure is not None:
             return _failed(runs, run.failure.kind, *why_failed(run))
-    every = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
-    problems = {number: why for number, why in every.items() if why}
-    healthy = [run for number, run in enumerate(runs, 1) if number not in problems]
-    if len(problems) >= max(policy.max_unhealthy, len(healthy)):
+    problems = {number: comparability.launch_problems(run, baseline) for number, run in enumerate(runs, 1)}
+    evidence = Evidence.of(runs, problems)
+    healthy = evidence.healthy
+    if evidence.is_too_little(policy.max_unhealthy):
         verdict = _unhealthy(runs, baseline, noise, policy)
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
@@ -99,9 +100,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         verdict = _compare(healthy, baseline, noise, policy) if baseline else _record(healthy, policy)
         if len(healthy) < policy.min_launches and verdict.failure in (None, "unlike", "loss"):
             verdict = verdict.replace(outcome="undecided", failure=None)
-    set_aside = [f"launch {number} set aside: {'; '.join(why)}" for number, why in problems.items()]
-    reasons = (*verdict.reasons, *set_aside)
-    verdict = verdict.replace(launches=len(runs), unhealthy_launches=tuple(problems), reasons=reasons)
+    verdict = evidence.named_in(verdict.replace(launches=len(runs)), "launch")
     if baseline is None:
         return verdict
     newest = runs[-1]
@@ -113,7 +112,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
         *computed,
         *comparability.run_changes(newest, baseline),
     )
-    reasons = (*comparability.unexplained(newest, baseline), *reasons)
+    reasons = (*comparability.unexplained(newest, baseline), *verdict.reasons)
     return verdict.replace(reasons=reasons, changed=changed)
 
 
@@ -139,12 +138,12 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
     exact = [each for each in _metrics(runs, baseline) if each.judging(runs[0].machine.device) == "exact"]
     checks = (_check(metric, runs, baseline, noise, policy) for metric in exact)
     worse = [check for check in checks if check.outcome == "regressed"]
-    return worst(worse, len(runs)) if worse else verdict
+    return worst_verdict(worse, len(runs)) if worse else verdict
 
 
 def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
     """Return the verdict without a baseline: `recorded` once there are enough launches for one."""
-    verdict = worst([_unjudged(metric, runs, None) for metric in _metrics(runs, None)], len(runs))
+    verdict = worst_verdict([_unjudged(metric, runs, None) for metric in _metrics(runs, None)], len(runs))
     is_enough = verdict.outcome != "recorded" or len(runs) >= policy.record_launches
     return verdict if is_enough else verdict.replace(outcome="undecided")
 
@@ -156,7 +155,7 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
         return failed
     metrics = _metrics(runs, baseline)
     checks = worth_a_launch([_check(metric, runs, baseline, noise, policy) for metric in metrics])
-    verdict = worst(checks, len(runs))
+    verdict = worst_verdict(checks, len(runs))
     both = zip(metrics, checks, strict=True)
     noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}
     if verdict.outcome == "regressed" and "regressed" not in noisy and "undecided" in noisy:
@@ -186,7 +185,7 @@ def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]
     before = baseline.launches if baseline is not None else ()
     of_spans = span_metrics(launch.figures for launch in before)  # a span that it lacks is shown, not judged
     figures = (launch.figures for launches in (runs, before) for launch in launches)
-    metrics = judged(figures, runs[0].machine.device)
+    metrics = judged_metrics(figures, runs[0].machine.device)
     return [metric for metric in metrics if not isinstance(metric, SpanSeconds) or metric in of_spans]
 
 
@@ -239,7 +238,7 @@ def _is_of_span(check: Check) -> bool:
     return timed_span(check.metric) is not None
 
 
-def worst(checks: Sequence[Check], launches: int) -> Verdict:
+def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
     """Return the verdict on some checks: their worst outcome.
 
     A span happens once or a few times in a launch, and can scatter too much to be judged. As that does not
@@ -265,7 +264,7 @@ def _check(
     if check.outcome == "failed" or check.measured is None:
         return check
     if check.baseline is None:
-        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it anew")
+        return check.replace(outcome="inconclusive", note="not in the baseline: accept or record it again")
     device = runs[0].machine.device
     metric = metric.against(launch.figures for launch in baseline.launches)
     if metric.judging(device) == "exact":
@@ -339,8 +338,8 @@ def unjudged(
 
 def median_of(values: Sequence[float | None]) -> float | None:
     """Return the median; None if there are no values, or one of them is None."""
-    known = [value for value in values if value is not None]
-    return median(known) if known and len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured and len(measured) == len(values) else None
 
 
 def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) -> Check:
@@ -354,7 +353,7 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) ->
         if not is_size(value)
     ]
     if baseline is not None and not then and metric in (TOKENS_PER_S, PEAK_MEMORY):
-        wrong = ["the baseline lacks it: accept or record it anew"]
+        wrong = ["the baseline lacks it: accept or record it again"]
     elif None in values:
         wrong = ["the baseline has it, this run does not" if then else "was not measured"]
     if wrong and isinstance(metric, PartOfStep):

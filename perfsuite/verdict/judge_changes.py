@@ -19,7 +19,7 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.baseline import Acceptance, Baseline, BaselineDocument, BaselineLaunch
 from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.counts import are_alike
-from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, judged
+from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, judged_metrics
 from perfsuite.results.waivers import Waiver
 from perfsuite.verdict import exact
 from perfsuite.verdict.loss import part_of_steps
@@ -67,14 +67,14 @@ class Places(NamedTuple):
 
 def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[str]:
     """Describe the changes that affect verdicts, most important first; `base` names the earlier tree."""
-    found = dict[str, list[str]]()
+    by_kind = dict[str, list[str]]()
     for change in sorted(changes):
-        kind, told = _told(change, places, base)
-        found.setdefault(kind, []).extend(told)
+        kind, lines = _kind_and_lines(change, places, base)
+        by_kind.setdefault(kind, []).extend(lines)
     return [
-        told
+        line
         for kind in ("ini", "waivers", "baseline", "code", "case", "workflow")
-        for told in found.get(kind, ())
+        for line in by_kind.get(kind, ())
     ]
 
 
@@ -104,7 +104,7 @@ def _kind(name: str, places: Places) -> str | None:
     return None
 
 
-def _told(change: FileChange, places: Places, base: str) -> tuple[str, Sequence[str]]:
+def _kind_and_lines(change: FileChange, places: Places, base: str) -> tuple[str, Sequence[str]]:
     kind = _kind(change.name, places)
     if kind == "ini":
         return kind, _of_ini(change, base)
@@ -154,14 +154,14 @@ def _of_ini(change: FileChange, base: str) -> list[str]:
         except PerfsuiteError:
             return [_unreadable(change.name, base, before=is_before)]
     before, now = both
-    told = [
+    lines = [
         f"{change.name}: {_of_setting(key, before.get(key), now.get(key))}"
         for key in sorted({*before, *now})
         if _flat(before.get(key)) != _flat(now.get(key))
     ]
     if change.word != "changed" and (before or now):
-        told.insert(0, f"{change.name}, which has settings of pytest, was {change.word}")
-    return told
+        lines.insert(0, f"{change.name}, which has settings of pytest, was {change.word}")
+    return lines
 
 
 def _of_setting(key: str, before: Any, now: Any) -> str:
@@ -199,32 +199,32 @@ def _of_waivers(change: FileChange, base: str) -> list[str]:
         except PerfsuiteError:
             return [_unreadable(change.name, base, before=is_before)]
     before, now = both
-    told = []
+    lines = []
     for name in dict.fromkeys([*now, *before]):
         then = before.get(name)
         today = now.get(name)
         if then is None and today is not None:
-            told.append(f"waiver of {name} added: {today.tolerated} tolerated until {today.until}")
+            lines.append(f"waiver of {name} added: {today.tolerated} tolerated until {today.until}")
         elif then is not None and today is None:
-            told.append(f"waiver of {name} removed: {then.tolerated} were tolerated until {then.until}")
+            lines.append(f"waiver of {name} removed: {then.tolerated} were tolerated until {then.until}")
         elif then is not None and today is not None and then != today:
             fields = [
                 f"{field} {getattr(then, field)} -> {getattr(today, field)}"
                 for field in Waiver.model_fields
                 if getattr(then, field) != getattr(today, field)
             ]
-            told.append(f"waiver of {name}: {', '.join(fields)}")
-    return told
+            lines.append(f"waiver of {name}: {', '.join(fields)}")
+    return lines
 
 
 def _by_name(entries: Iterable[Waiver]) -> dict[str, Waiver]:
     """Return waivers by case and metric; further ones for the same get a number."""
-    found = dict[str, Waiver]()
+    by_name = dict[str, Waiver]()
     for entry in entries:
         name = f"{entry.case} on {entry.metric}"
-        number = sum(each == name or each.startswith(f"{name} (") for each in found)
-        found[f"{name} ({number + 1})" if number else name] = entry
-    return found
+        number = sum(each == name or each.startswith(f"{name} (") for each in by_name)
+        by_name[f"{name} ({number + 1})" if number else name] = entry
+    return by_name
 
 
 def _of_baseline(change: FileChange, places: Places, base: str) -> list[str]:
@@ -265,7 +265,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
     if before is None or now is None:
         return
     launches = (*before.launches, *now.launches)
-    metrics = judged(launch.figures for launch in launches)
+    metrics = judged_metrics(launch.figures for launch in launches)
     for metric in metrics:
         more, less = _WORDS.get(metric.name, (f"more {metric.label}", f"less {metric.label}"))
         medians = before.median(metric.name), now.median(metric.name)
@@ -277,14 +277,16 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
     if len(before.launches) != len(now.launches):
         yield f"launches {len(before.launches)} -> {len(now.launches)}"
     for metric in metrics:
-        scatter = [_scatter(known.values(metric.name)) for known in (before, now)]
+        scatter = [_scatter(baseline.values(metric.name)) for baseline in (before, now)]
         if scatter[1] >= scatter[0] + 0.01:
             of_what = "" if metric is TOKENS_PER_S else f" in {metric.label}"
             yield f"its launches scatter{of_what} by {scatter[0]:.1%} -> {scatter[1]:.1%}"
     if before.case != now.case:
         yield "another case"
     yield from _losses_differ(before, now)
-    norms = [_median(launch.figures.gradient_norm for launch in known.launches) for known in (before, now)]
+    norms = [
+        _median(launch.figures.gradient_norm for launch in baseline.launches) for baseline in (before, now)
+    ]
     if not _is_close(norms[0], norms[1], 0.01):
         yield f"norm of the gradients {_number(norms[0])} -> {_number(norms[1])}"
     if before.dtypes != now.dtypes:
@@ -300,7 +302,7 @@ def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
     """Yield the difference of the loss at the end, or else in the last part of the steps that differs."""
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
-        both = [_median(_loss(launch, behind) for launch in known.launches) for known in (before, now)]
+        both = [_median(_loss(launch, behind) for launch in baseline.launches) for baseline in (before, now)]
         if not _is_close(both[0], both[1], 0.001):
             where = "at the end" if behind == 1 else part_of_steps(longest - behind, longest)
             yield f"loss {where} {_number(both[0])} -> {_number(both[1])}"
@@ -318,8 +320,8 @@ def _is_close(before: float | None, now: float | None, relative: float) -> bool:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured else None
 
 
 def _number(value: float | None) -> str:
@@ -348,10 +350,10 @@ def _counts_differ(before: CountBaseline | None, now: CountBaseline | None) -> I
     if not are_alike(before.method, now.method):
         yield f"counted by the method {now.method!r}, before by {before.method!r}"
     else:
-        found = [finding.sentence for finding in exact.count_differences(before, now)]
-        yield from found[:MOST_COUNTS]
-        if len(found) > MOST_COUNTS:
-            yield f"and {len(found) - MOST_COUNTS} counts more"
+        differences = [finding.sentence for finding in exact.count_differences(before, now)]
+        yield from differences[:MOST_COUNTS]
+        if len(differences) > MOST_COUNTS:
+            yield f"and {len(differences) - MOST_COUNTS} counts more"
         lost = exact.missing_ranks(before, now)
         if lost:
             yield f"{lost} no longer counted"

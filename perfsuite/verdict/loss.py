@@ -123,15 +123,19 @@ def may_differ(then: Launches, now: Launches) -> str | None:
     before = then[0]
     today = now[0]
     for figure, said in NORMS.items():
-        one = before.figures.get(figure)
-        other = today.figures.get(figure)
-        if one is not None and other is not None and not abs(other - one) <= LOSS_FLOOR * one:
-            return f"{said}: {one:.4g} -> {other:.4g}{_limit(LOSS_FLOOR * one, one)}"
+        norm_before = before.figures.get(figure)
+        norm = today.figures.get(figure)
+        if norm_before is None or norm is None:
+            continue
+        allowed = LOSS_FLOOR * norm_before
+        if not abs(norm - norm_before) <= allowed:  # true for NaN
+            return f"{said}: {norm_before:.4g} -> {norm:.4g}{_limit(allowed, norm_before)}"
     if _is_scaled_elsewhere(then, now):
         return None
-    for position, (one, other) in enumerate(zip(before.loss, today.loss, strict=False)):
-        if not abs(other - one) <= LOSS_FLOOR * abs(one):
-            return _loss_change(position, one, other, LOSS_FLOOR * abs(one))
+    for position, (loss_before, loss) in enumerate(zip(before.loss, today.loss, strict=False)):
+        allowed = LOSS_FLOOR * abs(loss_before)
+        if not abs(loss - loss_before) <= allowed:
+            return _loss_change(position, loss_before, loss, allowed)
     return None
 
 
@@ -148,8 +152,8 @@ def _limit(allowed: float, before: float) -> str:
     """Describe the allowed difference as a share of the earlier value; empty if it is not finite."""
     if not math.isfinite(allowed):
         return ""
-    told = f"{allowed / abs(before):.1%}" if before else f"{allowed:.4g}"
-    return f" (at most {told} is allowed)"
+    limit = f"{allowed / abs(before):.1%}" if before else f"{allowed:.4g}"
+    return f" (at most {limit} is allowed)"
 
 
 def steadily_differ(then: Launches, now: Launches) -> str | None:

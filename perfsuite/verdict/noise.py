@@ -19,7 +19,7 @@ from statistics import fmean, median
 from typing import TypeGuard
 
 from perfsuite.results.baseline import Baseline
-from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged
+from perfsuite.results.metric import TOKENS_PER_S, TOKENS_PER_S_MEAN, Metric, judged_metrics
 from perfsuite.results.run import Figures
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
@@ -52,8 +52,8 @@ class ClassNoise:
 
     def of(self, metric: Metric, *, corrected: bool = True) -> Noise | None:
         """Return the noise of a metric, or None if the baselines have too few launches to estimate it."""
-        known = self.by_metric.get(metric.name)
-        return known if corrected else self.uncorrected.get(metric.name, known)
+        noise = self.by_metric.get(metric.name)
+        return noise if corrected else self.uncorrected.get(metric.name, noise)
 
 
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
@@ -62,18 +62,18 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
     groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)
     probed = [group for group in groups if group]
     exponent = probe_exponent(probed)
-    known = {}
+    by_metric = {}
     uncorrected = {}
-    for metric in judged(itertools.chain(*by_baseline)):
+    for metric in judged_metrics(itertools.chain(*by_baseline)):
         noise = measured = pooled_over_sessions([_costs(baseline, metric) for baseline in baselines])
         if exponent and metric in PROBE_CORRECTED:
             noise = pooled_over_sessions([_costs(each, metric, exponent) for each in baselines], fitted=1)
             if measured is not None:
                 uncorrected[metric.name] = measured
         if noise is not None:
-            known[metric.name] = noise
+            by_metric[metric.name] = noise
     return ClassNoise(
-        by_metric=known,
+        by_metric=by_metric,
         probe_exponent=exponent,
         knows_exponent=exponent > 0 or _degrees(probed) >= MIN_DEGREES_OF_EXPONENT,
         uncorrected=uncorrected,

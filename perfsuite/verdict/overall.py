@@ -25,9 +25,9 @@ OF_A_DRY_RUN = (
 )
 NOT_COMPARED = (
     "neither the loss nor the gradients before clipping could be compared, so it may compute something else "
-    "(accept the counts again: perfsuite baseline accept --counts)"
+    "(accept the counts again: perfsuite baseline accept --only-counts)"
 )
-ONE_LAUNCH = "launches without a seed differ so, too: two launches on each side tell"
+ONE_LAUNCH = "launches without a seed also differ: launch each side twice to be sure"
 NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"
 
 
@@ -47,7 +47,7 @@ def with_counts(
     baseline: CountBaseline | None,
     file: str | None = None,
     *,
-    known: Baseline | None = None,
+    times: Baseline | None = None,
 ) -> Verdict:
     """Combine `timed`, the verdict on time and memory, with the counts of the launches.
 
@@ -55,17 +55,17 @@ def with_counts(
     depend on it; a failure stays a failure. `file` is the path of the baseline of counts, present or future.
     If there is none, the counts are recorded, unless the launches are worse than a baseline of times, or a
     fault was injected. Less work is `improved` only if the computation is that of the baseline of counts, or
-    that of the baseline of times, `known`.
+    that of the baseline of times, `times`.
     """
     counts = exact.check(runs, baseline)
     if counts is not None and baseline is not None:
-        counts = _if_same(counts, runs, baseline, known)
+        counts = _if_same(counts, runs, baseline, times)
     is_sound = timed.outcome not in ("failed", "regressed") and all(run.inject is None for run in runs)
     if counts is not None and counts.outcome == "recorded" and not is_sound:
         counts = CountCheck(outcome="passed", compared=False, notes=(NOTHING_TO_COMPARE,))
     if counts is not None and (baseline is not None or counts.outcome == "recorded"):
         counts = counts.replace(baseline_file=file)
-    verdict = timed.replace(counts=counts, explained=explained(timed.checks, counts, runs[-1]))
+    verdict = timed.replace(counts=counts, explained=explained_by_counts(timed.checks, counts, runs[-1]))
     if baseline is not None:
         reason = exact.unlike(runs, baseline)
         if reason is not None:
@@ -73,7 +73,7 @@ def with_counts(
             unlike = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
             return verdict if timed.outcome == "failed" else unlike
     if baseline is not None and timed.outcome != "failed":
-        is_judged = known is not None and timed.outcome in ("passed", "improved", "regressed")
+        is_judged = times is not None and timed.outcome in ("passed", "improved", "regressed")
         verdict = _unless_other(verdict, runs, baseline, is_judged=is_judged)
     if verdict.failure is not None or counts is None or counts.outcome not in ("regressed", "improved"):
         return verdict
@@ -99,11 +99,11 @@ def _unless_other(
         return verdict.replace(outcome="failed", failure="unlike", reasons=(*verdict.reasons, *others))
     if not then.launches:
         return verdict
-    told = common_factor(then.launches, now.launches, OF_COUNTS)
-    if told is None and not is_judged:
-        told = steadily_differ(then.launches, now.launches)
-    if told is not None:
-        return verdict.replace(outcome="failed", failure="loss", reasons=(*verdict.reasons, told))
+    difference = common_factor(then.launches, now.launches, OF_COUNTS)
+    if difference is None and not is_judged:
+        difference = steadily_differ(then.launches, now.launches)
+    if difference is not None:
+        return verdict.replace(outcome="failed", failure="loss", reasons=(*verdict.reasons, difference))
     once = None if is_judged else may_differ(then.launches, now.launches)
     if once is None:
         return verdict
@@ -112,7 +112,7 @@ def _unless_other(
 
 
 def _if_same(
-    counts: CountCheck, runs: Sequence[Run], baseline: CountBaseline, known: Baseline | None
+    counts: CountCheck, runs: Sequence[Run], baseline: CountBaseline, times: Baseline | None
 ) -> CountCheck:
     """Return the check of the counts. Less work is only listed if the same computation is not shown."""
     if counts.outcome != "improved":
@@ -122,11 +122,11 @@ def _if_same(
     why = does_less(then, now, OF_COUNTS)
     if runs[-1].dry and not why:
         return counts.replace(notes=(*counts.notes, OF_A_DRY_RUN))
-    if not runs[-1].dry and not (known is not None and are_compared(known.launches, now.launches)):
+    if not runs[-1].dry and not (times is not None and are_compared(times.launches, now.launches)):
         if not are_compared(then.launches, now.launches):
             why.append(NOT_COMPARED)
-        elif (told := may_differ(then.launches, now.launches)) is not None:
-            why.append(f"{told}, so it may compute something else")
+        elif (difference := may_differ(then.launches, now.launches)) is not None:
+            why.append(f"{difference}, so it may compute something else")
     if not why:
         return counts
     listed = tuple(finding.replace(outcome="passed") for finding in counts.findings)
@@ -136,8 +136,8 @@ def _if_same(
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
     """Return the verdict after profiles, given by the arm's name. Incomplete counts only show regressions."""
-    found = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
-    why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in found.items() if unseen)
+    unseen_of = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
+    why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in unseen_of.items() if unseen)
     counts = verdict.counts
     if counts is None or not why:
         return verdict
@@ -148,11 +148,13 @@ def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
         outcome = min((check.outcome for check in verdict.checks), key=WORST_FIRST.index, default="passed")
     earlier = counts.notes if counts.outcome == "not counted" else ()
     file = None if counts.outcome == "recorded" else counts.baseline_file
-    told = CountCheck(outcome="not counted", notes=(*earlier, *why), compared=False, baseline_file=file)
-    return verdict.replace(outcome=outcome, counts=told, explained=None)
+    not_counted = CountCheck(
+        outcome="not counted", notes=(*earlier, *why), compared=False, baseline_file=file
+    )
+    return verdict.replace(outcome=outcome, counts=not_counted, explained=None)
 
 
-def explained(
+def explained_by_counts(
     checks: Sequence[Check],
     counts: CountCheck | None,
     run: Run,
@@ -162,12 +164,12 @@ def explained(
 
     Counts of the start-up or of a checkpoint explain its own seconds, and counts of steps all others.
     """
-    found = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
-    if counts is None or not counts.compared or not found:
+    occurred = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
+    if counts is None or not counts.compared or not occurred:
         return None
     kinds = ("regressed", "passed", "improved")
-    order = kinds if found[0] == "regressed" else kinds[::-1]
-    to_explain = [check for check in checks if check.outcome == found[0]]
+    order = kinds if occurred[0] == "regressed" else kinds[::-1]
+    to_explain = [check for check in checks if check.outcome == occurred[0]]
     findings = [
         finding for finding in counts.findings if any(_is_of(finding.span, check) for check in to_explain)
     ]
@@ -192,9 +194,9 @@ def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: b
     A case that may run out of memory is excused if it does, unless any baseline shows that it fits, or others
     held memory of its GPUs meanwhile (`shared`).
     """
-    known = case.known_issue
+    issue = case.known_issue
     is_reviewed = baseline is not None and baseline.accepted is not None
-    if known is not None and verdict.failure == known.failure and not is_reviewed:
+    if issue is not None and verdict.failure == issue.failure and not is_reviewed:
         return "known issue"
     may_be = case.may_run_out_of_memory and baseline is None and not shared
     return "out of memory" if may_be and verdict.failure == "out_of_memory" else None

@@ -37,8 +37,8 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
         what = "of another method, device or number of ranks"
         return Profiled(notes=(f"the profile of {against} is {what}: not compared",))
     entry, then = most
-    known = {work.name for work in then.every}
-    new = [name for name in entry.profile.unsteady if name not in known]
+    earlier = {work.name for work in then.all_work}
+    new = [name for name in entry.profile.unsteady if name not in earlier]
     more = f" and {len(new) - MOST_CALLS} more" if len(new) > MOST_CALLS else ""
     return Profiled(
         calls=_calls(then, entry, by_rank=len(now.ranks) > 1),
@@ -78,20 +78,20 @@ def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float
     group, new and removed names come first; then the order is by relative change, synchronisation, absolute
     change of calls, and change of time.
     """
-    times = _both(_times(before.every), _times(now.every))
+    times = _both(_times(before.all_work), _times(now.all_work))
     waits = _waits(before, now)
     kernels = {work.name for profile in (before, now) for work in profile.kernels} - waits
     unsteady = {*before.unsteady, *now.unsteady}
     calls = _both(before.calls(), now.calls())
-    found = [(name, both) for name, both in calls.items() if both[0] != both[1] and name not in unsteady]
+    changed = [(name, both) for name, both in calls.items() if both[0] != both[1] and name not in unsteady]
 
-    def order(each: tuple[str, tuple[float, float]]) -> tuple[int, float, bool, float, float]:
-        name, (earlier, later) = each
+    def order(call: tuple[str, tuple[float, float]]) -> tuple[int, float, bool, float, float]:
+        name, (earlier, later) = call
         by = abs(later - earlier)
         kind = 2 if _NO_WORK.fullmatch(name) else int(name in kernels)
         return kind, -by / max(earlier, later), name not in waits, -by, -abs(times[name][1] - times[name][0])
 
-    return sorted(found, key=order)
+    return sorted(changed, key=order)
 
 
 def _waits(*profiles: Profile) -> set[str]:
@@ -102,18 +102,18 @@ def _hints(before: Profile, now: Profile) -> tuple[str, ...]:
     step = now.split.step_us - before.split.step_us
     least = LEAST_SHARE * before.split.step_us
     parts = _both(before.split.parts(), now.split.parts())
-    told = [_arrow(name, *times, step) for name, times in _most(parts, least)]
-    first = ", ".join(told) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
+    lines = [_arrow(name, *times, step) for name, times in _most(parts, least)]
+    first = ", ".join(lines) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
     named = "kernels" if now.kernels else "operators"
     singly = _both(*(_times(each.kernels or each.operators) for each in (before, now)))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
-    singly_told = (f"by time, a hint, of the {named}: {', '.join(changed)}",) if changed else ()
-    return f"by time, a hint: {first}", *singly_told
+    single_lines = (f"by time, a hint, of the {named}: {', '.join(changed)}",) if changed else ()
+    return f"by time, a hint: {first}", *single_lines
 
 
 def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[str, tuple[float, float]]]:
-    found = [each for each in times.items() if abs(each[1][1] - each[1][0]) >= max(least, 1e-9)]
-    return sorted(found, key=lambda each: -abs(each[1][1] - each[1][0]))[:MOST_TIMES]
+    changed = [each for each in times.items() if abs(each[1][1] - each[1][0]) >= max(least, 1e-9)]
+    return sorted(changed, key=lambda each: -abs(each[1][1] - each[1][0]))[:MOST_TIMES]
 
 
 def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:

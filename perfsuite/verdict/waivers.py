@@ -21,7 +21,7 @@ class Regression(NamedTuple):
     """A metric or a count that is worse."""
 
     names: set[str]  # names that a waiver can use for it
-    told: str
+    sentence: str
     share: float  # size of its change, relative
     growth: int | None  # of a count, in its unit; None for a metric
 
@@ -33,13 +33,17 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
     uncovered = list[str]()
     is_waived = bool(regressions)
     own = [each for each in waivers if fnmatchcase(result.case_id, each.case)]
-    for found in regressions:
-        why_not = {each: _why_not(each, found, today) for each in own if _matches(each, found.names)}
-        holds = [f"waived: {found.told}: {each.told}" for each, why in why_not.items() if why is None]
-        sentences += holds[:1] or [f"not waived: {found.told}: {why}" for why in why_not.values()]
+    for regression in regressions:
+        why_not = {
+            each: _why_not(each, regression, today) for each in own if _matches(each, regression.names)
+        }
+        holds = [
+            f"waived: {regression.sentence}: {each.terms}" for each, why in why_not.items() if why is None
+        ]
+        sentences += holds[:1] or [f"not waived: {regression.sentence}: {why}" for why in why_not.values()]
         is_waived = is_waived and bool(holds)
         if not why_not:
-            uncovered.append(f"not waived: {found.told}: no waiver of this case names it")
+            uncovered.append(f"not waived: {regression.sentence}: no waiver of this case names it")
     # If waivers name only some of the regressions, the others are the reason why the case fails.
     return is_waived, (*sentences, *(uncovered if sentences else ()))
 
@@ -48,9 +52,9 @@ def remarks(
     waivers: Sequence[Waiver], results: Sequence[Measurement], collected: Collection[str], today: date
 ) -> tuple[str, ...]:
     """Return remarks on waivers that match nothing or are not needed. Without ids, `collected` is unknown."""
-    told = [(each, _remark(each, results, collected)) for each in waivers]
+    remarked = [(each, _remark(each, results, collected)) for each in waivers]
     ended = {each: f", and ended on {each.until}" if each.until < today else "" for each in waivers}
-    return tuple(f"{FILE}: {each.name} {remark}{ended[each]}" for each, remark in told if remark)
+    return tuple(f"{FILE}: {each.name} {remark}{ended[each]}" for each, remark in remarked if remark)
 
 
 def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collection[str]) -> str | None:
@@ -60,10 +64,10 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     measured = {each.case_id for each in own}
     if any(fnmatchcase(case, waiver.case) for case in {*(collected or [waiver.case])} - measured):
         return None  # a case that was not measured may need it
-    known = {name for each in own for check in each.verdict.checks for name in _called(check, each)}
-    known |= {name for each in own for name in _counted(each)}
-    if known and not _matches(waiver, known):
-        return f"matches no metric and no count of them, which are {', '.join(sorted(known))}"
+    names = {name for each in own for check in each.verdict.checks for name in _called(check, each)}
+    names |= {name for each in own for name in _counted(each)}
+    if names and not _matches(waiver, names):
+        return f"matches no metric and no count of them, which are {', '.join(sorted(names))}"
     is_good = bool(own) and all(_is_good(waiver, each) for each in own)
     return "is not needed any more: take it out" if is_good else None
 
@@ -79,33 +83,32 @@ def _is_good(waiver: Waiver, result: Measurement) -> bool:
     return result.outcome != "failed" and bool(good) and all(good) and not is_worse
 
 
-def _why_not(waiver: Waiver, found: Regression, today: date) -> str | None:
+def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
     """Return why a waiver does not hold for a regression that it names; None if it holds."""
     if waiver.until < today:
         return f"{waiver.name} ended on {waiver.until}, {waiver.owner}, {waiver.issue}"
     if isinstance(waiver.tolerated, str):
-        is_within = round(found.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
-    elif found.growth is None:
+        is_within = round(regression.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
+    elif regression.growth is None:
         return f'{waiver.name} tolerates {waiver.tolerated}, a growth of counts: give a share, as "22%"'
     else:
-        is_within = found.growth <= waiver.tolerated
-    return None if is_within else f"beyond {waiver.name}: {waiver.told}"
+        is_within = regression.growth <= waiver.tolerated
+    return None if is_within else f"beyond {waiver.name}: {waiver.terms}"
 
 
 def _regressions(result: Measurement) -> list[Regression]:
-    found = []
+    regressions = []
     for check in (each for each in result.verdict.checks if each.outcome == "regressed"):
         share = math.inf if check.change is None else abs(check.change)  # unknown: beyond every bound
-        told = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
-        found.append(Regression(_called(check, result), told, share, None))
+        sentence = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
+        regressions.append(Regression(_called(check, result), sentence, share, None))
     counted = result.verdict.counts.findings if result.verdict.counts is not None else ()
-    for each in (finding for finding in counted if finding.outcome == "regressed"):
-        growth = abs(each.now - each.before)
-        share = growth / each.before if each.before else math.inf
-        names = {each.quantity, each.field}
-        names = {in_span(each.span, name) for name in names}
-        found.append(Regression(_with_kinds(names), each.sentence, share, growth))
-    return found
+    for finding in (each for each in counted if each.outcome == "regressed"):
+        growth = abs(finding.now - finding.before)
+        share = growth / finding.before if finding.before else math.inf
+        names = {in_span(finding.span, name) for name in (finding.quantity, finding.field)}
+        regressions.append(Regression(_with_kinds(names), finding.sentence, share, growth))
+    return regressions
 
 
 def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
@@ -125,17 +128,21 @@ def _called(check: Check, result: Measurement) -> set[str]:
 
 
 def _counted(result: Measurement) -> set[str]:
-    every = [entry.counts for entry in result.counts]
-    names = _names(every)
-    for span in {name for counts in every for name in counts.spans}:
-        of_span = [counts.spans[span] for counts in every if span in counts.spans]
+    of_ranks = [entry.counts for entry in result.counts]
+    names = _names(of_ranks)
+    for span in {name for counts in of_ranks for name in counts.spans}:
+        of_span = [counts.spans[span] for counts in of_ranks if span in counts.spans]
         names |= {in_span(span, name) for name in _names(of_span)}
     return _with_kinds(names)
 
 
-def _names(every: Sequence[Counts]) -> set[str]:
-    read = ((each.name, *(each.read(one) or ())) for each in quantities(every) for one in every)
-    return {name for names in read for name in names}
+def _names(counts: Sequence[Counts]) -> set[str]:
+    return {
+        name
+        for quantity in quantities(counts)
+        for of_rank in counts
+        for name in (quantity.name, *(quantity.read(of_rank) or ()))
+    }
 
 
 def _with_kinds(names: set[str]) -> set[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfsuite.errors import ExtensionError
-from perfsuite.results.metric import MetricRecorder, find
+from perfsuite.results.metric import MetricRecorder, find_metric
 
 
 class ExtraMetrics:
@@ -17,7 +17,7 @@ class ExtraMetrics:
         self._world_size = world_size
         self._error: ExtensionError | None = None
         for name in names:
-            metric = find(name)
+            metric = find_metric(name)
             if metric is None:
                 raise ExtensionError(
                     f"metric {name!r} is not installed in the environment of the ranks: install the "

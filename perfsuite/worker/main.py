@@ -72,7 +72,7 @@ def _measure(rank: Rank) -> RankReport:
     from perfsuite.worker.clock.memory import memory_for
     from perfsuite.worker.counting import gradients
     from perfsuite.worker.hooks import calls
-    from perfsuite.worker.observation import frozen
+    from perfsuite.worker.observation import engines, frozen
     from perfsuite.worker.probes.node_probe import all_reduce_probe, device_probe
     from perfsuite.worker.spans import events
 
@@ -81,6 +81,7 @@ def _measure(rank: Rank) -> RankReport:
     frozen.watch()
     gradients.watch()
     loaders.watch()
+    engines.watch()
     startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
     events.watch()
     if rank.request.counts:

@@ -159,12 +159,12 @@ class Rank:
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
-        try:  # it uses names that are private to torch, which another version may lack
+        try:  # torch may lack a private name
             from perfsuite.worker.counting.steps import Counting
 
             self.recorder.counting = Counting(self.model, steps)
         except Exception as error:
-            self.notes.append(f"what a step does was not counted: {type(error).__name__}: {error}")
+            self.notes.append(f"what a step does was not counted: {errors.told(error)}")
 
     def start(self) -> None:
         """Report to the driver that training begins, then start the clock."""
@@ -225,7 +225,7 @@ class Rank:
 
     def _observed(self, report: RankReport, observer: Observer) -> RankReport:
         from perfsuite.worker.counting import flops
-        from perfsuite.worker.observation import autotuned, software
+        from perfsuite.worker.observation import autotuned, engines, software
 
         counting = self.recorder.counting
         if counting is not None:
@@ -238,6 +238,7 @@ class Rank:
             self.notes += counting.notes
         if phases.spans is not None:
             self.notes += phases.spans.notes
+        self.notes += engines.notes
         observed = observer.result()  # before `evidence`, which compares with the fingerprint that it takes
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())
@@ -428,7 +429,7 @@ def report_error(error: BaseException) -> None:
 def _kind(error: BaseException) -> FailureKind:
     cause = error.__cause__ if isinstance(error, errors.FileError) else error
     is_of_the_system = isinstance(cause, OSError) and cause.errno in NO_FAULT_OF_THE_CODE
-    if is_of_the_system or isinstance(error, errors.ExtensionError):
+    if is_of_the_system or isinstance(error, errors.ExtensionError | errors.PrivateNameError):
         return "error"
     if isinstance(error, errors.MismatchError):
         return "mismatch"

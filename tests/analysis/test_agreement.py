@@ -18,7 +18,7 @@ def reports(*evidence: Evidence | None, **changes: Any) -> list[RankReport]:
     return [make_report(rank, evidence=each, **changes) for rank, each in enumerate(evidence)]
 
 
-def told(*norms: float, **changes: Any) -> Evidence:
+def evidence_of(*norms: float, **changes: Any) -> Evidence:
     """Of parameters a, b, ... that had the norm 10 before."""
     replicated = {name: (10.0, norm) for name, norm in zip("abc", norms, strict=False)}
     return Evidence(**{"data_parallel": 2, "collectives": 25, "replicated": replicated, **changes})
@@ -45,11 +45,13 @@ WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP, 
 
 
 def test_reports_replicas_that_trained_apart() -> None:
-    apart = reports(*[told(11, collectives=0)] * 2)
+    apart = reports(*[evidence_of(11, collectives=0)] * 2)
     for replicas in ("agree", "differ"):
         said = f"the 2 ranks trained apart: no collective ran after the first step. {WRAP}"
         assert agreement.trained_apart(apart, case_of(replicas=replicas)) == said
-    assert agreement.trained_apart(reports(told(11, 11, 11), told(11, 11.02, 11.5)), case_of()) == (
+    assert agreement.trained_apart(
+        reports(evidence_of(11, 11, 11), evidence_of(11, 11.02, 11.5)), case_of()
+    ) == (
         "the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them after the last step, "
         f"as b. {WRAP} If they are not to be the same: with tensor or pipeline parallelism, say "
         "data_parallel=, the number of ranks that see different data; with experts of each rank, or "
@@ -63,7 +65,7 @@ def test_reports_replicas_that_trained_apart() -> None:
 )
 def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_told: bool) -> None:
     observed = Observed(settings={"device": device}, environment={imported: "1.15.0"})
-    first, second = reports(*[told(11, collectives=0)] * 2)
+    first, second = reports(*[evidence_of(11, collectives=0)] * 2)
     why = agreement.trained_apart([first.replace(observed=observed), second], case_of())
     assert (why is not None and "ACCELERATE_USE_CPU" in why and "--use_cpu" in why) == is_told
 
@@ -71,16 +73,19 @@ def test_names_accelerate_unaware_of_cpus(device: str, imported: str, is_told: b
 @pytest.mark.parametrize(
     "ranks",
     [
-        [told(11, 12), told(11, 12)],
-        [told(11.0, 12), told(11.001, 12)],  # another order of sums
-        [told(1e6, 2e6), told(1e6 + 0.4, 2e6 + 0.9)],
-        [told(11), Evidence(data_parallel=2, collectives=9)],  # split by hand: not whole everywhere
-        [told(11, collectives=None), told(11, collectives=None)],  # a backend that does not count
-        [told(11, collectives=0), told(11)],
-        [told(11, collectives=0, data_parallel=1), told(13, collectives=0, data_parallel=1)],
-        [told(11, collectives=0)],
+        [evidence_of(11, 12), evidence_of(11, 12)],
+        [evidence_of(11.0, 12), evidence_of(11.001, 12)],  # another order of sums
+        [evidence_of(1e6, 2e6), evidence_of(1e6 + 0.4, 2e6 + 0.9)],
+        [evidence_of(11), Evidence(data_parallel=2, collectives=9)],  # split by hand: not whole everywhere
+        [
+            evidence_of(11, collectives=None),
+            evidence_of(11, collectives=None),
+        ],  # a backend that does not count
+        [evidence_of(11, collectives=0), evidence_of(11)],
+        [evidence_of(11, collectives=0, data_parallel=1), evidence_of(13, collectives=0, data_parallel=1)],
+        [evidence_of(11, collectives=0)],
         [None, None],
-        [told(11, collectives=0), None],
+        [evidence_of(11, collectives=0), None],
     ],
 )
 def test_accepts_ranks_that_agree_or_are_silent(ranks: list[Evidence | None]) -> None:
@@ -105,7 +110,7 @@ def test_refuses_ranks_that_trained_apart(tmp_path: Path) -> None:
         *((13, 25, "agree", True), (13, 25, "differ", False)),
         *((11, 0, "agree", True), (11, 25, "agree", False)),
     ):
-        evidence = (told(each, collectives=collectives) for each in (11, norm))
+        evidence = (evidence_of(each, collectives=collectives) for each in (11, norm))
         failure = run_of(case_of(replicas=replicas), tmp_path, reports(*evidence)).failure
         assert (failure is not None) is is_apart
         assert failure is None or (failure.kind, "trained apart" in failure.message) == ("mismatch", True)
@@ -182,7 +187,7 @@ def test_other_tokens_are_a_note(tmp_path: Path) -> None:
 
 def test_no_tokens_are_claimed_without_reports() -> None:
     """What a model of tables is given in integers is not its samples."""
-    ranks = reports(*[told(11, tokens=9, padding=3, forwards=1)] * 2)
+    ranks = reports(*[evidence_of(11, tokens=9, padding=3, forwards=1)] * 2)
     assert agreement.tokens_differ(ranks, make_case()) is not None
     for silent, case in ((ranks, IMAGES), (reports(None, None), case_of())):
         assert (agreement.tokens_differ(silent, case), agreement.token_notes(silent, case)) == (None, ())
@@ -196,7 +201,7 @@ def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
         "case if these are its samples"
     )
     for samples, notes in ((128, ()), (64, (said,)), (None, ())):
-        run = run_of(IMAGES, tmp_path, reports(*[told(11, samples=samples)] * 2))
+        run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
         assert (run.failure, run.notes) == (None, notes)
 
 
@@ -309,11 +314,11 @@ def test_gradients_may_skip_exchanges(changes: dict[str, Any]) -> None:
 
 
 def test_a_launch_with_hidden_work_has_no_counts(tmp_path: Path) -> None:
-    found = ("a CUDA graph was replayed",)
+    reasons = ("a CUDA graph was replayed",)
     run, seen = (
-        run_of(make_case(), tmp_path / str(len(hidden)), launch(hidden=hidden)) for hidden in (found, ())
+        run_of(make_case(), tmp_path / str(len(hidden)), launch(hidden=hidden)) for hidden in (reasons, ())
     )
-    assert (run.failure, run.counts, run.hidden) == (None, (), found)
+    assert (run.failure, run.counts, run.hidden) == (None, (), reasons)
     assert (len(seen.counts), seen.hidden) == (1, ())
     assert run.window == seen.window  # the step was counted all the same: it is no measured one
 
@@ -334,7 +339,7 @@ def test_notes_recomputation_that_is_only_claimed(
 ) -> None:
     case = case_of().replace(activation_checkpointing=claim)
     observed = Observed(settings={"recomputing_blocks": blocks}, environment={})
-    ranks = reports(*[told(11, tokens=128)] * 2)
+    ranks = reports(*[evidence_of(11, tokens=128)] * 2)
     ranks = [each.replace(observed=observed, counts=Counts(flops=flops)) for each in ranks]
     notes = agreement.claim_notes(ranks, case)
     assert [note.startswith(f"claimed, not checked: {said}") for note in notes] == ([True] if said else [])
@@ -343,8 +348,8 @@ def test_notes_recomputation_that_is_only_claimed(
 
 def test_length_of_non_integer_inputs_is_a_claim() -> None:
     observed = Observed(settings={"recomputing_blocks": "0 of 4"}, environment={})
-    first, last = (each.replace(observed=observed) for each in reports(*[told(11, tokens=None)] * 2))
+    first, last = (each.replace(observed=observed) for each in reports(*[evidence_of(11, tokens=None)] * 2))
     (note,) = agreement.claim_notes([first, last], case_of())
     assert note == "claimed, not checked: sequence_length=64 (the model was given no whole numbers)"
-    (given,) = reports(told(11, tokens=128))
+    (given,) = reports(evidence_of(11, tokens=128))
     assert agreement.claim_notes([first, given], case_of()) == (), "the first stage of a pipeline is"

@@ -171,7 +171,7 @@ BOTH = f"last lines of rank-1.log:\n{RANK_SAYS}\nlast lines of agent-0.log:\n{AG
 def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
     nothing = "no process wrote anything"
     of_agent = {"agent-0.log": AGENT_SAYS, "rank-1.log": RANK_SAYS}
-    for number, (ended, logs, told) in enumerate(
+    for number, (ended, logs, expected) in enumerate(
         (
             ([], {"agent-0.log": "ImportError: x\n"}, "last lines of agent-0.log:\nImportError: x"),
             ([crash(1, 1.0, "exit code 2")], of_agent, BOTH),
@@ -180,7 +180,7 @@ def test_without_a_traceback_logs_are_shown(tmp_path: Path) -> None:
         )
     ):
         reports = [make_report(0)] if ended else []
-        assert cause(tmp_path / str(number), *reports, ended=ended, logs=logs).traceback == told
+        assert cause(tmp_path / str(number), *reports, ended=ended, logs=logs).traceback == expected
 
 
 def test_names_the_first_death_and_first_witness(tmp_path: Path) -> None:
@@ -196,9 +196,12 @@ def test_names_the_first_death_and_first_witness(tmp_path: Path) -> None:
 
 def test_one_line_traceback_gives_way_to_the_log(tmp_path: Path) -> None:
     logs = {"rank-1.log": "bad option\n"}
-    for own, told in (("exit code 1", "last lines of rank-1.log:\nbad option"), ("Trace\n  x", "Trace\n  x")):
+    for own, traceback in (
+        ("exit code 1", "last lines of rank-1.log:\nbad option"),
+        ("Trace\n  x", "Trace\n  x"),
+    ):
         reports = failed(crash(0, 1.0, PEER, "Trace\n  peer"), crash(1, 2.0, traceback=own))
-        assert cause(tmp_path, *reports, logs=logs).traceback == told
+        assert cause(tmp_path, *reports, logs=logs).traceback == traceback
 
 
 def test_stacks_come_before_logs(tmp_path: Path) -> None:
@@ -218,8 +221,8 @@ def test_of_a_long_log_the_last_256_kib_are_read(tmp_path: Path) -> None:
 def test_a_secret_in_a_log_is_not_kept(tmp_path: Path) -> None:
     token = "hf_" + "a1" * 17
     log = f"cannot log in with {token} at https://u:pw@host\n"
-    told = str(cause(tmp_path, logs={"agent-0.log": log}).traceback)
-    assert "cannot log in with *** at https://***@host" in told
+    traceback = str(cause(tmp_path, logs={"agent-0.log": log}).traceback)
+    assert "cannot log in with *** at https://***@host" in traceback
     cut_in_two = "x" * 10 + token + "\n" + "y" * (256 * 1024 - 20)
     assert token[10:] not in str(cause(tmp_path, logs={"agent-0.log": cut_in_two}).traceback)
 

@@ -313,8 +313,8 @@ def test_no_mfu_of_fp32_in_tf32(tmp_path: Path) -> None:
 def test_mfu_of_partial_float8_uses_a_mixed_peak(tmp_path: Path) -> None:
     """Three quarters of the FLOPs take half of their time: 5/8 of what all take in 16 bits."""
     seen = Observed(settings={"low_precision_modules": "2 Float8Linear"}, environment={})
-    told: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
-    run, plain = (on_gpu(both(tmp_path, observed=observed, **told)) for observed in (seen, None))
+    changes: dict[str, Any] = {"peak_flops": 989.5e12, "flops": FLOPS.replace(per_token_float8=1.5e9)}
+    run, plain = (on_gpu(both(tmp_path, observed=observed, **changes)) for observed in (seen, None))
     assert run.figures.mfu == pytest.approx(known(plain.figures.mfu) * 1.25 / 2)
 
 
@@ -334,9 +334,9 @@ def test_steps_and_probes_are_the_slowest_ranks(
         {"step_s": (0.1, 0.2) * 12 + (0.1,), "probe_s": (0.1, 0.4) * 12 + (0.1,), "device_probe": {"x": 7}},
         {"step_s": (0.2, 0.3) * 12 + (0.05,), "probe_s": (0.2, 0.3) * 12 + (0.1,), "device_probe": {"x": 5}},
     )
-    for rank, told in enumerate(ranks):
+    for rank, fields in enumerate(ranks):
         seen = Observed(settings={"rank": str(rank)}, environment={})
-        told |= {"observed": seen, "flops": FLOPS.replace(per_token=2e9 - rank), "cpu_s": (0.5,) * 25}
+        fields |= {"observed": seen, "flops": FLOPS.replace(per_token=2e9 - rank), "cpu_s": (0.5,) * 25}
     run = collected(of_two(tmp_path, *ranks))
     assert run.step_s == (0.2, 0.3) * 12 + (0.05,)
     assert run.probe_s == (0.2, 0.4) * 12 + (0.1,)

@@ -61,15 +61,15 @@ def test_combines_rank_values_into_a_launch_value() -> None:
     ):
         extras = [{} if value is None else {"x": value, "y": 9.0} for value in values]
         reports = [make_report(rank, world_size=2, extra=extra) for rank, extra in enumerate(extras)]
-        found = extra_figures(make_run(), reports, [make_metric(across_ranks=across_ranks)])
-        assert found == ({} if expected is None else {"x": pytest.approx(expected)})
+        figures = extra_figures(make_run(), reports, [make_metric(across_ranks=across_ranks)])
+        assert figures == ({} if expected is None else {"x": pytest.approx(expected)})
 
 
 def test_metric_reads_the_run_or_names_its_error() -> None:
     metric = make_metric(recorder=None, read=lambda run: run.step_s.index(0.5) or None)
     for steps, expected in (((0.1, 0.5), {"x": 1.0}), ((0.5,), {})):
         assert extra_figures(make_run(step_s=steps, window=(0, 1)), [make_report()], [metric]) == expected
-    said = r"metric 'x' could not be read out of the launch: ValueError: tuple\.index.*\. Mend the package"
+    said = r"metric 'x' could not be read out of the launch: ValueError: tuple\.index.*\. Fix the package"
     with pytest.raises(ReportError, match=said):
         extra_figures(make_run(), [], [metric])
 
@@ -282,12 +282,12 @@ def test_notes_a_gpu_that_had_no_time_to_settle() -> None:
         window = (start, start + measured)
         run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
         warmup_s = step_s * (start - (4 if counted else 2))
-        told = (
+        note = (
             f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
             "clocks and temperature settle in 30 to 60 s; raise steps and max_warmup_steps to 20 s of window "
             "after 10 s, or more"
         )
-        assert settling_notes(run) == [told] * (not is_settled)
+        assert settling_notes(run) == [note] * (not is_settled)
         assert settling_notes(run.replace(machine=make_machine())) == []
 
 

@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("said", "expected"),
     [
         (f"Traceback\n  {said}\nmore", said)
         for said in (
@@ -32,8 +32,8 @@ GIB = 2**30
         ("", None),
     ],
 )
-def test_finds_the_first_hardware_fault_line(said: str, found: str | None) -> None:
-    assert hardware_fault(said) == found
+def test_finds_the_first_hardware_fault_line(said: str, expected: str | None) -> None:
+    assert hardware_fault(said) == expected
 
 
 def make_health(device: dict[str, Any] | None = None, **changes: Any) -> Health:
@@ -81,8 +81,8 @@ def held(by: str, amount: str = "1.00") -> str:
     ],
 )
 def test_reports_gpu_problems_with_values(device: dict[str, Any], reason: str | None) -> None:
-    told = [] if reason is None else [reason]
-    assert machine_problems(make_health(device), make_gpu_machine()) == told
+    reasons = [] if reason is None else [reason]
+    assert machine_problems(make_health(device), make_gpu_machine()) == reasons
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,12 @@ def test_worst_node_merges_gpus_and_slowest_clocks() -> None:
     clocks = {"n1": ((1, 1900.0), (2, 1800.0)), "n2": ((2, 1700.0), (3, 1600.0))}
     card = (DeviceHealth(index=0),)
     nodes = [Node(name=name, health=quiet(devices=card, sm_clocks_mhz=mhz)) for name, mhz in clocks.items()]
-    worst = health.worst(nodes)
+    worst = health.worst_health(nodes)
     assert worst is not None
     assert [device.name for device in worst.devices] == ["GPU 0 of n1", "GPU 0 of n2"]
     assert worst.sm_clocks_mhz == ((1, 1900.0), (2, 1700.0), (3, 1600.0))
-    assert health.worst([Node(name="n1"), Node(name="n2")]) is None
-    worst = health.worst([Node(name="n1"), Node(name="n2", health=quiet(foreign_cpu=None, steal=None))])
+    assert health.worst_health([Node(name="n1"), Node(name="n2")]) is None
+    unknown = Node(name="n2", health=quiet(foreign_cpu=None, steal=None))
+    worst = health.worst_health([Node(name="n1"), unknown])
     assert worst is not None
     assert (worst.foreign_cpu, worst.node) == (None, "n2")

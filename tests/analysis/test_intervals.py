@@ -11,15 +11,15 @@ from tests.samples import deterministic
 spans = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6)).map(lambda each: (each[0], sum(each))))
 
 
-def cells(found: list[Span]) -> set[int]:
-    return {cell for begin, end in found for cell in range(int(begin), int(end))}
+def cells(ranges: list[Span]) -> set[int]:
+    return {cell for begin, end in ranges for cell in range(int(begin), int(end))}
 
 
-def assert_are(found: list[Span], expected: set[int]) -> None:
-    assert cells(found) == expected
-    assert length(found) == len(expected), "disjoint"
-    assert found == sorted(found)
-    assert all(begin < end for begin, end in found)
+def assert_are(ranges: list[Span], expected: set[int]) -> None:
+    assert cells(ranges) == expected
+    assert length(ranges) == len(expected), "disjoint"
+    assert ranges == sorted(ranges)
+    assert all(begin < end for begin, end in ranges)
 
 
 @given(spans, spans, st.integers(0, 20), st.integers(0, 6))

@@ -15,9 +15,9 @@ def slopes(*levels: dict[int, int], step_s: tuple[float, ...] = ()) -> dict[str,
 def test_a_line_is_its_own_slope() -> None:
     """Of the window alone: what grows in warm-up is no slope."""
     times = (9.0,) * 5 + tuple(1 + 0.5 * step for step in range(20))
-    found = slopes({step: 100 * max(step, 6) for step in range(1, 26)}, step_s=times)
-    assert found["step time"].per_step == pytest.approx(0.5)
-    memory = found["resident memory"]
+    found_slopes = slopes({step: 100 * max(step, 6) for step in range(1, 26)}, step_s=times)
+    assert found_slopes["step time"].per_step == pytest.approx(0.5)
+    memory = found_slopes["resident memory"]
     assert memory.per_step == pytest.approx(100)
     assert memory.interval == pytest.approx((100, 100))
     assert (memory.unit, memory.rank) == ("bytes", 0)

@@ -7,8 +7,8 @@ from tests.traces import GLOO, MAIN, annotation, cpu_step, cpu_trace, event, gpu
 
 
 def work(profile: Profile, name: str) -> Work:
-    (found,) = [each for each in (*profile.operators, *profile.kernels) if each.name == name]
-    return found
+    (match,) = [each for each in (*profile.operators, *profile.kernels) if each.name == name]
+    return match
 
 
 def test_parts_of_a_cpu_step_add_up_to_it() -> None:
@@ -165,8 +165,8 @@ def test_gpu_syncs_are_reads_waits_and_copies() -> None:
         assert alone.split.unseen == 0, "operators launched its kernels; a collective's are not asked for"
         both = reduced([*gpu_trace(sync=sync), *free], "cuda")
         for profile in (alone, both):
-            found = {each.name: each.calls for each in profile.host_syncs}
-            assert found == dict.fromkeys(waits if sync else (), 1)
+            calls = {each.name: each.calls for each in profile.host_syncs}
+            assert calls == dict.fromkeys(waits if sync else (), 1)
         assert both.calls()["aten::_local_scalar_dense"] == 1 + sync, "of which one waits"
 
 
@@ -184,17 +184,17 @@ def test_a_kernel_of_nccl_is_communication() -> None:
 
 
 def test_shortened_kernel_names_stay_distinct() -> None:
-    told = {
+    expected = {
         "void k<float>(int)": "k<float>",
         "void k<f(at::Iter&)::{lambda()#3}>(int, g(x))": "k<f(at::Iter&)::{lambda()#3}>",
         "void (anonymous namespace)::adam<4, (Mode)0>(Lists)": "anonymous::adam<4, (Mode)0>",
         **{name: name for name in ("nvjet_sm90_tst_256x128", "k)", "Memcpy DtoD (Device -> Device)")},
     }
     long = [f"void k<{'x' * 1000}{end}>(int)" for end in "ab"]
-    kernels = [event(name, 600, 5, "kernel", 7, correlation=1) for name in (*told, *long)]
-    found = [each.name for each in reduced([*gpu_trace(), *kernels], "cuda").kernels]
-    assert set(told.values()) <= set(found)
-    assert sorted(map(len, found))[-2:] == [LONGEST_NAME] * 2
+    kernels = [event(name, 600, 5, "kernel", 7, correlation=1) for name in (*expected, *long)]
+    names = [each.name for each in reduced([*gpu_trace(), *kernels], "cuda").kernels]
+    assert set(expected.values()) <= set(names)
+    assert sorted(map(len, names))[-2:] == [LONGEST_NAME] * 2
 
 
 def test_refuses_traces_without_steps_or_kernels() -> None:

@@ -74,7 +74,7 @@ def compare(case: Case, directory: Path, *, inject: str | None) -> Verdict:
     )
     setup = Setup(options, Progress(line=lambda line: None, cases=1), Host(shared=options.store))
     arms = here(directory), here(directory)
-    session = Session(setup, AgainstArm(setup, arms, tolerance=TOLERANCE, explains=False))
+    session = Session(AgainstArm(setup, arms, tolerance=TOLERANCE, explains=False))
     try:
         return session.measure(case, case.id).verdict
     finally:

@@ -13,7 +13,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_PAIRS
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS
 from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise, decide, pooled_noise
 from tests.benchmarks import show_table
 from tests.benchmarks.simulated_gate import in_turn

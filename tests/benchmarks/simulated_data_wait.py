@@ -16,7 +16,7 @@ import numpy as np
 from perfsuite.results.metric import DATA_WAIT, PartOfStep
 from perfsuite.results.run import Figures
 from perfsuite.verdict.judge import is_negligible
-from perfsuite.verdict.paired_test import MAX_PAIRS, decided
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, decided
 from perfsuite.verdict.sequential import MAX_LAUNCHES, decide, pooled_noise
 
 DISTURBED = 0.05

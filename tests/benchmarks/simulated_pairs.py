@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from perfsuite.verdict.paired_test import MAX_PAIRS, PairedDecision, decided, order
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, PairedDecision, decided, order
 from tests.benchmarks.simulated_gate import Table, rows
 
 DISTURBED = 0.05

@@ -195,8 +195,8 @@ VARIANTS: dict[str, list[Any]] = {
 
 
 def test_ids_are_unique_and_fit_for_a_file_name() -> None:
-    every = itertools.product(*VARIANTS.values())
-    ids = [make_case(**dict(zip(VARIANTS, values, strict=True))).id for values in every]
+    combinations = itertools.product(*VARIANTS.values())
+    ids = [make_case(**dict(zip(VARIANTS, values, strict=True))).id for values in combinations]
     assert len(set(ids)) == len(ids) == 7680
     assert [name for name in ids if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}", name)] == []
 

@@ -181,7 +181,7 @@ def test_chip_without_datasheet_peak_has_no_mfu() -> None:
     assert (machine.peak_flops("bf16"), machine.peak_flops("fp32")) == (None, None)
     assert machine.note == (
         "the peak FLOP/s of NVIDIA A100-SXM-64GB is unknown (a chip of its own, with more cores than the "
-        "A100's datasheet tells of), so MFU is left out"
+        "A100's datasheet lists), so MFU is left out"
     )
 
 

@@ -28,8 +28,8 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, version: str, cu
 def test_the_installed_torch_is_read() -> None:
     import torch
 
-    found = torch_build.installed()
-    assert (found["__version__"], found["cuda"]) == (str(torch.__version__), torch.version.cuda)
+    build = torch_build.installed()
+    assert (build["__version__"], build["cuda"]) == (str(torch.__version__), torch.version.cuda)
 
 
 WITHOUT_CUDA = (
@@ -42,7 +42,7 @@ TOO_OLD = "is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
 
 
 @pytest.mark.parametrize(
-    ("version", "cuda", "told"),
+    ("version", "cuda", "expected"),
     [
         ("2.13.0+cu130", "13.0", ("built for CUDA 13.0", (2, 13), None, None)),
         ("2.13.0+cpu", None, ("built without CUDA", (2, 13), WITHOUT_CUDA, None)),
@@ -51,10 +51,10 @@ TOO_OLD = "is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
     ],
 )
 def test_build_reports_its_version_and_cuda(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, cuda: str | None, told: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, cuda: str | None, expected: tuple[Any, ...]
 ) -> None:
     install(monkeypatch, tmp_path, version=version, cuda=cuda)
-    summary, release, on_gpus, on_a_cpu = told
+    summary, release, on_gpus, on_a_cpu = expected
     assert torch_build.summary() == f"{version}, {summary}"
     assert torch_build.release() == release
     assert torch_build.wrong_build(make_gpu_machine()) == on_gpus

@@ -1,10 +1,7 @@
-import json
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.processes import executable
 from tests.synthetic import git, make_repository
 
 
@@ -31,38 +28,3 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(here, "remote", "add", "origin", str(tmp_path / "origin"))
     monkeypatch.chdir(here)
     return here
-
-
-class Gh:
-    """A stand-in for `gh` in a directory: keeps its words and what came on its standard input."""
-
-    def __init__(self, directory: Path) -> None:
-        self.program = executable(
-            directory / "gh",
-            f'cd "{directory}"; echo "$@" >> calls',
-            'case "$*" in *"-file -"* | *"@-"* | *"--input -"*) cat >> calls ;; esac',
-            'case "$2" in view | list) cat answer ;; create) echo https://example.org/made ;; esac',
-            'case "$2" in repos/*/commits/*) cat commit ;; esac',
-        )
-        self._calls = directory / "calls"
-        self._answer = directory / "answer"
-        self._commit = directory / "commit"
-
-    @property
-    def calls(self) -> str:
-        return self._calls.read_text() if self._calls.exists() else ""
-
-    def answers(self, content: object) -> None:
-        """Let it print this as JSON where it is asked for a pull request or for issues."""
-        self._answer.write_text(json.dumps(content))
-
-    def knows_commit(self, *parents: str) -> None:
-        """Let it say that any commit it is asked for has these parents."""
-        self._commit.write_text(json.dumps({"parents": [{"sha": sha} for sha in parents]}))
-
-
-@pytest.fixture
-def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    return Gh(tmp_path / "bin")

@@ -7,12 +7,11 @@ import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from perfsuite import Model, Script, documents
-from perfsuite.cli import cases
+from perfsuite import Model, Script, documents, extensions
+from perfsuite.cli import compare
 from perfsuite.dry import driver, guard
 from perfsuite.errors import AllocationOverError, CaseError
 from perfsuite.inputs.git import git
@@ -21,7 +20,7 @@ from perfsuite.results.session_file import CaseChange, SessionFile
 from perfsuite.session import against_arm, setup
 from perfsuite.session.against_arm import AgainstArm, ByCounts, ByDryRuns
 from perfsuite.session.case_changes import case_changes
-from perfsuite.session.way import Trial, Way
+from perfsuite.session.mode import Launches, Mode, Task, Trial
 from tests.cli import commands
 from tests.samples import make_case, make_run
 
@@ -42,36 +41,37 @@ class Verdicts:
 
     def __init__(self) -> None:
         self.outcome: Outcome = "passed"
-        self.ways: list[Way] = []
+        self.modes: list[Mode] = []
         self.errors: dict[str, Exception] = {}
 
-    def judge(self, way: Way, trial: Trial) -> Verdict:
-        self.ways.append(way)
-        if trial.case.id in self.errors:
-            raise self.errors[trial.case.id]
-        way.setup.progress.begin(trial.case.id, 20, 1)
-        run = make_run(dry=way.dry)
-        trial.runs += [run] * 3
-        trial.before += [run] * 3
+    def judge(self, mode: Mode, task: Task, launches: Launches) -> Trial:
+        self.modes.append(mode)
+        if task.case.id in self.errors:
+            raise self.errors[task.case.id]
+        mode.setup.progress.begin(task.case.id, 20, 1)
+        run = make_run(dry=mode.dry)
+        for _ in range(3):
+            launches.add_pair(run, run)
         changed = ("torch: 2.13.0 -> 2.14.0",)
-        return Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
+        verdict = Verdict(outcome=self.outcome, launches=6, against="arm A", changed=changed)
+        return Trial.of(launches, verdict)
 
 
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[CaseChange]:
     """The cases that the arms have otherwise: to collect those of commits takes a process for each."""
     found = list[CaseChange]()
-    monkeypatch.setattr(cases, "case_changes", lambda *arguments: (tuple(found), None))
+    monkeypatch.setattr(compare, "case_changes", lambda *arguments: (tuple(found), None))
     return found
 
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch, changes: list[CaseChange]) -> Verdicts:
-    """For all ways, also dry, which every case can be run here, on any device."""
+    """For all modes, also dry, which every case can be run here, on any device."""
     stand_in = Verdicts()
     commands.ask_nobody(monkeypatch)
-    for way in (AgainstArm, ByCounts):
-        monkeypatch.setattr(way, "judge", lambda *arguments: stand_in.judge(*arguments))
+    for mode in (AgainstArm, ByCounts):
+        monkeypatch.setattr(mode, "judge", lambda *arguments: stand_in.judge(*arguments))
     for module in (driver, setup):
         monkeypatch.setattr(module, "why_not_dry", lambda case, machine: None)
     monkeypatch.setattr(guard, "why_not", lambda: None)
@@ -97,10 +97,11 @@ def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Ou
     verdicts.outcome = outcome
     command(".", CASE.id, status=status)
     command(".", "--dry", CASE.id, status=status)
-    assert [type(way) for way in verdicts.ways] == [AgainstArm, ByDryRuns]
+    assert [type(mode) for mode in verdicts.modes] == [AgainstArm, ByDryRuns]
 
 
-def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts) -> None:
+def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "names", lambda group: ["bisect"])
     verdicts.outcome = "regressed"
     found = "Which commit did it: perfsuite bisect"
     said = command("main~1", "--dry", CASE.id, status=1).stderr
@@ -111,22 +112,28 @@ def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts) -> None:
         assert found not in command(same, CASE.id, status=1).stderr
 
 
+def test_suggests_no_bisect_where_there_is_none(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "names", lambda group: ["compare"])
+    verdicts.outcome = "regressed"
+    assert "bisect" not in command("main~1", "--dry", CASE.id, status=1).stderr
+
+
 def test_what_the_session_is_asked_for(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "case_changes", case_changes)  # the only test here that collects both arms
+    monkeypatch.setattr(compare, "case_changes", case_changes)  # the only test here that collects both arms
     options = ("--tolerance", "3%", "--max-pairs", "5", "--inject", "slowdown=10%", "--wait-quiet", "7")
     command("main~1 X=1", "--arm", "Y=2", *options, CASE.id)
-    (way,) = verdicts.ways
-    assert isinstance(way, AgainstArm)
-    assert (way.tolerance, way.max_pairs) == (0.03, 5)
-    assert (way.setup.options.inject, way.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
-    a, b = way.arms
+    (mode,) = verdicts.modes
+    assert isinstance(mode, AgainstArm)
+    assert (mode.tolerance, mode.max_pairs) == (0.03, 5)
+    assert (mode.setup.options.inject, mode.setup.options.wait_quiet_s) == ("slowdown=10%", 7)
+    a, b = mode.arms
     assert (a.commit, a.given) == (git("rev-parse", "main~1", cwd=Path()).strip(), {"X": "1"})
     assert (b.directory, b.given) == (None, {"Y": "2"})
 
 
 def test_skips_an_unrunnable_case_with_a_reason(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{GPU_CASE.id}: " in command(".", "-k", "any").stderr
-    assert len(verdicts.ways) == 3
+    assert len(verdicts.modes) == 3
     assert [skip["case_id"] for skip in session()["skipped"]] == [GPU_CASE.id]
     commands.hold(monkeypatch, GPU_CASE)
     command(".", "-k", "any", status=3)  # nothing measured is not decided
@@ -137,7 +144,7 @@ GONE = CaseChange(case_id="gone", nodeid="bench_cases/test_a.py::test_it[gone]",
 
 def test_vanished_case_is_listed_and_is_no_pass(verdicts: Verdicts, changes: list[CaseChange]) -> None:
     changes.append(GONE)
-    told = command("main~1", "-k", "any", "--report", "out", status=3).stdout
+    told = command("main~1", "-k", "any", "--out", "out", status=3).stdout
     listed = "gone: deleted in arm B, or no longer collected there (bench_cases/test_a.py::test_it)"
     assert told.endswith(f"Cases of arm A that were not compared, so this is not a pass:\n  {listed}\n")
     assert [each["case_id"] for each in session()["case_changes"]] == ["gone"]
@@ -158,23 +165,23 @@ def test_change_of_a_compared_case_is_only_listed(verdicts: Verdicts, changes: l
 
 def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "arm A's cases could not be collected: no pytest: what vanished is unknown"
-    monkeypatch.setattr(cases, "case_changes", lambda *arguments: ((), why))
-    assert why in command("main~1", CASE.id, "--report", "out", status=3).stdout
+    monkeypatch.setattr(compare, "case_changes", lambda *arguments: ((), why))
+    assert why in command("main~1", CASE.id, "--out", "out", status=3).stdout
     assert f"**{why}**" in Path("out/summary.md").read_text()
 
 
 def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     """An arm may cost minutes of pip."""
-    monkeypatch.setattr(cases, "resolved", lambda *arguments: pytest.fail("made an arm"))
+    monkeypatch.setattr(compare, "resolved", lambda *arguments: pytest.fail("made an arm"))
     for words, why in (
         ([GPU_CASE.id], f"{GPU_CASE.id}: it is meant for h100"),
         (["nosuch"], "is called 'nosuch'"),
-        ([], "give case ids or -k EXPRESSION"),
+        ([], "no case is named: give case ids, or select cases with -k"),
         ([CASE.id, "-k", "any"], "give case ids or -k, not both"),
     ):
         assert why in commands.error_of("compare", "--against", "torch==1.0", *words)
     commands.hold(monkeypatch, GPU_CASE)
-    told = command("torch==1.0", "-k", "any", "--report", "out", status=3)
+    told = command("torch==1.0", "-k", "any", "--out", "out", status=3)
     assert f"{GPU_CASE.id}: it is meant for h100" in told.stderr
     assert "1 skipped" in Path("out/summary.md").read_text()
 
@@ -184,7 +191,7 @@ def test_an_error_fails_its_own_case_alone(verdicts: Verdicts) -> None:
     told = command(".", CASE.id, OTHER.id, LAST.id, status=1).stderr
     assert f"{CASE.id}: compile=True with Fake" in told
     assert f"{OTHER.id}: KeyError: 'nobody expected it'" in told
-    assert len(verdicts.ways) == 3
+    assert len(verdicts.modes) == 3
 
 
 def test_shows_results_when_the_allocation_ends(verdicts: Verdicts) -> None:
@@ -196,47 +203,22 @@ def test_shows_results_when_the_allocation_ends(verdicts: Verdicts) -> None:
 def test_sigterm_keeps_results_with_its_status(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = verdicts.judge
 
-    def ended(way: Way, trial: Trial) -> Verdict:
-        if trial.case.id == OTHER.id:
+    def ended(mode: Mode, task: Task, launches: Launches) -> Trial:
+        if task.case.id == OTHER.id:
             os.kill(os.getpid(), signal.SIGTERM)
-        return judge(way, trial)
+        return judge(mode, task, launches)
 
     monkeypatch.setattr(verdicts, "judge", ended)
     before = signal.getsignal(signal.SIGTERM)
-    told = command("X=1", CASE.id, OTHER.id, "--report", "out", status=143)
+    told = command("X=1", CASE.id, OTHER.id, "--out", "out", status=143)
     assert "The session was interrupted" in commands.flat(told.stderr)
     assert (session()["status"], len(session()["results"])) == ("interrupted", 1)
     assert "The session was interrupted" in Path("out/summary.md").read_text()
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize(
-    ("yes", "is_large", "has_terminal", "may"),
-    [
-        (False, False, False, True),
-        (False, True, False, False),
-        (True, True, False, True),
-        (False, True, True, True),
-    ],
-)
-def test_asks_about_downloads_only_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, yes: bool, is_large: bool, has_terminal: bool, may: bool
-) -> None:
-    asked: list[str] = []
-
-    def confirm(question: str, **how: Any) -> bool:
-        asked.append(question)
-        return True
-
-    terminal = Mock(isatty=lambda: has_terminal)
-    monkeypatch.setattr(cases, "sys", Mock(stdin=terminal, stderr=terminal))
-    monkeypatch.setattr("perfsuite.cli.cases.typer.confirm", confirm)
-    assert cases.asks(yes=yes)("pip downloads 4.6 GB", is_large) == may
-    assert len(asked) == (is_large and has_terminal and not yes)
-
-
 def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
-    told = json.loads(command("X=1", "--report", "out", "--json", CASE.id).stdout)
+    told = json.loads(command("X=1", "--out", "out", "--json", CASE.id).stdout)
     assert [arm["text"] for arm in told["arms"]] == ["X=1", "."]
     assert len(told["results"][0]["before"]) == 3
     assert "arm A X=1 (interpreter" in Path("out/summary.md").read_text()
@@ -246,14 +228,14 @@ def test_the_report_is_that_of_a_session(verdicts: Verdicts) -> None:
 
 
 def test_what_json_prints_is_a_file_of_results(verdicts: Verdicts) -> None:
-    Path("kept.json").write_text(command("X=1", "--report", "out", "--json", CASE.id).stdout)
+    Path("kept.json").write_text(command("X=1", "--out", "out", "--json", CASE.id).stdout)
     kept = documents.read(Path("kept.json"), SessionFile)
     assert kept.results == documents.read(Path("out/results.json"), SessionFile).results
 
 
 def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
     Path("pytest.ini").write_text("[pytest]\nperf_shadow = true\n")
-    said = command("main~1", "--report", "out", "--dry", CASE.id).stdout
+    said = command("main~1", "--out", "out", "--dry", CASE.id).stdout
     line = "pytest.ini: shadow mode on: no case fails a test"
     assert (
         "This branch changes the files that judge it, compared with "
@@ -286,7 +268,7 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
 )
 def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, words: str) -> None:
     assert words in commands.error_of("compare", "--against", *arguments.split(), CASE.id)
-    assert verdicts.ways == []
+    assert verdicts.modes == []
 
 
 @pytest.mark.launch

@@ -88,7 +88,7 @@ def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     assert [each["case_id"] for each in content["skipped"]] == [COMPILED.id]
 
 
-NO_CASE = "no case is named: give case ids or -k EXPRESSION"
+NO_CASE = "no case is named: give case ids, or select cases with -k"
 NOT_BOTH = "give case ids or -k, not both"
 NO_COMPILER = "there is no C++ compiler: install g++"
 

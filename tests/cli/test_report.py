@@ -1,21 +1,15 @@
-"""`perfsuite report` and `export`."""
+"""`perfsuite report`."""
 
-import json
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from perfsuite import documents
-from perfsuite.report.export import FORMATS
 from perfsuite.results.session_file import NodePreflight, SessionFile
 from tests.cli import commands
 from tests.report.test_nodes import FOUND
-from tests.samples import ARMS, make_case, make_result, make_run, never_run
 from tests.sessions import make_blind, make_session
 
 run = partial(commands.run, "report")
-export = partial(commands.run, "export")
 
 
 def write(file: Path, session: SessionFile | None = None) -> Path:
@@ -65,7 +59,7 @@ def test_what_passed_is_explained_on_request(tmp_path: Path) -> None:
 
 def test_joins_sessions_into_one_report(tmp_path: Path) -> None:
     out = tmp_path / "sub"
-    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--report", out)
+    shown = run(write(tmp_path / "a.json"), write(tmp_path / "b.json"), "--out", out)
     assert shown.stdout == ""
     names = ("index.html", "summary.md", "results.json", "results-2.json")
     assert shown.stderr == "".join(f"written: {out / name}\n" for name in names)
@@ -88,68 +82,13 @@ def test_defaults_to_the_newest_session(tmp_path: Path) -> None:
     assert SessionFile.model_validate_json(shown) == documents.read(newest, SessionFile)
     (tmp_path / "kept.json").write_text(shown)
     assert documents.read(tmp_path / "kept.json", SessionFile) == documents.read(newest, SessionFile)
-    assert "--json with --report: " in commands.error_of("report", newest, "--json", "--report", "out")
+    assert "--json with --out: " in commands.error_of("report", newest, "--json", "--out", "out")
     newest.write_text('{"schema_version": 99}')
     unread = f"perfsuite report: {newest}: field schema_version: this perfsuite reads 1, got 99."
     assert commands.error_of("report", newest).startswith(unread)
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    session = make_session(2, lambda number: ("passed", "throttled")[number])
-    return write(tmp_path / "runs" / "20260102-000000-000000" / "results.json", session)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_takes_a_file_a_directory_or_the_newest(name: str, results: Path, tmp_path: Path) -> None:
-    write(tmp_path / "runs" / "20260101-000000-000000" / "results.json", make_session(0))
-    wanted = FORMATS[name](documents.read(results, SessionFile))
-    for given in ((results,), (results.parent,), ("--store", tmp_path)):
-        assert export("--format", name, *given).stdout == wanted
-
-
-def test_writes_a_file_and_names_what_it_omits(results: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out" / "hud.json"
-    shown = export("--format", "hud", results, "--output", target)
-    assert shown.stdout == ""
-    passed, throttled = (each.case_id for each in documents.read(results, SessionFile).results)
-    measured = [each for each in json.loads(target.read_text()) if "benchmark_values" in each["metric"]]
-    assert {each["model"]["name"] for each in measured} == {passed}
-    assert shown.stderr == (
-        f"{passed}: not counted, so a step may do other work\n"
-        f"no figures of {throttled}: no launch on a healthy machine\n"
-    )
-
-
-def test_omits_dry_runs_from_outcomes(tmp_path: Path) -> None:
-    launched = make_session(1)
-    file = tmp_path / "results.json"
-    dry = make_result(make_run(dry=True, case=make_case(sequence_length=32)), before=None)
-    documents.write(file, launched.replace(results=(*launched.results, dry)))
-    shown = export("--format", "openmetrics", file)
-    assert shown.stdout == FORMATS["openmetrics"](launched)
-    assert shown.stderr.startswith("left out: 1 dry run, which measured nothing\n")
-    documents.write(file, make_session(0).replace(results=(never_run(),), dry=True))
-    assert never_run().case_id not in export("--format", "openmetrics", file).stdout
-
-
-def test_what_cannot_be_exported_is_refused(results: Path, tmp_path: Path) -> None:
-    arms = tmp_path / "arms.json"
-    documents.write(arms, make_session(1).replace(arms=ARMS))
-    hud = ("--format", "hud")
-    for words, said in (
-        ((*hud, arms), "compares two arms"),
-        ((*hud, tmp_path / "none.json"), f"cannot read {tmp_path / 'none.json'}"),
-        ((*hud, "--store", tmp_path / "empty"), "or name a results.json"),
-        ((*hud, results, "--output", results / "under" / "a-file"), "cannot write"),
-        ((results,), "Missing option '--format'"),
-        ((results, "--format", "csv"), "'csv' is not one of 'hud', 'openmetrics'"),
-    ):
-        assert said in commands.error_of("export", *words)
 
 
 def test_reports_name_an_unfinished_session(tmp_path: Path) -> None:
     session = make_session(1, lambda number: "passed").replace(status="running")
     file = write(tmp_path / "results.json", session)
     assert run(file).stdout.splitlines()[-1].startswith("running or killed, 1 passed")
-    assert "The session is running, or was killed" in export(file, "--format", "hud").stderr

@@ -1,24 +1,15 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfsuite import Case, Fake, measure
 from perfsuite.case import torch_build
-from perfsuite.case.hardware import Machine
 from perfsuite.cli import selftest
-from perfsuite.cli.checks import Row, Status
-from perfsuite.cli.selftest import EXPECTED, Expectation, inject_all, small_case
+from perfsuite.doctor.rows import Row, Status
 from perfsuite.launch.lock import LOCK_FILE
-from perfsuite.launch.requirements import unsupported
-from perfsuite.measure import Launching
-from perfsuite.node.machine import detect
-from perfsuite.results.rank_report import Failure
-from perfsuite.results.run import Run
 from tests.cli.commands import rows, run
-from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_machine, make_run
+from tests.samples import make_gpu_machine
 
 
 @pytest.mark.parametrize("why", ["no [such] thing", "torch 2.13.0+cpu is built without CUDA"])
@@ -57,75 +48,3 @@ def test_the_self_test_ends_with_its_answer(
     assert rows(run("selftest", "--json", status=code).stdout) == [row, row]
     assert rows(run("selftest", "--framework", "fake", "--json", status=code).stdout) == [row]
     assert held == [True] * 5, "no session measured beside it"
-
-
-@pytest.mark.launch
-def test_catches_every_fault_and_no_clean_run() -> None:
-    rows = list(inject_all(small_case(detect()).replace(framework=Fake()), detect()))
-    assert len(rows) == 1 + len(EXPECTED) + 1
-    assert {row.status for row in rows} == {"pass"}
-
-
-def injected(
-    monkeypatch: pytest.MonkeyPatch, *expectations: Expectation, disturbed_from: int = 99
-) -> list[Row]:
-    """The rows of these faults by launches that are stood in for. From a row on others use the machine."""
-    told: list[Row] = []
-
-    def launch_once(case: Case, machine: Machine, directory: Path, how: Launching) -> Run:
-        speed = {"slowdown=60%": 0.4, "slowdown=1%": 0.99}.get(str(how.inject), 1.0)
-        number = int(directory.name.removeprefix("launch-"))
-        kind: Any = {"nan": "loss", "crash": "crash"}.get(str(how.inject))
-        return make_run(
-            machine=machine,
-            figures=make_figures(tokens_per_s=1000 * speed * (1 + number / 1e4)),
-            failure=kind and Failure(kind=kind, message="x"),
-            health=DISTURBED if len(told) >= disturbed_from else None,
-        )
-
-    monkeypatch.setattr(measure, "launch_once", launch_once)
-    for row in inject_all(make_case(), make_machine(), expectations=expectations):
-        told.append(row)
-    return told
-
-
-SLOW = Expectation("slowdown=60%", ("regressed",))
-CRASH = Expectation("crash", failure="crash")
-
-
-@pytest.mark.parametrize(
-    ("blind", "found", "advice"),
-    [
-        (Expectation("slowdown=1%", ("regressed",)), "passed after", "expected regressed"),
-        (Expectation("nan", failure="crash"), "failed (loss) after", "expected failed (crash); "),
-        (SLOW._replace(metric="peak_memory_bytes"), "regressed after", "expected regressed"),
-    ],
-)
-def test_uncaught_fault_fails_the_self_test(
-    monkeypatch: pytest.MonkeyPatch, blind: Expectation, found: str, advice: str
-) -> None:
-    recorded, caught, missed, clean = injected(monkeypatch, SLOW, blind)
-    assert (recorded.check, recorded.found) == ("baseline", "recorded from 5 launches")
-    assert caught.found == "regressed after 3 launches"
-    assert (missed.check, missed.status) == (f"inject {blind.inject}", "fail")
-    assert missed.found.startswith(found)
-    assert str(missed.advice).startswith(advice)
-    assert (clean.check, {row.status for row in (recorded, caught, clean)}) == ("inject nothing", {"pass"})
-
-
-def test_unhealthy_machine_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The baseline is recorded in quiet; then others use the machine."""
-    monkeypatch.setattr(selftest, "UNHEALTHY_LAUNCHES", 2)
-    rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1)
-    assert [row.status for row in rows] == ["pass", "unknown", "pass", "unknown"], "a crash is one anywhere"
-    assert rows[1].found == "the machine was unhealthy in 2 launches, so nothing is known"
-    [row] = injected(monkeypatch, SLOW, disturbed_from=0)
-    assert (row.check, row.status) == ("baseline", "unknown")
-
-
-def test_it_runs_on_every_gpu_of_any_kind() -> None:
-    machine = make_gpu_machine("NVIDIA Imaginary X1")
-    case = small_case(machine)
-    assert unsupported(case, machine) is None
-    assert case.topology.world_size == 8
-    assert case.timeout_s == 300, "a cold import from a network file system"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Nanotron, Script, Topology
+from perfsuite import DDP, FSDP2, Case, Script, Topology
 from perfsuite.dry import driver
 from perfsuite.dry.driver import dry_run, why_no_cuda
 from perfsuite.errors import CaseError, DryRunError
@@ -29,13 +29,13 @@ def test_refuses_an_impossible_dry_run_beforehand(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_framework_refusals_keep_their_own_error(tmp_path: Path) -> None:
-    """nanotron knows only some precisions; to choose ranks it makes its configuration of one."""
-    case = CASE.replace(model="llama-tiny", framework=Nanotron(tp=3))
-    with pytest.raises(CaseError, match="dp 1 x tp 3 x pp 1 is 3"):
-        dry_run(case, tmp_path)
-    with pytest.raises(DryRunError, match="nanotron"):
-        dry_run(case.replace(framework=Nanotron(dp=2), precision="bf16-mixed"), tmp_path)
+def test_framework_refusals_keep_their_own_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(framework: FSDP2, case: Case) -> None:
+        raise CaseError("nothing that could be trained")
+
+    monkeypatch.setattr(FSDP2, "check", refuse)
+    with pytest.raises(CaseError, match="nothing that could be trained"):
+        dry_run(CASE, tmp_path)
 
 
 def with_process(script: str, tmp_path: Path) -> Arm:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Nanotron, Topology, Trainer
+from perfsuite import DDP, FSDP, FSDP2, Accelerate, Lightning, LoRA, Topology, Trainer
 from perfsuite.case import torch_build
 from perfsuite.dry import guard
 from perfsuite.dry.machine import pretended, product, telling_ranks, why_not_dry
@@ -52,7 +52,6 @@ def test_pretends_a_cpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> N
         pretended(make_case(hardware="h100"), "cuda")
 
 
-IN_FP32 = Nanotron(dp=8, accumulate_grad_in_fp32=True)
 SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
 
 
@@ -62,9 +61,6 @@ SIZES = {"hardware": "h100", "topology": Topology(processes_per_node=8)}
         ({"quantization": "4bit", "lora": LoRA(rank=8, alpha=16)}, "bitsandbytes' 4bit kernels"),
         ({"compile": True}, "torch.compile"),
         ({"framework": {"name": "fake"}}, "fake does not say how it builds on fake tensors"),
-        ({"model": "llama-tiny", "framework": Nanotron(pp=8)}, "the stages of a pipeline"),
-        ({"model": "llama-tiny", "framework": Nanotron(dp=8, resume=True)}, "a checkpoint holds values"),
-        ({"model": "llama-tiny", "framework": IN_FP32, "precision": "bf16"}, "cuts a storage"),
         ({"framework": FSDP(sharding_strategy="FULL_SHARD", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Accelerate(strategy="fsdp2", cpu_offload=True)}, "offloading keeps shards"),
         ({"framework": Trainer(fsdp="full_shard offload", fsdp_version=1)}, "offloading keeps shards"),

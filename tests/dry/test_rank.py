@@ -1,27 +1,20 @@
 """A dry run on pretended CPU tensors does what a real launch of a tiny twin does, by every framework."""
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Nanotron, Topology, Trainer, documents
-from perfsuite.dry.machine import pretended, why_not_dry
+from perfsuite import DDP, FSDP2, Accelerate, Case, LoRA, Topology, Trainer
 from perfsuite.launch.arm import Arm
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
-from perfsuite.results.count_baseline import CountBaseline, versions_of
-from perfsuite.results.counts import Counts, RankCounts, of_rank
 from perfsuite.results.run import Run
 from perfsuite.worker.counting.flops import count
 from tests.dry.runs import passed
+from tests.dry.twins import LATER, check_ranks, check_twin
 from tests.frameworks.test_base import COUNTED, llama_tiny, measured, observed
 from tests.samples import known
-from tests.worker.loops import memory
 
-BASELINES = Path(__file__).parents[2] / "baselines"
-LATER = "max_warmup_steps5-steps20-1x2"
 TWINS = [
     "ddp-llama-tiny-s64-b4-fp32-1x2",
     f"ddp-llama-tiny-s128-b4-bf16-mixed-{LATER}",
@@ -36,10 +29,6 @@ TWINS = [
     "trainer-full_shard_auto_wrap-llama-tiny-s64-b4-fp32-1x2",
     f"lightning-ddp-gpt2-tiny-s128-b4-fp32-eager-{LATER}",
     "lightning-fsdp2-llama-tiny-s64-b4-fp32-1x2",
-    "torchtitan-llama-tiny-s64-b4-fp32-1x2",
-    f"torchtitan-tensor_parallel2-llama-tiny-s64-b4-fp32-ac_full-{LATER}",
-    f"nanotron-dp2-llama-tiny-s64-b2-fp32-{LATER}",
-    f"nanotron-tp2-llama-tiny-s64-b2x2-fp32-{LATER}",
 ]
 """Cases whose counts by real launches are reviewed."""
 NEVER_REVIEWED = COUNTED.replace(
@@ -50,32 +39,12 @@ NEVER_REVIEWED = COUNTED.replace(
     timeout_s=600,
 )
 """Small buckets and accumulation, which no case of this repository has."""
-SCATTERS = Nanotron(tp=2, tp_mode="REDUCE_SCATTER")
-"""Its norms are tied: their gradients are reduced by one call for several tensors."""
-
 SPLITS = Accelerate(strategy="fsdp2", dp_shard_size=2, tp_size=2)
 
 HYBRID = NEVER_REVIEWED.replace(
     framework=FSDP2(shard_group=2), gradient_accumulation=1, topology=Topology(processes_per_node=4)
 )
 """Two groups of two ranks: each shards, and both hold the same."""
-
-
-def without_gloos_copies(counts: Counts) -> tuple[Counter[str], Counter[str]]:
-    """Kernels by phase and calls by operator. Gloo first copies what it is to scatter; NCCL does not."""
-    kernels = Counter[str](counts.kernels)
-    ops = Counter[str](counts.ops)
-    for each in counts.collectives:
-        if each.kind == "reduce_scatter":
-            kernels[each.phase] -= each.count
-            ops["aten.copy_"] -= each.count
-    return kernels, ops
-
-
-def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
-    """With a hook DDP copies gradients into its buckets and divides these; without it does both in one."""
-    together = ops["aten.mul"] + ops["aten.copy_"]
-    return ops + Counter({"aten.mul": -ops["aten.mul"], "aten.copy_": together - ops["aten.copy_"]})
 
 
 @pytest.mark.parametrize(
@@ -86,15 +55,7 @@ def divided_by_the_hook(ops: Counter[str]) -> Counter[str]:
     ],
 )
 def test_dry_run_does_what_the_twin_does(name: str, tmp_path: Path) -> None:
-    """The launch is the reviewed one, or under other versions than it was, one made now."""
-    reviewed = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline)
-    case = reviewed.case
-    reason = why_not_dry(case, pretended(case)[0])
-    if reason is not None:
-        pytest.skip(reason)  # torchtitan needs a newer torch than the lowest
-    dry = passed(case, tmp_path / "dry")
-    is_of_its_versions = versions_of(dry) == reviewed.versions
-    check_ranks(dry, reviewed.counts if is_of_its_versions else measured(case, tmp_path / "real").counts)
+    check_twin(name, tmp_path)
 
 
 ARM = Arm(given={"OMP_NUM_THREADS": "3", "NCCL_ALGO": "Ring"})
@@ -122,11 +83,10 @@ def test_a_dry_run_does_what_a_launch_does_now(launch_now: Run, tmp_path: Path) 
 @pytest.mark.parametrize(
     "case",
     [
-        NEVER_REVIEWED.replace(framework=SCATTERS, precision="fp32"),
         HYBRID,
         HYBRID.replace(framework=SPLITS),
     ],
-    ids=["nanotron, REDUCE_SCATTER", "fsdp2, shard_group", "accelerate, tp_size"],
+    ids=["fsdp2, shard_group", "accelerate, tp_size"],
 )
 def test_dry_mesh_does_what_a_launch_does(case: Case, tmp_path: Path) -> None:
     check_ranks(passed(case, tmp_path / "dry"), measured(case, tmp_path / "real").counts)
@@ -168,38 +128,3 @@ def test_ddp_reports_used_parameters_on_a_gpu(tmp_path: Path) -> None:
     collectives = on_gpu.counts[0].counts.collectives
     assert collectives == on_cpu.counts[0].counts.collectives
     assert [each.count for each in collectives if each.dtype == "int32"] == [1]
-
-
-def check_ranks(dry: Run, real: Sequence[RankCounts]) -> None:
-    assert dry.counts
-    for entry in dry.counts:
-        for rank in entry.ranks:
-            is_ddp = "DistributedDataParallel" in observed(dry).settings["wrapper"]
-            check(entry.counts, known(of_rank(real, rank)), is_ddp=is_ddp, case=dry.case)
-
-
-def twice_held(case: Case) -> int:
-    """Bytes that a dry run may hold twice at its peak: the mask (bool) of nanotron's batch, a real tensor of
-    its data loader that becomes a fake one when the step uses it."""
-    return case.micro_batch * case.sample_length if case.framework.name == "nanotron" else 0
-
-
-def check(dry: Counts, real: Counts, *, is_ddp: bool, case: Case) -> None:
-    for name in ("collectives", "flops", "host_reads", "device_copies"):
-        assert getattr(dry, name) == getattr(real, name), name
-    # By DTensor's collectives, whose copies no mode sees.
-    splits_tensors = case.framework.model_dump().get("tensor_parallel", 1) > 1
-    kernels = Counter[str](real.kernels)
-    ops = Counter[str](real.ops)
-    if not splits_tensors:
-        kernels, ops = without_gloos_copies(real)
-    assert Counter[str](dry.kernels) == kernels
-    if is_ddp:
-        assert divided_by_the_hook(Counter(dry.ops)) == divided_by_the_hook(ops)
-    else:
-        assert Counter(dry.ops) == ops
-    pretended_memory = memory(dry)
-    real_memory = memory(real)
-    if not splits_tensors:  # there gloo's threads hold tensors for a while: unlike in two launches
-        assert 0 <= pretended_memory.peak - real_memory.peak <= twice_held(case)
-    assert pretended_memory.growth == real_memory.growth

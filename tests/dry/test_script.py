@@ -15,7 +15,9 @@ from perfsuite.results.counts import Counts, of_rank
 from perfsuite.results.run import Run
 from tests.dry.runs import failure_of, passed
 from tests.frameworks.test_base import COUNTED, measured
+from tests.packages import Packages
 from tests.samples import known
+from tests.worker import motor
 
 pytestmark = pytest.mark.launch
 
@@ -355,14 +357,12 @@ def test_refuses_a_value_dependent_script(tmp_path: Path) -> None:
     assert f"depends on the values of a tensor (train.py:21: {line})" in failure.message
 
 
-def test_refuses_deepspeed_whose_steps_use_values(tmp_path: Path) -> None:
-    package = tmp_path / "deepspeed" / "runtime"
-    package.mkdir(parents=True)
-    (package / "engine.py").write_text("class DeepSpeedEngine: ...")
-    text = "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
-    failure = failure_of(case_of(tmp_path, text), tmp_path / "dry")
+def test_refuses_an_engine_that_needs_values(packages: Packages, tmp_path: Path) -> None:
+    motor.install(packages)
+    text = "from motor.driving import Driver\nengine = Driver(Mock())\n"
+    failure = failure_of(case_of(tmp_path, f"from unittest.mock import Mock\n{text}"), tmp_path / "dry")
     assert failure.kind == "not_dry"
-    assert "DeepSpeed decides by values of gradients" in failure.message
+    assert "not by a dry run: a motor needs fuel" in failure.message
     assert "ended after 0 of 4 optimizer steps" in failure.message
 
 

@@ -18,10 +18,8 @@ from perfsuite import (
     Lightning,
     LoRA,
     Model,
-    Nanotron,
     Script,
     Topology,
-    TorchTitan,
     Trainer,
 )
 from perfsuite.errors import PackageError
@@ -266,8 +264,6 @@ def remove(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         (DDP(), "transformers", "for the model llama-tiny "),
         (Fake(), "transformers", None),
         (Script(path=__file__), "transformers", None),
-        (TorchTitan(), "torchtitan", ""),
-        (Nanotron(), "nanotron", ""),
         (Lightning(strategy="ddp"), "lightning", ""),
     ],
     ids=lambda value: value.name if isinstance(value, Framework) else "",

@@ -12,28 +12,19 @@ from perfsuite import (
     FSDP2,
     Accelerate,
     Case,
-    DeepSpeed,
     Framework,
     Lightning,
     LoRA,
     Model,
-    Nanotron,
     Script,
-    Topology,
-    TorchTitan,
     Trainer,
 )
-from perfsuite.case.catalog import MODELS, llama
+from perfsuite.case.catalog import llama
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError, FileError
-from perfsuite.launch.requirements import unsupported
-from tests.frameworks.torchtitan.samples import LLAMAS, MARKS
-from tests.samples import make_case, make_gpu_machine, make_machine
+from tests.frameworks.refusals import A100, CPU, H100, check_refusal, row
+from tests.samples import make_case
 
-CPU, H100, A100 = (
-    machine.replace(nodes=8)
-    for machine in (make_machine(devices=16), make_gpu_machine(), make_gpu_machine("NVIDIA A100-SXM4-80GB"))
-)
 SHAPE: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "mlp": 48, "vocab": 64}
 ADAPTERS = LoRA(rank=4, alpha=8)
 NET = Model.named("net")
@@ -51,29 +42,9 @@ LOW = DDP(float8="tensorwise")
 LOW_2 = BY_FSDP2.replace(float8="tensorwise")
 IN_4: dict[str, Any] = {"dp_shard_size": 2, "tp_size": 2}
 GRAPH = DDP(static_graph=True)
-NANOTRON = Nanotron(dp=2)
 SCRIPT = Script(path="a.py")
 TENSORS = FSDP2(tensor_parallel=2)
 REDUCED = FSDP2(reduce_dtype="bfloat16")
-ZERO = DeepSpeed(config={})
-TITAN = TorchTitan()
-TITAN_2 = TorchTitan(tensor_parallel=2)
-TITAN_6 = TorchTitan(tensor_parallel=6)
-
-
-def row(framework: Framework, why: str | None, on: Machine = CPU, ranks: Any = 2, **changes: Any) -> Any:
-    """Why a case cannot run on a machine, where "..." is any text: of a small Llama on ranks of one node, or
-    of (nodes, ranks on each), with changes of the case or of the model's configuration."""
-    known = {name: value for name, value in changes.items() if name in Case.model_fields}
-    config = {name: value for name, value in changes.items() if name not in known}
-    if config:
-        known["model"] = Model.from_config({**MODELS["llama-tiny"].config, **config}, name="odd")
-    nodes, per_node = ranks if isinstance(ranks, tuple) else (1, ranks)
-    usual = {"model": "llama-tiny", "hardware": ("cpu", "gpu"), "framework": framework}
-    usual["topology"] = Topology(nodes=nodes, processes_per_node=per_node)
-    marks = MARKS if isinstance(framework, TorchTitan) else ()
-    name = f"{framework.slug()}: {why}"
-    return pytest.param(make_case(**{**usual, **known}), on, why, id=name, marks=marks)
 
 
 def split(why: str | None, ranks: int = 4, **changes: Any) -> Any:
@@ -108,14 +79,6 @@ FABRIC_BLOCKS = "Fabric's FSDPStrategy recomputes whole blocks: no ... 'selectiv
 PACKED = "packed 4bit weights cannot be cast, as bf16-mixed does where it shards..."
 OTHER_LAYERS = "float8='tensorwise': torchao's linear layers are none that transformers splits by tp_size"
 UNSEEN = "{} cannot be observed in net, of which only the name is known"
-TAKES = "{} takes precision {}, and the case asks for '{}'"
-PRECISIONS_OF_ZERO = "'fp32' or 'bf16' or 'bf16-mixed'"
-PRECISIONS_OF_TITAN = "'fp32' or 'bf16-mixed' or 'bf16'"
-THREE_HEADS: dict[str, Any] = {"num_attention_heads": 3, "hidden_size": 96}
-OWN = "torchtitan's llama3"
-IN_PARTS = "torchtitan's {} splits a sequence into {} equal parts, which sequence_length={} does not allow"
-SCALED = {"rope_type": "llama3", "factor": 8.0}
-YARN = {"type": "yarn", "factor": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -214,38 +177,6 @@ YARN = {"type": "yarn", "factor": 2.0}
             FABRIC.replace(sharding_strategy="NO_SHARD"), "no_shard: for strategy 'fsdp' only, not for 'ddp'"
         ),
         row(OF_FABRIC_1, "backward_post, cpu_offload: for strategy 'fsdp' only, not for 'fsdp2'"),
-        # nanotron.
-        row(NANOTRON, None, head_dim=32, attention_bias=False, rope_theta=5e5),
-        row(NANOTRON, TAKES.format("nanotron", "'fp32' or 'bf16'", "bf16-mixed"), precision="bf16-mixed"),
-        row(NANOTRON, "nanotron takes activation_checkpointing 'none', and...", **WHOLE),
-        row(NANOTRON, "nanotron takes attention 'sdpa' or 'flash_attention_2', and...", attention="eager"),
-        row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
-        row(NANOTRON, "nanotron builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
-        row(NANOTRON, "nanotron has head_dim=32 only, odd has 64", head_dim=64),
-        row(NANOTRON, "nanotron has mlp_bias=False only, odd has True", mlp_bias=True),
-        row(NANOTRON, "nanotron has attention_dropout=0.0 only, odd has 0.1", attention_dropout=0.1),
-        # DeepSpeed and torchtitan.
-        row(ZERO, TAKES.format("deepspeed", PRECISIONS_OF_ZERO, "fp16-mixed"), precision="fp16-mixed"),
-        row(ZERO, "deepspeed takes compile False, and the case asks for True", compile=True),
-        *(row(TITAN, None, model=name) for name in LLAMAS),
-        row(TITAN_2, None, head_dim=32, rope_scaling=SCALED),
-        row(TITAN, f"{OWN} builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
-        row(TITAN, f"{OWN} builds Llama models, mamba-tiny is a mamba", model="mamba-tiny"),
-        row(TITAN, f"{OWN} has attention_bias=False only, odd has True", attention_bias=True),
-        row(TITAN, f"{OWN} has hidden_act='silu' only, odd has 'gelu'", hidden_act="gelu"),
-        row(TITAN, f"{OWN} has head_dim=32 only, odd has 64", head_dim=64),
-        row(TITAN, f"{OWN} knows rope_type default and llama3, odd has 'yarn'", rope_scaling=YARN),
-        row(TITAN_2, "tensor_parallel=2 must divide num_key_value_heads, 1", num_key_value_heads=1),
-        row(TITAN_2, "tensor_parallel=2 must divide num_attention_heads, 3", **THREE_HEADS),
-        row(TITAN, TAKES.format("torchtitan", PRECISIONS_OF_TITAN, "fp16-mixed"), precision="fp16-mixed"),
-        row(TITAN, "torchtitan knows no lora...", lora=ADAPTERS),
-        row(TITAN, "torchtitan takes attention 'sdpa', and the case asks for 'eager'", attention="eager"),
-        row(TITAN, IN_PARTS.format("loss in chunks", 8, 20), sequence_length=20),
-        row(TITAN_6, IN_PARTS.format("tensor_parallel", 6, 64), ranks=6),
-        row(
-            TITAN_2.replace(data_parallel_replicate=2),
-            "tensor_parallel=2 times data_parallel_replicate=2 must divide the number of processes, 2",
-        ),
         # Scripts.
         row(SCRIPT, None, attention="eager"),
         row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
@@ -256,18 +187,12 @@ YARN = {"type": "yarn", "factor": 2.0}
     ],
 )
 def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
-    said = unsupported(case, machine)
-    assert said is None if why is None else matches(why, str(said)), said
-
-
-def matches(text: str, said: str) -> bool:
-    return re.fullmatch(".*".join(map(re.escape, text.split("..."))), said) is not None
+    check_refusal(case, machine, why)
 
 
 WORDS = "full_shard, shard_grad_op, no_shard, hybrid_shard, hybrid_shard_zero2"
 WORD_BY_WORD = 'give it word by word, as ("torchrun", "train.py"): shlex.split cuts a line'
 NO_DEGREES = "degrees are of FSDP2; name what to shard"
-TOGETHER = "module and config name a configuration together"
 OF_FSDP1 = "with strategy 'fsdp1', which takes sharding_strategy, backward_prefetch, cpu_offload"
 DEGREES: list[tuple[dict[str, Any], str]] = [
     ({"tp_size": 2}, "dp_shard_size=1 leaves FSDP2 nothing to shard (dp_replicate_size=1, dp_shard_size=1"),
@@ -277,7 +202,6 @@ DEGREES: list[tuple[dict[str, Any], str]] = [
     ({"sp_size": 2}, "sp_size=2: accelerate splits sequences so with DeepSpeed alone, not with FSDP2"),
     ({"dp_shard_size": 2.0}, "dp_shard_size: Input should be a valid integer, got 2.0"),
 ]
-LLAMA = {"module": "llama3", "config": "llama3_8b"}
 BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
     Script: [
         ({}, "give one of path, module and command, not none"),
@@ -338,13 +262,6 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
         (options, "Options of lightning: strategy, sharding_strategy")
         for options in ({}, {"strategy": "deepspeed"}, {"strategy": "ddp", "precision": 16})
     ],
-    TorchTitan: [
-        ({"module": "llama3"}, TOGETHER),
-        ({"overrides": ("--training.steps=3",)}, TOGETHER),
-        ({**LLAMA, "tensor_parallel": 2}, "config llama3_8b decides everything: leave out tensor_parallel2"),
-        ({"module": "llama3", "config": "llama3-8b"}, "config: String should match pattern"),
-        ({**LLAMA, "overrides": "--a.b=1"}, "overrides: Input should be a valid tuple"),
-    ],
 }
 
 
@@ -364,11 +281,6 @@ def test_bad_options_list_what_is_allowed(
             kind(**options)
 
 
-BY_EP = ("--parallelism.expert_parallel_degree=8",)
-REGISTERED = TorchTitan(module="deepseek_v3", config="deepseek_v3_16b")
-GRAPHS = REGISTERED.replace(module="my.models", overrides=BY_EP, disable_cuda_graphs=False)
-
-
 @pytest.mark.parametrize(
     ("framework", "slug"),
     [
@@ -378,11 +290,6 @@ GRAPHS = REGISTERED.replace(module="my.models", overrides=BY_EP, disable_cuda_gr
         (Trainer(), "trainer"),
         (Trainer(fsdp=" full_shard  auto_wrap"), "trainer-full_shard auto_wrap"),
         (Trainer(fsdp="no_shard", fsdp_version=1), "trainer-no_shard-fsdp_version1"),
-        (Nanotron(dp=4, tp=4, tp_mode="REDUCE_SCATTER"), "nanotron-dp4-tp4-reduce_scatter"),
-        (Nanotron(pp=2, pp_engine="afab", resume=True), "nanotron-pp2-afab-resume"),
-        (TorchTitan(tensor_parallel=2), "torchtitan-tensor_parallel2"),
-        (REGISTERED, "torchtitan-deepseek_v3_16b"),
-        (GRAPHS, f"torchtitan-my.models-deepseek_v3_16b-{BY_EP[0][2:]}-no_disable_cuda_graphs"),
     ],
 )
 def test_an_id_tells_options(framework: Framework, slug: str) -> None:

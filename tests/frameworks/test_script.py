@@ -12,7 +12,7 @@ from perfsuite import Case, LoRA, Model, Script, Topology, documents
 from perfsuite.errors import CaseError
 from perfsuite.frameworks.base import Command, framework_of
 from perfsuite.launch import driving
-from perfsuite.launch.base import Job
+from perfsuite.launch.job import Job
 from perfsuite.launch.requirements import unsupported
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import documents
-from perfsuite.cli.judge_logs import read_log
-from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.errors import FileError
 from perfsuite.inputs import files, ini
 from perfsuite.results import waivers
 from perfsuite.results.baseline import Baseline
@@ -99,13 +98,6 @@ def test_a_reader_refuses_what_is_no_regular_file(tmp_path: Path, name: str, kin
     assert isinstance(error, FileError)
     assert said in str(error)
     assert str(tmp_path / name) in str(error)
-
-
-@pytest.mark.parametrize("kind", ["fifo", "device"])
-def test_a_log_of_tensorboard_is_a_regular_file(tmp_path: Path, kind: str) -> None:
-    ODD[kind][0](tmp_path / "events.tfevents.1")
-    error = within(30, lambda: read_log(tmp_path / "events.tfevents.1", "x"))
-    assert isinstance(error, PerfsuiteError)
 
 
 @pytest.mark.parametrize("kind", ODD)

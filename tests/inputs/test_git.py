@@ -100,9 +100,9 @@ def test_a_huge_change_is_not_read(repo: Path) -> None:
 
 
 def test_lists_dated_commits_oldest_first(repo: Path) -> None:
-    found = dates(repo, "main")
-    assert list(found) == git(repo, "rev-list", "--reverse", "main").split()
-    assert [seconds - int(BEGIN.timestamp()) for seconds in found.values()] == [0, 86400, 2 * 86400]
+    found_dates = dates(repo, "main")
+    assert list(found_dates) == git(repo, "rev-list", "--reverse", "main").split()
+    assert [seconds - int(BEGIN.timestamp()) for seconds in found_dates.values()] == [0, 86400, 2 * 86400]
     with pytest.raises(GitError, match="nowhere"):
         dates(repo, "nowhere")
 
@@ -110,13 +110,13 @@ def test_lists_dated_commits_oldest_first(repo: Path) -> None:
 def test_merged_commits_are_off_the_branch(repo: Path) -> None:
     git(repo, "checkout", "-q", "-b", "side")
     git(repo, "commit", "-q", "--allow-empty", "-m", "aside")
-    aside = git(repo, "rev-parse", "HEAD")
+    side_commit = git(repo, "rev-parse", "HEAD")
     git(repo, "checkout", "-q", "main")
     git(repo, "merge", "-q", "--no-ff", "-m", "merge", "side")
     assert len(dates(repo, "main")) == 4
-    assert aside not in dates(repo, "main")
-    assert unplaced({aside, "f" * 40}, repo, "main") == {
-        aside: "not on main itself (git log --first-parent)",
+    assert side_commit not in dates(repo, "main")
+    assert unplaced({side_commit, "f" * 40}, repo, "main") == {
+        side_commit: "not on main itself (git log --first-parent)",
         "f" * 40: f"not in {repo}",
     }
     assert unplaced(set(), repo, "main") == {}
@@ -200,8 +200,8 @@ class Hostile:
         os.utime(top / "b.txt", (0, 0))
 
     def owned_by(self, uid: int) -> None:
-        for each in (self.top, *self.top.rglob("*")):
-            os.chown(each, uid, uid, follow_symlinks=False)
+        for path in (self.top, *self.top.rglob("*")):
+            os.chown(path, uid, uid, follow_symlinks=False)
 
 
 def plain(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -345,11 +345,11 @@ def test_only_a_container_reads_foreign_repositories(
     head = perfsuite_git("rev-parse", "HEAD", cwd=hostile.top).strip()
     hostile.owned_by(NOBODY)
     monkeypatch.setattr("perfsuite.inputs.git._is_container", lambda: in_container)
-    found = revision(hostile.top)
+    checked_out = revision(hostile.top)
     if in_container:
-        assert found == Revision(head, dirty=False)
+        assert checked_out == Revision(head, dirty=False)
     else:
-        assert "dubious ownership" in (found.problem or "")
+        assert "dubious ownership" in (checked_out.problem or "")
     assert not hostile.ran.exists()
 
 
@@ -364,9 +364,9 @@ def test_distrusts_a_foreign_git_directory_above(
     os.chown(hostile.top, 0, 0)
     hostile.top.chmod(mode)
     (hostile.top / "work").mkdir()
-    found = revision(hostile.top / "work")
-    assert found.commit is None
-    assert "dubious ownership" in (found.problem or "")
+    checked_out = revision(hostile.top / "work")
+    assert checked_out.commit is None
+    assert "dubious ownership" in (checked_out.problem or "")
     assert not hostile.ran.exists()
 
 

@@ -2,20 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.errors import CaseError, FileError
+from perfsuite.errors import FileError
 from perfsuite.inputs.ini import read_ini
 
 TOML = """
-perf_slurm_partition = "gpu"
-perf_slurm_nodes = 4
-perf_slurm_options = ["--constraint=h100", "--comment=a b"]
+perf_launcher = "local"
 perf_store = "kept"
 """
 INI = """
-perf_slurm_partition = gpu
-perf_slurm_nodes = 4
-perf_slurm_account =
-perf_slurm_options = --constraint=h100 --comment='a b'
+perf_launcher = local
 perf_store = kept
 """
 
@@ -34,17 +29,8 @@ perf_store = kept
 def test_settings_of_each_kind_of_file(tmp_path: Path, name: str, table: str) -> None:
     (tmp_path / name).write_text(f"[{table}]{TOML if name.endswith('toml') else INI}")
     ini = read_ini(tmp_path)
-    names = ("partition", "nodes", "account", "qos")
-    assert [ini.text(f"perf_slurm_{each}") for each in names] == ["gpu", "4", None, None]
-    assert ini.words("perf_slurm_options") == ["--constraint=h100", "--comment=a b"]
-    assert ini.words("perf_slurm_nosuch") == []
+    assert ini.values["perf_launcher"] == "local"
     assert ini.directories() == {"store": str(tmp_path / "kept")}
-
-
-def test_names_words_a_shell_cannot_split(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nperf_slurm_options = --comment='a\n")
-    with pytest.raises(CaseError, match=r"perf_slurm_options is \"--comment='a\": No closing quotation"):
-        read_ini(tmp_path).words("perf_slurm_options")
 
 
 def test_nearest_file_about_pytest_wins(tmp_path: Path) -> None:
@@ -56,15 +42,15 @@ def test_nearest_file_about_pytest_wins(tmp_path: Path) -> None:
     assert read_ini(below).root == tmp_path
     (tmp_path / "cases" / "pytest.ini").write_text("")
     assert read_ini(below).root == tmp_path / "cases"
-    assert read_ini(below).text("perf_slurm_partition") is None
+    assert "perf_launcher" not in read_ini(below).values
 
 
 def test_directories_lie_where_the_file_lies(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nperf_store = ../shared\nperf_baselines = /figures\n")
     below = tmp_path / "cases"
     below.mkdir()
-    told = read_ini(below).directories()
-    assert told == {"store": f"{tmp_path}/../shared", "baselines": "/figures"}
+    directories = read_ini(below).directories()
+    assert directories == {"store": f"{tmp_path}/../shared", "baselines": "/figures"}
 
 
 def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:

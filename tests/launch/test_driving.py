@@ -8,7 +8,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from perfsuite.errors import FileError
 from perfsuite.launch import driving, hang
-from perfsuite.launch.base import Job, no_progress
+from perfsuite.launch.job import Job, no_progress
 from perfsuite.results.run_dir import RunDir
 from tests.processes import wait_until
 from tests.samples import known, make_case, make_gpu_machine, make_machine

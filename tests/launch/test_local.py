@@ -18,7 +18,7 @@ from perfsuite import DDP, Case, Script, Topology, documents
 from perfsuite.case.case import CaseFile
 from perfsuite.errors import LaunchError
 from perfsuite.launch import hang, local
-from perfsuite.launch.base import Job, OnProgress, no_progress
+from perfsuite.launch.job import Job, OnProgress, no_progress
 from perfsuite.launch.local import LocalLauncher
 from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect

@@ -8,8 +8,7 @@ from perfsuite import documents
 from perfsuite.case.case import CaseFile, Topology
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import AllocationOverError
-from perfsuite.launch.base import Job, OnProgress, no_progress
-from perfsuite.launch.local import LocalLauncher
+from perfsuite.launch.job import Job
 from perfsuite.launch.preflight import judged, preflight
 from perfsuite.results.rank_report import Failure, RankReport
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile
@@ -21,18 +20,6 @@ HEALTH = Health(samples=9, seconds=3, steps=9)
 RATES = {"matmul_tflops": 0.1, "copy_gb_s": 10.0}
 NAMES = ("n1", "n2", "n3")
 GONE = "Connection closed by peer [10.0.0.2]:45"
-
-
-class Pretends(LocalLauncher):
-    """A launcher of nodes that are not there: `work` writes what they leave."""
-
-    def __init__(self, work: Callable[[RunDir], Failure | None]) -> None:
-        self.work = work
-        self.jobs: list[Job] = []
-
-    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
-        self.jobs.append(job)
-        return self.work(job.run_dir)
 
 
 def report(run_dir: RunDir, rank: int, *, failure: Failure | None = None, **rates: float) -> None:
@@ -53,13 +40,23 @@ def left(run_dir: RunDir, *, nodes: Iterable[int] = (0, 1, 2), ranks: Iterable[i
 def found(
     directory: Path, work: Callable[[RunDir], Failure | None], machine: Machine | None = None
 ) -> Preflight:
-    return preflight(Pretends(work), machine or make_machine(), 3, directory, names=NAMES)
+    """The preflight of nodes that are not there: `work` writes what they leave."""
+
+    def launch(job: Job) -> Failure | None:
+        return work(job.run_dir)
+
+    return preflight(launch, machine or make_machine(), 3, directory, names=NAMES)
 
 
 def test_it_is_a_job_whose_ranks_only_probe(tmp_path: Path) -> None:
-    launcher = Pretends(left)
-    seen = preflight(launcher, make_machine(), 3, tmp_path, names=NAMES)
-    (job,) = launcher.jobs
+    jobs: list[Job] = []
+
+    def launch(job: Job) -> None:
+        jobs.append(job)
+        left(job.run_dir)
+
+    seen = preflight(launch, make_machine(), 3, tmp_path, names=NAMES)
+    (job,) = jobs
     asked = documents.read(job.run_dir.case, CaseFile)
     assert (asked.preflight, asked.case, asked.device) == (True, job.case, "cpu")
     assert job.case.topology == Topology(nodes=3, processes_per_node=1)
@@ -79,8 +76,11 @@ def test_slowest_rank_of_all_gpus_counts(tmp_path: Path) -> None:
 
 
 def test_unnamed_nodes_have_their_agents(tmp_path: Path) -> None:
-    work = Pretends(lambda run_dir: left(run_dir, nodes=[0], ranks=[0]))
-    assert [node.name for node in preflight(work, make_machine(), 2, tmp_path).nodes] == ["host0", "node 1"]
+    def launch(job: Job) -> None:
+        left(job.run_dir, nodes=[0], ranks=[0])
+
+    seen = preflight(launch, make_machine(), 2, tmp_path)
+    assert [node.name for node in seen.nodes] == ["host0", "node 1"]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfsuite import DDP, Fake, LoRA, Model, Nanotron, Topology
+from perfsuite import DDP, Fake, LoRA, Model, Topology
 from perfsuite.case import torch_build
 from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.node.machine import detect
@@ -120,16 +119,3 @@ def test_torchs_build_matters_only_for_training(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"no {machine.device}")
     assert wrong_torch(SMALL, make_gpu_machine()) == "no cuda"
     assert wrong_torch(SMALL.replace(framework=Fake()), make_gpu_machine()) is None
-
-
-def test_nanotron_file_needs_no_nanotron(without: Callable[[str], None], tmp_path: Path) -> None:
-    without("nanotron")
-    file = tmp_path / "mine.yaml"
-    sections = ["checkpoints", "general", "logging", "model", "optimizer", "tokens"]
-    file.write_text(
-        "parallelism: {dp: 2, pp: 1, tp: 1}\n" + "".join(f"{name}: {{x: 1}}\n" for name in sections)
-    )
-    case = SMALL.replace(framework=Nanotron(config=str(file)), hardware="cpu")
-    assert unsupported(case, detect()) == (
-        "it needs the package nanotron, which is not installed: pip install 'perfsuite[nanotron]'"
-    )

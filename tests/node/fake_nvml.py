@@ -124,10 +124,10 @@ class Nvml:
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        known = [each["nvmlDeviceGetUUID"][0] for each in self.devices]
-        if uuid not in known:
+        uuids = [each["nvmlDeviceGetUUID"][0] for each in self.devices]
+        if uuid not in uuids:
             raise NotFound("Not Found")
-        return self.nvmlDeviceGetHandleByIndex(known.index(uuid))
+        return self.nvmlDeviceGetHandleByIndex(uuids.index(uuid))
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(busId=f"00000000:{0x1B + handle:02X}:00.0")
@@ -196,8 +196,8 @@ def watched(
     Of the cores it knows nothing: others use them in a time that has nothing to do with its clock.
     """
     gpus: dict[str, Any] = {"devices": devices or len(nvml.devices), "nvml": nvml}
-    found = sampled(range(1, samples + 1), every_s=EVERY_S, proc=proc, **gpus)
-    assert found is not None
+    health = sampled(range(1, samples + 1), every_s=EVERY_S, proc=proc, **gpus)
+    assert health is not None
     assert nvml.initialised == 0
-    assert Health.model_validate_json(found.model_dump_json()) == found
-    return found
+    assert Health.model_validate_json(health.model_dump_json()) == health
+    return health

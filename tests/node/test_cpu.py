@@ -54,11 +54,11 @@ def bound(cores: set[int], *, of: int, monkeypatch: pytest.MonkeyPatch) -> set[i
     monkeypatch.setattr(os, "cpu_count", lambda: of)
     with subprocess.Popen(["sleep", "60"]) as process:
         bind(process.pid, frozenset(cores))
-        found = os.sched_getaffinity(process.pid)
+        actual = os.sched_getaffinity(process.pid)
         process.kill()
         process.wait()
         bind(process.pid, frozenset(cores))  # it has ended
-    return found
+    return actual
 
 
 def test_keeps_a_process_on_cores_near_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,16 +26,16 @@ from tests.samples import make_gpu_machine
 SPIN = "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
 
 
-def seen(found: Health | None) -> Health:
-    assert found is not None
-    return found
+def seen(health: Health | None) -> Health:
+    assert health is not None
+    return health
 
 
 def test_reads_slow_gpu_values_once_a_second() -> None:
     nvml = Nvml({})
-    found = watched(nvml)
-    assert (found.samples, found.seconds, found.steps, found.notes) == (20, 4.75, 19, ())
-    assert found.devices == (
+    health = watched(nvml)
+    assert (health.samples, health.seconds, health.steps, health.notes) == (20, 4.75, 19, ())
+    assert health.devices == (
         DeviceHealth(
             index=0,
             sm_clock_mhz=1755,
@@ -50,8 +50,8 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
             **CARD,
         ),
     )
-    assert found.cores == len(os.sched_getaffinity(0))
-    assert machine_problems(found, make_gpu_machine(count=1)) == []
+    assert health.cores == len(os.sched_getaffinity(0))
+    assert machine_problems(health, make_gpu_machine(count=1)) == []
     asked = Counter(function.removeprefix("nvmlDeviceGet") for function, _ in nvml.calls)
     for function in ("ClockInfo", "CurrentClocksEventReasons", "PowerUsage", "TotalEnergyConsumption"):
         assert asked[function] == 20
@@ -60,19 +60,19 @@ def test_reads_slow_gpu_values_once_a_second() -> None:
 
 
 def test_watches_the_processor_without_nvml() -> None:
-    found = watched(Nvml(init=NVMLError("Driver Not Loaded")), proc=Path("/proc"))
-    assert found.devices == ()
-    assert found.notes == ("the GPUs' health is unknown: Driver Not Loaded",)
-    assert found.foreign_cpu is None or found.foreign_cpu >= 0
+    health = watched(Nvml(init=NVMLError("Driver Not Loaded")), proc=Path("/proc"))
+    assert health.devices == ()
+    assert health.notes == ("the GPUs' health is unknown: Driver Not Loaded",)
+    assert health.foreign_cpu is None or health.foreign_cpu >= 0
 
 
 def test_counts_only_time_with_steps() -> None:
     nvml = Nvml({})
     steps = [0] * 200 + [1] * 40 + [9] * 20 + [20] * 200  # the launch, ..., the hang
-    found = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
-    assert found.steps == 19
-    assert found.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
-    assert 12 <= found.samples <= 16
+    health = seen(sampled(steps, every_s=0.05, devices=1, nvml=nvml))
+    assert health.steps == 19
+    assert health.seconds == pytest.approx(3, abs=0.06)  # 1 is seen after 10 s, 9 after 12 s, 20 after 13 s
+    assert 12 <= health.samples <= 16
     assert nvml.calls.count(("nvmlDeviceGetClockInfo", 0)) <= 13.5 / EVERY_S + 3
 
 
@@ -86,8 +86,8 @@ def test_counts_only_time_with_steps() -> None:
 def test_samples_both_ends_of_a_short_training(steps: list[int | None], between: int | None) -> None:
     """A training whose beginning is over before the first look has the beginning of its launch."""
     for every_s in (0.06, 0.01):
-        found = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
-        assert (found and (found.samples, found.steps)) == (between and (2, between))
+        health = sampled(steps, every_s=every_s, is_last=None if between is None else steps[-1])
+        assert (health and (health.samples, health.steps)) == (between and (2, between))
 
 
 def test_reads_no_gpu_before_the_job_uses_it() -> None:
@@ -99,9 +99,9 @@ def test_reads_no_gpu_before_the_job_uses_it() -> None:
     sampler.sample(0)
     clock.now += 0.1
     sampler.sample(25, is_last=True)
-    found = seen(sampler.finish())
-    assert (found.samples, found.steps, found.notes) == (2, 25, ())
-    assert found.devices[0].power_w == pytest.approx(692.192, abs=0.001)
+    health = seen(sampler.finish())
+    assert (health.samples, health.steps, health.notes) == (2, 25, ())
+    assert health.devices[0].power_w == pytest.approx(692.192, abs=0.001)
 
 
 def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,9 @@ def test_a_machine_gets_its_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = health_sampler.sampler("cuda", 2)
     on_gpu.prepare()
     on_gpu.sample(1)
-    found = seen(on_gpu.finish())
+    health = seen(on_gpu.finish())
     assert {handle for name, handle in nvml.calls if name == "nvmlDeviceGetPowerUsage"} == {0, 1}
-    assert (found.samples, found.seconds, found.steps, len(found.devices)) == (0, 0, 0, 2)
+    assert (health.samples, health.seconds, health.steps, len(health.devices)) == (0, 0, 0, 2)
 
 
 class Waits(Nvml):
@@ -134,18 +134,18 @@ class Waits(Nvml):
 
 
 def test_sampler_hears_of_all_steps() -> None:
-    told: list[int | None] = []
+    sampled_steps: list[int | None] = []
 
     class Listener(Sampler):
         def sample(self, step: int | None, *, is_last: bool = False) -> None:
-            told.append(step)
+            sampled_steps.append(step)
 
     steps = iter([None, 3, None])
     watch = HealthWatch(Listener(), lambda: next(steps, 4))
     watch.begin()
-    wait_until(lambda: len(told) > 4, "the steps")
+    wait_until(lambda: len(sampled_steps) > 4, "the steps")
     watch.finish()
-    assert told[:5] == [None, None, 3, None, 4]
+    assert sampled_steps[:5] == [None, None, 3, None, 4]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ def test_never_waits_for_an_unresponsive_nvml(
     assert watch._thread.daemon, "nor does the agent when it ends"
     watch.begin()
     nvml.asked.wait()
-    found = seen(watch.finish())
+    health = seen(watch.finish())
     nvml.may_answer.set()
     assert waited == [35, 5], "30 s until the memory is free, 5 s for the answer; 5 s at the end"
-    assert found.samples == 0
-    assert [device.uuid for device in found.devices] == uuids
-    assert found.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
+    assert health.samples == 0
+    assert [device.uuid for device in health.devices] == uuids
+    assert health.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
 
 
 def test_takes_no_end_sample_without_a_step() -> None:
@@ -233,11 +233,11 @@ HELD = "GPU 1 (00000000:1C:00.0): 12.3 GiB held before the launch by {} (at most
 def test_a_launch_waits_until_the_gpus_are_free(
     devices: Any, slept_s: float, held: list[int | None], problems: list[str]
 ) -> None:
-    found, slept = prepared(*devices)
+    cards, slept = prepared(*devices)
     assert sum(slept) == slept_s
     assert set(slept) <= {0.5}
-    assert [device.held_before_bytes for device in found.devices] == held
-    said = machine_problems(found, make_gpu_machine())
+    assert [device.held_before_bytes for device in cards.devices] == held
+    said = machine_problems(cards, make_gpu_machine())
     assert said == [f"{problem}; waited 30 s)" for problem in problems]
 
 
@@ -262,8 +262,8 @@ def test_shares_of_the_cores_that_the_job_may_use(tmp_path: Path, monkeypatch: p
         stat((200, 10, 40, 100, 50, 0, 0, 100), (500, 0, 0, 0, 0, 0, 0, 0), (150, 0, 50, 250, 0, 10, 20, 20))
     )
     sampler.sample(2)
-    found = seen(sampler.finish())
-    assert (found.job_cpu, found.foreign_cpu, found.steal) == (0.3, 0.15, 0.12)
+    health = seen(sampler.finish())
+    assert (health.job_cpu, health.foreign_cpu, health.steal) == (0.3, 0.15, 0.12)
 
 
 def test_samples_every_250_ms_or_when_steps_move() -> None:
@@ -296,8 +296,8 @@ def test_looks_for_processes_every_2_seconds(monkeypatch: pytest.MonkeyPatch) ->
 
 def a_sample(at: float, **changes: Any) -> health_sampler._Sample:
     cpu = Cpu(processes_s=at / 2, steal_s=0, total_s=at)
-    known = {"at": at, "step": int(at), "gpus": (), "cpu": cpu, "job_s": 0}
-    return health_sampler._Sample(**{**known, **changes})
+    fields = {"at": at, "step": int(at), "gpus": (), "cpu": cpu, "job_s": 0}
+    return health_sampler._Sample(**{**fields, **changes})
 
 
 def spent(*seconds: float) -> dict[str, Cpu]:
@@ -323,15 +323,15 @@ def test_cpu_shares_span_first_to_last_sample(
     first: dict[str, Any], last: dict[str, Any], shares: tuple[float, ...]
 ) -> None:
     """A job whose processes end takes its time with it, and ticks of 10 ms may add up to more than all."""
-    found = health_sampler._cpu_shares(a_sample(2, **first), a_sample(10, **last))
-    assert found == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
+    measured = health_sampler._cpu_shares(a_sample(2, **first), a_sample(10, **last))
+    assert measured == dict(zip(("job_cpu", "foreign_cpu", "steal"), shares, strict=False))
 
 
 def test_seconds_are_told_to_the_millisecond() -> None:
     samples = [a_sample(1), a_sample(2), a_sample(3.12345)]
-    found = health_sampler._health(samples, (), ("noted",), 0)
-    assert (found.samples, found.seconds, found.steps, found.notes) == (3, 2.123, 2, ("noted",))
-    assert (found.devices, found.sm_clocks_mhz) == ((), ())
+    health = health_sampler._health(samples, (), ("noted",), 0)
+    assert (health.samples, health.seconds, health.steps, health.notes) == (3, 2.123, 2, ("noted",))
+    assert (health.devices, health.sm_clocks_mhz) == ((), ())
 
 
 REASONS = [Gpu(reasons=frozenset(each)) for each in ("AB", "B", "")]
@@ -346,7 +346,7 @@ def spending(*counts: float | None) -> tuple[Gpu, ...]:
 
 
 @pytest.mark.parametrize(
-    ("readings", "held", "told"),
+    ("readings", "held", "expected"),
     [
         ((Gpu(), Gpu()), None, {}),
         ((*REASONS, Gpu()), None, {"throttled": {"A": 0.3333, "B": 0.6667}}),
@@ -362,10 +362,10 @@ def spending(*counts: float | None) -> tuple[Gpu, ...]:
     ],
 )
 def test_gpu_figures_use_the_available_readings(
-    readings: tuple[Gpu, ...], held: int | None, told: dict[str, Any]
+    readings: tuple[Gpu, ...], held: int | None, expected: dict[str, Any]
 ) -> None:
-    found = health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings)
-    assert found == DeviceHealth(index=0, held_before_bytes=held, **told)
+    device = health_sampler._device(DeviceHealth(index=0, held_before_bytes=held), readings)
+    assert device == DeviceHealth(index=0, held_before_bytes=held, **expected)
 
 
 @pytest.mark.launch
@@ -394,10 +394,10 @@ def test_a_busy_process_beside_the_job_is_foreign() -> None:
         stranger.kill()
         job.wait()
         stranger.wait()
-    found = seen(sampler.finish())
-    assert found.job_cpu is not None
-    assert found.foreign_cpu is not None
+    health = seen(sampler.finish())
+    assert health.job_cpu is not None
+    assert health.foreign_cpu is not None
     cores = len(os.sched_getaffinity(0))
-    assert 3 <= found.samples <= 4 + passed / EVERY_S, "one at each of four new steps, others at times"
-    assert 0 < found.job_cpu == pytest.approx(job_s / passed / cores, abs=0.1 / cores)
-    assert 0.4 / cores < found.foreign_cpu <= 1 - found.job_cpu + 0.05
+    assert 3 <= health.samples <= 4 + passed / EVERY_S, "one at each of four new steps, others at times"
+    assert 0 < health.job_cpu == pytest.approx(job_s / passed / cores, abs=0.1 / cores)
+    assert 0.4 / cores < health.foreign_cpu <= 1 - health.job_cpu + 0.05

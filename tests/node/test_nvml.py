@@ -28,9 +28,9 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
     alone = processes[:1]
     by_mig = [using(OWN, None), using(OTHER, None)]
     listed = ((alone, processes, alone), (by_mig,))
-    found = watched(Nvml(*({"nvmlDeviceGetComputeRunningProcesses": each} for each in listed)))
-    assert [device.foreign_memory_bytes for device in found.devices] == [13 * GIB, 0]
-    assert machine_problems(found, make_gpu_machine(count=2)) == [
+    health = watched(Nvml(*({"nvmlDeviceGetComputeRunningProcesses": each} for each in listed)))
+    assert [device.foreign_memory_bytes for device in health.devices] == [13 * GIB, 0]
+    assert machine_problems(health, make_gpu_machine(count=2)) == [
         "GPU 0 (00000000:1B:00.0) was shared: other processes held 13.0 GiB (at most 256.0 MiB)"
     ]
 
@@ -48,11 +48,11 @@ def test_newborn_child_is_not_foreign() -> None:
 def test_own_job_in_a_container_is_not_foreign() -> None:
     """Nobody is listed there, or others by other process ids."""
     listed: list[list[Any]] = [[using(OTHER, 60 * GIB)], []]
-    found = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (each,)} for each in listed)))
-    assert [device.foreign_memory_bytes for device in found.devices] == [0, None, None]
-    (note,) = found.notes
+    health = watched(Nvml({}, *({"nvmlDeviceGetComputeRunningProcesses": (each,)} for each in listed)))
+    assert [device.foreign_memory_bytes for device in health.devices] == [0, None, None]
+    (note,) = health.notes
     assert note.startswith("GPU 1, 2: NVML does not list this job's own processes")
-    assert machine_problems(found, make_gpu_machine(count=3)) == []
+    assert machine_problems(health, make_gpu_machine(count=3)) == []
 
 
 FIELDS = {
@@ -80,11 +80,11 @@ FIELDS = {
 @pytest.mark.parametrize("function", FIELDS)
 @pytest.mark.parametrize("error", [NotSupported("Not Supported"), FunctionNotFound("Function Not Found")])
 def test_only_unsupported_gpu_values_are_none(function: str, error: NVMLError) -> None:
-    found = watched(Nvml({f"nvmlDeviceGet{function}": error}))
-    device = found.devices[0].model_dump(exclude={"node"})
+    health = watched(Nvml({f"nvmlDeviceGet{function}": error}))
+    device = health.devices[0].model_dump(exclude={"node"})
     assert {name for name, value in device.items() if value is None} == set(FIELDS[function])
-    assert found.notes == ()
-    assert machine_problems(found, make_gpu_machine(count=1)) == []
+    assert health.notes == ()
+    assert machine_problems(health, make_gpu_machine(count=1)) == []
 
 
 def test_throttle_reasons_have_nvmls_names() -> None:
@@ -99,16 +99,16 @@ def test_throttle_reasons_have_nvmls_names() -> None:
 
 @pytest.mark.parametrize("kind", [NVMLError, Exception])  # NVMLLibraryMismatchError is no NVMLError
 def test_notes_an_error_once_and_goes_on(kind: type[Exception]) -> None:
-    found = watched(Nvml({"nvmlDeviceGetTemperature": (60, kind("GPU is lost"), 70)}))
-    assert found.devices[0].temperature_c == 70
-    assert found.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
+    health = watched(Nvml({"nvmlDeviceGetTemperature": (60, kind("GPU is lost"), 70)}))
+    assert health.devices[0].temperature_c == 70
+    assert health.notes == ("GPU 0 (00000000:1B:00.0): nvmlDeviceGetTemperature: GPU is lost",)
 
 
 def test_only_the_jobs_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
     nvml = Nvml({}, {"nvmlDeviceGetTemperature": (41,)}, {}, {"nvmlDeviceGetTemperature": (43,)})
-    found = watched(nvml, devices=2)
-    assert [(device.index, device.temperature_c) for device in found.devices] == [(0, 43), (1, 41)]
+    health = watched(nvml, devices=2)
+    assert [(device.index, device.temperature_c) for device in health.devices] == [(0, 43), (1, 41)]
 
 
 def test_stand_in_has_the_librarys_names() -> None:

@@ -102,10 +102,12 @@ class Process(subprocess.Popen[bytes]):
 
 
 def wait(job: AgentJob, *started: Process) -> list[tuple[int | None, str]]:
-    told: list[int] = []
-    job = replace(job, tell=lambda so_far: told.append(len(so_far)))
+    reported: list[int] = []
+    job = replace(job, tell=lambda so_far: reported.append(len(so_far)))
     failures = ranks._wait(job, dict(enumerate(started)))
-    assert told == list(range(1, len(failures) + 1)), "each at once: this agent may be ended before its ranks"
+    assert reported == list(range(1, len(failures) + 1)), (
+        "each at once: this agent may be ended before its ranks"
+    )
     assert {failure.kind for failure in failures} <= {"crash"}
     return [(failure.rank, failure.message) for failure in failures]
 
@@ -115,7 +117,7 @@ FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
 
 
 @pytest.mark.parametrize(
-    ("reports", "processes", "told", "seconds"),
+    ("reports", "processes", "expected", "seconds"),
     [
         (BOTH, [(0,), (0, 400)], [], 400 * POLL_S),
         (BOTH, [(0,), (-11,)], [(1, "exit code -11 (SIGSEGV)")], POLL_S),
@@ -133,13 +135,13 @@ FAILED = REPORT.replace(failure=Failure(kind="mismatch", message="m"))
     ids=["slow", "crashes at its end", "fails", "reports a failure", "stays", "is late", "trains not"],
 )
 def test_kills_a_rank_that_takes_too_long(
-    job: AgentJob, passing: Passing, reports: Any, processes: Any, told: Any, seconds: float
+    job: AgentJob, passing: Passing, reports: Any, processes: Any, expected: Any, seconds: float
 ) -> None:
     job.run_dir.progress.touch()  # as the driver makes it
     for report in reports:
         documents.write(job.run_dir.rank(report.rank), report)
     started = [Process(*each) for each in processes]
-    assert wait(job, *started) == told
+    assert wait(job, *started) == expected
     assert [each.was_killed for each in started] == [None in each for each in processes]
     assert passing.seconds == pytest.approx(seconds, abs=2 * POLL_S)
 

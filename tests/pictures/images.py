@@ -12,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from perfsuite.history import page
+from perfsuite.features.history import page
 from perfsuite.report.html.page import render
 from tests.browser import chromium
+from tests.features.history.live import write_sample_history
 from tests.pictures import architecture, detection, messages
-from tests.sample_reports import PAGES, picture, session, write_sample_history
+from tests.sample_reports import PAGES, picture, session
 
 IMAGES = PAGES / "images"
 RECORD = IMAGES / "made_from.json"

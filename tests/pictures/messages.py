@@ -11,10 +11,10 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from perfsuite.cli.github import commented
-from perfsuite.cli.notify import message
-from perfsuite.history.store import Place, StoredVerdict
-from perfsuite.history.verdicts import Night
+from perfsuite.features.github.command import commented
+from perfsuite.features.history.notify import message
+from perfsuite.features.history.store import Place, StoredVerdict
+from perfsuite.features.history.verdicts import Night
 from perfsuite.report import summary
 from tests.sample_reports import session
 

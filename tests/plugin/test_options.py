@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from perfsuite.launch.base import Launcher
+from perfsuite.plugin.collection import SESSION
 from perfsuite.plugin.options import root_of, values
 from perfsuite.session.option_table import options_of
 from perfsuite.session.setup import Options
-from tests.suite import run
+from tests.packages import PODS, Packages
+from tests.suite import run, run_cpu
 
 
 def options(config: pytest.Config) -> Options:
@@ -58,6 +61,50 @@ def test_help_shows_all_but_the_commands_option(suite: pytest.Pytester) -> None:
     assert "--perf-strict=OUTCOMES" in shown
     assert "--perf-cases" not in shown
     assert "SUPPRESS" not in shown
+
+
+def launcher_of(config: pytest.Config) -> Launcher:
+    return config.stash[SESSION].setup.host.launcher
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ((), ("any", False)),
+        (("--perf-k8s-pool=gpu", "--perf-k8s-spot"), ("gpu", True)),
+        (("-o", "perf_k8s_pool=gpu", "-o", "perf_k8s_spot=true"), ("gpu", True)),
+        (("-o", "perf_k8s_pool=gpu", "--perf-k8s-pool=cpu"), ("cpu", False)),
+    ],
+)
+def test_other_packages_launcher_gets_its_settings(
+    pytester: pytest.Pytester, packages: Packages, given: tuple[str, ...], values: tuple[str, bool]
+) -> None:
+    packages.install("perfsuite-k8s", PODS, launchers="k8s = perfsuite_k8s:Pods")
+    config = pytester.parseconfigure("--perf-launcher=k8s", *given)
+    assert vars(launcher_of(config))["given"] == values
+
+
+def test_help_shows_the_settings_of_launchers(suite: pytest.Pytester, packages: Packages) -> None:
+    packages.install("perfsuite-k8s", PODS, launchers="k8s = perfsuite_k8s:Pods")
+    shown = " ".join(str(run(suite, "--help").stdout).split())
+    assert "--perf-k8s-pool=NAME the pool of its pods (default: any)" in shown
+    assert "perf_k8s_spot (bool): as --perf-k8s-spot" in shown
+
+
+def test_names_a_broken_launcher_and_goes_on(
+    suite: pytest.Pytester, packages: Packages, simulated: None
+) -> None:
+    packages.install("perf-broken", "1 / 0", launchers="k8s = perf_broken:Pods")
+    (suite.path / "pytest.ini").write_text("[pytest]\nperf_k8s_pool = gpu\n")
+    result = run_cpu(suite, "--perf-record-launches=1")
+    result.stdout.fnmatch_lines(["perfsuite: k8s = 'perf_broken:Pods' of perf-broken 1.5 * cannot be *"])
+
+
+def test_broken_launcher_hides_no_other_typo(suite: pytest.Pytester, packages: Packages) -> None:
+    packages.install("perf-broken", "1 / 0", launchers="k8s = perf_broken:Pods")
+    (suite.path / "pytest.ini").write_text("[pytest]\nperf_k9s_pool = gpu\n")
+    result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
+    result.stderr.fnmatch_lines(["ERROR: *pytest.ini: perfsuite has no setting perf_k9s_pool.*"])
 
 
 @pytest.mark.parametrize("setup", [None, "pyproject.toml"])

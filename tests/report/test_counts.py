@@ -61,16 +61,16 @@ def test_names_periodic_work_beside_its_memory() -> None:
 
 def test_separates_judged_findings_from_listed() -> None:
     """A sentence that is true of several is told once, though the bytes behind it may differ by rank."""
-    told = "regressed: host reads in forward 1 -> 2"
+    sentence = "regressed: host reads in forward 1 -> 2"
     other = "host reads in forward 1 -> 3"
-    judged = [f"regressed: {FIRST.sentence}", told]
+    judged = [f"regressed: {FIRST.sentence}", sentence]
     assert counts.sentences(make_check(), judged=True, by_rank=False) == judged
     assert counts.sentences(make_check(), judged=False, by_rank=False) == [f"not judged: {BUCKETS.sentence}"]
-    found = [HOST_READ.replace(ranks=ranks, now=2 + number) for number, ranks in enumerate(("3", "0-2,5"))]
-    check = make_check(*found, HOST_READ.replace(sentence=other, ranks="4"))
-    by_rank = [f"{told} (ranks 0-3,5)", f"regressed: {other} (rank 4)"]
+    findings = [HOST_READ.replace(ranks=ranks, now=2 + number) for number, ranks in enumerate(("3", "0-2,5"))]
+    check = make_check(*findings, HOST_READ.replace(sentence=other, ranks="4"))
+    by_rank = [f"{sentence} (ranks 0-3,5)", f"regressed: {other} (rank 4)"]
     assert counts.sentences(check, judged=True, by_rank=True) == by_rank
-    assert counts.sentences(check, judged=True, by_rank=False) == [told, f"regressed: {other}"]
+    assert counts.sentences(check, judged=True, by_rank=False) == [sentence, f"regressed: {other}"]
 
 
 def test_remarks_are_unsteady_fields_and_notes() -> None:
@@ -93,7 +93,8 @@ def test_the_verdict_of_the_counts_in_words() -> None:
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),
         (NOT_COUNTED.replace(compared=True), "not counted", "as in arm A"),
     ):
-        assert (counts.judged(check), counts.judged(check, "arm A")) == (alone, next_to_an_arm)
+        assert counts.outcome_of_counts(check) == alone
+        assert counts.outcome_of_counts(check, "arm A") == next_to_an_arm
 
 
 def test_findings_appear_beside_the_baseline() -> None:

@@ -51,28 +51,32 @@ def test_a_step_of_no_work_has_no_bound_on_speed() -> None:
 
 
 def test_decisive_checks_precede_all_others() -> None:
-    told = explained(SLOWER)
-    assert (told.verdict, told.why) == ("regressed after 3 launches", [EXPLAINED])
-    assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
-    assert [line.split(":")[0] for line in told.checks] == ["tokens/s", "tokens/s with stalls", "peak memory"]
-    assert told.findings[0] == f"regressed: {EXPLAINED}"
-    assert told.changed == ["changed since the baseline: torch: 2.12.1 -> 2.13.0"]
-    assert (told.counts, told.not_counted, told.excuses) == ("regressed", [], [])
+    sections = explained(SLOWER)
+    assert (sections.verdict, sections.why) == ("regressed after 3 launches", [EXPLAINED])
+    assert [line.split(":")[0] for line in sections.decisive] == ["tokens/s", "tokens/s with stalls"]
+    assert [line.split(":")[0] for line in sections.checks] == [
+        "tokens/s",
+        "tokens/s with stalls",
+        "peak memory",
+    ]
+    assert sections.findings[0] == f"regressed: {EXPLAINED}"
+    assert sections.changed == ["changed since the baseline: torch: 2.12.1 -> 2.13.0"]
+    assert (sections.counts, sections.not_counted, sections.excuses) == ("regressed", [], [])
     unlike = [*make_entries(ranks=1), *make_entries(ranks=2)]
     assert explained(make_counted(counts=unlike)).findings[0] == f"regressed: {EXPLAINED} (ranks 0-63)"
 
 
 @pytest.mark.parametrize("failure", ["unlike", "loss"])
 def test_regressed_checks_decide_an_unlike_case(failure: Any) -> None:
-    told = explained(judged(SLOWER.replace(baseline_file="b.json"), outcome="failed", failure=failure))
-    assert [line.split(":")[0] for line in told.decisive] == ["tokens/s", "tokens/s with stalls"]
-    assert told.files["baseline"] == f"b.json{IF_MEANT}"
+    sections = explained(judged(SLOWER.replace(baseline_file="b.json"), outcome="failed", failure=failure))
+    assert [line.split(":")[0] for line in sections.decisive] == ["tokens/s", "tokens/s with stalls"]
+    assert sections.files["baseline"] == f"b.json{IF_MEANT}"
 
 
 def test_explains_what_qualifies_a_verdict() -> None:
     assert explained(make_shared()).excuses[0].startswith("shared: others used the machine")
-    told = explained(judged(make_counted(), counts=NOT_COUNTED))
-    assert told.not_counted == ["counts: not counted: a CUDA graph was replayed"]
+    sections = explained(judged(make_counted(), counts=NOT_COUNTED))
+    assert sections.not_counted == ["counts: not counted: a CUDA graph was replayed"]
     assert explained(never_run()).files == {"files of the launches": "/tmp/runs/x"}
     assert list(explained(make_counted()).files) == ["baseline of the counts", "files of the launches"]
     assert explained(make_dry()).files["files of the dry run"] == "/tmp/runs/dry"
@@ -84,8 +88,8 @@ def test_traceback_names_its_launch_and_rank() -> None:
     failed = make_run(failure=crash)
     assert explained(make_result(now(), failed)).tracebacks == [("launch 2, traceback of rank 3", "line 1")]
     for changes, titles in (({"rank": None}, ["launch 1, traceback"]), ({"traceback": None}, [])):
-        told = explained(make_result(make_run(failure=crash.replace(**changes))))
-        assert [title for title, _ in told.tracebacks] == titles
+        sections = explained(make_result(make_run(failure=crash.replace(**changes))))
+        assert [title for title, _ in sections.tracebacks] == titles
     both = explained(make_compared().replace(before=(failed,), runs=(failed,)))
     titles = [f"arm {arm}, launch 1, traceback of rank 3" for arm in "AB"]
     assert [title for title, _ in both.tracebacks] == titles

@@ -69,11 +69,11 @@ ORDER: dict[Medium, str] = {
 def lines(result: Measurement, field: str) -> list[str]:
     if field == "step":
         return [line for entry in result.counts for line in step_of(entry)]
-    told = getattr(explained(result), field)
-    if isinstance(told, str | None):
-        return [told] if told else []
-    every = told.values() if field == "files" else chain(*told) if field == "tracebacks" else told
-    return [line.removeprefix("note: ") for line in every]
+    section = getattr(explained(result), field)
+    if isinstance(section, str | None):
+        return [section] if section else []
+    texts = section.values() if field == "files" else chain(*section) if field == "tracebacks" else section
+    return [line.removeprefix("note: ") for line in texts]
 
 
 def flat(text: str) -> str:
@@ -87,8 +87,8 @@ def test_a_medium_tells_its_fields_in_order(medium: Medium, name: str) -> None:
     rest = flat(medium(RESULTS[name]))
     for field in ORDER[medium].split():
         for line in lines(RESULTS[name], field):
-            _, found, rest = rest.partition(flat(line))
-            assert found, (field, line)
+            _, match, rest = rest.partition(flat(line))
+            assert match, (field, line)
 
 
 def test_markdown_omits_listed_findings() -> None:
@@ -99,7 +99,7 @@ def test_markdown_omits_listed_findings() -> None:
 @pytest.mark.parametrize("medium", ORDER)
 def test_what_counts_samples_speaks_of_no_tokens(medium: Medium) -> None:
     images = samples.make_image_result(tokens_per_s_per_device=61.7)
-    told = medium(images)
+    text = medium(images)
     both = medium(images, make_result(now(tokens_per_s=60_000)))
-    assert ("samples/s" in told, "1,234 samples/s" in told, "token" in told) == (True, False, False)
+    assert ("samples/s" in text, "1,234 samples/s" in text, "token" in text) == (True, False, False)
     assert ("tokens/s" in both, "1,234 samples/s" in both, "60,000 tokens/s" in both) == (True, True, False)

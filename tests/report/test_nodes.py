@@ -28,7 +28,7 @@ def test_title_counts_bad_nodes_or_explains() -> None:
     good = FOUND.replace(nodes=FOUND.nodes[:1])
     assert title(good) == f"preflight of 1 node ({cores}) in 9 s: none of them bad"
     why = "crash in the preflight: no torch"
-    assert title(good.replace(failure=why)).endswith(f"it failed, which tells nothing of the nodes: {why}")
+    assert title(good.replace(failure=why)).endswith(f"it failed, which says nothing about the nodes: {why}")
 
 
 def test_each_node_has_a_row_and_notes_below() -> None:
@@ -41,7 +41,7 @@ def test_each_node_has_a_row_and_notes_below() -> None:
     assert (first, headers.split()[0]) == (title(FOUND), "node")
     assert good.split() == " ".join(table(FOUND).rows[0]).split()
     assert headers.index("what is wrong") == good.index("nothing") == bad.index("crash: no route to [n1]")
-    assert [note] == [f"  note: {told}" for told in notes(FOUND)] == ["  note: n1: PCIe width x8"]
+    assert [note] == [f"  note: {text}" for text in notes(FOUND)] == ["  note: n1: PCIe width x8"]
 
 
 def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
@@ -52,10 +52,10 @@ def measured(nodes: int, *speeds: float, **changes: object) -> Measurement:
 
 def test_scaling_compares_cases_by_node_count() -> None:
     results = [measured(4, 3600.0), measured(1, 900.0, 1000.0, 5000.0), measured(2, 1900.0)]
-    (found,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
+    (sentence,) = scalings([*results, measured(2, 7.0, micro_batch=9)])
     name = results[1].case_id.removesuffix("-1x2")
     shares = "1 node 100%, 2 nodes 95%, 4 nodes 90%"
-    assert found == f"scaling of {name}: {shares} of the speed per device"
+    assert sentence == f"scaling of {name}: {shares} of the speed per device"
     one = measured(1, 1000.0)
     two = measured(2, 1900.0)
     assert len(scalings([one, two])) == 1

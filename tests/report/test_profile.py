@@ -25,7 +25,7 @@ def make_explained() -> Measurement:
 
 
 def test_calls_precede_counts_and_times() -> None:
-    for explained, found, told in (
+    for explained, profiled, lines in (
         (COUNTED, FOUND, [*FOUND.calls, COUNTED, *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND, [*FOUND.calls, *FOUND.hints, *FOUND.notes]),
         (EQUAL, FOUND.replace(calls=()), [EQUAL, "no call differs", *FOUND.hints, *FOUND.notes]),
@@ -33,8 +33,8 @@ def test_calls_precede_counts_and_times() -> None:
         (COUNTED, None, [COUNTED]),
         (None, None, []),
     ):
-        verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=found)
-        assert profile.because(verdict) == told
+        verdict = Verdict(outcome="regressed", launches=3, explained=explained, profiled=profiled)
+        assert profile.because(verdict) == lines
 
 
 def test_one_line_lists_step_parts_and_traces() -> None:

@@ -54,19 +54,19 @@ def test_terminal_has_a_live_and_a_final_line() -> None:
 
 
 def test_launch_has_a_rate_once_steps_have_passed() -> None:
-    def told(*seen: tuple[float, int], unit: Unit = "tokens") -> str:
+    def line_after(*seen: tuple[float, int], unit: Unit = "tokens") -> str:
         screen = Screen(2, terminal=True)
         for case in ("case-a", "case-b"):
             screen.progress.begin(case, 20, 1, unit)
             screen.steps(*seen, tokens=1_000_000)
-            told = str(screen.lives[-1])
+            line = str(screen.lives[-1])
             screen.steps((3, 19))
-        return told.removeprefix("[2/2] case-b ")
+        return line.removeprefix("[2/2] case-b ")
 
-    assert told((0, 4)) == told((0, 4), (1, 4)) == "step 4 of 20"
-    assert told((0, 4), (0, 8)) == "step 8 of 20"
-    assert told((0, 4), (1, 4), (1, 6)) == "step 6 of 20, 1,000,000 tokens/s, 14 s left"
-    assert told((0, 4), (2, 6), unit="samples") == "step 6 of 20, 1,000,000 samples/s, 14 s left"
+    assert line_after((0, 4)) == line_after((0, 4), (1, 4)) == "step 4 of 20"
+    assert line_after((0, 4), (0, 8)) == "step 8 of 20"
+    assert line_after((0, 4), (1, 4), (1, 6)) == "step 6 of 20, 1,000,000 tokens/s, 14 s left"
+    assert line_after((0, 4), (2, 6), unit="samples") == "step 6 of 20, 1,000,000 samples/s, 14 s left"
 
 
 def test_time_left_extrapolates_the_mean() -> None:

@@ -64,8 +64,8 @@ def test_a_case_in_a_few_words() -> None:
         assert summary.tally([result]) == [f"1 {tally}"]
         assert summary.reason(result) == reason
         assert summary.needs_words(result) == (tally.split(" (")[0] not in QUIET)
-        told = [line.replace(result.case_id, "ID") for line in summary.in_short([result])]
-        assert told == list(filter(None, [in_short]))
+        lines = [line.replace(result.case_id, "ID") for line in summary.in_short([result])]
+        assert lines == list(filter(None, [in_short]))
 
 
 def test_headline_counts_worst_first() -> None:
@@ -88,7 +88,7 @@ def test_headline_starts_with_unfinished_sessions() -> None:
 
 
 def test_provenance_is_that_of_the_launches() -> None:
-    told = {
+    expected = {
         "hardware": "h100-80gb-sxm (NVIDIA H100 80GB HBM3)",
         "torch": "2.13.0",
         "commit": "0123456789ab",
@@ -96,10 +96,10 @@ def test_provenance_is_that_of_the_launches() -> None:
         "time in launches": "8.8 min, 1.2 GPU hours",
         "perfsuite": "0.1.0",
     }
-    assert summary.provenance(make_session(2, lambda number: "passed")) == told
+    assert summary.provenance(make_session(2, lambda number: "passed")) == expected
     unknown = {"hardware": "cpu-test-2c (Test CPU)", "torch": "2.13.0", "commit": "not known to git"}
     little = summary.provenance(SESSION.replace(commit=None, machine=make_machine()))
-    assert little == told | unknown | {"time in launches": "0.0 min"}
+    assert little == expected | unknown | {"time in launches": "0.0 min"}
     dirty = summary.provenance(SESSION.replace(dirty=True))
     assert dirty["commit"] == "0123456789ab with uncommitted changes"
     first = PytestRun(started_at="2026-01-02T03:04:05+00:00", status="interrupted", cases=12)
@@ -122,19 +122,19 @@ def test_torch_of_no_rank_is_that_of_pytest() -> None:
 
 
 def test_reports_an_allocations_nodes_and_network() -> None:
-    def told(allocation: Allocation) -> dict[str, str]:
+    def facts_of(allocation: Allocation) -> dict[str, str]:
         return summary.provenance(SESSION.replace(machine=make_machine(nodes=3, allocation=allocation)))
 
     interfaces = (("n1", "ib0"), ("n2", "ib0"), ("n3", "eth0"))
     nodes = tuple(AllocatedNode(name=name, interface=interface) for name, interface in interfaces)
     variables = {"NCCL_IB_HCA": "mlx5", "GLOO_SOCKET_IFNAME": "ib0"}
-    assert list(told(Allocation(job_id="4711", nodes=nodes, variables=variables)).items())[1:5] == [
+    assert list(facts_of(Allocation(job_id="4711", nodes=nodes, variables=variables)).items())[1:5] == [
         ("nodes", "n1, n2, n3"),
         ("job", "4711"),
         ("interface", "eth0, ib0"),
         ("network", "GLOO_SOCKET_IFNAME=ib0, NCCL_IB_HCA=mlx5"),
     ]
-    bare = told(Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),)))
+    bare = facts_of(Allocation(job_id="4711", nodes=(AllocatedNode(name="n1"),)))
     assert not bare.keys() & {"interface", "network"}
 
 
@@ -160,7 +160,7 @@ def test_one_line_covers_what_needs_no_action() -> None:
     ]
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
-    assert line.endswith("How large: -v or the HTML report tells")
+    assert line.endswith("How large: see -v or the HTML report")
     slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
     assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
     faulty = make_result(*[now().replace(inject="nan")] * 2)
@@ -173,10 +173,10 @@ def test_one_line_covers_what_needs_no_action() -> None:
 def test_counts_each_distinct_note_once() -> None:
     noted = make_result(now().replace(notes=("n",), health=UNKNOWN))
     other = make_result(now().replace(notes=("o",)), case_id="other")
-    told = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
-    assert summary.in_short([noted, other, noted]) == told
+    notes = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
+    assert summary.in_short([noted, other, noted]) == notes
     *shown, more = summary.in_short([make_result(now().replace(notes=tuple("abcdefg")))])
-    assert (len(shown), more) == (5, "2 notes more: -v or the HTML report tells")
+    assert (len(shown), more) == (5, "2 notes more: see -v or the HTML report")
     machine = samples.make_gpu_machine().replace(note="unknown peak")
     run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
     result = make_result(run, run.replace(notes=()), before=None)
@@ -186,12 +186,16 @@ def test_counts_each_distinct_note_once() -> None:
 
 
 def test_properties_hold_verdict_and_qualifiers() -> None:
-    told = summary.properties(REGRESSED)
-    assert (told["outcome"], told["launches"], told["hardware_class"]) == ("regressed", 3, "h100-80gb-sxm")
-    assert told["reason"] == SLOWER
-    low, change, high = (float(told[f"tokens_per_s_change{end}"]) for end in ("_low", "", "_high"))
+    properties = summary.properties(REGRESSED)
+    assert (properties["outcome"], properties["launches"], properties["hardware_class"]) == (
+        "regressed",
+        3,
+        "h100-80gb-sxm",
+    )
+    assert properties["reason"] == SLOWER
+    low, change, high = (float(properties[f"tokens_per_s_change{end}"]) for end in ("_low", "", "_high"))
     assert low < change < high < 0
-    assert "peak_memory_bytes_change_low" not in told  # exact on a GPU
+    assert "peak_memory_bytes_change_low" not in properties  # exact on a GPU
     never = " ".join(summary.properties(samples.never_run()))
     assert never == "case_id framework outcome reason launches"
     assert summary.properties(make_dry())["outcome"] == "regressed"
@@ -209,20 +213,20 @@ def test_properties_hold_verdict_and_qualifiers() -> None:
 def test_sample_counting_names_samples_everywhere() -> None:
     images = samples.make_image_result()
     assert summary.reason(images) == "samples/s -50.0%, samples/s with stalls -50.0%"
-    told = summary.properties(images)
-    assert (told["samples_per_s"], told["energy_per_sample_j"]) == (1234, 0.002)
-    assert float(told["samples_per_s_change"]) == pytest.approx(-0.5, abs=0.05)
-    assert [name for name in told if "token" in name] == []
+    properties = summary.properties(images)
+    assert (properties["samples_per_s"], properties["energy_per_sample_j"]) == (1234, 0.002)
+    assert float(properties["samples_per_s_change"]) == pytest.approx(-0.5, abs=0.05)
+    assert [name for name in properties if "token" in name] == []
 
 
 def test_reports_unjudged_changes_of_passed_cases() -> None:
     passed = make_result(now())
-    told = f"{UNEXPLAINED}: attention_kernel: Flash -> math"
-    changed = judged(passed, reasons=("launch 1 set aside: x", told))
-    assert summary.in_short([changed, passed, changed]) == [f"note on 2 cases: {told}"]
+    remark = f"{UNEXPLAINED}: attention_kernel: Flash -> math"
+    changed = judged(passed, reasons=("launch 1 set aside: x", remark))
+    assert summary.in_short([changed, passed, changed]) == [f"note on 2 cases: {remark}"]
     listed = make_counted(make_check(BUCKETS, outcome="passed"))
-    told = "counts changed, not judged, in 2 cases: -v or the HTML report tells"
-    assert told in summary.in_short([listed, listed, passed])
+    remark = "counts changed, not judged, in 2 cases: see -v or the HTML report"
+    assert remark in summary.in_short([listed, listed, passed])
     equal = make_counted(make_check(outcome="passed").replace(findings=()))
     assert not [line for line in summary.in_short([equal, passed]) if "counts" in line]
 

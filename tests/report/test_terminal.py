@@ -32,8 +32,8 @@ def test_row_shows_figures_or_dashes() -> None:
     assert heading == ["case", "tokens/s", "p50 ms", "memory", "MFU", "vs base", "verdict"]
     assert shown == ["a[red]b[/x]:bug:", "104,690", "12.3", "64.0 MiB", "42.3%", "+6.0%", "passed"]
     failed = make_result(make_run(figures=Figures()), before=None)
-    for each in (failed, never_run()):
-        assert lines(each, width=160)[1][1:] == [*["-"] * 4, "failed"]
+    for result in (failed, never_run()):
+        assert lines(result, width=160)[1][1:] == [*["-"] * 4, "failed"]
     assert "MFU" in lines(failed, make_result(now()), width=160)[0]
     assert lines(make_dry(), make_result(now()))[2] == [*["-"] * 5, "regressed (dry run)"]
 
@@ -50,8 +50,8 @@ def test_too_wide_row_has_its_case_above(width: int | None) -> None:
 @pytest.mark.parametrize("outcome", get_args(Outcome))
 def test_every_outcome_is_coloured_and_uncut(outcome: Outcome) -> None:
     large = now(tokens_per_s=12345678, step_s_p50=12.3456, peak_memory_bytes=1023.9 * 2**20)
-    told = [make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))]
-    plain, colored = (table(told, color=color, width=80) for color in (False, True))
+    results = [make_result(*[large] * 10, verdict=make_result(large).verdict.replace(outcome=outcome))]
+    plain, colored = (table(results, color=color, width=80) for color in (False, True))
     assert plain.split()[-1] == outcome
     assert "\x1b[" not in plain
     colour = {"passed": 32, "improved": 32, "recorded": 36, "regressed": 31, "failed": 31}.get(outcome, 33)
@@ -60,8 +60,8 @@ def test_every_outcome_is_coloured_and_uncut(outcome: Outcome) -> None:
 
 
 def test_qualifiers_follow_the_verdict() -> None:
-    told = lines(samples.make_shared(), judged(make_result(now()), counts=counted.NOT_COUNTED))
-    assert [line[-1] for line in told if "(" in line[-1]] == ["unhealthy (shared)", "passed (not counted)"]
+    rows = lines(samples.make_shared(), judged(make_result(now()), counts=counted.NOT_COUNTED))
+    assert [line[-1] for line in rows if "(" in line[-1]] == ["unhealthy (shared)", "passed (not counted)"]
     heading, shown = lines(make_dry())
     assert heading == ["case", "computed", "collectives", "live peak", "dry run"]
     assert shown[1:] == ["551.0 TFLOP", "59.9 GiB", "41.0 GiB", "regressed"]
@@ -71,10 +71,10 @@ def test_qualifiers_follow_the_verdict() -> None:
 
 
 def test_labels_figures_that_nothing_judges() -> None:
-    told = explanation(
+    text = explanation(
         make_result(now(gpu_utilisation=97.4, energy_per_token_j=0.0321, own_tokens_per_s=1e5))
     )
-    shown = [line.strip() for line in told.splitlines()]
+    shown = [line.strip() for line in text.splitlines()]
     assert [line.removesuffix(" (not judged)") for line in shown if "not judged" in line] == [
         "tokens/s per device: 49,382",
         "95th percentile of a step: 45.6 ms",
@@ -83,7 +83,7 @@ def test_labels_figures_that_nothing_judges() -> None:
         "energy: 32.10 mJ per token",
     ]
     assert "reported by fake: 100,000 tokens/s (+1.3% against this clock)" in shown
-    assert "counts" not in told
+    assert "counts" not in text
     assert "  energy: 2.00 mJ per sample (not judged)" in explanation(samples.make_image_result())
 
 
@@ -106,14 +106,14 @@ def test_explains_a_failed_case_in_twelve_lines() -> None:
     hidden_too = judged(SLOWER, counts=hidden, changed=("a -> b",) * 99)
     others = (samples.make_shared(), samples.make_compared(), never_run())
     for result in (crashed, many_counts, SLOWER, hidden_too, *others):
-        told = explanation(result, whole=False).splitlines()
-        assert len(told) <= MOST_LINES
-        assert max(map(len, told)) <= WIDTH
-        assert result.directory in told[-1]
-        assert result.verdict.outcome in told[0]
+        shown = explanation(result, whole=False).splitlines()
+        assert len(shown) <= MOST_LINES
+        assert max(map(len, shown)) <= WIDTH
+        assert result.directory in shown[-1]
+        assert result.verdict.outcome in shown[0]
     assert "\n  counts: not counted: a CUDA graph" in explanation(hidden_too, whole=False)
     many = explanation(many_counts, whole=False)
-    assert re.search(r"on \d+\n  \d+ lines more: -v or the HTML report tells", many), "no sentence is cut"
+    assert re.search(r"on \d+\n  \d+ lines more: see -v or the HTML report", many), "no sentence is cut"
     said = explanation(crashed, whole=False)
     assert "launch 1, traceback of rank 3, its end:\n    a\n    b\n" in said
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
@@ -123,22 +123,22 @@ def test_short_form_shows_only_what_decided() -> None:
     first, why, speed, *others = explanation(SLOWER, whole=False).splitlines()
     assert (first, why) == (f"{SLOWER.case_id}: regressed after 3 launches", f"  {counted.EXPLAINED}")
     assert speed.startswith("  tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval")
-    told = "\n".join(others)
-    assert "regressed: host reads in forward 1 -> 2" in told
-    assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in told
-    assert [left_out for left_out in ("peak memory", "not judged", "counted:") if left_out in told] == []
+    text = "\n".join(others)
+    assert "regressed: host reads in forward 1 -> 2" in text
+    assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in text
+    assert [left_out for left_out in ("peak memory", "not judged", "counted:") if left_out in text] == []
     said = explanation(make_blind(make_result(now())), whole=False)
     assert ("; blind: this gate finds only" in said, "blind to changes" in said) == (True, False)
 
 
 def test_cuts_long_tables_and_counts_the_rest() -> None:
     entries = counted.make_entries(*[counted.make_counts(host_reads={"forward": rank}) for rank in range(5)])
-    told = explanation(make_result(now().replace(counts=entries))).splitlines()
-    told = [" ".join(line.split()) for line in told]
+    text = explanation(make_result(now().replace(counts=entries)))
+    text_lines = [" ".join(line.split()) for line in text.splitlines()]
     shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
-    left = "the step of 3 ranks more: the HTML report tells"
-    assert [each for each in told if each.endswith("counted:") or "more:" in each] == [*shown, left]
-    assert "reduce_scatter 64 ranks float32 backward 33 29.9 GiB" in told
+    left = "the step of 3 ranks more: see the HTML report"
+    assert [each for each in text_lines if each.endswith("counted:") or "more:" in each] == [*shown, left]
+    assert "reduce_scatter 64 ranks float32 backward 33 29.9 GiB" in text_lines
 
 
 LONG = "x" * 90

@@ -19,7 +19,7 @@ USUALLY = f"{SPEED}: 1.0% more (99 % interval -20.0% to +30.0%), 13.0% allowed"
 BLIND = "; blind: this gate finds only changes of {} or more reliably"
 NEW = "corrected for the machine's own speed (probe, exponent 0.50); new"
 SURELY = "regressed (surely worse, and the tolerance is not ruled out)"
-UNSURE = "passed (a worsening by as much is ruled out; the improvement is not sure)"
+UNSURE = "passed (a regression of this size is ruled out; the improvement is not certain)"
 
 
 def changed(words: str, low_to_high: str, outcome: str) -> str:
@@ -50,9 +50,9 @@ def test_sentence_says_change_certainty_and_limit() -> None:
         ({"outcome": "inconclusive", "note": "no noise"}, f"{SPEED}: inconclusive; no noise"),
         ({"outcome": "recorded", "baseline": None}, "tokens/s: 98,765"),
     ):
-        told = metric_check(**check)
-        assert sentence(told) == words
-        assert sentence(told, "arm A") == words.replace("baseline 1", "arm A 1").replace(
+        shown = metric_check(**check)
+        assert sentence(shown) == words
+        assert sentence(shown, "arm A") == words.replace("baseline 1", "arm A 1").replace(
             "baseline 6", "arm A 6"
         )
 
@@ -60,11 +60,11 @@ def test_sentence_says_change_certainty_and_limit() -> None:
 def test_tenfold_limits_are_not_detectable() -> None:
     speed = metric_check()
     memory = metric_check(**MEMORY)
-    known = [(speed, 0.89, True), (speed, 0.95, False), (memory, 8, True), (memory, 47_895, False)]
-    for check, least, is_known in [*known, (speed, math.nan, False)]:
+    rows = [(speed, 0.89, True), (speed, 0.95, False), (memory, 8, True), (memory, 47_895, False)]
+    for check, least, is_known in [*rows, (speed, math.nan, False)]:
         assert (text.detectable(check.replace(minimum_detectable=least)) is not None) is is_known
-        told = sentence(check.replace(minimum_detectable=math.inf))
-        assert told.endswith("; blind: this gate finds no change reliably")
+        shown = sentence(check.replace(minimum_detectable=math.inf))
+        assert shown.endswith("; blind: this gate finds no change reliably")
     assert text.between((-0.899, 8.99)) == "-89.9% to +899.0%"
     for interval in ((-0.985, 0.1), (-0.1, 9.5), (-0.1, 164.303), (math.nan, math.nan)):
         assert text.between(interval) == "not known"

@@ -80,7 +80,7 @@ def test_file_has_a_line_for_each_collective(tmp_path: Path) -> None:
 
 def test_a_bad_file_is_named_with_its_field(tmp_path: Path) -> None:
     for changes, said in (
-        ({"schema_version": 2}, "field schema_version: this perfsuite reads 1, got 2. Record it anew"),
+        ({"schema_version": 2}, "field schema_version: this perfsuite reads 1, got 2. Record it again"),
         ({"counts": []}, "field counts: Tuple should have at least 1 item"),
         ({"counts": [{"ranks": [0], "counts": {"flops": {"sideways": 1}}}]}, "field counts.0.counts.flops."),
         ({"launches": 0}, "field launches: Input should be greater than or equal to 1"),

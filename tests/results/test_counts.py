@@ -14,8 +14,8 @@ def test_ranks_with_equal_counts_share_an_entry() -> None:
     assert [entry.name for entry in entries] == ["0,2-3", "1"]
     assert [counts.of_rank(entries, rank) for rank in (1, 2, 4)] == [other, one, None]
     assert counts.merged({}) == ()
-    told = {(): "", (5,): "5", (0, 1): "0-1", (0, 1, 2, 6, 8, 9): "0-2,6,8-9", (0, 2, 4): "0,2,4"}
-    assert {ranks: counts.spans(ranks) for ranks in told} == told
+    names = {(): "", (5,): "5", (0, 1): "0-1", (0, 1, 2, 6, 8, 9): "0-2,6,8-9", (0, 2, 4): "0,2,4"}
+    assert {ranks: counts.spans(ranks) for ranks in names} == names
     groups = {(1, 0): "1 rank", (8, 1): "8 ranks", (8, 2): "8 ranks, 2 apart"}
     assert {group: counts.group_name(*group) for group in groups} == groups
 

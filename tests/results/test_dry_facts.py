@@ -23,7 +23,7 @@ def of(
     return roofline(entries, made, machine or make_gpu_machine(), tokens=1000)
 
 
-def known(*counts: Counts, **changes: Any) -> Roofline:
+def roofline_of(*counts: Counts, **changes: Any) -> Roofline:
     limit = of(*counts, **changes)
     assert limit is not None
     return limit
@@ -35,20 +35,20 @@ def sent(kind: str = "all_gather", size: int = 8 * GB, ranks: int = 8, apart: in
 
 def test_compute_time_is_flops_over_peak() -> None:
     counts = Counts(flops={"forward": 6 * 10**12, "recompute": 10**12, "backward": 12 * 10**12})
-    half, full = (known(counts, precision=precision) for precision in ("bf16-mixed", "fp32"))
+    half, full = (roofline_of(counts, precision=precision) for precision in ("bf16-mixed", "fp32"))
     assert half.compute_s == pytest.approx(19 / 989.5)
     assert full.compute_s == pytest.approx(19 / 67)
     assert half.bound_by == "computation"
     assert half.tokens_per_s == pytest.approx(1000 * 989.5 / 19)
     assert half.share(half.tokens_per_s / 4) == pytest.approx(0.25)
-    several = known(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
+    several = roofline_of(*(Counts(flops={"forward": flops}) for flops in (2, 5, 3)))
     assert several.flops == 5, "of the rank that needs most"
     for operator in ("aten._scaled_mm", "aten._scaled_grouped_mm_v2"):
         counts = TERA.replace(ops={"aten.mm": 3, operator: 1})
-        assert known(counts).compute_s == pytest.approx(1 / (2 * 989.5))
+        assert roofline_of(counts).compute_s == pytest.approx(1 / (2 * 989.5))
         assert of(counts, machine=make_gpu_machine("NVIDIA A100-SXM4-80GB")) is None
     attention = TERA.replace(ops={"aten._scaled_dot_product_cudnn_attention": 1})
-    assert known(attention).compute_s == pytest.approx(1 / 67)
+    assert roofline_of(attention).compute_s == pytest.approx(1 / 67)
 
 
 def test_wire_bytes_determine_the_binding_limit() -> None:
@@ -56,10 +56,10 @@ def test_wire_bytes_determine_the_binding_limit() -> None:
     whole = dict.fromkeys(("broadcast", "send"), 8 * GB)
     nothing = dict.fromkeys(("recv", "barrier"), 0)
     for kind, passed in {"all_reduce": 14 * GB, **share, **whole, **nothing}.items():
-        limit = known(sent(kind))
+        limit = roofline_of(sent(kind))
         assert (limit.wire_bytes, limit.wire_s) == pytest.approx((passed, passed / 450e9))
-        assert known(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a rank alone passes nothing"
-    limit = known(sent(size=800 * GB))
+        assert roofline_of(sent(kind, ranks=1, apart=0)).wire_bytes == 0, "a rank alone passes nothing"
+    limit = roofline_of(sent(size=800 * GB))
     assert limit.bound_by == "communication"
     assert limit.step_s == limit.wire_s == pytest.approx(700 / 450)
     assert limit.compute_s < limit.wire_s
@@ -70,10 +70,10 @@ def test_unknown_links_take_no_time() -> None:
     inside = [(8, 1, 8), (2, 4, 8), (4, 2, 8)]
     across = [(2, 8, 8), (16, 1, 8), (8, 8, 8), (2, 4, 12)]
     for ranks, apart, processes in inside + across:
-        limit = known(sent(ranks=ranks, apart=apart), nodes=8, ranks=processes)
+        limit = roofline_of(sent(ranks=ranks, apart=apart), nodes=8, ranks=processes)
         is_inside = (ranks, apart, processes) in inside
         assert (limit.wire_bytes > 0, limit.between_machines_bytes > 0) == (is_inside, not is_inside)
-    limit = known(sent(), machine=make_gpu_machine("NVIDIA A10G"))
+    limit = roofline_of(sent(), machine=make_gpu_machine("NVIDIA A10G"))
     assert (limit.link_bytes_per_s, limit.wire_s, limit.bound_by) == (None, 0, "computation")
 
 

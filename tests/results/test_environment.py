@@ -15,8 +15,8 @@ def test_records_telling_variables_but_no_secret() -> None:
     assert environment.variables(dict.fromkeys(names + others, "x")) == dict.fromkeys(names, "x")
     files = "/runs/launch-3/files"
     environ = {"PERFSUITE_LAUNCH_DIR": files, "TRITON_CACHE_DIR": f"{files}/triton"}
-    told = environment.variables(environ)
-    assert told == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "no change from the launch before"
+    variables = environment.variables(environ)
+    assert variables == {"TRITON_CACHE_DIR": "{launch_dir}/triton"}, "no change from the launch before"
 
 
 def test_perfsuites_own_directories_are_no_change() -> None:
@@ -38,13 +38,13 @@ def test_records_a_non_utf8_variable_readably() -> None:
 
 
 def test_finds_secrets_by_name_and_in_addresses() -> None:
-    for given, found in (
+    for given, expected in (
         ({"LR": "1", "HF_TOKEN": "hf_x", "WANDB_API_KEY": "y"}, "HF_TOKEN"),
         ({"PAD_TOKEN": "<pad>", "TEXT_KEY": "text", "HF_TOKEN": ""}, None),
         ({"DB": "postgres://me:x@host/db"}, "DB"),
         ({"DB": "postgres://host/db", "EMPTY": ""}, None),
     ):
-        assert secret_variable(given) == found
+        assert secret_variable(given) == expected
 
 
 def test_session_reads_versions_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:

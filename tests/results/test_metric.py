@@ -14,8 +14,8 @@ from perfsuite.results.metric import (
     PEAK_MEMORY,
     TOKENS_PER_S,
     Metric,
-    find,
-    judged,
+    find_metric,
+    judged_metrics,
 )
 from perfsuite.results.run import Figures
 from tests.packages import Packages
@@ -106,8 +106,8 @@ def installed(packages: Packages) -> Installs:
 
 
 def test_finds_own_figures_by_name() -> None:
-    assert find("tokens_per_s") is TOKENS_PER_S
-    assert find("nobody_has_it") is None
+    assert find_metric("tokens_per_s") is TOKENS_PER_S
+    assert find_metric("nobody_has_it") is None
     assert metrics.recorded() == ()
     assert set(metrics._BUILT_IN) <= set(Figures.model_fields)
 
@@ -115,24 +115,32 @@ def test_finds_own_figures_by_name() -> None:
 def test_package_metric_is_judged_where_measured(installed: Installs) -> None:
     installed(good="GOOD", judged="JUDGED")
     assert [metric.name for metric in metrics.recorded()] == ["good", "judged"]
-    good = find("good")
+    good = find_metric("good")
     assert good is not None
     assert (good.of(Figures(extra={"good": 2.0})), good.of(Figures())) == (2.0, None)
     launches = [Figures(extra={"good": 1.0}), Figures(extra={"judged": 1.0, "gone": 1.0})]
     assert [metric.name for metric in metrics.extra_metrics(launches)] == ["gone", "good", "judged"]
-    assert [metric.name for metric in judged(launches)] == [*(metric.name for metric in GATED), "judged"]
-    assert (metrics.extra_metrics([Figures()]), judged([Figures()])) == ((), GATED)
+    assert [metric.name for metric in judged_metrics(launches)] == [
+        *(metric.name for metric in GATED),
+        "judged",
+    ]
+    assert (metrics.extra_metrics([Figures()]), judged_metrics([Figures()])) == ((), GATED)
 
 
 def test_judges_cpu_time_on_a_cpu_where_measured() -> None:
     launches = [Figures(cpu_s_per_step=0.1), Figures()]
     assert (
-        judged(launches, "cpu")
-        == judged(launches)
+        judged_metrics(launches, "cpu")
+        == judged_metrics(launches)
         == metrics.metrics_of(launches)
         == (*GATED, CPU_S_PER_STEP)
     )
-    assert judged(launches, "cuda") == judged([Figures()], "cpu") == metrics.metrics_of([Figures()]) == GATED
+    assert (
+        judged_metrics(launches, "cuda")
+        == judged_metrics([Figures()], "cpu")
+        == metrics.metrics_of([Figures()])
+        == GATED
+    )
     assert CPU_S_PER_STEP.worsening(0.12, 0.1) == pytest.approx(0.2)
 
 
@@ -148,7 +156,7 @@ def test_judges_cpu_time_on_a_cpu_where_measured() -> None:
 def test_what_cannot_be_used_is_an_error(installed: Installs, name: str, value: str, said: str) -> None:
     installed(good="GOOD")
     installed("extra-bad", **{name: value})
-    assert find("good") is not None
+    assert find_metric("good") is not None
     with pytest.raises(ExtensionError) as caught:
         metrics.recorded()
     assert said in str(caught.value)
@@ -178,8 +186,8 @@ def test_floor_is_a_share_of_a_step_or_1_ms(step_s: float, floor: float) -> None
 
 
 def test_judges_data_wait_where_a_loader_was_seen() -> None:
-    assert judged([Figures(), WAITED[0]], "cuda") == (*GATED, DATA_WAIT)
-    assert judged([Figures()], "cuda") == GATED
+    assert judged_metrics([Figures(), WAITED[0]], "cuda") == (*GATED, DATA_WAIT)
+    assert judged_metrics([Figures()], "cuda") == GATED
     assert DATA_WAIT.against([Figures(), Figures(step_s_mean=1.0)]) is DATA_WAIT
 
 
@@ -192,6 +200,6 @@ def test_figures_of_spans_have_names_of_their_own() -> None:
 def test_judges_every_span_but_cold_and_whole_ones() -> None:
     names = ["cold start-up: imports", "save checkpoint", "start-up", "start-up: imports"]
     figures = Figures(spans_s=dict.fromkeys(names, 1.0))
-    found = judged([figures], "cuda")[len(GATED) :]
-    assert [metric.label for metric in found] == ["save checkpoint", "start-up: imports"]
-    assert find("seconds of start-up: imports") == found[-1]
+    of_spans = judged_metrics([figures], "cuda")[len(GATED) :]
+    assert [metric.label for metric in of_spans] == ["save checkpoint", "start-up: imports"]
+    assert find_metric("seconds of start-up: imports") == of_spans[-1]

@@ -38,10 +38,10 @@ def test_what_is_hidden_is_no_part_of_the_step() -> None:
 
 
 def test_baseline_profile_reads_back_by_line(tmp_path: Path) -> None:
-    known = of_baseline(make_baseline(), launch_profile())
+    document = of_baseline(make_baseline(), launch_profile())
     file = tmp_path / "x.json"
-    documents.write(file, known)
-    assert documents.read(file, ProfileBaseline) == known
+    documents.write(file, document)
+    assert documents.read(file, ProfileBaseline) == document
     assert '{"calls": 24.0, "name": "aten::mm", "us": 9000.0}' in file.read_text()
 
 

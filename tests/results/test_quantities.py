@@ -50,8 +50,8 @@ def test_orders_collectives_by_group_and_bytes() -> None:
 
 
 def test_group_change_is_in_bytes_else_in_calls() -> None:
-    every = ((GATHERED, GATHERED_AGAIN), (GATHERED,), (BUCKETS, GATHERED_AGAIN))
-    before, fewer, buckets = (counts(collectives=rows) for rows in every)
+    sides = ((GATHERED, GATHERED_AGAIN), (GATHERED,), (BUCKETS, GATHERED_AGAIN))
+    before, fewer, buckets = (counts(collectives=rows) for rows in sides)
     changes = [group(GATHERED).changes(before, now) for now in (before, fewer, buckets)]
     name = "all_gather of 2 ranks"
     of_bytes = Change(f"{name}: bytes", "bytes", 2 * BYTES, BYTES)
@@ -107,10 +107,10 @@ def test_names_fields_that_vary_by_launch(field: str) -> None:
 
 
 def test_compares_calls_only_of_one_python() -> None:
-    every = [python(), python(version="3.12")]
-    old, new = quantities(every)[-2:]
+    all_counts = [python(), python(version="3.12")]
+    old, new = quantities(all_counts)[-2:]
     assert (old.name, new.name) == ("Python 3.11 calls", "Python 3.12 calls")
-    assert [old.value(each) for each in (*every, counts())] == [10_000, None, None]
+    assert [old.value(each) for each in (*all_counts, counts())] == [10_000, None, None]
     assert old.changes(python(), python(forward=7_000)) == [
         Change("Python 3.11 calls in forward", "calls", 6_000, 7_000),
         Change("Python 3.11 calls in backward", "calls", 4_000, 0),
@@ -124,5 +124,5 @@ def test_compares_calls_only_of_one_python() -> None:
 def test_peak_differs_beyond_asynchronous_work(share: float) -> None:
     peak = round(PEAK_BYTES * (1 + share * LOOSE))
     differs = abs(peak - PEAK_BYTES) > LOOSE * PEAK_BYTES
-    found = differing([counts(), counts(memory=twin_counts.memory(peak=peak))])
-    assert found == ({"peak of live tensors"} if differs else set())
+    fields = differing([counts(), counts(memory=twin_counts.memory(peak=peak))])
+    assert fields == ({"peak of live tensors"} if differs else set())

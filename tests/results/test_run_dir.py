@@ -35,9 +35,9 @@ def test_finds_stacks_by_node_rank_and_process(tmp_path: Path) -> None:
     for rank, pid in reversed(by_number):
         run_dir.stacks(rank, pid).touch()
     run_dir.stacks(11, 7, 1).touch()
-    found = [(rank, pid, run_dir.stacks(rank, pid)) for rank, pid in by_number]
-    assert run_dir.all_stacks(0) == found
-    assert run_dir.all_stacks() == [*found, (11, 7, run_dir.stacks(11, 7, 1))]
+    stacks = [(rank, pid, run_dir.stacks(rank, pid)) for rank, pid in by_number]
+    assert run_dir.all_stacks(0) == stacks
+    assert run_dir.all_stacks() == [*stacks, (11, 7, run_dir.stacks(11, 7, 1))]
 
 
 def test_orders_files_of_nodes_and_ranks(tmp_path: Path) -> None:

@@ -99,10 +99,10 @@ def test_json_is_strict_despite_nan(file: Path) -> None:
     )
     unknown = dict.fromkeys(NOISE.by_metric, Noise(sigma=0.01, degrees_of_freedom=0.1))
     results = make_result(messy, before=None), make_result(BEFORE, noise=ClassNoise(by_metric=unknown))
-    told, vague = strict(file, *results)["results"]
-    assert (told["outcome"], told["figures"]["tokens_per_s"]) == ("failed", "NaN")
-    assert told["runs"][0]["step_s"] == ["NaN", "Infinity", 0.1]
-    assert told["verdict"]["checks"][0]["measured"] == "NaN"
+    stated, vague = strict(file, *results)["results"]
+    assert (stated["outcome"], stated["figures"]["tokens_per_s"]) == ("failed", "NaN")
+    assert stated["runs"][0]["step_s"] == ["NaN", "Infinity", 0.1]
+    assert stated["verdict"]["checks"][0]["measured"] == "NaN"
     assert vague["verdict"]["checks"][0]["interval"] == [-1.0, "Infinity"]
     assert Verdict.model_validate(vague["verdict"]).checks[0].interval == (-1.0, math.inf)
 
@@ -123,23 +123,23 @@ def test_json_has_every_launch_and_skip_in_order(file: Path) -> None:
     assert (written["schema_version"], written["status"]) == (1, "interrupted")
     assert (written["machine"]["hardware_class"], written["interrupted_launches"]) == ("cpu-test-2c", [])
     assert written["skipped"] == [skipped]
-    never, told, shared = written["results"]
+    never, stated, shared = written["results"]
     assert (never["outcome"], never["runs"], shared["shared"]) == ("failed", [], True)
     assert (never["verdict"]["failure"], never["verdict"]["launches"]) == ("no_baseline", 0)
     assert [value for value in never["figures"].values() if value is not None] == [{}, {}], "of dictionaries"
-    assert told["outcome"] == told["verdict"]["outcome"] == "passed"
-    assert told["verdict"]["launches"] == len(told["runs"]) == 3
-    assert Figures.model_validate(told["figures"]) == now().figures
-    assert [each["metric"] for each in told["verdict"]["checks"]] == [metric.name for metric in GATED]
+    assert stated["outcome"] == stated["verdict"]["outcome"] == "passed"
+    assert stated["verdict"]["launches"] == len(stated["runs"]) == 3
+    assert Figures.model_validate(stated["figures"]) == now().figures
+    assert [each["metric"] for each in stated["verdict"]["checks"]] == [metric.name for metric in GATED]
     assert (never_run().hardware_class, good.hardware_class) == (None, "cpu-test-2c")
 
 
 def test_the_file_says_what_speeds_count() -> None:
     images = samples.make_image_result()
-    told = plain(images)
-    assert told["unit"] == "samples"
-    assert {check["unit"] for check in told["verdict"]["checks"]} == {"samples/s", "bytes"}
-    assert Measurement.model_validate(told) == images
+    content = plain(images)
+    assert content["unit"] == "samples"
+    assert {check["unit"] for check in content["verdict"]["checks"]} == {"samples/s", "bytes"}
+    assert Measurement.model_validate(content) == images
     assert plain(make_result(now()))["unit"] == plain(never_run())["unit"] == "tokens"
 
 

@@ -58,8 +58,8 @@ def test_misplaced_file_says_what_it_holds(folder: str, case: Case) -> None:
     wrong = BASELINES.reviewed_file(folder, case.id)
     wrong.parent.mkdir(parents=True)
     stored(REVIEWED).rename(wrong)
-    told = f"^{wrong}: it holds the baseline of {CASE.id} on {CLASS}.* move it or delete it"
-    with pytest.raises(FileError, match=told):
+    message = f"^{wrong}: it holds the baseline of {CASE.id} on {CLASS}.* move it or delete it"
+    with pytest.raises(FileError, match=message):
         BASELINES.find(folder, case)
 
 
@@ -148,16 +148,16 @@ def test_counts_have_a_folder_for_each_target() -> None:
 
 
 def test_profile_belongs_to_its_baseline_alone() -> None:
-    known = make_baseline()
-    found = FoundBaseline(known, BASELINES.write_local(known))
-    assert BASELINES.profile_of(found) is None
-    file = BASELINES.profiles.write_local(of_baseline(known, launch_profile()))
-    assert file.relative_to(found.file.parent.parent).parts == ("profiles", *found.file.parts[-2:])
-    assert BASELINES.profile_of(found) == launch_profile()
-    assert BASELINES.profile_of(FoundBaseline(known.replace(recorded_at="2027-01-01"), found.file)) is None
-    reviewed = FoundBaseline(known, BASELINES.write_reviewed(known))
+    baseline = make_baseline()
+    entry = FoundBaseline(baseline, BASELINES.write_local(baseline))
+    assert BASELINES.profile_of(entry) is None
+    file = BASELINES.profiles.write_local(of_baseline(baseline, launch_profile()))
+    assert file.relative_to(entry.file.parent.parent).parts == ("profiles", *entry.file.parts[-2:])
+    assert BASELINES.profile_of(entry) == launch_profile()
+    assert BASELINES.profile_of(FoundBaseline(baseline.replace(recorded_at="2027-01-01"), entry.file)) is None
+    reviewed = FoundBaseline(baseline, BASELINES.write_reviewed(baseline))
     assert BASELINES.profile_of(reviewed) is None
-    assert BASELINES.profiles.write_reviewed(of_baseline(known, launch_profile())).exists()
+    assert BASELINES.profiles.write_reviewed(of_baseline(baseline, launch_profile())).exists()
     assert BASELINES.profile_of(reviewed) == launch_profile()
 
 

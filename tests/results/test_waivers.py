@@ -35,9 +35,9 @@ def test_reads_each_waiver_and_its_tolerance(file: Path) -> None:
     assert read(file) == ()
     write(file, tolerated="24", until="2026-12-30")
     first, second = read(file)
-    told = {"case": "fsdp2-*", "metric": "tokens_per_s", "issue": "https://example.org/1", "owner": "@me"}
-    assert first == Waiver(**told, tolerated="22%", until=date(2026, 12, 31))
-    assert first.told == "22% tolerated until 2026-12-31, @me, https://example.org/1"
+    fields = {"case": "fsdp2-*", "metric": "tokens_per_s", "issue": "https://example.org/1", "owner": "@me"}
+    assert first == Waiver(**fields, tolerated="22%", until=date(2026, 12, 31))
+    assert first.terms == "22% tolerated until 2026-12-31, @me, https://example.org/1"
     assert (second.tolerated, second.until) == (24, date(2026, 12, 30))
 
 

@@ -50,7 +50,7 @@ class Sessions:
 
     def make(self, **options: Any) -> Session:
         setup = make_setup(self.directory, self.said, **options)
-        return Session(setup, AgainstBaseline(setup))
+        return Session(AgainstBaseline(setup))
 
     def resumed(self) -> Session:
         """A session that was asked to go on with the newest one."""

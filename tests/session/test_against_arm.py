@@ -25,9 +25,10 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 from perfsuite.session import against_arm
 from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts
-from perfsuite.session.session import Session, session_file
+from perfsuite.session.mode import Launches as LaunchesSoFar
+from perfsuite.session.mode import Task
+from perfsuite.session.session import Session
 from perfsuite.session.setup import Preflights
-from perfsuite.session.way import Trial
 from tests.samples import DISTURBED, make_case, make_figures, make_machine, make_run
 from tests.session.making import make_setup
 from tests.traces import EAGER, taken, unseen_profile
@@ -114,7 +115,7 @@ class Launches:
     def session(self, *, arms: tuple[Arm, Arm] = ARMS, explains: bool = True, **options: Any) -> Session:
         setup = make_setup(self.root, self.said, wait_quiet_s=0, **options)
         setup.host.machine = make_machine()
-        return Session(setup, AgainstArm(setup, arms, explains=explains))
+        return Session(AgainstArm(setup, arms, explains=explains))
 
     def measure(self, case: Case = SIMULATED, **options: Any) -> Measurement:
         return self.session(**options).measure(case, "test")
@@ -137,6 +138,10 @@ class Launches:
         if not dry:
             ours.setup.host.machine = make_machine()
         return ours.measure(case, "test")
+
+
+def task(directory: Path) -> Task:
+    return Task(case=SIMULATED, machine=make_machine(), directory=directory)
 
 
 @pytest.fixture
@@ -170,7 +175,7 @@ def test_probe_corrects_only_if_code_alone_differs(
     verdict = Verdict(outcome="passed", launches=2)
     monkeypatch.setattr(against_arm, "judge_pairs", lambda a, b, **options: told.update(options) or verdict)
     arms = Arm(text="main", moved=("/top", "/worktree"), paths=("/worktree",)), Arm(given=variables)
-    launches.session(arms=arms).way.judge(Trial(SIMULATED, make_machine(), launches.root))
+    launches.session(arms=arms).mode.judge(task(launches.root), LaunchesSoFar())
     assert told["corrects"] == corrects
 
 
@@ -191,7 +196,7 @@ def test_reports_identical_arms_before_launching(
     launches: Launches, a: Arm, b: Arm, inject: str | None, is_same: bool
 ) -> None:
     ours = launches.session(arms=(a, b), inject=inject)
-    ours.way.refused(Trial(SIMULATED, make_machine(), launches.root))
+    ours.mode.refused(task(launches.root))
     told = "arms A and B are the same environment: this comparison can only show noise"
     assert [told in line for line in launches.said] == [True] * is_same
 
@@ -258,7 +263,7 @@ def test_an_interrupt_leaves_what_was_measured(launches: Launches) -> None:
     ours = launches.session()
     with pytest.raises(KeyboardInterrupt):
         ours.measure(SIMULATED, "test")
-    told = session_file(ours, "interrupted")
+    told = ours.record.session_file("interrupted")
     assert told.interrupted_case == SIMULATED.id
     assert len(told.interrupted_launches) == 2, "one of each arm: the second pair was not whole"
 
@@ -269,7 +274,7 @@ def test_error_keeps_the_launches_of_both_arms(launches: Launches) -> None:
     ours = launches.session()
     with pytest.raises(FileError):
         ours.measure(SIMULATED, "test")
-    (result,) = ours.results
+    (result,) = ours.record.results
     assert [len(runs) for runs in (result.before, result.runs)] == [2, 2]
 
 
@@ -277,7 +282,7 @@ def test_saves_no_launch_of_another_case(launches: Launches, monkeypatch: pytest
     ours = launches.session()
     ours.measure(SIMULATED, "first")
     saved: list[int] = []
-    monkeypatch.setattr(ours, "save", lambda: saved.append(len(ours.launches)))
+    monkeypatch.setattr(ours.record, "save", lambda: saved.append(len(ours.record.launches.all)))
     ours.measure(make_case(micro_batch=5), "second")
     assert saved[0] == 0
 
@@ -418,7 +423,7 @@ def test_pretends_cuda_in_both_arms_or_neither(launches: Launches) -> None:
 
 def test_one_environment_twice_is_said_to_be(launches: Launches) -> None:
     setup = make_setup(launches.root, launches.said)
-    ByDryRuns(setup, (B, replace(B))).refused(Trial(make_case(), make_machine(), launches.root))
+    ByDryRuns(setup, (B, replace(B))).refused(task(launches.root))
     assert launches.said[0].endswith(
         "are the same environment: this comparison can only find what differs from run to run"
     )

@@ -17,7 +17,6 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.run import DeviceHealth, Health, Run
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import against_baseline, setup
-from perfsuite.session.session import session_file
 from perfsuite.verdict.judge import Policy
 from tests.samples import DISTURBED, make_case, make_figures, make_gpu_machine, make_run, metric_check
 from tests.session.making import PASSED, RECORDED, Sessions, reviewed
@@ -37,7 +36,7 @@ def test_does_not_record_an_unhealthy_launch(sessions: Sessions) -> None:
     assert result.baseline_file == str(ours.setup.baselines.local_file("cpu-test-2c", make_case().id))
     held = documents.read(Path(result.baseline_file), Baseline)
     assert held.values("tokens_per_s") == [1000, 1002]
-    assert {launch.session for launch in held.launches} == {ours.directory.name}
+    assert {launch.session for launch in held.launches} == {ours.record.directory.name}
 
 
 def test_case_with_a_baseline_may_not_be_skipped(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +50,7 @@ def test_case_with_a_baseline_may_not_be_skipped(sessions: Sessions, monkeypatch
     assert str(caught.value) == f"no nanotron; but there is {file}, and --perf-missing-baseline=fail"
     assert ours.skip_reason(make_case(micro_batch=3)) == "no nanotron"
     ours.record_error(make_case(), "test", caught.value)
-    (kept,) = ours.results
+    (kept,) = ours.record.results
     assert (kept.outcome, kept.verdict.failure, kept.excused) == ("failed", "error", None)
     assert kept.verdict.reasons == (str(caught.value),)
 
@@ -77,7 +76,7 @@ def test_expected_failure_fails_nothing(
     result = ours.measure(asked, "test")
     assert result.excused == excused
     assert ours.setup.options.is_failing(result) is (excused is None)
-    assert ours.nothing_measured is (excused != "known issue")
+    assert ours.record.tally.nothing_measured is (excused != "known issue")
 
 
 def test_out_of_memory_beside_others_is_no_misfit(sessions: Sessions) -> None:
@@ -206,7 +205,7 @@ def test_bad_count_file_fails_before_launching(sessions: Sessions) -> None:
     sessions.measure_by(lambda *args, **options: pytest.fail("launched"))
     with pytest.raises(PerfsuiteError, match="this perfsuite reads 1, got 2"):
         ours.measure(make_case(), "test")
-    assert [result.outcome for result in ours.results] == ["failed"]
+    assert [result.outcome for result in ours.record.results] == ["failed"]
 
 
 TRAINS = make_case(model="llama-tiny", framework=DDP())
@@ -254,8 +253,8 @@ def test_profiles_a_slower_case(sessions: Sessions) -> None:
     assert result.verdict.profiled.calls == ("aten::bmm 0 -> 24 calls a step",)
     assert result.profile == taken(EAGER)
     assert len(result.runs) == 3
-    assert ours.session.running is None
-    assert session_file(ours.session, "complete").results == (result,)
+    assert ours.session.record.running is None
+    assert ours.session.record.session_file("complete").results == (result,)
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -285,7 +284,7 @@ def test_a_profile_that_fails_costs_no_verdict(sessions: Sessions, error: Except
     assert result.outcome == "regressed"
     assert result.verdict.profiled is not None
     assert result.verdict.profiled.notes == (f"no profile was taken: {why}",)
-    assert ours.session.results == [result]
+    assert ours.session.record.results == [result]
 
 
 @pytest.mark.parametrize("verdict", [SLOWER, RECORDED], ids=lambda verdict: verdict.outcome)
@@ -294,7 +293,7 @@ def test_interrupted_profile_costs_no_verdict(sessions: Sessions, verdict: Verdi
     ours.profile.side_effect = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
         ours.measure()
-    left = session_file(ours.session, "interrupted")
+    left = ours.session.record.session_file("interrupted")
     assert left.interrupted_case is None
     assert [result.verdict.replace(counts=None) for result in left.results] == [verdict]
     assert ours.has_counts() is (verdict == RECORDED)
@@ -315,7 +314,7 @@ def test_does_not_record_counts_that_lack_work(sessions: Sessions, share: float,
     result = ours.measure()
     assert result.verdict.counts is not None
     assert result.verdict.counts.outcome == outcome
-    assert session_file(ours.session, "complete").results == (result,)
+    assert ours.session.record.session_file("complete").results == (result,)
     assert ours.has_counts() is (outcome == "recorded")
 
 

@@ -14,7 +14,7 @@ from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
 from perfsuite.session import dry
 from perfsuite.session.dry import ONE_RANK, dry_session
-from perfsuite.session.session import Session, session_file
+from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost
 from tests.samples import make_case
 from tests.session.making import DryRuns, make_setup
@@ -87,7 +87,7 @@ def test_a_dry_run_needs_no_machine_to_measure_on(runs: DrySessions, monkeypatch
     monkeypatch.setattr(LocalLauncher, "machine", Mock(side_effect=MachineError("GPU 0 is split by MIG")))
     ours = runs.session()
     assert ours.measure(H100, "test").outcome == "recorded"
-    assert session_file(ours, "complete").machine.note == "GPU 0 is split by MIG"
+    assert ours.record.session_file("complete").machine.note == "GPU 0 is split by MIG"
 
 
 def test_requires_a_count_baseline_on_request(runs: DrySessions) -> None:
@@ -102,7 +102,7 @@ def test_known_dry_case_may_not_be_skipped(runs: DrySessions) -> None:
     compiled = H100.replace(compile=True)
     ours = runs.session(fail_without_baseline=True)
     assert str(ours.skip_reason(compiled)).startswith("not by a dry run: torch.compile")
-    file = ours.way.reviewed_file(compiled)
+    file = ours.mode.reviewed_file(compiled)
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(CaseError, match=r"not by a dry run: .*; but there is .*dry-sm90"):

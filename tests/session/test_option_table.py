@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.cli.cases import options
+from perfsuite.cli.shared import options
 from perfsuite.errors import CaseError
 from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, of_verdicts, options_of
 from perfsuite.session.setup import Options

@@ -9,9 +9,8 @@ from perfsuite import documents
 from perfsuite import measure as running
 from perfsuite.case.case import Case
 from perfsuite.documents import plain
-from perfsuite.errors import FileError, PerfsuiteError
+from perfsuite.errors import AllocationOverError, FileError, PerfsuiteError
 from perfsuite.inputs import git
-from perfsuite.launch.arm import HERE
 from perfsuite.report.summary import interruption
 from perfsuite.results import baseline
 from perfsuite.results.outcome import Verdict
@@ -19,23 +18,16 @@ from perfsuite.results.run import Run
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import SessionFile, Skipped
 from perfsuite.results.store import SessionDir, Store
-from perfsuite.session.against_arm import AgainstArm
 from perfsuite.session.outputs import lines
-from perfsuite.session.session import Session, session_file
 from tests.samples import (
-    BEFORE,
     COMMIT,
-    DISTURBED,
     make_case,
     make_result,
     make_run,
-    make_shared,
-    never_run,
     now,
 )
-from tests.session.making import HELD, PASSED, RECORDED, Sessions, make_setup
+from tests.session.making import HELD, PASSED, RECORDED, Sessions
 from tests.sessions import make_blind
-from tests.suite import waiver
 from tests.twin_counts import launch
 
 
@@ -47,7 +39,7 @@ def test_unwritable_baseline_keeps_the_result(sessions: Sessions) -> None:
     ours = sessions.make()
     with pytest.raises(PerfsuiteError, match="cannot write"):
         ours.measure(make_case(), "test")
-    assert [result.verdict.outcome for result in ours.results] == ["recorded"]
+    assert [result.verdict.outcome for result in ours.record.results] == ["recorded"]
 
 
 @pytest.mark.parametrize(
@@ -61,12 +53,12 @@ def test_unlaunchable_case_fails_with_traceback(sessions: Sessions, error: Excep
     ours = sessions.make()
     with pytest.raises(type(error), match=str(error)):
         ours.measure(make_case(), "test")
-    left = documents.read(ours.directory.results, SessionFile)
-    assert left.results == session_file(ours, "complete").results
+    left = documents.read(ours.record.directory.results, SessionFile)
+    assert left.results == ours.record.session_file("complete").results
     (result,) = left.results
     assert (result.outcome, result.verdict.failure, left.interrupted_case) == ("failed", "error", None)
     (reason,) = result.verdict.reasons
-    file = ours.directory.case(make_case().id) / "traceback.txt"
+    file = ours.record.directory.case(make_case().id) / "traceback.txt"
     if isinstance(error, PerfsuiteError):
         assert reason == str(error)
     else:
@@ -87,7 +79,7 @@ def test_records_an_error_that_cannot_be_written(sessions: Sessions, monkeypatch
     monkeypatch.setattr(documents, "write_text", cannot)
     with pytest.raises(ValueError, match="what was wrong"):
         ours.measure(make_case(), "test")
-    ((reason,),) = (result.verdict.reasons for result in ours.results)
+    ((reason,),) = (result.verdict.reasons for result in ours.record.results)
     assert "ValueError: what was wrong (its traceback was not kept: UnicodeEncodeError" in reason
 
 
@@ -101,7 +93,7 @@ def test_records_an_error_without_its_traceback(sessions: Sessions, monkeypatch:
     ours = sessions.make()
     with pytest.raises(OSError, match="too long"):
         ours.measure(make_case(), "test")
-    ((reason,),) = (result.verdict.reasons for result in ours.results)
+    ((reason,),) = (result.verdict.reasons for result in ours.record.results)
     assert "File name too long (its traceback was not kept: cannot write" in reason
 
 
@@ -118,7 +110,7 @@ def test_keeps_launches_before_an_error(
     with pytest.raises(type(end)):
         ours.measure(make_case(), "test")
     file = sessions.directory / "results.json"
-    documents.write(file, session_file(ours, "interrupted"))
+    documents.write(file, ours.record.session_file("interrupted"))
     told = documents.read(file, SessionFile)
     if isinstance(end, KeyboardInterrupt):
         assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, tuple(runs))
@@ -127,8 +119,38 @@ def test_keeps_launches_before_an_error(
     (result,) = told.results
     assert (result.runs, result.verdict.launches) == (tuple(runs), 2)
     assert (result.outcome, result.verdict.failure) == ("failed", "error")
-    assert result.directory == str(ours.directory.case(make_case().id))
+    assert result.directory == str(ours.record.directory.case(make_case().id))
     assert (told.interrupted_case, told.interrupted_launches) == (None, ())
+
+
+def test_a_case_is_not_measured_twice(sessions: Sessions) -> None:
+    sessions.launch(make_run())
+    ours = sessions.make()
+    case = make_case()
+    ours.measure(case, "one")
+    with pytest.raises(PerfsuiteError, match="was measured in this session already"):
+        ours.measure(case, "two")
+    assert [result.nodeid for result in ours.record.results] == ["one"]
+
+
+def test_a_refused_case_has_no_launches_of_another_test(sessions: Sessions) -> None:
+    sessions.launch(make_run())
+    ours = sessions.make()
+    case = make_case()
+    ours.measure(case, "one")
+    refused = ours.record_error(case, "two", PerfsuiteError("it was not measured"))
+    assert (refused.runs, refused.verdict.launches) == ((), 0)
+
+
+def test_a_spent_allocation_interrupts_the_case(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = AllocationOverError("the Slurm job 7 is over")
+    monkeypatch.setattr(running, "launch_once", Mock(side_effect=[make_run(), spent]))
+    ours = sessions.make()
+    with pytest.raises(AllocationOverError):
+        ours.measure(make_case(), "test")
+    told = ours.record.session_file("interrupted")
+    assert told.results == ()
+    assert (told.interrupted_case, told.interrupted_launches) == (make_case().id, (make_run(),))
 
 
 def test_records_a_skip_only_on_request(sessions: Sessions) -> None:
@@ -136,9 +158,9 @@ def test_records_a_skip_only_on_request(sessions: Sessions) -> None:
     case = make_case(hardware="a100")
     reason = ours.skip_reason(case)
     assert reason is not None
-    assert session_file(ours, "complete").skipped == ()
-    ours.record_skip(case, "test", reason)
-    assert session_file(ours, "complete").skipped == (
+    assert ours.record.session_file("complete").skipped == ()
+    ours.record.skip(case, "test", reason)
+    assert ours.record.session_file("complete").skipped == (
         Skipped(nodeid="test", case_id=case.id, framework="fake", reason=reason),
     )
 
@@ -201,34 +223,16 @@ def test_removes_compiler_caches_after_a_case(sessions: Sessions, end: type[Base
     assert caches[0].parent.exists()
 
 
-def test_unsaved_session_writes_nothing(sessions: Sessions) -> None:
-    sessions.launch(make_run())
-    ours = sessions.make()
-    ours.saves = False
-    ours.measure(make_case(), "test")
-    assert Store(sessions.directory / "store").results() == []
-
-
-def test_reports_unwritable_results_once(sessions: Sessions) -> None:
-    sessions.launch(make_run())
-    (sessions.directory / "store").write_text("in the way")
-    ours = sessions.make()
-    assert ours.measure(make_case(), "test").outcome == "passed"
-    (line,) = [line for line in sessions.said if "cannot write" in line]
-    assert str(ours.directory.results) in line
-    assert line.endswith("The session goes on; what it measures is shown at its end")
-
-
 def test_a_decided_case_is_not_measured_again(in_git: Sessions) -> None:
     in_git.launch(make_run())
     first = in_git.make()
     before = first.measure(make_case(), "one")
     later = in_git.resumed()
-    goes_on = f"perfsuite: --perf-resume: goes on with {first.directory.path}: 1 case measured there"
+    goes_on = f"perfsuite: --perf-resume: goes on with {first.record.directory.path}: 1 case measured there"
     assert in_git.said == [goes_on]
     in_git.measure_by(None)
     assert plain(later.measure(make_case(), "one")) == plain(before)
-    assert [part.cases for part in session_file(later, "complete").parts] == [1, 0]
+    assert [part.cases for part in later.record.session_file("complete").parts] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,7 @@ def test_measures_again_what_is_undecided(
     assert result.verdict.launches == 3
     assert result.directory != first.directory
     is_same_test = (nodeid, case.id) == ("one", make_case().id)
-    kept = [result] if is_same_test else [later.results[0], result]
+    kept = [result] if is_same_test else [later.record.results[0], result]
     assert on_disk(in_git).results == tuple(kept)
     assert [part.cases for part in on_disk(in_git).parts] == [1, 1]
 
@@ -265,15 +269,15 @@ def test_measures_again_with_another_baseline(in_git: Sessions, is_counted: bool
     in_git.launch(run, run, run, verdict=Verdict(outcome="recorded", launches=3))
     recorded = first.measure(make_case(), "one")
     assert recorded.baseline_file is not None
-    assert in_git.resumed().earlier_result(make_case(), "one") is not None
+    assert in_git.resumed().record.earlier_result(make_case(), "one") is not None
     if is_counted:
         assert recorded.verdict.counts is not None
         Path(str(recorded.verdict.counts.baseline_file)).unlink()
     else:
         file = first.setup.baselines.write_reviewed(baseline.from_runs([run] * 3))
-        assert in_git.resumed().earlier_result(make_case(), "one") is None
+        assert in_git.resumed().record.earlier_result(make_case(), "one") is None
         file.write_text("{")  # that it is bad is said of its test
-    assert in_git.resumed().earlier_result(make_case(), "one") is None
+    assert in_git.resumed().record.earlier_result(make_case(), "one") is None
 
 
 def test_another_commit_starts_a_new_session(in_git: Sessions) -> None:
@@ -283,46 +287,20 @@ def test_another_commit_starts_a_new_session(in_git: Sessions) -> None:
     at_commit(in_git, "f" * 40)
     later = in_git.resumed()
     assert in_git.said == [
-        f"perfsuite: --perf-resume: a new session begins: the newest session, {first.directory.path}, has "
-        "commit 0123abcd0123, not ffffffffffff"
+        "perfsuite: --perf-resume: a new session begins: the newest session, "
+        f"{first.record.directory.path}, has commit 0123abcd0123, not ffffffffffff"
     ]
-    assert (later.results, later.directory.name != first.directory.name) == ([], True)
+    assert (later.record.results, later.record.directory.name != first.record.directory.name) == ([], True)
 
 
 def test_skips_once_what_an_earlier_part_skipped(in_git: Sessions) -> None:
     in_git.launch(make_run())
     first = in_git.make()
-    first.record_skip(make_case(hardware="a100"), "two", "no such GPU")
+    first.record.skip(make_case(hardware="a100"), "two", "no such GPU")
     first.measure(make_case(), "one")
     later = in_git.resumed()
-    later.record_skip(make_case(hardware="a100"), "two", "no such GPU")
-    assert len(later.skipped) == 1
-
-
-def test_only_shared_figures_excuse_judging_nothing(sessions: Sessions) -> None:
-    ours = sessions.make(allow_shared=True)
-    throttled = make_shared().replace(runs=(make_run(),), shared=False)
-    empty = make_shared().replace(runs=(make_run(health=DISTURBED, window=(0, 0)),))
-    for results in ([never_run()], [throttled, empty]):
-        ours.results = results
-        assert ours.nothing_measured
-    ours.results = [throttled, empty, make_shared()]
-    assert not ours.nothing_measured
-    strict = sessions.make()
-    strict.results = ours.results
-    assert strict.nothing_measured
-
-
-def test_judged_share_is_exact_to_the_digit(sessions: Sessions) -> None:
-    ours = sessions.make(min_judged=0.28)
-    assert not ours.too_few_judged
-    recorded = never_run().replace(verdict=RECORDED)
-    other = never_run().replace(verdict=PASSED.replace(outcome="inconclusive"))
-    excused = never_run().replace(excused="known issue")
-    judged = never_run().replace(verdict=PASSED)
-    for count, too_few in ((7, False), (6, True)):
-        ours.results = [judged] * count + [other] * (23 - count) + [recorded, excused]
-        assert (ours.judged, ours.too_few_judged) == (count, too_few)
+    later.record.skip(make_case(hardware="a100"), "two", "no such GPU")
+    assert len(later.record.skipped) == 1
 
 
 def test_takes_the_lock_to_resume_or_to_launch(sessions: Sessions) -> None:
@@ -337,7 +315,7 @@ def test_result_names_its_baselines(sessions: Sessions) -> None:
     def judged_by() -> str | None:
         ours = sessions.make()
         ours.measure(make_case(), "test")
-        return ours.results[-1].judged_by
+        return ours.record.results[-1].judged_by
 
     setup = sessions.make().setup
     run = make_run(machine=setup.host.machine_for(make_case()))
@@ -350,61 +328,10 @@ def test_result_names_its_baselines(sessions: Sessions) -> None:
     assert judged_by() not in (None, first)
 
 
-def waived_session(sessions: Sessions, *waivers: str) -> Session:
-    """A session of a slow case with a file of these waivers."""
-    (sessions.directory / "perf-waivers.toml").write_text("".join(waivers))
-    slow = make_result(*[now(tokens_per_s=50_000)] * 3)
-    sessions.launch(*slow.runs, verdict=slow.verdict)
-    ours = sessions.make()
-    ours.measure(BEFORE.case, "test")
-    return ours
-
-
-def test_waived_regression_passes_after_judgement(sessions: Sessions) -> None:
-    ours = waived_session(sessions, waiver(tolerated="60%"), waiver(tolerated="60%", metric="tokens"))
-    ours.collected = frozenset({BEFORE.case.id})
-    (result,) = documents.read(ours.directory.results, SessionFile).results
-    assert (result.outcome, result.excused) == ("regressed", "waived")
-    assert result.waivers == (
-        "waived: tokens/s -49.4%: 60% tolerated until 2999-12-31, @me, https://example.org/1",
-    )
-    assert not ours.setup.options.is_failing(result)
-    assert (ours.judged, ours.nothing_measured) == (1, False)
-    (said,) = session_file(ours, "complete").waivers
-    assert "the waiver of tokens for fake-* matches no metric and no count" in said
-    assert f"note: {said}" in lines(ours, whole=False, color=False, width=None)
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"tolerated": "20%"}, "beyond the waiver"),
-        ({"tolerated": "60%", "until": "2026-01-31"}, "ended on 2026-01-31"),
-    ],
-)
-def test_invalid_waiver_leaves_a_regression_red(sessions: Sessions, fields: dict[str, str], why: str) -> None:
-    ours = waived_session(sessions, waiver(**fields))
-    (result,) = ours.results
-    assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
-    assert why in result.waivers[0]
-
-
 def test_passed_cases_and_blind_ones_share_lines(sessions: Sessions) -> None:
     ours = sessions.make()
-    ours.results = [make_blind(make_result(now()))]
+    ours.record.results = [make_blind(make_result(now()))]
     blind = "blind: in 1 of 1 case noise hides changes as large as the tolerance"
     for whole in (False, True):
-        told = "\n".join(lines(ours, whole=whole, color=False, width=None))
+        told = "\n".join(lines(ours.record, whole=whole, color=False, width=None))
         assert (blind in told, ": passed after 1 launch" in told) == (not whole, whole)
-
-
-def test_bad_waiver_file_fails_before_measuring(sessions: Sessions) -> None:
-    (sessions.directory / "perf-waivers.toml").write_text("[[waiver]]\ncase = 'x'")
-    with pytest.raises(FileError, match=r"perf-waivers.toml: waiver\.0\.metric: Field required"):
-        sessions.make()
-
-
-def test_two_arms_are_compared_without_waivers(tmp_path: Path) -> None:
-    (tmp_path / "perf-waivers.toml").write_text("not TOML")
-    made = make_setup(tmp_path, [])
-    assert Session(made, AgainstArm(made, (HERE, HERE))).waivers == ()

@@ -10,10 +10,9 @@ from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
 from perfsuite.errors import FileError
 from perfsuite.frameworks.ddp import DDP
 from perfsuite.launch import local
+from perfsuite.launch.local import LocalLauncher
 from perfsuite.report.summary import reason
 from perfsuite.results.session_file import NodePreflight, Preflight, SessionFile
-from perfsuite.session import setup
-from perfsuite.session.session import session_file
 from tests.samples import make_case, make_gpu_machine, make_machine, make_run, never_run
 from tests.session.making import HELD, Sessions
 
@@ -52,6 +51,20 @@ def test_cpu_case_sees_gpu_machine_as_cpu_machine(
     assert ours.skip_reason(make_case(hardware="cpu")) is None
 
 
+class Elsewhere(LocalLauncher):
+    """A launcher whose jobs run on other machines."""
+
+    runs_here = False
+
+
+def test_other_users_matter_where_jobs_run_here(sessions: Sessions) -> None:
+    here = sessions.make().setup
+    there = sessions.make().setup
+    there.host.launcher = Elsewhere()
+    assert here.neighbours is not None
+    assert there.neighbours is None
+
+
 FOUR = Allocation(job_id="7", nodes=tuple(AllocatedNode(name=f"n{number}") for number in range(1, 5)))
 
 
@@ -67,15 +80,13 @@ class Nodes:
         self.bad = list(bad)
         self.session = sessions.make(**options)
         self.session.setup.host.machine = make_machine().replace(nodes=4, allocation=FOUR)
-        sessions.patch.setattr(setup, "preflight", self.preflight)
+        sessions.patch.setattr(self.session.setup.host.launcher, "check_nodes", self.check)
         sessions.launch(make_run())
 
-    def preflight(
-        self, launcher: object, machine: Machine, nodes: int, directory: Path, *, names: list[str]
-    ) -> Preflight:
+    def check(self, machine: Machine, nodes: int, directory: Path, *, names: list[str]) -> Preflight:
         assert names == ["n1", "n2", "n3", "n4"][:nodes]
         assert machine.allocation is None
-        assert self.session.running is not None
+        assert self.session.record.running is not None
         directory.mkdir(parents=True)
         bad = self.bad.pop(0)
         found = [
@@ -99,17 +110,17 @@ class Nodes:
 def test_case_on_a_bad_node_is_not_launched(sessions: Sessions) -> None:
     nodes = Nodes(sessions, {"n3"}, {"n3"}, set())
     assert nodes.outcomes(3, 4, 2, 1) == ["unhealthy", "unhealthy", "passed", "passed"]
-    launched = [each.case_id for each in nodes.session.results if each.runs]
+    launched = [each.case_id for each in nodes.session.record.results if each.runs]
     assert launched == [on_nodes(2, 3).id, on_nodes(1, 4).id]
-    verdict = nodes.session.results[0].verdict
+    verdict = nodes.session.record.results[0].verdict
     assert (verdict.launches, verdict.reasons) == (0, ("n3, by two preflights: matmul 0.02 TFLOP/s",))
-    assert reason(nodes.session.results[0]) == "n3, by two preflights: matmul 0.02 TFLOP/s"
-    told = session_file(nodes.session, "complete")
+    assert reason(nodes.session.record.results[0]) == "n3, by two preflights: matmul 0.02 TFLOP/s"
+    told = nodes.session.record.session_file("complete")
     assert [len(each.nodes) for each in told.preflights] == [3, 3, 2], "that of 4 nodes would find n3 again"
     names = [Path(each.directory).name for each in told.preflights]
     assert names == ["preflight-1", "preflight-2", "preflight-3"]
-    assert documents.read(nodes.session.directory.results, SessionFile).preflights == told.preflights
-    assert nodes.session.running is None
+    assert documents.read(nodes.session.record.directory.results, SessionFile).preflights == told.preflights
+    assert nodes.session.record.running is None
 
 
 def test_second_preflight_clears_a_node(sessions: Sessions) -> None:
@@ -143,10 +154,10 @@ def test_resumed_session_repeats_the_preflight(sessions: Sessions) -> None:
     first = Nodes(sessions, {"n2"}, {"n2"})
     assert first.outcomes(2) == ["unhealthy"]
     second = Nodes(sessions, set())
-    second.session.earlier = session_file(first.session, "interrupted")
-    second.session.directory = first.session.directory
+    second.session.record.earlier = first.session.record.session_file("interrupted")
+    second.session.record.directory = first.session.record.directory
     assert second.outcomes(2) == ["passed"]
-    told = session_file(second.session, "complete").preflights
+    told = second.session.record.session_file("complete").preflights
     assert [bool(each.problems) for each in told] == [True, True, False]
     assert Path(told[2].directory).name == "preflight-3"
 

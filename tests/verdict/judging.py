@@ -25,8 +25,8 @@ H100 = make_gpu_machine()
 
 
 def noise_of(sigma: float, *, exponent: float = 0.0) -> ClassNoise:
-    known = Noise(sigma=sigma, degrees_of_freedom=30)
-    return ClassNoise(by_metric=dict.fromkeys(NAMES, known), probe_exponent=exponent)
+    noise = Noise(sigma=sigma, degrees_of_freedom=30)
+    return ClassNoise(by_metric=dict.fromkeys(NAMES, noise), probe_exponent=exponent)
 
 
 QUIET = noise_of(0.005)
@@ -101,8 +101,8 @@ def on_machine(speed: float, *, tokens: float = 1) -> Run:
 
 def on_gpu(matmul: float | None, **probe: float) -> Run:
     """A launch on a GPU whose own matrix product ran at `matmul` TFLOP/s before the workload."""
-    told = probe if matmul is None else {"matmul_tflops": matmul, **probe}
-    return make_launches(1, machine=H100)[0].replace(device_probe=told)
+    probes = probe if matmul is None else {"matmul_tflops": matmul, **probe}
+    return make_launches(1, machine=H100)[0].replace(device_probe=probes)
 
 
 def with_stack(run: Run, **versions: str) -> Run:

@@ -1,4 +1,4 @@
-"""What pairs of launches of two arms mean, metric by metric. The test itself is in test_paired_test.py."""
+"""What pairs of launches of two arms mean, metric by metric. test_paired_comparison.py tests the decision."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from perfsuite.results.run import Run
 from perfsuite.verdict.arms import judge_counts, judge_pairs, unhealthy_pairs, unless_other
 from perfsuite.verdict.judge import NEGLIGIBLE, NO_LOADER
 from perfsuite.verdict.overall import THE_SAME
-from perfsuite.verdict.paired_test import MAX_PAIRS, MIN_CHANGED
+from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED
 from tests.samples import DISTURBED, known, make_figures, make_launches, make_report, make_run
 from tests.twin_counts import GATHERED, REDUCED, counts, launch
 from tests.verdict.judging import H100, MIB, USUAL, check_of, outcomes, with_loss
@@ -129,10 +129,10 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
     for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
         assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
         (reason,) = verdict.reasons
-        told = (
+        expected = (
             "arm B gives the model 512 tokens a step, arm A 256: the change did it (tokens: the case claims"
         )
-        assert reason.startswith(told)
+        assert reason.startswith(expected)
         assert reason.endswith("in the second step, by 2 calls a rank)")
     both = judge_counts(doubled, doubled).reasons
     assert ["Correct the case" in reason for reason in both] == [True, True], "then the case may be wrong"
@@ -142,8 +142,8 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
 def test_mismatch_in_one_arm_is_due_to_the_change() -> None:
     ran = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran. Nothing measured this way would be"
     (reason,) = judge_counts(make_run(), mismatch(ran)).reasons
-    told = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran"
-    assert reason == f"arm B failed: mismatch: {told}. arm A runs as the case says: the change did it"
+    message = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran"
+    assert reason == f"arm B failed: mismatch: {message}. arm A runs as the case says: the change did it"
 
 
 def test_other_loss_fails_but_scaled_one_is_noted() -> None:
@@ -287,8 +287,8 @@ KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351}
 def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words: str) -> None:
     verdict = judge_counts(a, b)
     assert (verdict.outcome, verdict.against) == (outcome, "arm A")
-    told = [each.sentence for each in verdict.counts.findings] if verdict.counts else []
-    assert words in "; ".join([*told, *verdict.reasons])
+    sentences = [each.sentence for each in verdict.counts.findings] if verdict.counts else []
+    assert words in "; ".join([*sentences, *verdict.reasons])
     is_compared = verdict.counts is not None and verdict.counts.compared
     assert not (is_compared and (b.hidden or not b.counts or outcome == "failed"))
     assert is_compared or outcome not in ("passed", "regressed", "improved")
@@ -296,15 +296,15 @@ def test_counts_alone_judge_across_versions(a: Run, b: Run, outcome: str, words:
 
 def test_less_work_with_other_gradients_is_no_gain() -> None:
     """Where all launches have them, the reason for doubt becomes that of a failure."""
-    told = "the norm of the gradients in step 4, after clipping: 1 -> 0.36 (at most 2.0% is allowed)"
+    difference = "the norm of the gradients in step 4, after clipping: 1 -> 0.36 (at most 2.0% is allowed)"
     a = launch(KERNEL_MORE, figures=make_figures(gradient_norm=1.0))
     for norm, outcome in ((1.0, "improved"), (0.36, "inconclusive"), (None, "improved")):
         b = launch(figures=make_figures(gradient_norm=norm))
         verdict = judge_counts(a, b)
         assert verdict.outcome == outcome
-        assert [why.startswith(told) for why in verdict.reasons] == [True] * (outcome == "inconclusive")
+        assert [why.startswith(difference) for why in verdict.reasons] == [True] * (outcome == "inconclusive")
         of_more = unless_other(verdict, [a, a], [b, b])
-        assert of_more.reasons == ((f"{told}, in 2 launches of each arm",) if verdict.reasons else ())
+        assert of_more.reasons == ((f"{difference}, in 2 launches of each arm",) if verdict.reasons else ())
 
 
 @pytest.mark.parametrize(
@@ -330,9 +330,9 @@ def test_other_gradients_in_every_launch_fail(
     verdict = unless_other(judge_counts(before[0], now[0]), before, now)
     allowed = 3 if a[1] != 1 else 2
     change = f"the norm of the gradients in step 4, after clipping: 1 -> {b[0]:g}"
-    told = f"{change} (at most {allowed}.0% is allowed), in 2 launches of each arm"
+    difference = f"{change} (at most {allowed}.0% is allowed), in 2 launches of each arm"
     expected: tuple[str | None, tuple[str, ...]]
-    expected = ("loss", (told,)) if outcome == "failed" else (None, ())
+    expected = ("loss", (difference,)) if outcome == "failed" else (None, ())
     if outcome == "passed" and b[0] != 0.99:
         expected = (
             None,

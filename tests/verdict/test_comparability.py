@@ -71,8 +71,8 @@ def test_reports_full_training_before_its_effects() -> None:
     said = "cannot be compared: observed trained was 'all' in the baseline and is 'adapters only'"
     assert verdict.reasons == (said,)
     verdict = judged([*usual()[:2], make_run(case=make_case(micro_batch=4, seed=5))])
-    told = [reason.split(" was ")[0] for reason in verdict.reasons]
-    assert told == ["cannot be compared: micro_batch", "cannot be compared: seed"]
+    names = [reason.split(" was ")[0] for reason in verdict.reasons]
+    assert names == ["cannot be compared: micro_batch", "cannot be compared: seed"]
 
 
 def in_order(*keys: str) -> Run:
@@ -150,7 +150,7 @@ LIMIT = "the GPUs' power limit is {} W, at the baseline it was {} W (`nvidia-smi
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "told"),
+    ("before", "now", "reason"),
     [
         *(
             ([run_with(probe_s_p50=1.0)] * 3, run_with(probe_s_p50=probe_s), speed and at_speed(speed))
@@ -167,7 +167,7 @@ LIMIT = "the GPUs' power limit is {} W, at the baseline it was {} W (`nvidia-smi
         ([on_gpus(*[3000] * 8)] * 5, on_gpus(*[2500] * 6, 2490, 2500), slower("copy 2490 3000", GPU_6)),
         # How much slower a GPU may be follows from how many launches scatter how far: by Student's t.
         *(
-            ([on_gpu(rate) for rate in rates], on_gpu(now), told)
+            ([on_gpu(rate) for rate in rates], on_gpu(now), reason)
             for rates, healthy, unhealthy, median, allowed in (
                 ((1000,) * 5, 900, 899.9, 1000, "10%"),
                 ((240, 200), 199, 197, 220, "10%"),  # two launches tell no scatter
@@ -175,7 +175,7 @@ LIMIT = "the GPUs' power limit is {} W, at the baseline it was {} W (`nvidia-smi
                 ((240, 200, 275, 230, 255), 165, 164, 240, "31%"),
                 ((240, 200, 0, 275, 275), 217, 215, 240, "10%"),  # a rate of 0 has no logarithm
             )
-            for now, told in (
+            for now, reason in (
                 (healthy, None),
                 (unhealthy, slower(f"matmul_tflops {unhealthy} {median}", allowed=allowed)),
             )
@@ -191,8 +191,8 @@ LIMIT = "the GPUs' power limit is {} W, at the baseline it was {} W (`nvidia-smi
         ([make_run(device_probe={"copy": 9})] * 5, make_run(device_probe={"copy": 1}), None),  # on a CPU
     ],
 )
-def test_machine_unlike_its_baseline_is_unhealthy(before: list[Run], now: Run, told: str | None) -> None:
-    assert launch_problems(now, from_runs(before)) == ([told] if told else [])
+def test_machine_unlike_its_baseline_is_unhealthy(before: list[Run], now: Run, reason: str | None) -> None:
+    assert launch_problems(now, from_runs(before)) == ([reason] if reason else [])
 
 
 @pytest.mark.parametrize("baseline", [None, from_runs([on_gpus(*[2400] * 8)] * 5)])
@@ -242,8 +242,8 @@ def test_changed_surroundings_are_only_listed(speed: float, outcome: str) -> Non
     slow = now.replace(figures=make_figures(tokens_per_s=speed))
     verdict = session([slow] * 5, from_runs([before] * 3))
     assert (verdict.outcome, verdict.failure) == (outcome, None)
-    told = ("NCCL_ALGO: unset -> Tree", "OMP_NUM_THREADS: 1 -> unset", "torch: 2.11 -> 2.12")
-    assert verdict.changed == told
+    changes = ("NCCL_ALGO: unset -> Tree", "OMP_NUM_THREADS: 1 -> unset", "torch: 2.11 -> 2.12")
+    assert verdict.changed == changes
 
 
 def test_lists_another_clock_as_a_change() -> None:
@@ -253,11 +253,11 @@ def test_lists_another_clock_as_a_change() -> None:
         (run,) = make_launches(1, machine=H100, sm_clock_mhz=mhz)
         return run.replace(device_probe={"copy": copy})
 
-    for then, now, told in (
+    for then, now, expected in (
         *((1980, 1620, "1980 -> 1620 MHz (-18%)"), (1620, 1980, "1620 -> 1980 MHz (+22%)")),
         *((1980, 1945, None), (1980, None, None), (None, 1980, None)),
     ):
-        said = [f"SM clock in the measured window: {told}"] if told else []
+        said = [f"SM clock in the measured window: {expected}"] if expected else []
         baseline = from_runs([clocked(then, 3000)] * 5)
         assert launch_problems(clocked(now, 3000), baseline) == []
         assert run_changes(clocked(now, 3000), baseline) == tuple(said)
@@ -281,13 +281,13 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "told"),
+    ("before", "now", "expected"),
     [
         ([holding(0)], holding(257), [GROWN]),
         *(([holding(then)], holding(now), []) for then, now in ((0, 256), (0, -5000), (None, 0), (0, None))),
         *(  # a tenth of the probe
-            ([run_with(probe_s_p50=then)], run_with(probe_s_p50=now), told)
-            for then, now, told in (
+            ([run_with(probe_s_p50=then)], run_with(probe_s_p50=now), expected)
+            for then, now, expected in (
                 (0.01, 0.01106, ["probe between the steps (s): 0.01 -> 0.01106 (+11%)"]),
                 (0.01, 0.00904, ["probe between the steps (s): 0.01 -> 0.00904 (-10%)"]),
                 *((0.01, now, []) for now in (0.01104, 0.00906, 0.0, None)),
@@ -306,8 +306,8 @@ NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
         ([with_limit("700")], with_limit(None), ["gpu_power_limit_w: 700 -> unset"]),
     ],
 )
-def test_what_may_explain_a_verdict_is_told(before: list[Run], now: Run, told: list[str]) -> None:
-    assert run_changes(now, from_runs(before)) == tuple(told)
+def test_what_may_explain_a_verdict_is_told(before: list[Run], now: Run, expected: list[str]) -> None:
+    assert run_changes(now, from_runs(before)) == tuple(expected)
 
 
 # What a library chooses
@@ -350,14 +350,14 @@ def test_upgrade_excuses_no_requested_setting(setting: str) -> None:
 @pytest.mark.parametrize("setting", ["compute_dtype", "attention", "wrapper"])
 @pytest.mark.parametrize("unseen", ["not observed (no linear layer)", "?", None])
 def test_unobserved_settings_do_not_differ(setting: str, unseen: str | None) -> None:
-    known = {setting: "one"}
+    settings = {setting: "one"}
     unknown = {} if unseen is None else {setting: unseen}
-    lost = upgraded(known, unknown)
-    found = upgraded(unknown, known)
-    assert lost.outcome == found.outcome == "passed"
+    lost = upgraded(settings, unknown)
+    changes = upgraded(unknown, settings)
+    assert lost.outcome == changes.outcome == "passed"
     assert f"{setting}: one -> {unseen or 'not observed'}" == lost.changed[0]
     newly = f"{setting}: {unseen or 'not looked at'} -> one"
-    assert newly == found.changed[-1 if unseen is None else 0]
+    assert newly == changes.changed[-1 if unseen is None else 0]
 
 
 def test_a_setting_is_asked_for_or_chosen() -> None:

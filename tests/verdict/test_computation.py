@@ -91,12 +91,12 @@ def lowered(what: str) -> dict[str, dict[str, int]]:
 
 def each_mode(before: Run, now: Run) -> dict[str, Verdict]:
     """The verdict on launches like these in each way to compare them."""
-    known = baselines.from_runs([before] * 5)
+    baseline = baselines.from_runs([before] * 5)
     recorded = count_baseline.from_runs([before] * 3)
     passed = Verdict(outcome="passed", launches=1)
     dry = [run.replace(dry=True) for run in (before, now)]
     return {
-        "times against a baseline": judged([now], known),
+        "times against a baseline": judged([now], baseline),
         "counts against a baseline": with_counts(passed, [now], recorded),
         "times of pairs": judge_pairs([before] * 3, [now] * 3),
         "a quick look at pairs": judge_pairs([before] * 2, [now] * 2, max_pairs=2),
@@ -121,8 +121,8 @@ def test_less_precision_fails_and_more_is_listed(what: str) -> None:
 def valued(factor: float = 1, *, clipped: bool, more: bool = False, **figures: Any) -> Run:
     """A launch whose loss and gradients are so many times the usual ones."""
     norm = 1.0 if clipped else 7.0 * factor
-    known = make_figures(gradient_norm=norm, unclipped_norm=7.0 * factor, **figures)
-    return launch(MORE if more else counts(), loss=with_loss(factor).loss, figures=known)
+    measured = make_figures(gradient_norm=norm, unclipped_norm=7.0 * factor, **figures)
+    return launch(MORE if more else counts(), loss=with_loss(factor).loss, figures=measured)
 
 
 @pytest.mark.parametrize("clipped", [True, False])
@@ -178,8 +178,8 @@ def test_less_work_without_a_value_is_not_improved() -> None:
         )
         assert {finding.outcome for finding in verdict.counts.findings} == {"passed"}
     assert with_counts(timed, [launch()], count_baseline.from_runs([launch(MORE)])).outcome == "improved"
-    known = baselines.from_runs([launch()] * 3)
-    assert with_counts(timed, [launch()], old, known=known).outcome == "improved", (
+    baseline = baselines.from_runs([launch()] * 3)
+    assert with_counts(timed, [launch()], old, times=baseline).outcome == "improved", (
         "the loss is in that of times"
     )
 
@@ -293,9 +293,9 @@ def test_counts_judge_the_loss_by_two_launches() -> None:
 def test_counts_leave_loss_to_the_time_baseline() -> None:
     """It knows how much launches scatter."""
     recorded = count_baseline.from_runs([valued(clipped=True)] * 2)
-    known = baselines.from_runs([valued(clipped=True)] * 5)
+    baseline = baselines.from_runs([valued(clipped=True)] * 5)
     verdict = with_counts(
-        Verdict(outcome="passed", launches=2), [valued(1.5, clipped=True)] * 2, recorded, known=known
+        Verdict(outcome="passed", launches=2), [valued(1.5, clipped=True)] * 2, recorded, times=baseline
     )
     assert (verdict.outcome, verdict.reasons) == ("passed", ())
 

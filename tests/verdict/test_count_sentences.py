@@ -28,7 +28,7 @@ MORE_AGAIN = GATHERED_AGAIN.replace(count=7, bytes=2 * BYTES)
 SIX_AGAIN = GATHERED_AGAIN.replace(count=6)
 
 
-def told(before: Counts, now: Counts) -> list[str]:
+def sentences_of(before: Counts, now: Counts) -> list[str]:
     """The sentence of each quantity that changed."""
     return [
         sentence(quantity, changes, before, now)
@@ -61,7 +61,9 @@ def told(before: Counts, now: Counts) -> list[str]:
 def test_collectives(before: list[Collective], now: list[Collective], said: str) -> None:
     kind = now[0].kind
     ranks = now[0].ranks
-    assert told(counts(collectives=before), counts(collectives=now)) == [f"{kind} of {ranks} ranks: {said}"]
+    assert sentences_of(counts(collectives=before), counts(collectives=now)) == [
+        f"{kind} of {ranks} ranks: {said}"
+    ]
 
 
 HELD = {**memory().at_peak, "kept": BYTES}
@@ -108,17 +110,17 @@ NAMED = " (aten._log_softmax +2, aten.add +1, a +1, b +1, ...)"
     ],
 )
 def test_other_quantities(changes: dict[str, Any], expected: str) -> None:
-    assert told(counts(), counts(**changes)) == [expected]
+    assert sentences_of(counts(), counts(**changes)) == [expected]
 
 
 def test_calls_of_python_and_compiled_models() -> None:
     calls = "Python 3.11 calls in forward: 6,000 -> 66,000 a step (library.module.in_forward +60,000)"
     more = python(forward=66_000, backward=4_000)
-    assert told(python(), more) == [calls]
+    assert sentences_of(python(), more) == [calls]
     reads = more.replace(host_reads={"forward": 2, "optimizer": 39})
-    assert told(python(), reads) == ["host reads in forward: 1 -> 2 a step", calls]
-    assert told(compiled(), compiled(graphs=0)) == ["nothing is compiled any more, 2 graphs before"]
-    assert told(compiled(), compiled(graphs=4, breaks={"call of print": 2}, extern_calls=15)) == [
+    assert sentences_of(python(), reads) == ["host reads in forward: 1 -> 2 a step", calls]
+    assert sentences_of(compiled(), compiled(graphs=0)) == ["nothing is compiled any more, 2 graphs before"]
+    assert sentences_of(compiled(), compiled(graphs=4, breaks={"call of print": 2}, extern_calls=15)) == [
         *("compiled graphs: 2 -> 4", "graph breaks: 0 -> 2 (call of print +2)"),
         "extern calls of compiled code: 14 -> 15",
     ]
@@ -126,7 +128,7 @@ def test_calls_of_python_and_compiled_models() -> None:
 
 def test_kept_objects_have_types_and_holders() -> None:
     leak = keeps("`op._cache`", "`Net.seen`", tuple=34, DTensorSpec=16)
-    assert told(keeps(), leak) == [
+    assert sentences_of(keeps(), leak) == [
         "objects kept per step: 0 -> 50 (tuple +34, DTensorSpec +16), held by `op._cache` and `Net.seen`"
     ]
-    assert told(leak, keeps()) == ["objects kept per step: 50 -> 0 (tuple -34, DTensorSpec -16)"]
+    assert sentences_of(leak, keeps()) == ["objects kept per step: 50 -> 0 (tuple -34, DTensorSpec -16)"]

@@ -53,9 +53,9 @@ def are_equal(one: int, other: int) -> bool:
 
 
 def test_a_change_of_all_steps_is_said_once() -> None:
-    found = combined(dict.fromkeys(STEPS, finding(110)), STEPS, are_equal)
+    findings = combined(dict.fromkeys(STEPS, finding(110)), STEPS, are_equal)
 
-    assert found == [finding(110)]
+    assert findings == [finding(110)]
 
 
 def test_larger_change_in_some_steps_is_separate() -> None:
@@ -82,18 +82,18 @@ def in_steps(**kernels: int) -> Counts:
 
 
 def test_work_of_a_single_later_step_is_found() -> None:
-    (found,) = count_differences(baseline_of(in_steps()), baseline_of(in_steps(step10=117)))
+    (difference,) = count_differences(baseline_of(in_steps()), baseline_of(in_steps(step10=117)))
 
-    assert found.outcome == "regressed"
-    assert found.steps == "in step 10 of 4-15"
-    assert found.sentence == "in step 10 of 4-15: kernels in forward: 100 -> 117 a step"
+    assert difference.outcome == "regressed"
+    assert difference.steps == "in step 10 of 4-15"
+    assert difference.sentence == "in step 10 of 4-15: kernels in forward: 100 -> 117 a step"
 
 
 def test_finds_periodic_work_moved_to_step_4() -> None:
     """The steps are compared one by one, so that less work elsewhere hides nothing."""
-    found = count_differences(baseline_of(in_steps(step5=117)), baseline_of(in_steps(step4=117)))
+    differences = count_differences(baseline_of(in_steps(step5=117)), baseline_of(in_steps(step4=117)))
 
-    assert {each.steps: each.outcome for each in found} == {
+    assert {each.steps: each.outcome for each in differences} == {
         "in step 4 of 4-15": "regressed",
         "in step 5 of 4-15": "improved",
     }
@@ -105,10 +105,10 @@ def test_memory_is_not_compared_in_a_late_step() -> None:
         for size in (10**9, 2 * 10**9)
     )
 
-    (found,) = count_differences(baseline_of(before), baseline_of(now))
+    (difference,) = count_differences(baseline_of(before), baseline_of(now))
 
-    assert found.quantity == "peak of live tensors"
-    assert found.steps == ""
+    assert difference.quantity == "peak of live tensors"
+    assert difference.steps == ""
 
 
 def test_an_event_is_judged_under_its_name() -> None:
@@ -116,10 +116,10 @@ def test_an_event_is_judged_under_its_name() -> None:
         in_steps().replace(spans={"save": Counts(kernels={"forward": kernels})}) for kernels in (1, 3)
     )
 
-    (found,) = count_differences(baseline_of(before), baseline_of(now))
+    (difference,) = count_differences(baseline_of(before), baseline_of(now))
 
-    assert found.span == "save"
-    assert found.sentence == "save: kernels in forward: 1 -> 3 a step"
+    assert difference.span == "save"
+    assert difference.sentence == "save: kernels in forward: 1 -> 3 a step"
 
 
 def imported(**modules: int) -> Counts:
@@ -131,10 +131,10 @@ def test_names_newly_imported_modules_by_package() -> None:
     before = imported(torch=1000, numpy=204)
     now = imported(torch=1008, numpy=204, torchvision=198)
 
-    (found,) = count_differences(baseline_of(before), baseline_of(now))
+    (difference,) = count_differences(baseline_of(before), baseline_of(now))
 
-    assert found.outcome == "regressed"
-    assert found.sentence == "start-up: modules imported: 1,204 -> 1,410 (torchvision +198, torch +8)"
+    assert difference.outcome == "regressed"
+    assert difference.sentence == "start-up: modules imported: 1,204 -> 1,410 (torchvision +198, torch +8)"
 
 
 def test_few_more_modules_are_no_regression() -> None:
@@ -164,10 +164,12 @@ def building(calls: int) -> Counts:
 
 
 def test_judges_calls_of_a_start_up_part() -> None:
-    (found,) = count_differences(baseline_of(building(20_000)), baseline_of(building(30_000)))
+    (difference,) = count_differences(baseline_of(building(20_000)), baseline_of(building(30_000)))
 
-    assert found.outcome == "regressed"
-    assert found.sentence == ("start-up: build: Python 3.11 calls: 20,000 -> 30,000 (library.build +10,000)")
+    assert difference.outcome == "regressed"
+    assert difference.sentence == (
+        "start-up: build: Python 3.11 calls: 20,000 -> 30,000 (library.build +10,000)"
+    )
 
 
 def test_start_up_part_of_one_side_is_a_note() -> None:
@@ -221,10 +223,10 @@ def saved(**counts: int | None) -> Counts:
     ],
 )
 def test_more_of_what_an_event_does_regresses(before: dict[str, int], now: dict[str, int], said: str) -> None:
-    (found,) = count_differences(baseline_of(saved(**before)), baseline_of(saved(**now)))
+    (difference,) = count_differences(baseline_of(saved(**before)), baseline_of(saved(**now)))
 
-    assert found.outcome == "regressed"
-    assert found.sentence == f"save checkpoint: {said}"
+    assert difference.outcome == "regressed"
+    assert difference.sentence == f"save checkpoint: {said}"
 
 
 def test_few_more_checkpoint_bytes_say_nothing() -> None:
@@ -248,20 +250,20 @@ def test_some_more_checkpoint_bytes_do_not_regress() -> None:
 def test_bytes_of_one_side_alone_are_no_verdict(before: int | None, now: int | None, where: str) -> None:
     then, today = (baseline_of(saved(bytes_written=each)) for each in (before, now))
 
-    found = known(check([launch(saved(bytes_written=now))], then))
+    counted = known(check([launch(saved(bytes_written=now))], then))
 
-    assert found.outcome == "passed"
-    assert found.notes == (f"save checkpoint: bytes written: not judged, {where}",)
+    assert counted.outcome == "passed"
+    assert counted.notes == (f"save checkpoint: bytes written: not judged, {where}",)
     assert not count_differences(then, today)
 
 
 def test_flops_hidden_in_a_later_step_are_no_gain() -> None:
     before = Counts(flops={"forward": 10**9}).with_step(Counts(step=5, flops={"forward": 10**9}))
     hidden = Counts(step=5, flops={"forward": 10**6}, ops={"mine.fused": 1})
-    found = known(check([launch(Counts(flops={"forward": 10**9}).with_step(hidden))], baseline_of(before)))
+    counted = known(check([launch(Counts(flops={"forward": 10**9}).with_step(hidden))], baseline_of(before)))
 
-    assert found.outcome == "not counted"
-    assert any(note.startswith("step 5: FLOPs") for note in found.notes)
+    assert counted.outcome == "not counted"
+    assert any(note.startswith("step 5: FLOPs") for note in counted.notes)
 
 
 def test_omits_start_up_calls_that_say_nothing() -> None:

@@ -180,8 +180,8 @@ NEW = "not judged, not in the baseline"
 
 def test_finding_names_all_ranks_it_holds_for() -> None:
     check = judged(launch(reads(3), reads(4)), before=launch(reads(1), reads(2)))
-    found = [(finding.ranks, finding.before, finding.now) for finding in check.findings]
-    assert found == [("0", 1, 3), ("1", 2, 4)]
+    changes = [(finding.ranks, finding.before, finding.now) for finding in check.findings]
+    assert changes == [("0", 1, 3), ("1", 2, 4)]
     now, before = (launch(reads(n), reads(n).replace(kernels={"forward": 90})) for n in (2, 1))
     assert [finding.ranks for finding in judged(now, before=before).findings] == ["0-1"]
 
@@ -290,7 +290,7 @@ def test_refuses_counts_of_another_method() -> None:
     assert exact.unlike([launch()], baseline_of()) is None
     assert exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of()) == (
         "cannot be compared: the baseline was counted by the method 'dispatch-2', this step by 'hooks-1': "
-        "accept counts anew (perfsuite baseline accept --counts), or delete it"
+        "accept the counts again (perfsuite baseline accept --only-counts), or delete it"
     )
 
 
@@ -370,12 +370,12 @@ FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "reason"),
     [
         (
             counts(flops={}),
             "FLOPs 1.8 GFLOP -> 0 a step: less than half, which may be done out of sight; if it is not done "
-            "any more, accept the counts (perfsuite baseline accept --counts)",
+            "any more, accept the counts (perfsuite baseline accept --only-counts)",
         ),
         (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
         (
@@ -386,11 +386,11 @@ FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
         (FEW_FLOPS.replace(without_flops={"aten.x": 4}), f"{FEWER}: aten.x {MAY_DO_THE_REST}"),
     ],
 )
-def test_what_vanished_is_not_improved(now: Counts, told: str) -> None:
+def test_what_vanished_is_not_improved(now: Counts, reason: str) -> None:
     check = judged(now)
     assert check.outcome == "not counted"
     assert {finding.outcome for finding in check.findings} == {"passed"}
-    assert check.notes[0].startswith(told)
+    assert check.notes[0].startswith(reason)
     assert judged(now, counts()).notes == (), "one launch that does all of it is enough"
     more = judged(now.replace(host_reads={"forward": 99}))
     assert more.outcome == "regressed"

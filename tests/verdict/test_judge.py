@@ -65,11 +65,11 @@ def test_slowness_of_other_sessions_is_allowed() -> None:
     """Sessions of unchanged code differ by 2 %. Who knows one of them calls the next one regressed."""
     one = of_sessions(1.0)
     three = of_sessions(1.0, 0.98, 1.01)
-    for speed, known, outcome, blind in (
+    for speed, noise, outcome, blind in (
         *((0.975, one, "regressed", False), (0.975, three, "inconclusive", True)),
         (0.8, three, "regressed", True),
     ):
-        check = check_of(session(gpu(speed), known, class_noise([known])), "tokens_per_s")
+        check = check_of(session(gpu(speed), noise, class_noise([noise])), "tokens_per_s")
         assert (check.outcome, check.blind) == (outcome, blind)
 
 
@@ -148,8 +148,8 @@ def test_insensitive_gate_is_blind_and_stops_early() -> None:
     assert (verdict.outcome, verdict.launches < 6) == ("inconclusive", True)
     assert check_of(verdict, "tokens_per_s").minimum_detectable == pytest.approx(0.25, abs=0.02)
     assert large.outcome == "regressed", "a large drop is found all the same"
-    for each, blind in ((verdict, NAMES[:2]), (large, NAMES[:2]), (quiet, [])):
-        assert [check.metric for check in each.checks if check.blind] == blind
+    for judged_before, blind in ((verdict, NAMES[:2]), (large, NAMES[:2]), (quiet, [])):
+        assert [check.metric for check in judged_before.checks if check.blind] == blind
 
 
 SIX_PERCENT = noise_of(0.06)
@@ -229,10 +229,10 @@ def test_reports_the_worst_of_all_metrics() -> None:
         (2.0, usual(0.8), "regressed", "regressed", "inconclusive"),
         (0.3, larger, "regressed", "regressed", "undecided"),
     ):
-        known = {name: noise for name, noise in QUIET.by_metric.items() if name != "peak_memory_bytes"}
+        by_metric = {name: noise for name, noise in QUIET.by_metric.items() if name != "peak_memory_bytes"}
         if sigma is not None:
-            known["peak_memory_bytes"] = Noise(sigma=sigma, degrees_of_freedom=30)
-        verdict = session(runs, noise=ClassNoise(by_metric=known))
+            by_metric["peak_memory_bytes"] = Noise(sigma=sigma, degrees_of_freedom=30)
+        verdict = session(runs, noise=ClassNoise(by_metric=by_metric))
         assert (verdict.outcome, verdict.launches) == (outcome, min(3, len(runs)))
         assert outcomes(verdict) == {**dict.fromkeys(NAMES, of_speed), "peak_memory_bytes": of_memory}
 
@@ -346,9 +346,9 @@ def test_metric_missing_in_a_launch_fails_at_once(metric: str, good: int) -> Non
 
 def test_metric_missing_in_baseline_never_passes() -> None:
     for metric, outcome, note in (
-        ("tokens_per_s", "failed", "the baseline lacks it: accept or record it anew"),
-        ("peak_memory_bytes", "failed", "the baseline lacks it: accept or record it anew"),
-        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record it anew"),
+        ("tokens_per_s", "failed", "the baseline lacks it: accept or record it again"),
+        ("peak_memory_bytes", "failed", "the baseline lacks it: accept or record it again"),
+        ("tokens_per_s_mean", "inconclusive", "not in the baseline: accept or record it again"),
     ):
         verdict = judged(usual()[:1], from_runs([run_with(**{metric: None})] * 3))
         assert (verdict.outcome, check_of(verdict, metric).note) == (outcome, note)
@@ -668,7 +668,7 @@ def test_vanished_loader_is_not_better() -> None:
 
 def test_a_baseline_without_data_wait_judges_none() -> None:
     check = check_of(session(waiting(0.2), from_runs(usual(machine=H100)[:5]), WAITS), "data_wait_s")
-    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record it anew")
+    assert (check.outcome, check.note) == ("inconclusive", "not in the baseline: accept or record it again")
 
 
 def lasting(span: str, *seconds: float, scatter: float = 0.02) -> list[Run]:

@@ -15,12 +15,12 @@ PLACES = Places(root=".", baselines="baselines", cases="bench_cases")
 ID = make_run().case.id
 
 
-def told(name: str, before: str | None, now: str | None, places: Places = PLACES) -> list[str]:
+def sentences_of(name: str, before: str | None, now: str | None, places: Places = PLACES) -> list[str]:
     return sentences([FileChange(name, before, now)], places, "main")
 
 
 def of_ini(before: str, now: str) -> list[str]:
-    return told("pytest.ini", f"[pytest]\n{before}", f"[pytest]\n{now}")
+    return sentences_of("pytest.ini", f"[pytest]\n{before}", f"[pytest]\n{now}")
 
 
 def times(*speeds: float, **changes: Any) -> Baseline:
@@ -29,7 +29,7 @@ def times(*speeds: float, **changes: Any) -> Baseline:
 
 
 def of_times(before: Baseline, now: Baseline) -> list[str]:
-    return told(f"baselines/cpu/{ID}.json", before.as_json(), now.as_json())
+    return sentences_of(f"baselines/cpu/{ID}.json", before.as_json(), now.as_json())
 
 
 BAD: list[Any] = [None, -1, "x", [], {}, [{}], 1e999]
@@ -49,7 +49,7 @@ def test_shadow_mode_is_called_so() -> None:
     assert of_ini("", "perf_shadow = true") == ["pytest.ini: shadow mode on: no case fails a test"]
     assert of_ini("perf_shadow = true", "") == ["pytest.ini: shadow mode off"]
     table = "[tool.pytest.ini_options]\nperf_shadow = {}\n"
-    assert told("pyproject.toml", table.format("false"), table.format("true")) == [
+    assert sentences_of("pyproject.toml", table.format("false"), table.format("true")) == [
         "pyproject.toml: shadow mode on: no case fails a test"
     ]
 
@@ -65,28 +65,28 @@ def test_counts_of_the_method_before_are_compared() -> None:
     before = make_counts(method=READS_OF_THE_HOST, kernels={"forward": 100})
     now = make_counts(kernels={"forward": 300})
     then, today = (counts_of([make_run(counts=make_entries(each))]).as_json() for each in (before, now))
-    said = told(f"baselines/counts/cpu/{ID}.json", then, today)
+    said = sentences_of(f"baselines/counts/cpu/{ID}.json", then, today)
     assert any("300" in sentence for sentence in said), said
     assert not any("method" in sentence for sentence in said)
 
 
 def test_names_a_file_that_takes_over_settings() -> None:
-    assert told("bench_cases/pytest.ini", None, "[pytest]\nperf_shadow = true") == [
+    assert sentences_of("bench_cases/pytest.ini", None, "[pytest]\nperf_shadow = true") == [
         "bench_cases/pytest.ini, which has settings of pytest, was added",
         "bench_cases/pytest.ini: shadow mode on: no case fails a test",
     ]
-    assert told("setup.cfg", "[tool:pytest]\naddopts = -q", None) == [
+    assert sentences_of("setup.cfg", "[tool:pytest]\naddopts = -q", None) == [
         "setup.cfg, which has settings of pytest, was deleted",
         "setup.cfg: addopts -q -> not set",
     ]
 
 
 def test_other_sections_and_files_judge_nothing() -> None:
-    assert told("pyproject.toml", "[project]\nname = 'a'", "[project]\nname = 'b'") == []
-    assert told("tox.ini", "[tox]\na=1", None) == []
-    assert told("train.py", "a", "b") == []
-    assert told("baselines/README.md", "a", "b") == []
-    assert told(f"baselines/profiles/cpu/{ID}.json", "a", "b") == []
+    assert sentences_of("pyproject.toml", "[project]\nname = 'a'", "[project]\nname = 'b'") == []
+    assert sentences_of("tox.ini", "[tox]\na=1", None) == []
+    assert sentences_of("train.py", "a", "b") == []
+    assert sentences_of("baselines/README.md", "a", "b") == []
+    assert sentences_of(f"baselines/profiles/cpu/{ID}.json", "a", "b") == []
 
 
 @pytest.mark.parametrize("broken", ["[pytest\n", "\\xff[", UNREADABLE, "key = 1\n"])
@@ -94,15 +94,15 @@ def test_other_sections_and_files_judge_nothing() -> None:
     "name", ["pytest.ini", "perf-waivers.toml", "baselines/cpu/x.json", "baselines/counts/cpu/x.json"]
 )
 def test_what_cannot_be_read_on_one_side_is_said(name: str, broken: str) -> None:
-    (then,) = told(name, broken, None)
+    (then,) = sentences_of(name, broken, None)
     assert "cannot be read at main, so what changed in it is not known" in then
-    (now,) = told(name, None, broken)
+    (now,) = sentences_of(name, None, broken)
     assert "cannot be read now, so what changed in it is not known" in now
 
 
 @pytest.mark.parametrize("text", ["tool = 3", "tool.pytest = 3", "tool.pytest.ini_options = 3"])
 def test_settings_that_are_no_table_are_said(text: str) -> None:
-    (only,) = told("pyproject.toml", text, "")
+    (only,) = sentences_of("pyproject.toml", text, "")
     assert only.startswith("pyproject.toml cannot be read at main")
 
 
@@ -115,24 +115,24 @@ def waiver(tolerated: str = '"3%"', metric: str = "tokens/s", until: str = "2026
 
 def test_waivers_are_said_by_what_they_tolerate() -> None:
     name = "perf-waivers.toml"
-    added = told(name, None, waiver('"9900%"'))
+    added = sentences_of(name, None, waiver('"9900%"'))
     assert added == ["waiver of * on tokens/s added: 9900% tolerated until 2026-12-31"]
-    assert told(name, waiver(), waiver('"30%"')) == ["waiver of * on tokens/s: tolerated 3% -> 30%"]
-    assert told(name, waiver(), waiver(until="2036-12-31")) == [
+    assert sentences_of(name, waiver(), waiver('"30%"')) == ["waiver of * on tokens/s: tolerated 3% -> 30%"]
+    assert sentences_of(name, waiver(), waiver(until="2036-12-31")) == [
         "waiver of * on tokens/s: until 2026-12-31 -> 2036-12-31"
     ]
-    assert told(name, waiver(), None) == [
+    assert sentences_of(name, waiver(), None) == [
         "waiver of * on tokens/s removed: 3% were tolerated until 2026-12-31"
     ]
-    assert told(name, waiver(), waiver() + waiver('"50%"')) == [
+    assert sentences_of(name, waiver(), waiver() + waiver('"50%"')) == [
         "waiver of * on tokens/s (2) added: 50% tolerated until 2026-12-31"
     ]
-    assert told(name, waiver(), f"# a comment\n{waiver()}") == []
+    assert sentences_of(name, waiver(), f"# a comment\n{waiver()}") == []
 
 
 def test_waivers_outside_the_root_waive_nothing() -> None:
-    assert told("docs/perf-waivers.toml", None, waiver()) == []
-    assert told("sub/perf-waivers.toml", None, waiver(), PLACES._replace(root="sub")) != []
+    assert sentences_of("docs/perf-waivers.toml", None, waiver()) == []
+    assert sentences_of("sub/perf-waivers.toml", None, waiver(), PLACES._replace(root="sub")) != []
 
 
 def test_a_baseline_is_said_by_its_figures() -> None:
@@ -199,9 +199,9 @@ def test_reports_a_baseline_of_another_result() -> None:
 
 def test_reports_new_and_deleted_baselines() -> None:
     text = times(1000).as_json()
-    assert told(f"baselines/cpu/{ID}.json", None, text) == [f"{TIMES} added"]
-    assert told(f"baselines/cpu/{ID}.json", text, None) == [f"{TIMES} deleted"]
-    assert told(f"baselines/cpu/{ID}.json", text, f"{text}\n") == [
+    assert sentences_of(f"baselines/cpu/{ID}.json", None, text) == [f"{TIMES} added"]
+    assert sentences_of(f"baselines/cpu/{ID}.json", text, None) == [f"{TIMES} deleted"]
+    assert sentences_of(f"baselines/cpu/{ID}.json", text, f"{text}\n") == [
         f"{TIMES}: changed in nothing that is judged"
     ]
 
@@ -211,21 +211,25 @@ def test_reports_a_count_baseline_by_its_counts() -> None:
     counts = before.counts[0].counts
     doubled = {name: 2 * calls for name, calls in counts.kernels.items()}
     now = before.replace(counts=(before.counts[0].replace(counts=counts.replace(kernels=doubled)),))
-    (said,) = told(f"baselines/counts/cpu/{ID}.json", before.as_json(), now.as_json())
+    (said,) = sentences_of(f"baselines/counts/cpu/{ID}.json", before.as_json(), now.as_json())
     assert said.startswith(f"baseline of the counts of {ID} on cpu: kernels")
     unjudged: CountBaseline = before.replace(unsteady=("FLOP",))
-    (said,) = told(f"baselines/counts/cpu/{ID}.json", before.as_json(), unjudged.as_json())
+    (said,) = sentences_of(f"baselines/counts/cpu/{ID}.json", before.as_json(), unjudged.as_json())
     assert said.endswith(": no longer judged: FLOP")
 
 
 def test_reports_code_and_workflows_by_lines() -> None:
-    assert told("tests/conftest.py", "a\nb\n", "a\nc\nd\n") == [
+    assert sentences_of("tests/conftest.py", "a\nb\n", "a\nc\nd\n") == [
         "tests/conftest.py changed: 2 lines added, 1 line removed"
     ]
-    assert told("conftest.py", "a\nb", "b\na") == ["conftest.py changed: its lines are in another order"]
-    assert told("conftest.py", None, "a") == ["conftest.py added: 1 line"]
-    assert told(".github/workflows/night.yml", "a", None) == [".github/workflows/night.yml deleted: 1 line"]
-    assert told(".github/CODEOWNERS", "a\nb", "a") == [
+    assert sentences_of("conftest.py", "a\nb", "b\na") == [
+        "conftest.py changed: its lines are in another order"
+    ]
+    assert sentences_of("conftest.py", None, "a") == ["conftest.py added: 1 line"]
+    assert sentences_of(".github/workflows/night.yml", "a", None) == [
+        ".github/workflows/night.yml deleted: 1 line"
+    ]
+    assert sentences_of(".github/CODEOWNERS", "a\nb", "a") == [
         ".github/CODEOWNERS changed: 0 lines added, 1 line removed"
     ]
 
@@ -241,10 +245,10 @@ def test_reports_code_and_workflows_by_lines() -> None:
 )
 def test_knows_a_case_file_by_place_or_content(name: str, text: str) -> None:
     assert is_of_judge(name, PLACES)
-    assert told(name, text, f"{text}\nmore".strip()) == [
+    assert sentences_of(name, text, f"{text}\nmore".strip()) == [
         f"case file {name} changed: 1 line added, 0 lines removed"
     ]
-    assert told(name, text or "x", None)[0].startswith(f"case file {name} deleted")
+    assert sentences_of(name, text or "x", None)[0].startswith(f"case file {name} deleted")
 
 
 def test_what_weighs_most_comes_first() -> None:
@@ -267,5 +271,5 @@ def test_no_damage_of_a_baseline_ends_in_an_error() -> None:
     for key in content:
         for value in BAD:
             damaged = json.dumps({**content, key: value})
-            assert told(f"baselines/cpu/{ID}.json", text, damaged) is not None
-            assert told(f"baselines/cpu/{ID}.json", damaged, text) is not None
+            assert sentences_of(f"baselines/cpu/{ID}.json", text, damaged) is not None
+            assert sentences_of(f"baselines/cpu/{ID}.json", damaged, text) is not None

@@ -16,7 +16,7 @@ FIVE = from_runs([with_loss(1)] * 5)
 ONE = make_run()
 
 
-def told(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str | None:
+def reason_of(baseline: Sequence[tuple[float, ...]], now: tuple[float, ...]) -> str | None:
     """What differs between the loss of a launch and those of a baseline's launches."""
     # A copy that is not validated takes a tenth of the time of a new launch, in thousands of nights.
     runs = [ONE.model_copy(update={"loss": loss}) for loss in (now, *baseline)]
@@ -45,8 +45,8 @@ def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> Non
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
     assert (verdict.outcome, verdict.failure) == ("improved", None)
-    told = f"the loss is x {said} in every step, and the gradients are the same: it is scaled elsewhere"
-    assert verdict.changed == (told,)
+    reason = f"the loss is x {said} in every step, and the gradients are the same: it is scaled elsewhere"
+    assert verdict.changed == (reason,)
 
 
 @pytest.mark.parametrize("norm", [7.0, 0.1])
@@ -148,19 +148,19 @@ def once(before: Run, now: Run) -> str | None:
 
 def few(before: list[Run], now: list[Run]) -> str | None:
     """What differs between two launches of each side."""
-    found = few_differ(now, before, "arm A")
-    return None if found is None else found.removesuffix(", in 2 launches of each arm")
+    difference = few_differ(now, before, "arm A")
+    return None if difference is None else difference.removesuffix(", in 2 launches of each arm")
 
 
 def test_two_launches_each_show_other_gradients() -> None:
-    told = "the norm of the gradients in step 4, after clipping: 50 -> 51.1 (at most 2.0% is allowed)"
+    difference = "the norm of the gradients in step 4, after clipping: 50 -> 51.1 (at most 2.0% is allowed)"
     norms = [once(with_norm(50.0), with_norm(norm)) for norm in (49.0, 51.0, 51.1, None)]
-    assert norms == [None, None, told, None]
+    assert norms == [None, None, difference, None]
     one = with_norm(50.0)
     other = with_norm(51.1)
     unknown = with_norm(None)
     near = with_norm(50.01)
-    assert few([one, one], [other, other]) == few([one, near], [other, other]) == told
+    assert few([one, one], [other, other]) == few([one, near], [other, other]) == difference
     assert (
         few([other, other], [one, near])
         == "the norm of the gradients in step 4, after clipping: 51.1 -> 50 (at most 2.0% is allowed)"
@@ -176,11 +176,11 @@ def test_two_launches_each_show_other_gradients() -> None:
 
 
 def test_two_launches_each_show_another_loss() -> None:
-    told = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
+    difference = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
     one = with_loss(1)
     late = with_loss(1.1, first=12)
     assert once(one, with_loss(1.019)) is None
-    assert once(one, late) == few([one, one], [late, late]) == told
+    assert once(one, late) == few([one, one], [late, late]) == difference
     assert few([one], [late]) is None, "one launch of each tells no scatter"
     assert few([one, late], [late, one]) is None
     assert few([one, with_loss(1.01)], [late, late]) is None, "without a seed"
@@ -218,11 +218,11 @@ def test_finds_a_factor_of_four_despite_scatter(sigma: float, launches: int) -> 
         norm = 7 * factor * rng.lognormvariate(0, sigma)
         return computing(unseeded(rng, sigma, factor), 1.0, norm)
 
-    found = 0
+    alarms = 0
     for _ in range(100):
         before, now = ([launch(factor) for _ in range(launches)] for factor in (1, 4))
-        found += few_differ(now, before, "arm A") is not None
-    assert found >= 80
+        alarms += few_differ(now, before, "arm A") is not None
+    assert alarms >= 80
 
 
 def test_inconstant_multiple_is_another_loss() -> None:
@@ -256,7 +256,7 @@ def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> N
     rng = random.Random(4)
     for _ in range(200):
         baseline = [unseeded(rng, sigma) for _ in range(launches)]
-        assert told(baseline, unseeded(rng, sigma)) is None
+        assert reason_of(baseline, unseeded(rng, sigma)) is None
 
 
 @pytest.mark.parametrize("steps", [12, 70])
@@ -277,7 +277,7 @@ def test_a_loss_of_unseeded_data_is_not_another(first: float, last: float, sigma
         return tuple(loss + rng.gauss(0, sigma) for loss in curve)
 
     baselines = [[launch() for _ in range(3)] for _ in range(300)]
-    assert [said for held in baselines if (said := told(held, launch())) is not None] == []
+    assert [said for held in baselines if (said := reason_of(held, launch())) is not None] == []
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_another_loss_that_scatters_is_found(sigma: float, launches: int, factor
     rng = random.Random(4)
     by = 1 / factor if lower else factor
     nights = ([unseeded(rng, sigma) for _ in range(launches)] for _ in range(50))
-    assert sum(told(baseline, unseeded(rng, sigma, by)) is not None for baseline in nights) >= 45
+    assert sum(reason_of(baseline, unseeded(rng, sigma, by)) is not None for baseline in nights) >= 45
 
 
 ZEROS = (0.0,) * 9
@@ -301,11 +301,11 @@ def scaled(factor: float, *, first: int = 0, last: int = 25) -> tuple[float, ...
 
 def test_late_scatter_keeps_early_losses_sharp() -> None:
     late = [scaled(factor, first=20) for factor in (0.9, 0.95, 1.0, 1.05, 1.1)]
-    assert told(late, scaled(1.03, last=5)) is not None
-    assert told(late, scaled(1.15, first=20)) is None
+    assert reason_of(late, scaled(1.03, last=5)) is not None
+    assert reason_of(late, scaled(1.15, first=20)) is None
     # Where a few launches agree by chance, the scatter of most steps counts.
     usual = [scaled(factor) for factor in (0.97, 0.98, 1.0, 1.02, 1.03)]
-    assert told([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
+    assert reason_of([usual[2][:10] + loss[10:] for loss in usual], scaled(1.1, last=5)) is None
 
 
 def test_loss_may_differ_by_2_percent_or_scatter() -> None:
@@ -317,8 +317,8 @@ def test_loss_may_differ_by_2_percent_or_scatter() -> None:
     ):
         baseline = [(level,) * 10 for level in launches]
         for difference in (allowed, -allowed):
-            assert told(baseline, (1 + 0.998 * difference,) * 10) is None
-            assert told(baseline, (1 + 1.002 * difference,) * 10) is not None
+            assert reason_of(baseline, (1 + 0.998 * difference,) * 10) is None
+            assert reason_of(baseline, (1 + 1.002 * difference,) * 10) is not None
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_loss_may_differ_by_2_percent_or_scatter() -> None:
 def test_curves_are_compared_as_far_as_they_go(
     baseline: list[tuple[float, ...]], now: tuple[float, ...], differs: bool
 ) -> None:
-    assert (told(baseline, now) is not None) == differs
+    assert (reason_of(baseline, now) is not None) == differs
 
 
 def test_spread_is_at_least_that_of_its_neighbours() -> None:
@@ -365,25 +365,28 @@ SPIKE = (8.0, 7.0, 9.0, 6.0, 5.0, 4.0, 3.9, 3.8, 3.7, 3.6)
 
 def test_after_a_spike_only_a_higher_loss_fails() -> None:
     for changed in ({}, {3: 7.5, 4: 6.5, 9: 3.0}, {2: 8.5}, {2: 9.1, 3: 9.1}):  # other roundings after it
-        assert told([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE))) is None
+        assert (
+            reason_of([SPIKE] * 5, tuple(changed.get(tenth, loss) for tenth, loss in enumerate(SPIKE)))
+            is None
+        )
     for tenth, loss in ((0, 8.3), (1, 6.7), (2, 9.3), (9, math.nan), (9, 9.3)):
-        said = told([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
+        said = reason_of([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
         assert said is not None
-    assert "x 4.000 in every step" in str(told([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)))
+    assert "x 4.000 in every step" in str(reason_of([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)))
     highest = "the loss over 90 to 100 % of the steps is 9.3000, the baseline's highest 9.0000 + 0.1800"
     assert said == highest
 
 
 def test_spike_only_today_is_another_loss() -> None:
     """The highest is at its end, and half of it would go unjudged if that were a spike."""
-    assert told([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
+    assert reason_of([tuple(8.0 - 0.4 * tenth for tenth in range(10))] * 5, SPIKE) is not None
     flat = (5.0,) * 8
-    assert told([(*flat, 5.09, 0.5)] * 5, (*flat, 5.09, 0.4)) is not None
+    assert reason_of([(*flat, 5.09, 0.5)] * 5, (*flat, 5.09, 0.4)) is not None
     for tenth, differs in ((7, True), (8, False)):
         now = [*flat, 5.09, 5.101]
         now[tenth] = 4.0
-        assert told([(*flat, 5.09, 5.09)] * 5, tuple(now)) is not None
-        assert (told([(*flat, 5.2, 5.101)] * 5, tuple(now)) is not None) == differs
+        assert reason_of([(*flat, 5.09, 5.09)] * 5, tuple(now)) is not None
+        assert (reason_of([(*flat, 5.2, 5.101)] * 5, tuple(now)) is not None) == differs
 
 
 TENTHS = tuple(7 - 0.5 * tenth for tenth in range(10))
@@ -399,8 +402,8 @@ def changed(curve: tuple[float, ...], tenths: range, factor: float) -> tuple[flo
 def test_one_odd_launch_excuses_no_other_loss(odd: range, factor: float, launches: int) -> None:
     """However odd: a new launch may differ by 17 % at most after three launches, by 7 % after five."""
     baseline = [changed(TENTHS, odd, factor), *[TENTHS] * (launches - 1)]
-    assert told(baseline, TENTHS) is None
-    assert told(baseline, changed(TENTHS, range(6, 10), 1.25 if launches == 3 else 1.1)) is not None
+    assert reason_of(baseline, TENTHS) is None
+    assert reason_of(baseline, changed(TENTHS, range(6, 10), 1.25 if launches == 3 else 1.1)) is not None
 
 
 @pytest.mark.parametrize("factor", [1.4, 1e6])
@@ -408,8 +411,8 @@ def test_limits_one_odd_launch_among_scattered(factor: float) -> None:
     rng = random.Random(5)
     for _ in range(50):
         baseline = [unseeded(rng, 0.003, factor), *(unseeded(rng, 0.003) for _ in range(4))]
-        assert told(baseline, unseeded(rng, 0.003)) is None
-        assert told(baseline, unseeded(rng, 0.003, 1.3)) is not None
+        assert reason_of(baseline, unseeded(rng, 0.003)) is None
+        assert reason_of(baseline, unseeded(rng, 0.003, 1.3)) is not None
 
 
 def test_one_odd_norm_excuses_no_other_gradients() -> None:
@@ -420,7 +423,7 @@ def test_one_odd_norm_excuses_no_other_gradients() -> None:
 
 def test_spike_in_one_launch_ends_no_comparison() -> None:
     baseline = [TENTHS, changed(TENTHS, range(1, 2), 1.3)]
-    assert told(baseline, changed(changed(TENTHS, range(1, 2), 1.15), range(2, 10), 0.5)) is not None
+    assert reason_of(baseline, changed(changed(TENTHS, range(1, 2), 1.15), range(2, 10), 0.5)) is not None
 
 
 @pytest.mark.parametrize("odd", [range(10), range(6, 7)])

@@ -19,7 +19,7 @@ from perfsuite.verdict.noise import (
     probe_corrected,
     probe_exponent,
 )
-from perfsuite.verdict.paired_test import Differences, paired_exponent
+from perfsuite.verdict.paired_comparison import Differences, paired_exponent
 from perfsuite.verdict.robust import SCALE_EFFICIENCY
 from perfsuite.verdict.sequential import MAX_LAUNCHES, SIGMA_FLOOR, Noise, pooled_noise
 from tests.benchmarks.simulated_gate import in_turn
@@ -46,20 +46,20 @@ def noise_of(*groups: list[Run]) -> ClassNoise:
     return class_noise([from_runs(group) for group in groups])
 
 
-def known(noise: ClassNoise, metric: Metric = TOKENS_PER_S, *, corrected: bool = True) -> Noise:
-    found = noise.of(metric, corrected=corrected)
-    assert found is not None
-    return found
+def noise_for(noise: ClassNoise, metric: Metric = TOKENS_PER_S, *, corrected: bool = True) -> Noise:
+    estimate = noise.of(metric, corrected=corrected)
+    assert estimate is not None
+    return estimate
 
 
 def degrees_of(noise: ClassNoise, metric: Metric = TOKENS_PER_S) -> float:
     """As launches beyond one of each baseline tell."""
-    return round(known(noise, metric).degrees_of_freedom / SCALE_EFFICIENCY, 9)
+    return round(noise_for(noise, metric).degrees_of_freedom / SCALE_EFFICIENCY, 9)
 
 
 def of_speed(*baselines: Baseline) -> Noise:
     """The noise of tokens/s on the hardware class of these baselines."""
-    return known(class_noise(baselines))
+    return noise_for(class_noise(baselines))
 
 
 def with_figures(run: Run, **figures: float | None) -> Run:
@@ -102,15 +102,15 @@ def test_as_many_degrees_of_freedom_tell_a_noise() -> None:
     ):
         noise = noise_of(*(make_launches(*each) for each in speeds))
         assert {degrees_of(noise, metric) for metric in GATED} == {degrees}
-        assert 0.008 < known(noise).sigma < 0.06
-        assert known(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
-        assert degrees == 2 or known(noise).sigma == pytest.approx(of_speed(ONE).sigma, rel=1e-3)
+        assert 0.008 < noise_for(noise).sigma < 0.06
+        assert noise_for(noise, PEAK_MEMORY).sigma == SIGMA_FLOOR
+        assert degrees == 2 or noise_for(noise).sigma == pytest.approx(of_speed(ONE).sigma, rel=1e-3)
 
 
 def test_noise_is_that_of_the_cost() -> None:
     noise = noise_of([run for size in (1.0, 1.1, 1.5) for run in make_launches(size, peak_memory_bytes=size)])
-    assert known(noise) == pooled_noise([[1 / 1000, 1 / 1100, 1 / 1500]])
-    assert known(noise, PEAK_MEMORY) == pooled_noise([[1.0, 1.1, 1.5]])
+    assert noise_for(noise) == pooled_noise([[1 / 1000, 1 / 1100, 1 / 1500]])
+    assert noise_for(noise, PEAK_MEMORY) == pooled_noise([[1.0, 1.1, 1.5]])
 
 
 @pytest.mark.parametrize("lacking", [None, 0])
@@ -141,20 +141,24 @@ def test_followed_probe_corrects_only_the_speeds() -> None:
     noise = noise_of(*GROUPS)
     assert PROBE_CORRECTED == (TOKENS_PER_S, TOKENS_PER_S_MEAN)
     assert (noise.probe_exponent > 0.95, noise.knows_exponent, raw.probe_exponent) == (True, True, 0)
-    assert known(raw).sigma > 0.03
+    assert noise_for(raw).sigma > 0.03
     for metric in PROBE_CORRECTED:
-        assert known(noise, metric).sigma < known(raw, metric).sigma / 5
+        assert noise_for(noise, metric).sigma < noise_for(raw, metric).sigma / 5
         assert (degrees_of(noise, metric), degrees_of(raw, metric)) == (15, 16)
-    for each in GATED:
-        assert known(noise, each, corrected=False) == known(raw, each, corrected=False) == known(raw, each)
-    assert known(noise, PEAK_MEMORY) == known(raw, PEAK_MEMORY)
+    for metric in GATED:
+        assert (
+            noise_for(noise, metric, corrected=False)
+            == noise_for(raw, metric, corrected=False)
+            == noise_for(raw, metric)
+        )
+    assert noise_for(noise, PEAK_MEMORY) == noise_for(raw, PEAK_MEMORY)
 
 
 def test_ignores_a_probe_unlike_the_speed() -> None:
     probes = (1.0, 0.9, 1.1, 1.0, 0.9, 1.1, 1.0, 1.1, 0.9, 1.0)
     runs = make_launches(*SPEEDS)
     noise = noise_of([with_figures(run, probe_s_p50=probe) for run, probe in zip(runs, probes, strict=True)])
-    assert (noise.probe_exponent, known(noise)) == (0, of_speed(ONE))
+    assert (noise.probe_exponent, noise_for(noise)) == (0, of_speed(ONE))
 
 
 @pytest.mark.parametrize("value", [None, 0.0, -1.0, math.nan, math.inf])
@@ -168,20 +172,22 @@ def test_ignores_figures_that_have_no_size(value: float | None) -> None:
     bad = with_figures(last, probe_s_p50=value)
     noise, less = (noise_of(*GROUPS[:3], group) for group in ([*kept, bad], kept))
     assert noise.probe_exponent == less.probe_exponent > 0.95
-    assert [known(noise, metric) for metric in PROBE_CORRECTED] == [known(less, m) for m in PROBE_CORRECTED]
+    assert [noise_for(noise, metric) for metric in PROBE_CORRECTED] == [
+        noise_for(less, m) for m in PROBE_CORRECTED
+    ]
     assert [degrees_of(noise, metric) for metric in (*PROBE_CORRECTED, PEAK_MEMORY)] == [14, 14, 16]
     # Where one launch lacks the speed and another the probe, the lists are equally long: none is paired.
     first, second, *rest = GROUPS[0]
     lacking = [with_figures(first, tokens_per_s=value), with_figures(second, probe_s_p50=value)]
     noise = noise_of([*lacking, *rest], *GROUPS[1:])
     less = noise_of(rest, *GROUPS[1:])
-    assert (noise.probe_exponent, known(noise)) == (less.probe_exponent, known(less))
+    assert (noise.probe_exponent, noise_for(noise)) == (less.probe_exponent, noise_for(less))
 
 
 def of_sessions(*speeds: tuple[float, ...], names: str = "abcdefgh") -> Baseline:
     """A baseline with launches of several sessions."""
-    told = [(speed, name) for held, name in zip(speeds, names, strict=False) for speed in held]
-    return from_runs(make_launches(*(speed for speed, _ in told)), sessions=[name for _, name in told])
+    by_name = [(speed, name) for held, name in zip(speeds, names, strict=False) for speed in held]
+    return from_runs(make_launches(*(speed for speed, _ in by_name)), sessions=[name for _, name in by_name])
 
 
 LAUNCHES = (1.0, 1.01, 0.99, 1.005, 0.995)
@@ -198,14 +204,14 @@ def test_session_noise_needs_two_sessions() -> None:
 def test_session_noise_stays_out_of_launch_noise() -> None:
     """All else as usual: memory is the same in each, and the floor of its noise explains that."""
     pooled = class_noise([of_sessions(LAUNCHES, SLOWER, LAUNCHES)])
-    noise = known(pooled)
+    noise = noise_for(pooled)
     assert noise.sigma == pytest.approx(of_speed(ALIKE).sigma, rel=0.01)
     assert degrees_of(pooled) == 12
     between = -math.log(0.95) / math.sqrt(3)
     explained = noise.sigma**2 / 5
     assert noise.session_sigma == pytest.approx(math.sqrt(7.49 * between**2 - explained), rel=1e-3)
     assert noise.session_sigma > 0.05
-    assert known(pooled, PEAK_MEMORY).session_sigma == pytest.approx(SIGMA_FLOOR * math.sqrt(6.49 / 5))
+    assert noise_for(pooled, PEAK_MEMORY).session_sigma == pytest.approx(SIGMA_FLOOR * math.sqrt(6.49 / 5))
     bad = (*LAUNCHES[:4], 0.5)
     assert of_speed(of_sessions(LAUNCHES, bad, LAUNCHES)).session_sigma < 0.02, "one launch makes no other"
 
@@ -267,8 +273,8 @@ def test_probe_explained_session_is_no_noise() -> None:
     runs = ([*first, *map(slowed, second), *third] for first, second, third in days)
     noise = class_noise([from_runs(each, sessions=[*"aaaaabbbbbccccc"]) for each in runs])
     assert noise.probe_exponent > 0.95
-    assert known(noise).session_sigma < 0.02
-    assert known(noise, corrected=False).session_sigma > 0.3
+    assert noise_for(noise).session_sigma < 0.02
+    assert noise_for(noise, corrected=False).session_sigma > 0.3
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from perfsuite.verdict.overall import (
     NOTHING_TO_COMPARE,
     THE_SAME,
     excuse,
-    explained,
+    explained_by_counts,
     with_counts,
     with_unseen,
 )
@@ -72,7 +72,7 @@ def test_what_to_look_at_fits_the_machine() -> None:
     for processes, look_at in ((2, "kernels, NCCL, the machine"), (1, "kernels, the machine")):
         case = make_case(topology=Topology(processes_per_node=processes))
         run = make_run(case=case, machine=make_gpu_machine())
-        said = explained(timed("regressed").checks, CountCheck(outcome="passed"), run)
+        said = explained_by_counts(timed("regressed").checks, CountCheck(outcome="passed"), run)
         assert said == f"{THE_SAME} {look_at}"
     unhealthy = with_counts(timed("regressed").replace(outcome="unhealthy"), [SAME], baseline_of())
     assert (unhealthy.explained or "").startswith(THE_SAME), "also of a metric on an unhealthy machine"
@@ -90,8 +90,9 @@ def test_growth_explains_before_other_splits() -> None:
     assert verdict.counts is not None
     both: tuple[Literal["regressed", "improved"], ...] = ("regressed", "improved")
     checks = [timed(outcome).checks[0] for outcome in both]
-    assert explained(checks, verdict.counts, now, both) == verdict.explained, "what grew, if any is slower"
-    shrank = explained(checks[1:], verdict.counts, now, both)
+    why = explained_by_counts(checks, verdict.counts, now, both)
+    assert why == verdict.explained, "what grew, if any is slower"
+    shrank = explained_by_counts(checks[1:], verdict.counts, now, both)
     assert (shrank or "").startswith("host reads in forward: 1 -> 0")
 
 
@@ -183,14 +184,18 @@ REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", c
 
 
 @pytest.mark.parametrize(
-    ("changes", "failure", "known", "shared", "expected"),
+    ("changes", "failure", "baseline", "shared", "expected"),
     [
-        *((ISSUE, "timeout", known, shared, "known issue") for known in (None, LOCAL) for shared in (0, 1)),
+        *(
+            (ISSUE, "timeout", baseline, shared, "known issue")
+            for baseline in (None, LOCAL)
+            for shared in (0, 1)
+        ),
         (ISSUE, "timeout", REVIEWED, False, None),
         *((ISSUE, failure, None, False, None) for failure in ("crash", "out_of_memory")),
         (SWEPT, "out_of_memory", None, False, "out of memory"),
         (SWEPT, "out_of_memory", None, True, None),  # others may have had it
-        *((SWEPT, "out_of_memory", known, False, None) for known in (LOCAL, REVIEWED)),
+        *((SWEPT, "out_of_memory", baseline, False, None) for baseline in (LOCAL, REVIEWED)),
         (SWEPT, "crash", None, False, None),
         (ISSUE | SWEPT, "timeout", None, False, "known issue"),
         (ISSUE | SWEPT, "out_of_memory", None, False, "out of memory"),
@@ -199,7 +204,7 @@ REVIEWED = LOCAL.replace(accepted=Acceptance(by="somebody", date="2026-01-01", c
     ],
 )
 def test_which_failures_are_no_surprise(
-    changes: dict[str, Any], failure: Any, known: Baseline | None, shared: bool, expected: Excuse | None
+    changes: dict[str, Any], failure: Any, baseline: Baseline | None, shared: bool, expected: Excuse | None
 ) -> None:
     verdict = Verdict(outcome="failed" if failure else "passed", launches=1, failure=failure)
-    assert excuse(make_case(**changes), verdict, known, shared=shared) == expected
+    assert excuse(make_case(**changes), verdict, baseline, shared=shared) == expected

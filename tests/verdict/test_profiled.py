@@ -16,12 +16,12 @@ def plus(*works: Work, **changes: Any) -> Any:
     return BEFORE.replace(operators=(*BEFORE.operators, *works), **changes)
 
 
-def found(now: Any, before: Any = BEFORE) -> Profiled:
+def compare(now: Any, before: Any = BEFORE) -> Profiled:
     return compared(launch_profile(before), launch_profile(now), "the baseline")
 
 
 def calls(now: Any) -> tuple[str, ...]:
-    return found(now).calls
+    return compare(now).calls
 
 
 def names(now: Any) -> list[str]:
@@ -49,7 +49,7 @@ def test_equal_changes_put_kernels_and_views_last() -> None:
 
 def test_a_synchronisation_is_named_as_one() -> None:
     before, now = (reduced(gpu_trace(sync=sync), "cuda") for sync in (False, True))
-    first, *others = found(now, before).calls
+    first, *others = compare(now, before).calls
     assert first == "aten::_local_scalar_dense 0 -> 1 calls a step: the host waits for the device"
     assert any("cudaStreamSynchronize 0 -> 1 calls a step" in line for line in others)
 
@@ -57,11 +57,11 @@ def test_a_synchronisation_is_named_as_one() -> None:
 def test_unsteady_calls_are_not_compared() -> None:
     once = plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",))
     assert not calls(once)
-    assert found(once).notes == ("new, but not in each step, so that calls cannot be compared: aten::bmm",)
-    assert not found(once, once).notes, "it was called now and then before, too"
+    assert compare(once).notes == ("new, but not in each step, so that calls cannot be compared: aten::bmm",)
+    assert not compare(once, once).notes, "it was called now and then before, too"
     seven = [f"aten::new{number}" for number in range(7)]
     many = plus(*(Work(name=name, calls=1, us=1) for name in seven), unsteady=tuple(seven))
-    assert found(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
+    assert compare(many).notes[0].endswith(f": {', '.join(seven[:5])} and 2 more")
 
 
 def test_cuts_many_differences_and_names_ranks() -> None:
@@ -77,14 +77,14 @@ def test_cuts_many_differences_and_names_ranks() -> None:
 def test_names_the_part_that_grew_beside_others() -> None:
     split = BEFORE.split.replace(step_us=121_000, exposed_us={"all_gather": 31_800}, idle_us=19_200)
     now = BEFORE.replace(split=split, kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=51_800)))
-    assert found(now).hints == (
+    assert compare(now).hints == (
         "by time, a hint: all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)",
         "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 51.8 ms (+19.7 ms)",
     )
     exposed = {"all_gather": 112_100}
     split = BEFORE.split.replace(step_us=261_000, exposed_us=exposed, compute_us=90_000, optimizer_us=30_000)
     slow = now.replace(split=split, kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=132_100)))
-    assert found(slow).hints == (
+    assert compare(slow).hints == (
         "by time, a hint: all_gather exposed 12.1 -> 112.1 ms (+100.0 of +161.0 ms), "
         "compute 60.0 -> 90.0 ms (+30.0 of +161.0 ms), optimizer 10.0 -> 30.0 ms (+20.0 of +161.0 ms)",
         "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 132.1 ms (+100.0 ms)",
@@ -95,17 +95,17 @@ def test_names_the_part_that_grew_beside_others() -> None:
 def test_names_a_slower_cpu_collective_first() -> None:
     """The same calls: only times differ."""
     slower = [{**each, "dur": 480} if each.get("name") == "gloo:all_reduce" else each for each in cpu_trace()]
-    told = found(*(reduced(trace, "cpu") for trace in (slower, cpu_trace())))
-    assert not told.calls
-    assert told.hints[0].startswith("by time, a hint: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")
+    profiled = compare(*(reduced(trace, "cpu") for trace in (slower, cpu_trace())))
+    assert not profiled.calls
+    assert profiled.hints[0].startswith("by time, a hint: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")
 
 
 def test_part_against_the_step_has_no_share_of_it() -> None:
     split = BEFORE.split.replace(step_us=90_000, exposed_us={"all_gather": 16_100}, compute_us=46_000)
     largest = "compute 60.0 -> 46.0 ms (-14.0 of -10.0 ms)"
-    told = f"by time, a hint: {largest}, all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)"
-    assert found(BEFORE.replace(split=split)).hints == (told,)
-    assert found(BEFORE).hints == ("by time, a hint: no part of a step differs by 3% of it",)
+    hint = f"by time, a hint: {largest}, all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)"
+    assert compare(BEFORE.replace(split=split)).hints == (hint,)
+    assert compare(BEFORE).hints == ("by time, a hint: no part of a step differs by 3% of it",)
 
 
 NONE = "there is no profile of arm A: "

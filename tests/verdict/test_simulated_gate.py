@@ -89,8 +89,8 @@ def test_finds_a_tolerance_sized_drop() -> None:
     assert same.mean_launches <= 2.0
     assert (slower.regressed >= 0.97, slower.passed <= 0.02, slowest.regressed) == (True, True, 1)
     assert (faster.improved > 0.8, faster.regressed) == (True, 0)
-    found = [row.regressed for row in table.rows]
-    assert found == sorted(found)
+    regressed = [row.regressed for row in table.rows]
+    assert regressed == sorted(regressed)
     assert slower.fixed_5_percent == pytest.approx(0.08, abs=0.03)
     assert slower.fixed_tolerance == pytest.approx(0.5, abs=0.04)
     assert 0.02 < table.minimum_detectable_drop < 0.03
@@ -107,7 +107,7 @@ def test_finds_the_stated_minimum_95_times_in_100(sigma: float) -> None:
 
 @pytest.mark.simulation
 @pytest.mark.parametrize(
-    ("how", "drop", "alarms", "launches", "found"),
+    ("how", "drop", "alarms", "launches", "detected"),
     [
         ({"sigma": 0.01, "tolerance": 0.02, "baseline_launches": 20}, 0.02, 0.0015, 3.05, 0.94),
         ({"sigma": 0.003, "trials": 500}, 0.03, 0, 1.009, 0.982),  # low noise needs one launch
@@ -119,12 +119,12 @@ def test_finds_the_stated_minimum_95_times_in_100(sigma: float) -> None:
     ],
 )
 def test_false_alarms_are_few_and_drops_are_found(
-    how: dict[str, Any], drop: float, alarms: float, launches: float, found: float
+    how: dict[str, Any], drop: float, alarms: float, launches: float, detected: float
 ) -> None:
     table = simulate(**{"trials": TRIALS, **how}, drops=(0.0, drop))
     assert table.row(0.0).regressed <= alarms
     assert table.row(0.0).mean_launches <= launches
-    assert table.row(drop).regressed >= found
+    assert table.row(drop).regressed >= detected
 
 
 @pytest.mark.simulation

@@ -116,10 +116,10 @@ def test_unfollowed_probe_changes_little() -> None:
 
 
 def test_launches_follow_their_probe_as_asked() -> None:
-    found = list(_followed([[0.0] * 24] * 200, 0.1, 0.5, 24, 3))
-    probes = [probe for _, day in found for probe in day]
+    followed = list(_followed([[0.0] * 24] * 200, 0.1, 0.5, 24, 3))
+    probes = [probe for _, day in followed for probe in day]
     assert pstdev(probes) == pytest.approx(0.1, rel=0.05)
-    assert [log for logs, _ in found for log in logs] == pytest.approx([0.5 * probe for probe in probes])
+    assert [log for logs, _ in followed for log in logs] == pytest.approx([0.5 * probe for probe in probes])
 
 
 def test_equal_seeds_give_equal_tables() -> None:

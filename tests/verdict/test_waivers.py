@@ -67,10 +67,10 @@ NEW = make_finding(quantity="host reads", field="host reads in backward", unit="
 )
 def test_a_regression_within_the_bound_is_waived(result: Measurement, fields: dict[str, Any]) -> None:
     mine = waiver(**fields)
-    is_waived, told = waive(result, [waiver(metric="peak memory"), mine], TODAY)
+    is_waived, lines = waive(result, [waiver(metric="peak memory"), mine], TODAY)
     assert is_waived
-    assert told
-    assert all(line.startswith("waived: ") and line.endswith(f": {mine.told}") for line in told)
+    assert lines
+    assert all(line.startswith("waived: ") and line.endswith(f": {mine.terms}") for line in lines)
 
 
 def test_refuses_an_exceeded_or_expired_waiver() -> None:
@@ -82,51 +82,51 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),
         (counted(GATHER), {"metric": "all_gather", "tolerated": "13.9%"}, "beyond the waiver"),
     ):
-        is_waived, (told,) = waive(result, [waiver(**fields)], TODAY)
+        is_waived, (line,) = waive(result, [waiver(**fields)], TODAY)
         assert not is_waived
-        assert told.startswith("not waived: ")
-        assert why in told
+        assert line.startswith("not waived: ")
+        assert why in line
 
 
 def test_every_regression_needs_its_own_waiver() -> None:
     both = counted(GATHER, NEW, timed=SLOW)
     one = [waiver(), waiver(metric="all_gather")]
-    is_waived, told = waive(both, one, TODAY)
-    assert (is_waived, len(told)) == (False, 3)
-    assert told[2] == f"not waived: {NEW.sentence}: no waiver of this case names it"
+    is_waived, lines = waive(both, one, TODAY)
+    assert (is_waived, len(lines)) == (False, 3)
+    assert lines[2] == f"not waived: {NEW.sentence}: no waiver of this case names it"
     assert waive(both, [*one, waiver(metric="host reads", tolerated=24)], TODAY)[0]
     widest = waive(SLOW, [waiver(tolerated="5%"), waiver()], TODAY)
-    assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().told}",))
+    assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().terms}",))
 
 
 def test_steps_waiver_does_not_cover_an_event() -> None:
     kernels = make_finding(quantity="kernels", field="kernels in forward", unit="calls", before=100, now=110)
     for span, is_covered in (("", True), ("evaluate", False)):
-        found = counted(kernels.replace(span=span))
-        assert waive(found, [waiver(metric="kernels")], TODAY)[0] is is_covered
+        result = counted(kernels.replace(span=span))
+        assert waive(result, [waiver(metric="kernels")], TODAY)[0] is is_covered
 
 
 @pytest.mark.parametrize("metric", ["tokens_per_s", "tokens/s"])
 def test_speed_waiver_covers_speed_with_stalls(metric: str) -> None:
-    is_waived, told = waive(SLOW_WITH_STALLS, [waiver(metric=metric)], TODAY)
+    is_waived, lines = waive(SLOW_WITH_STALLS, [waiver(metric=metric)], TODAY)
     assert is_waived
-    assert [line.split(" -")[0] for line in told] == ["waived: tokens/s", "waived: tokens/s with stalls"]
+    assert [line.split(" -")[0] for line in lines] == ["waived: tokens/s", "waived: tokens/s with stalls"]
     images = make_image_result(tokens_per_s_mean=1200.0)
     assert waive(images, [waiver(case="*", metric="samples/s", tolerated="60%")], TODAY)[0]
 
 
 def test_speed_waiver_does_not_cover_more_stalls() -> None:
     stalled = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=60_000)] * 3)
-    is_waived, told = waive(stalled, [waiver()], TODAY)
+    is_waived, lines = waive(stalled, [waiver()], TODAY)
     assert not is_waived
-    assert told[1].startswith("not waived: tokens/s with stalls -")
+    assert lines[1].startswith("not waived: tokens/s with stalls -")
 
 
 def test_stall_waiver_does_not_cover_the_speed() -> None:
-    is_waived, told = waive(SLOW_WITH_STALLS, [waiver(metric="tokens/s with stalls")], TODAY)
+    is_waived, lines = waive(SLOW_WITH_STALLS, [waiver(metric="tokens/s with stalls")], TODAY)
     assert not is_waived
-    assert told[-1].startswith("not waived: tokens/s -")
-    assert told[-1].endswith(": no waiver of this case names it")
+    assert lines[-1].startswith("not waived: tokens/s -")
+    assert lines[-1].endswith(": no waiver of this case names it")
 
 
 def test_example_on_the_page_waives_a_slowdown() -> None:
@@ -139,9 +139,9 @@ def test_example_on_the_page_waives_a_slowdown() -> None:
 def test_waives_no_regression_of_unknown_size() -> None:
     checks = tuple(each.replace(change=None) for each in SLOW.verdict.checks)
     unknown = SLOW.replace(verdict=SLOW.verdict.replace(checks=checks))
-    is_waived, told = waive(unknown, [waiver(metric="*", tolerated="1000%")], TODAY)
+    is_waived, lines = waive(unknown, [waiver(metric="*", tolerated="1000%")], TODAY)
     assert not is_waived
-    assert told[0].startswith("not waived: ")
+    assert lines[0].startswith("not waived: ")
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_event_waiver_is_known_by_its_name() -> None:
     counts = make_counts(spans={"save checkpoint": make_counts(bytes_written=100)})
     run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=counts),))
     saved = make_result(run, verdict=counted(outcome="passed").verdict)
-    (told,) = remarks([waiver(metric="save checkpoint: bytes*")], [saved], {CASE}, TODAY)
-    assert told.endswith("is not needed any more: take it out")
+    (remark,) = remarks([waiver(metric="save checkpoint: bytes*")], [saved], {CASE}, TODAY)
+    assert remark.endswith("is not needed any more: take it out")
 
 
 def test_unmatched_metric_waiver_lists_the_known() -> None:
-    (told,) = remarks([waiver(metric="tokens")], [counted(GATHER)], {CASE}, TODAY)
+    (remark,) = remarks([waiver(metric="tokens")], [counted(GATHER)], {CASE}, TODAY)
     head = f"{OF.replace('tokens_per_s', 'tokens')} fake-* matches no metric and no count of them, which are "
-    assert told.startswith(head)
-    known = {"tokens_per_s", "peak memory", "kernels in forward", "reduce_scatter", "all_gather of 64 ranks"}
-    assert known <= {*told.removeprefix(head).split(", ")}
+    assert remark.startswith(head)
+    names = {"tokens_per_s", "peak memory", "kernels in forward", "reduce_scatter", "all_gather of 64 ranks"}
+    assert names <= {*remark.removeprefix(head).split(", ")}
     assert remarks([waiver(metric="tokens")], [never_run()], {CASE}, TODAY) == ()  # nothing is known of it
 
 

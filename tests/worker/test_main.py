@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perfsuite import DDP, Nanotron, Topology, documents
+from perfsuite import DDP, Topology, documents
 from perfsuite.case.case import CaseFile
-from perfsuite.frameworks.base import Framework
+from perfsuite.frameworks.base import LaunchPlan
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker import leash
@@ -48,18 +48,15 @@ def test_a_rank_writes_before_it_meets_the_others(run_dir: RunDir, monkeypatch: 
     assert documents.read(run_dir.rank(0), RankReport) == make_report(), "no crash takes its place"
 
 
-@pytest.mark.parametrize(
-    ("framework", "device_id"),
-    [(DDP(), torch.device("cuda", 1)), (Nanotron(dp=1, pp=2), None)],
-    ids=lambda value: getattr(value, "name", ""),
-)
+@pytest.mark.parametrize(("process_group", "device_id"), [("eager", torch.device("cuda", 1)), ("lazy", None)])
 def test_nccl_connects_lazily_if_the_library_would(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, framework: Framework, device_id: Any
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, process_group: Any, device_id: Any
 ) -> None:
+    monkeypatch.setattr(DDP, "plan", lambda self, case: LaunchPlan(process_group=process_group))
     init_process_group = Mock(side_effect=StopError)
     monkeypatch.setattr(worker, "_device", lambda request: torch.device("cuda", 1))
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
-    case = CaseFile(case=make_case(framework=framework), device="cuda")
+    case = CaseFile(case=make_case(framework=DDP()), device="cuda")
     with pytest.raises(StopError):
         worker._measure(Rank(run_dir, case, make_report()))
     after_the_driver = timedelta(seconds=case.case.timeout_s + 60)

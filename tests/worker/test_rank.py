@@ -8,7 +8,7 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError
+from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError, PrivateNameError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory, Observed, RankReport
@@ -115,6 +115,7 @@ def no_room() -> FileError:
     [
         (MismatchError("m"), "mismatch"),
         (ExtensionError("x"), "error"),
+        (PrivateNameError("x"), "error"),
         (MemoryError(), "out_of_memory"),
         (torch.OutOfMemoryError("CUDA"), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),

@@ -202,11 +202,13 @@ def launcher_environment(config: str) -> dict[str, str]:
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
+    from perfsuite.frameworks.common.private import validate_launch_command
+
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(config)
         file.flush()
         arguments = launch.launch_command_parser().parse_args(["--config_file", file.name, "script.py"])
-        arguments, _, _ = launch._validate_launch_command(arguments)
+        arguments, _, _ = validate_launch_command(arguments)
     if arguments.use_fsdp or arguments.multi_gpu:
         arguments.num_machines = 1
         arguments.main_process_port = 0  # no port is taken, because nothing is launched
@@ -226,6 +228,8 @@ def force_fsdp(accelerator: Any, plugin: Any, parallelism: Any = None) -> str:
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
+    from perfsuite.frameworks.common.private import validate_accelerator
+
     # AcceleratorState copies PartialState's attributes whenever an instance is created.
     for state in (PartialState(), accelerator.state):
         state.distributed_type = DistributedType.FSDP
@@ -234,7 +238,7 @@ def force_fsdp(accelerator: Any, plugin: Any, parallelism: Any = None) -> str:
     if parallelism is not None:
         accelerator.state.parallelism_config = parallelism
         accelerator.state.device_mesh = parallelism.get_device_mesh("cpu")
-        parallelism._validate_accelerator(accelerator)
+        validate_accelerator(parallelism)(accelerator)
     if accelerator.mixed_precision != "no":
         plugin.set_mixed_precision(accelerator.mixed_precision)
     forced = "FSDP on a CPU, where accelerate turns it into DDP"

@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 
 from perfsuite.case.case import LoRA
+from perfsuite.frameworks.common.private import checkpointed_module, compiled_module, fsdp_module
 
-WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "base_layer"})
+WRAPPERS = frozenset({checkpointed_module.name, compiled_module.name, fsdp_module.name, "base_layer"})
 """Parts of names that wrappers have added since peft matched them."""
 COPIES = frozenset({"modules_to_save", "original_module"})  # copies of layers that peft trains in full
 

@@ -96,8 +96,10 @@ def accelerate_recipe(recipe: Recipe, device: Any, *, gathered: bool) -> Any:
 
 def observed(model: Any) -> dict[str, str]:
     """Return which modules multiply in fewer than 16 bits, if any, and whether FSDP2 gathers them so."""
+    from perfsuite.frameworks.common.private import shard_of
+
     seen = low_precision(model.modules())
-    kinds = {type(getattr(each, "_local_tensor", each)).__name__ for each in model.parameters()}
+    kinds = {type(shard_of(each)).__name__ for each in model.parameters()}
     seen += GATHERED * ("WeightWithDynamicFloat8CastTensor" in kinds)
     return {} if seen == "none" else {"low_precision_modules": seen}
 

@@ -12,6 +12,7 @@ from perfsuite.case.case import Case
 from perfsuite.case.model import Model
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import finetuning
+from perfsuite.frameworks.common.private import no_split_modules
 from perfsuite.frameworks.common.weights import initialise, parameters_on_meta
 
 DTYPES = {**dict.fromkeys(("fp32", "bf16-mixed", "fp16-mixed"), torch.float32), "bf16": torch.bfloat16}
@@ -109,10 +110,10 @@ def model_without_weights(case: Case, device: torch.device) -> nn.Module:
 
 def blocks(model: nn.Module) -> list[Any]:
     """Return the transformer blocks: the outermost modules that transformers says must not be split."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
+    names = set(getattr(model, no_split_modules.name, None) or ())
     candidates = [module for module in model.modules() if type(module).__name__ in names]
     if not candidates:
-        raise MismatchError(f"{type(model).__name__} names no transformer blocks (_no_split_modules)")
+        raise MismatchError(f"{type(model).__name__} names no transformer blocks ({no_split_modules.name})")
     inner = {id(part) for block in candidates for part in block.modules() if part is not block}
     return [block for block in candidates if id(block) not in inner]
 

@@ -170,6 +170,7 @@ class Degrees(Data):
     def model(self, case: Case, config: Any, device: Any) -> Any:
         """Build the case's model. Tensor parallelism splits it with the plan that transformers has for it."""
         from perfsuite.frameworks.common.model import blocks, build_model, model_without_weights
+        from perfsuite.frameworks.common.private import resolve_parallel_plans
         from perfsuite.frameworks.common.weights import initialise
 
         if self.tp_size == 1:
@@ -182,7 +183,7 @@ class Degrees(Data):
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         model = model_without_weights(case, device)
-        plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=self.tp_size))
+        plan, _, _ = resolve_parallel_plans(model)(DistributedConfig(tp_size=self.tp_size))
         known = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight has one name
         plan = {name: style for name, style in plan.items() if name in known}
         apply_tensor_parallelism(model, config.get_device_mesh(device.type)["tp"], plan)

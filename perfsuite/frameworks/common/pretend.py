@@ -8,33 +8,34 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import distributed
+from torch.nn.parallel import DistributedDataParallel
 
-from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.patches import found, nothing, replace, wrap
+from perfsuite.frameworks.common.private import cdata
 
 
 def fsdp1() -> None:
     """Let FSDP1 shard fake tensors, which have no addresses to compare, for the rest of this process."""
-    flat_param = module("torch.distributed.fsdp._flat_param")
-    replace(flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0)
+    replace(*private.place("data_ptr_allocated"), lambda tensor: tensor.untyped_storage().nbytes() > 0)
     replace(
-        flat_param, "_same_storage", lambda a, b: a.untyped_storage()._cdata == b.untyped_storage()._cdata
+        *private.place("same_storage"),
+        lambda a, b: cdata(a.untyped_storage()) == cdata(b.untyped_storage()),
     )
 
 
 def ddp() -> None:
     """Let DDP wrap fake tensors, for the rest of this process."""
-    replace(distributed, "_verify_param_shape_across_processes", nothing)
-    put_into_buckets = "_compute_bucket_assignment_by_size"
-    assign = found(dist, put_into_buckets)
-    first_bytes = found(dist, "_DEFAULT_FIRST_BUCKET_BYTES")
+    replace(*private.place("verify_shapes"), nothing)
+    assign = found(*private.place("bucket_assignment"))
+    first_bytes = found(*private.place("first_bucket_bytes"))
 
     def with_pretended_reducer(init: Any) -> Any:
         @functools.wraps(init)
         def pretended(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             asked = kwargs.get("bucket_cap_mb")  # the first bucket is small, unless a size is given
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
-            replace(dist, put_into_buckets, functools.partial(_as_rebuilt, assign, limits))
+            replace(*private.place("bucket_assignment"), functools.partial(_as_rebuilt, assign, limits))
             trained = [each for each in module.parameters() if each.requires_grad]
             used = 0  # number of parameters in the map of used ones
             if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
@@ -46,7 +47,7 @@ def ddp() -> None:
 
         return pretended
 
-    wrap(distributed.DistributedDataParallel, "__init__", with_pretended_reducer)
+    wrap(DistributedDataParallel, "__init__", with_pretended_reducer)
 
 
 def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse: Any, *more: Any) -> Any:

@@ -10,7 +10,6 @@ from perfsuite.frameworks.common.llama import USUAL_SHAPE
 
 ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"]
 Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
-DEEPSPEED_NOT_DRY = "DeepSpeed decides by values of gradients and of other ranks, which a dry run lacks"
 
 
 def dry_plan(

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common.finetuning import quantised
+from perfsuite.frameworks.common.private import init_weights, own_parameters
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, devi
             for adapter in module.active_adapters:
                 module.reset_lora_parameters(adapter, init_lora_weights=True)
         else:
-            model._init_weights(module)
+            init_weights(model)(module)
     _replace(names, {whole[parameter]: _kept(parameter, whole[parameter]) for parameter in on_meta})
 
 
@@ -82,9 +83,10 @@ def _is_adapter(module: nn.Module) -> bool:
 
 def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> None:
     for module in modules:
-        for name, parameter in module._parameters.items():
+        parameters = own_parameters(module)
+        for name, parameter in parameters.items():
             if parameter is not None:
-                module._parameters[name] = by[parameter]
+                parameters[name] = by[parameter]
 
 
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:

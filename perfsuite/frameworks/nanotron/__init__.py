@@ -15,7 +15,15 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.errors import CaseError
-from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import (
+    DryPlan,
+    Framework,
+    LaunchPlan,
+    Library,
+    Ranks,
+    StepClock,
+    Workload,
+)
 from perfsuite.frameworks.common.llama import cannot_build
 from perfsuite.frameworks.nanotron.config import (
     DTYPES,
@@ -44,6 +52,13 @@ class Nanotron(Framework):
             "attention": ("sdpa", "flash_attention_2"),
             "compile": (False,),
         }
+    )
+    library: ClassVar[Library] = Library(
+        events={
+            "nanotron.serialize.main:save": "save checkpoint",
+            "nanotron.serialize.main:load": "load checkpoint",
+        },
+        clips=("nanotron.trainer:clip_grad_norm",),
     )
 
     dp: int = Field(default=1, ge=1, strict=True)

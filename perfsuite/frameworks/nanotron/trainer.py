@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from perfsuite.case.case import Case
 from perfsuite.documents import write_text
@@ -20,6 +19,7 @@ from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common.model import synthetic_batches
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.patches import module, replace
+from perfsuite.frameworks.common.private import FakeTensor
 from perfsuite.frameworks.nanotron.config import Config, layout_text
 
 STEPS_BEFORE_RESUME = 2

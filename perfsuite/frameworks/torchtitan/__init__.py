@@ -12,7 +12,15 @@ from perfsuite.case.case import Case
 from perfsuite.case.framework import Promises, changed_fields
 from perfsuite.case.hardware import Machine
 from perfsuite.frameworks import base
-from perfsuite.frameworks.base import DryPlan, Framework, LaunchPlan, Ranks, StepClock, Workload
+from perfsuite.frameworks.base import (
+    DryPlan,
+    Framework,
+    LaunchPlan,
+    Library,
+    Ranks,
+    StepClock,
+    Workload,
+)
 from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
 from perfsuite.frameworks.common.sharding import expected_shards
 
@@ -31,6 +39,9 @@ class TorchTitan(Framework):
 
     name: ClassVar[str] = "torchtitan"
     packages: ClassVar[tuple[str, ...]] = ("torchtitan",)
+    library: ClassVar[Library] = Library(
+        events={"torchtitan.components.validate:Validator.validate": "evaluate"}
+    )
     loss_chunks: ClassVar[int] = 8
     """torchtitan's default number of parts of a sequence for the loss, so that not all logits exist at once.
     """

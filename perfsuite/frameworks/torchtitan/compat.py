@@ -6,7 +6,9 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import nothing
+from perfsuite.frameworks.common.private import schedule_stage, schedule_stages, step_microbatches
 
 EVERYWHERE = (
     "torch.distributed.set_timeout is _set_pg_timeout where torch lacks it",
@@ -48,7 +50,7 @@ def before_import(device_type: str) -> None:
     import torch.distributed as dist
 
     if not hasattr(dist, "set_timeout"):
-        dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
+        dist.set_timeout = private.set_pg_timeout  # type: ignore[attr-defined]
     if device_type == "cpu":
         from torchtitan.tools import utils
 
@@ -80,11 +82,12 @@ def _take_micro_batches(schedule: Any) -> None:
         for stage in stages:
             stage.has_backward = True
             stage.clear_runtime_states()
-        schedule._step_microbatches(
+        step_microbatches(schedule)(
             arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs
         )
 
-    stages = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
+    has_several = hasattr(schedule, schedule_stages.name)
+    stages = schedule_stages(schedule) if has_several else [schedule_stage(schedule)]
     schedule.step = step
 
 

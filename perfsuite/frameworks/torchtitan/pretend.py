@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
+from perfsuite.frameworks.common.private import fsdp_policy, fsdp_state, inference_mode, stage_meta
 
 ROUTING = "routing is pretended to be balanced: every expert gets its share of the tokens"
 FUSED = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
@@ -33,12 +35,10 @@ def pretend(expected: Mapping[str, str]) -> None:
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
     if expected.get("pipeline", "none") != "none":  # its stages exchange shapes
-        schedules = module("torch.distributed.pipelining.schedules")
-        replace(found(schedules, "_PipelineSchedule"), "_warmup_p2p", _each_time)
-        stage = module("torch.distributed.pipelining.stage").PipelineStage
-        replace(stage, "_send_meta", nothing)
-        replace(stage, "_recv_meta", _shape)
-        wrap(stage, "_forward_metadata_inference", _knows_positions)
+        replace(*private.place("warmup_p2p"), _each_time)
+        replace(*private.place("send_meta"), nothing)
+        replace(*private.place("recv_meta"), _shape)
+        wrap(*private.place("metadata_inference"), _knows_positions)
     told = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **told}
     replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", told)
 
@@ -64,7 +64,7 @@ def _one_kernel(
 def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
     """Let stages exchange shapes each time, because the vote on it needs all of them."""
     for stage in stages:
-        stage._inference_mode = module("torch.distributed.pipelining._utils").InferenceMode.DYNAMIC
+        setattr(stage, inference_mode.name, private.InferenceMode.DYNAMIC)
 
 
 def _knows_positions(infer: Any) -> Any:
@@ -80,11 +80,10 @@ def _knows_positions(infer: Any) -> Any:
 
 def _shape(self: Any, source: int) -> Any:
     """Return what a stage receives about the activations before it, or the gradients after it."""
-    stages = module("torch.distributed.pipelining.stage")
     if source > self.stage_index:
-        gradients = tuple(replaced(each, requires_grad=False) for each in self._stage_meta.outputs)
-        return stages._StageBackwardMeta(backward_metas=gradients)
-    dtype = self.submod._get_fsdp_state()._mp_policy.param_dtype
+        gradients = tuple(replaced(each, requires_grad=False) for each in stage_meta(self).outputs)
+        return private.StageBackwardMeta(backward_metas=gradients)
+    dtype = fsdp_policy(fsdp_state(self.submod)()).param_dtype
     batch, length = self.positions.shape
     mesh = next(self.submod.parameters()).device_mesh
     parts = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
@@ -92,7 +91,8 @@ def _shape(self: Any, source: int) -> Any:
     activations = torch.empty(sizes, dtype=dtype, device=self.device, requires_grad=True)
     if parts > 1:  # with sequence parallelism
         activations = DTensor.from_local(activations, mesh["tp"], [Shard(1)])
-    return stages._StageForwardMeta(forward_metas=(stages.extract_tensor_meta(activations),))
+    meta_of = module("torch.distributed.pipelining.stage").extract_tensor_meta
+    return private.StageForwardMeta(forward_metas=(meta_of(activations),))
 
 
 def _balanced(exchange: Any) -> Any:

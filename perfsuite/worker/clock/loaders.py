@@ -2,8 +2,7 @@
 
 `_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader` and of the classes that derive from it or
 wrap it: torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, the loaders of the
-Trainer, Lightning and nanotron. The name is private to torch (seen in 2.13). Without it, data wait is
-unknown.
+Trainer, Lightning and nanotron. The class is private to torch. Without it, data wait is unknown.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader
 
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.private import loader_dataset, loader_workers
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker.clock import startup_clock
 from perfsuite.worker.clock.timers import HostTimer
@@ -59,9 +60,9 @@ class DataWait:
     def note_workers(self, maker: Any) -> None:
         """Record the first worker of a loader that has just yielded a batch, if it has workers."""
         if len(self._by_step) == COUNTED_STEP - 1:
-            workers = getattr(maker, "_workers", None)
+            workers = getattr(maker, loader_workers.name, None)
             if workers:
-                self.worker_pids[id(maker._dataset)] = workers[0].pid
+                self.worker_pids[id(loader_dataset(maker))] = workers[0].pid
 
 
 def begin() -> DataWait:
@@ -78,7 +79,7 @@ def is_loading(thread: int) -> bool:
 
 def watch() -> None:
     """Time each `DataLoader` from now on, both when it starts its workers and when it yields a batch."""
-    of_batches = getattr(dataloader, "_BaseDataLoaderIter", None)
+    of_batches = private.or_none("BaseDataLoaderIter")
     for owner, name in ((DataLoader, "__iter__"), (of_batches, "__next__")):
         if owner is not None and not hasattr(getattr(owner, name), "is_watched"):
             setattr(owner, name, timed(getattr(owner, name)))

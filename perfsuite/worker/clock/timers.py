@@ -5,6 +5,7 @@ from importlib.machinery import BuiltinImporter
 from importlib.util import module_from_spec
 from typing import Any
 
+from perfsuite.frameworks.common import private
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
 CALIBRATION_CYCLES = 10**7  # GPU cycles, a few milliseconds, that `CudaTimer.sleep` times once
@@ -68,6 +69,7 @@ class CudaTimer(HostTimer):
     def __init__(self, device: Any) -> None:
         self.device = device
         self._cycles_per_s: float | None = None
+        self._keep_busy: Any = None  # keeps the device busy for a number of cycles
 
     def stamp(self) -> Any:
         """Return an event."""
@@ -101,13 +103,14 @@ class CudaTimer(HostTimer):
 
         with torch.cuda.device(self.device):
             if self._cycles_per_s is None:
-                torch.cuda._sleep(1)  # loads the kernel
+                self._keep_busy = private.cuda_sleep
+                self._keep_busy(1)  # loads the kernel
                 start = self.stamp()
-                torch.cuda._sleep(CALIBRATION_CYCLES)
+                self._keep_busy(CALIBRATION_CYCLES)
                 end = self.stamp()
                 self.settle()
                 self._cycles_per_s = CALIBRATION_CYCLES / self.seconds(start, end)
-            torch.cuda._sleep(round(seconds * self._cycles_per_s))
+            self._keep_busy(round(seconds * self._cycles_per_s))
         super().sleep(seconds)
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, distributed_c10d, get_process_group_ranks
-from torch.utils._pytree import tree_leaves
+from torch.distributed import ProcessGroup, get_process_group_ranks
 
+from perfsuite.frameworks.common.private import resolve_process_group, script_type, tree_leaves
 from perfsuite.results.counts import Collective, Phase
 
 Where = int | slice | Literal["out"] | None
@@ -90,7 +90,6 @@ def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the process group of a call: an object for c10d, the last string for functional operators."""
     given = (*args, *kwargs.values())
     for value in given:
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(script_type(value)):
             return ProcessGroup.unbox(value)
-    c10d: Any = distributed_c10d
-    return c10d._resolve_process_group([value for value in given if isinstance(value, str)][-1])
+    return resolve_process_group([value for value in given if isinstance(value, str)][-1])

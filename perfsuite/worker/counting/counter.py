@@ -22,17 +22,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._guards import active_fake_mode
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    is_traceable_wrapper_subclass_type,
-)
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from perfsuite.frameworks.common.private import (
+    FakeTensor,
+    HigherOrderOperator,
+    TorchDispatchMode,
+    active_fake_mode,
+    current_dispatch_mode_stack,
+    fake_tensor,
+    is_wrapper_subclass_type,
+    overloadpacket,
+    schema,
+    tree_leaves,
+)
 from perfsuite.results.counts import COUNTED_STEP, Collective, Counts, Phase
 from perfsuite.worker.counting import python_calls
 from perfsuite.worker.counting.collectives import OPERATORS, call_of
@@ -182,7 +185,7 @@ class StepCounter(TorchDispatchMode):
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
             # False in other threads.
-            is_ours = any(mode is self for mode in _get_current_dispatch_mode_stack())
+            is_ours = any(mode is self for mode in current_dispatch_mode_stack())
             if is_ours and self._is_waited_for(tensor):
                 self._totals["host_reads"][self._phase()] += 1
             return contextlib.nullcontext()
@@ -254,14 +257,14 @@ class StepCounter(TorchDispatchMode):
 
         Return NotImplemented for tensors that wrap others, which call the operator again on what they wrap.
         """
-        wrappers = filter(is_traceable_wrapper_subclass_type, types)
+        wrappers = filter(is_wrapper_subclass_type, types)
         # A DTensor calls again with its shards.
         if not all(issubclass(kind, FakeTensor) for kind in wrappers):
             return NotImplemented
         if not self._is_real():
             return None
         # Operators inside it are not seen, as in flex_attention.
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if isinstance(func, HigherOrderOperator):
             if PRODUCTS.search(func.name()) is not None:
                 self._totals["without_flops"][func.name()] += 1
             return None
@@ -301,7 +304,8 @@ class StepCounter(TorchDispatchMode):
     def _count(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor], out: Any
     ) -> None:
-        operator = str(func._overloadpacket)
+        packet = overloadpacket(func)
+        operator = str(packet)
         phase = self._phase()
         made = _tensors(out)
         is_work = does_work(func)
@@ -324,7 +328,7 @@ class StepCounter(TorchDispatchMode):
                 self._totals["device_copies"][f"{source} to {target}"] += 1
                 if not kwargs.get("non_blocking", any(args[2:])):
                     self._totals["blocking_copies"][f"{source} to {target}"] += 1
-        formula = FLOPS.get(func._overloadpacket)
+        formula = FLOPS.get(packet)
         if formula is not None:
             # Without the dtype of the result.
             operands = [each for each in args if not isinstance(each, torch.dtype)]
@@ -401,14 +405,15 @@ StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign,
 @functools.cache
 def _keep_from_dynamo() -> None:
     """Keep dynamo from compiling what runs on every call of Python, also around compiled functions."""
-    from torch._dynamo.eval_frame import skip_code  # not at the top, as importing it takes a second
+    # Not at the top, as it loads dynamo, which takes a second.
+    from perfsuite.frameworks.common.private import skip_code
 
     for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
         skip_code(function.__code__)
 
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
-    pairs = zip(func._schema.arguments, args, strict=False)
+    pairs = zip(schema(func).arguments, args, strict=False)
     return _tensors([value for told, value in pairs if told.alias_info and told.alias_info.is_write])
 
 
@@ -444,8 +449,8 @@ def _read_by_the_host(
 
 def does_work(func: Any) -> bool:
     """Return whether an operator gives the device something to do."""
-    return str(func._overloadpacket) not in NO_KERNEL and not _is_view(func)
+    return str(overloadpacket(func)) not in NO_KERNEL and not _is_view(func)
 
 
 def _is_view(func: Any) -> bool:
-    return any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+    return any(each.alias_info and not each.alias_info.is_write for each in schema(func).returns)

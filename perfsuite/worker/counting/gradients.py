@@ -2,8 +2,8 @@
 
 Clipping hides a common factor: afterwards the norm is `max_norm`, whatever the gradients were. So the norm is
 read when a script or its library begins to clip, and after each backward. accelerate, the Trainer, Lightning
-and torchtitan clip with functions of `torch.nn.utils` (including DTensors such as those of FSDP2); FSDP1 and
-nanotron use their own. DeepSpeed's engine knows the norm itself (`perfsuite.worker.observation.deepspeed`).
+and torchtitan clip with functions of `torch.nn.utils` (including DTensors such as those of FSDP2); FSDP1 has
+one of its own, and so have libraries of frameworks (`Library.clips`), whose engine may know the norm itself.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from perfsuite.worker.hooks import calls
+from perfsuite.errors import PrivateNameError
+from perfsuite.frameworks.common.private import disable_current_modes, loss_scale, scaled_optimizers
+from perfsuite.worker.hooks import calls, libraries
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares
 from perfsuite.worker.observation.second_step import in_backward
 
 CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
 """Functions of `torch.nn.utils` that change gradients. Older versions of torch lack the second one."""
-ELSEWHERE = {  # other functions that clip, by module: their class (or "") and name
-    "torch.distributed.fsdp.fully_sharded_data_parallel": ("FullyShardedDataParallel", "clip_grad_norm_"),
-    "nanotron.trainer": ("", "clip_grad_norm"),
-}
+FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.clip_grad_norm_"
 SAME = 1e-3  # relative difference allowed between two norms of the same gradients, whose sums are rounded
 UNREAD = "the norm of the gradients before clipping is not known: they were not there to be read"
 CHANGED = (
@@ -124,26 +122,23 @@ class NormBeforeClipping:
 
 
 def scale_of(optimizer: Any, scalers: Iterable[Any]) -> float | None:
-    """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown.
-
-    The names with an underscore are private to torch (2.13.0). Without them the factor is unknown.
-    """
+    """Return the factor by which one of fp16's loss scalers has multiplied the gradients; None if unknown."""
     by_itself = getattr(optimizer, "grad_scale", None)
     if by_itself is not None:  # a fused optimizer divides by it
         return _number(by_itself)
     try:
-        used = [each for each in scalers if each.is_enabled() and each._scale is not None]
-        states = [each._per_optimizer_states.get(id(optimizer)) for each in used]
-    except AttributeError:
+        used = [each for each in scalers if each.is_enabled() and loss_scale(each) is not None]
+        states = [scaled_optimizers(each).get(id(optimizer)) for each in used]
+    except PrivateNameError:
         return None
     is_unscaled = any(state is not None and state["stage"].name != "READY" for state in states)
     if is_unscaled or not used:
         return 1.0
-    return _number(used[0]._scale) if len(used) == 1 else None
+    return _number(loss_scale(used[0])) if len(used) == 1 else None
 
 
 def _number(value: Any) -> float:
-    with _disable_current_modes():
+    with disable_current_modes():
         return float(value)
 
 
@@ -156,10 +151,13 @@ def watch() -> None:
     for name in CLIPPING:
         for owner in (utils, utils.clip_grad):
             _notice(owner, name)
-    for module, (kind, name) in ELSEWHERE.items():
-        loaded = sys.modules.get(module)
-        if loaded is not None:
-            _notice(getattr(loaded, kind, None) if kind else loaded, name)
+    for function in (FSDP1, *(each for library in libraries.imported() for each in library.clips)):
+        module, _, path = function.partition(":")
+        *parents, name = path.split(".")
+        holder: Any = sys.modules.get(module)
+        for parent in parents:
+            holder = getattr(holder, parent, None)
+        _notice(holder, name)
 
 
 def _notice(owner: Any, name: str) -> None:

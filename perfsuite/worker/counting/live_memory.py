@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from perfsuite.frameworks.common.private import BaseDataLoaderIter, cdata
 from perfsuite.results.counts import MemoryChange, MemoryLog, Phase, StepMemory
 from perfsuite.worker.observation.replicas import local
 
@@ -57,7 +57,7 @@ class LiveMemory:
         storage = _storage(tensor)
         if storage is not None:
             thread = get_ident()
-            is_new = storage._cdata not in self._living
+            is_new = cdata(storage) not in self._living
             if is_new and (thread in self._waiting or self._is_data(tensor, storage)):
                 part = RECEIVED
             number = self._see_storage(storage, part, born=born)
@@ -106,7 +106,7 @@ class LiveMemory:
     def number(self, tensor: Tensor) -> int | None:
         """Return the number of a tensor's storage while it lives; None if it was never seen."""
         storage = _storage(tensor)
-        return None if storage is None else self._living.get(storage._cdata, (None, None))[0]
+        return None if storage is None else self._living.get(cdata(storage), (None, None))[0]
 
     def end_step(self) -> StepMemory:
         """Replay the step that ends, and begin the next one."""
@@ -128,7 +128,7 @@ class LiveMemory:
         self._living.clear()
 
     def _see_storage(self, storage: Any, part: str, *, born: bool = False) -> int:
-        address = storage._cdata
+        address = cdata(storage)
         size = storage.nbytes()
         if address in self._living:
             known, _ = self._living[address]
@@ -216,7 +216,7 @@ class Batches:
 
     def __init__(self) -> None:
         self._made: list[Any] = []  # weak references to storages
-        plain = self._plain = _BaseDataLoaderIter.__next__
+        plain = self._plain = BaseDataLoaderIter.__next__
 
         @functools.wraps(plain)
         def remembered(loader: Any) -> Any:
@@ -226,11 +226,11 @@ class Batches:
                 self._made += map(weakref.ref, filter(None, map(_storage, on_host)))
             return batch
 
-        _BaseDataLoaderIter.__next__ = remembered  # type: ignore[method-assign,assignment]
+        BaseDataLoaderIter.__next__ = remembered
 
     def end(self) -> list[Any]:
         """Return the storages of batches that are still alive."""
-        _BaseDataLoaderIter.__next__ = self._plain  # type: ignore[method-assign]
+        BaseDataLoaderIter.__next__ = self._plain
         living = [made() for made in self._made]
         return [storage for storage in living if storage is not None]
 
@@ -252,7 +252,7 @@ def _is_loading() -> bool:
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is _BaseDataLoaderIter.__next__.__code__:
+        if frame.f_code is BaseDataLoaderIter.__next__.__code__:
             return True
         frame = frame.f_back
     return False

@@ -1,8 +1,7 @@
 """Count what a worker process of a `DataLoader` does for one batch, and pass it to its rank. Imports torch.
 
-Every worker, however it is started, makes batches with the `fetch` method of one of two classes, which are
-private to torch (seen in 2.13). torchdata's StatefulDataLoader uses them as well. Without them no worker is
-counted.
+Every worker, however it is started, makes batches with the `fetch` method of one of two private classes of
+torch. torchdata's StatefulDataLoader uses them as well. Without them no worker is counted.
 """
 
 from __future__ import annotations
@@ -15,10 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.data import get_worker_info
 
 from perfsuite import documents
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.private import (
+    TorchDispatchMode,
+    current_dispatch_mode_stack,
+    overloadpacket,
+)
 from perfsuite.results.counts import WorkerBatch
 from perfsuite.results.rank_report import WorkerBatchFile
 from perfsuite.results.run_dir import RunDir
@@ -34,13 +38,11 @@ CALLS_IN = 3
 
 def watch(run_dir: RunDir) -> None:
     """Count batches of every worker that this process is, or that it forks."""
-    try:
-        from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
-    except ImportError:
-        return
     counting = _Counting(run_dir)
-    for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
-        fetcher.fetch = _counted(fetcher.fetch, counting)  # type: ignore[method-assign]
+    for name in ("MapDatasetFetcher", "IterableDatasetFetcher"):
+        fetcher = private.or_none(name)
+        if fetcher is not None:
+            fetcher.fetch = _counted(fetcher.fetch, counting)
 
 
 def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
@@ -128,7 +130,7 @@ class _Operators(TorchDispatchMode):
     ) -> Any:
         try:
             if does_work(func):
-                self.calls[str(func._overloadpacket)] += 1
+                self.calls[str(overloadpacket(func))] += 1
         except Exception:  # it would end the training
             self.is_whole = False
         return func(*args, **(kwargs or {}))
@@ -136,7 +138,7 @@ class _Operators(TorchDispatchMode):
 
 def _leave_counters_of_the_rank() -> None:
     """Drop the counters that a process inherits when forked in a counted step or during a loader search."""
-    for mode in _get_current_dispatch_mode_stack():
+    for mode in current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):
             leave(mode)
     if getattr(sys.getprofile(), "__module__", "").startswith("perfsuite."):

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack
-from torch._guards import active_fake_mode
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
 
+from perfsuite.errors import told
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.private import (
+    active_fake_mode,
+    current_dispatch_mode,
+    current_dispatch_mode_stack,
+    len_dispatch_stack,
+    pop_mode,
+    push_mode,
+)
 from perfsuite.results.counts import (
     COUNTED_STEP,
     FIRST_COUNTED,
@@ -30,10 +32,10 @@ from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.gradients import NormBeforeClipping
 from perfsuite.worker.counting.hidden import Watch
 from perfsuite.worker.counting.live_memory import Batches
-from perfsuite.worker.observation import deepspeed, software
+from perfsuite.worker.observation import engines, software
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import squares
-from perfsuite.worker.observation.second_step import BACKWARD, in_backward, knows_backward
+from perfsuite.worker.observation.second_step import in_backward, knows_backward
 
 ONE_STEP = StepsToCount(until=COUNTED_STEP, late=None)
 IN_BACKWARD = "the optimizer steps in backward"
@@ -47,7 +49,7 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *args, **kwargs)
         except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(told(error))
 
     return guarded
 
@@ -58,15 +60,12 @@ class Counting:
     The rank calls `before_optimizer_step` before each optimizer's step, `end_step` as the first thing when a
     step has ended, and `begin_step` as the last thing before the next one. `model` returns the trained model;
     it is called between steps. Errors never reach the training: they become notes. Only the constructor
-    raises `RuntimeError`, if torch does not distinguish forward from backward.
+    raises `PrivateNameError`, if torch does not distinguish forward from backward.
     """
 
     def __init__(self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP) -> None:
         if not knows_backward():
-            raise RuntimeError(
-                f"torch {torch.__version__} has no torch._C.{BACKWARD}, so nothing tells what it does in "
-                "forward from what it recomputes in backward"
-            )
+            raise private.NAMES["current_graph_task"].missing()
         # Of step `COUNTED_STEP`, including later steps; None if it was not counted.
         self.counts: Counts | None = None
         self.log: MemoryLog | None = None  # births and deaths up to that step; set if `counts` is
@@ -86,7 +85,7 @@ class Counting:
         self._runs_closure = False  # whether the optimizer runs forward and backward itself
         self._batches: Batches | None = None  # batches loaded before the first counted step
         self._ended = 0
-        self._modes = _len_torch_dispatch_stack()
+        self._modes = len_dispatch_stack()
 
     @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
@@ -128,7 +127,8 @@ class Counting:
         if self._norm is not None:
             self._norm.leave()
         if not leave(self._counter):
-            raise RuntimeError("its TorchDispatchMode was taken away during the step")
+            self._give_up("its TorchDispatchMode was taken away during the step")
+            return
         if in_backward():  # autograd restores the modes that were active when its backward began
             self._give_up(IN_BACKWARD)
             return
@@ -170,8 +170,8 @@ class Counting:
         """Read the norms that were not available before the optimizer's step."""
         if self._norm is not None and self._runs_closure:  # a closure leaves the gradients that it used
             self._read_norm(self._norm)
-        # DeepSpeed keeps no gradients, and knows their norm before clipping and without fp16's scale.
-        norm = deepspeed.gradient_norm(self._optimizers[0])
+        # An engine may keep no gradients, and know their norm before clipping and without fp16's scale.
+        norm = engines.gradient_norm(self._optimizers[0])
         if norm is not None:
             self.gradient_squares = self.unclipped_squares = norm**2
             unread = self._norm.note if self._norm is not None else None
@@ -192,7 +192,7 @@ class Counting:
             return
         if in_backward():  # autograd removes modes that are entered in backward
             self._give_up(IN_BACKWARD)
-        elif _len_torch_dispatch_stack() != self._modes:
+        elif len_dispatch_stack() != self._modes:
             self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
         else:
             is_real = active_fake_mode() is None
@@ -205,12 +205,11 @@ class Counting:
     def result(self) -> Counts | None:
         """Return the counts, after the last step. For a compiled model, memory is not seen and left out."""
         self.abandon()  # in case fewer steps were made than planned
-        try:  # uses names that are private to torch, which another version may lack
+        try:  # torch may lack a private name
             compiled = software.compiled_counts()
         except Exception as error:
             self.notes.append(
-                f"what a step does was not counted: what torch.compile made is not known "
-                f"({type(error).__name__}: {error})"
+                f"what a step does was not counted: what torch.compile made is not known ({told(error)})"
             )
             self.counts = None
             return None
@@ -280,14 +279,14 @@ def leave(counter: StepCounter) -> bool:
     """Leave the counter's mode, even below other modes. Return whether it was active."""
     if not counter.is_entered:
         return False
-    was_there = any(mode is counter for mode in _get_current_dispatch_mode_stack())
+    was_there = any(mode is counter for mode in current_dispatch_mode_stack())
     if not was_there:
-        _push_mode(counter)
+        push_mode(counter)
     above = []
-    while _get_current_dispatch_mode() is not counter:
-        above.append(_pop_mode())
+    while current_dispatch_mode() is not counter:
+        above.append(pop_mode())
     counter.__exit__(None, None, None)
     for mode in reversed(above):
-        _push_mode(mode)
+        push_mode(mode)
     # False after a backward in which it was entered: autograd removes such modes when that ends.
     return was_there

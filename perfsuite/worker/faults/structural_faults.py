@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from perfsuite.errors import MismatchError
+from perfsuite.frameworks.common.private import (
+    CheckpointWrapper,
+    attn_implementation,
+    checkpointing_func,
+    fsdp_group,
+    fsdp_state,
+    reduce_dtype,
+    tree_leaves,
+)
 from perfsuite.worker.observation.optimizers import parameters_of
 
 if TYPE_CHECKING:
@@ -45,7 +52,7 @@ def begin(kind: Structural, model: nn.Module | None, optimizer: Optimizer | None
 
 def _sharding(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = [(unit, unit._get_fsdp_state()._fsdp_param_group) for unit in units]
+    groups = [(unit, fsdp_group(fsdp_state(unit)())) for unit in units]
     return [(unit, group) for unit, group in groups if group is not None]
 
 
@@ -65,12 +72,12 @@ def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
             raise _Misfit("DDP reduces in float32 already")
         model.register_comm_hook(model.process_group, _all_reduced_in_fp32)
         return
-    dtypes = [(each, each._reduce_dtype or each.fsdp_params[0].orig_dtype) for _, each in _sharding(model)]
+    dtypes = [(each, reduce_dtype(each) or each.fsdp_params[0].orig_dtype) for _, each in _sharding(model)]
     lower = [group for group, dtype in dtypes if dtype != torch.float32]
     if not lower:
         raise _Misfit("no gradients are reduced in a lower precision by DDP or FSDP2")
     for group in lower:
-        group._reduce_dtype = torch.float32
+        setattr(group, reduce_dtype.name, torch.float32)
 
 
 def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads them
@@ -108,7 +115,7 @@ def _forget_checkpointing(model: nn.Module, optimizer: Optimizer) -> None:
 def _is_checkpointed(module: Any) -> bool:
     forward = module.__dict__.get("forward")
     is_ours = isinstance(forward, partial) and forward.func is checkpoint
-    by_transformers = hasattr(module, "_gradient_checkpointing_func") and module.gradient_checkpointing
+    by_transformers = hasattr(module, checkpointing_func.name) and module.gradient_checkpointing
     return is_ours or by_transformers or isinstance(module, CheckpointWrapper)
 
 
@@ -129,11 +136,11 @@ def _step_by_lists(model: nn.Module, optimizer: Optimizer) -> None:
 
 def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    fused = [each for each in configs if getattr(each, "_attn_implementation", None) not in (None, "eager")]
+    fused = [each for each in configs if getattr(each, attn_implementation.name, None) not in (None, "eager")]
     if not fused:
         raise _Misfit("no model of transformers has another attention")
     for config in fused:
-        config._attn_implementation = "eager"
+        setattr(config, attn_implementation.name, "eager")
 
 
 def _keep_average(model: nn.Module, optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Call a function as soon as a module has been imported. Imports no torch."""
+"""Call a function before or as soon as a module has been imported. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 Action = Callable[[ModuleType], object]
@@ -16,18 +16,34 @@ class AfterImport:
     """A finder that delegates to the others, and calls an action after each watched module was executed.
 
     At that time nobody has imported a name from the module yet. Errors of actions never reach the importer.
+    The functions in `before` get the name of a module before it is executed, and may `add` actions.
     """
 
-    def __init__(self, actions: Mapping[str, Action], on_error: Callable[[Exception], object]) -> None:
+    def __init__(
+        self,
+        actions: Mapping[str, Action],
+        on_error: Callable[[Exception], object],
+        *,
+        before: Mapping[str, Callable[[str], object]] = MappingProxyType({}),
+    ) -> None:
         self._actions = dict(actions)  # by name, for modules that are still to be imported
+        self._before = dict(before)  # the same, for modules whose import has not begun
         self._on_error = on_error
         self._asking = threading.local()
 
     def begin(self) -> None:
         """Run the actions of modules that are imported already, and wait for the others."""
+        for name in [*self._before]:
+            if name in sys.modules:
+                self._begins(name)
         self.look()
-        if self._actions:
+        if self._actions or self._before:
             sys.meta_path.insert(0, self)
+
+    def add(self, actions: Mapping[str, Action]) -> None:
+        """Wait for more modules as well, and run the actions of those that are imported already."""
+        self._actions.update(actions)
+        self.look()
 
     def look(self) -> None:
         """Run the actions of modules that have been imported by now.
@@ -43,13 +59,15 @@ class AfterImport:
     def end(self) -> None:
         """Stop waiting."""
         self._actions.clear()
+        self._before.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return None, except for a module that is waited for."""
         # Other finders may ask all finders again.
-        if name not in self._actions or getattr(self._asking, "now", False):
+        is_watched = name in self._actions or name in self._before
+        if not is_watched or getattr(self._asking, "now", False):
             return None
         self._asking.now = True
         try:
@@ -57,7 +75,9 @@ class AfterImport:
             found = (each.find_spec(name, path, target) for each in others if hasattr(each, "find_spec"))
             spec = next((spec for spec in found if spec is not None), None)
             if spec is not None and spec.loader is not None:
-                self._act_after(spec.loader, name)
+                self._act_around(spec.loader, name)
+            elif spec is not None:  # a folder without `__init__.py`, which executes nothing
+                self._begins(name)
         except Exception as error:  # the other finders run next, as they would without this one
             self._on_error(error)
             return None
@@ -65,14 +85,24 @@ class AfterImport:
             self._asking.now = False
         return spec
 
-    def _act_after(self, loader: Any, name: str) -> None:
+    def _act_around(self, loader: Any, name: str) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            self._begins(name)
             execute(module)
             self._act(name, module)
 
         loader.exec_module = exec_module
+
+    def _begins(self, name: str) -> None:
+        action = self._before.pop(name, None)
+        if action is None:
+            return
+        try:
+            action(name)
+        except Exception as error:
+            self._on_error(error)
 
     def _act(self, name: str, module: ModuleType) -> None:
         action = self._actions.pop(name, None)

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 from perfsuite.frameworks.common.model import dtype_name
+from perfsuite.frameworks.common.private import is_wrapper_subclass, tree_leaves
 from perfsuite.results.rank_report import Dtypes
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.replicas import local
@@ -50,7 +49,7 @@ def _elements(tensors: Iterable[Any]) -> dict[str, int]:
 
 def _parts(tensor: Any) -> Iterator[Any]:
     """Yield the tensors inside a tensor: torchao's 8-bit state claims float32, but holds codes and scales."""
-    if not is_traceable_wrapper_subclass(tensor) or not hasattr(tensor, "__tensor_flatten__"):
+    if not is_wrapper_subclass(tensor) or not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:

@@ -23,9 +23,10 @@ from perfsuite.frameworks.common.model import (
     has_attention,
     is_checkpointed,
 )
+from perfsuite.frameworks.common.private import attn_implementation
 from perfsuite.frameworks.common.sharding import meshes_text
 from perfsuite.results.rank_report import Dtypes, Evidence, Observed
-from perfsuite.worker.observation import deepspeed, replicas, software
+from perfsuite.worker.observation import engines, replicas, software
 from perfsuite.worker.observation.dtypes import dtypes_of
 from perfsuite.worker.observation.optimizers import living, parameters_of
 from perfsuite.worker.observation.second_step import NO_LINEAR, NOT_OBSERVED, SecondStep, layers
@@ -242,7 +243,7 @@ def owner(optimizer: Any) -> nn.Module:
 
     If no module has all of them, return the fewest modules that do together, as `Owners`.
     """
-    engine = deepspeed.engine_of(optimizer)
+    engine = engines.of(optimizer)
     if engine is not None:
         return cast(nn.Module, engine)
     wanted = set(map(id, parameters_of(optimizer)))
@@ -275,15 +276,14 @@ def wrapping(model: nn.Module) -> dict[str, str]:
         kind.__name__: [module for module in modules if isinstance(module, kind)]
         for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     }
-    engines = found[deepspeed.NAME] = [module for module in modules if hasattr(module, deepspeed.STEP)]
     shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
     tensors = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     shardings |= {", ".join(map(_placement, tensor.placements)) for tensor in tensors}
     meshes = [tensor.device_mesh for tensor in tensors if tensor.device_mesh.mesh_dim_names]
     axes = [dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) for mesh in meshes]
-    # Each stage partitions something else among ranks.
-    stages = {int(engine.zero_optimization_stage()) for engine in engines}
-    shardings |= {f"DeepSpeed ZeRO-{stage}" for stage in stages if stage}
+    for kind, instances in engines.among(modules):
+        found[kind.path.rpartition(":")[2]] = instances
+        shardings |= {*filter(None, map(kind.sharding, instances))}
     return {
         "wrapper": " + ".join(name for name, instances in found.items() if instances) or "none",
         "sharding": " and ".join(sorted(shardings)) or "none",
@@ -298,11 +298,11 @@ def _attention(model: nn.Module) -> dict[str, str]:
     For a Mamba, return whether mamba_ssm runs the scan, or transformers' own loop.
     """
     configs: Any = (getattr(module, "config", None) for module in model.modules())
-    config: Any = next((config for config in configs if hasattr(config, "_attn_implementation")), None)
+    config: Any = next((config for config in configs if hasattr(config, attn_implementation.name)), None)
     if config is None:
         return {"attention": NO_CONFIGURATION}
     if has_attention(config):
-        return {"attention": config._attn_implementation}
+        return {"attention": attn_implementation(config)}
     # transformers uses the package if it can be imported, and silently falls back if it cannot.
     return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
 

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+
+from perfsuite.frameworks.common import private
+from perfsuite.frameworks.common.private import disable_current_modes, shard_of
+from perfsuite.worker.hooks import libraries
+
+_world = private.or_none("process_groups")
+_sequence_number = private.or_none("sequence_number")
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
@@ -24,9 +30,14 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor: a DTensor's shard, ZeRO-3's partition, or all of it."""
-    held: torch.Tensor = getattr(tensor, "ds_tensor", getattr(tensor, "_local_tensor", tensor))
+    """Return this rank's part of a tensor: a DTensor's shard, that of a library's own kind, or all of it."""
+    name = next((name for name in _shards() if hasattr(tensor, name)), None)
+    held: torch.Tensor = shard_of(tensor) if name is None else getattr(tensor, name)
     return held
+
+
+def _shards() -> list[str]:
+    return [library.shard for library in libraries.imported() if library.shard is not None]
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
@@ -35,7 +46,7 @@ def squares(gradients: Iterable[Any]) -> float | None:
     A part that n ranks of a mesh hold counts 1/n, so that the sums of all ranks add up. If each rank holds
     everything, as in DDP, its sum is that of the job.
     """
-    with _disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
+    with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         known = [gradient for gradient in gradients if gradient is not None]
         copies = [_copies(each) for each in known]
         if copies == [each.device_mesh.size() if hasattr(each, "device_mesh") else 1 for each in known]:
@@ -67,19 +78,18 @@ def replicated(model: nn.Module) -> set[str]:
 
 
 def _is_whole(parameter: Any) -> bool:
-    is_expert = not getattr(parameter, "allreduce", True)  # how Megatron and DeepSpeed mark experts
-    if is_expert or hasattr(parameter, "ds_id"):  # DeepSpeed's ZeRO-3
+    # Megatron, and libraries made from it, mark experts so.
+    is_expert = not getattr(parameter, "allreduce", True)
+    if is_expert or any(hasattr(parameter, name) for name in _shards()):
         return False
     return all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 
 
 def collectives_begun() -> int | None:
     """Return how many collectives began in groups of several ranks; None if the backend does not count."""
-    if not dist.is_initialized():
+    if _world is None or _sequence_number is None or not dist.is_initialized():
         return None
     try:
-        groups: Any = dist.distributed_c10d._world.pg_map
-        return sum(int(group._get_sequence_number_for_group()) for group in groups if group.size() > 1)
-    except (RuntimeError, AttributeError):
-        # The backend does not count, or this torch lacks the private names.
+        return sum(int(_sequence_number(group)) for group in _world.pg_map if group.size() > 1)
+    except RuntimeError:  # the backend does not count
         return None

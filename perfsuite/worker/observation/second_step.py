@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from perfsuite.frameworks.common import adapters, finetuning
+from perfsuite.frameworks.common import adapters, finetuning, private
 from perfsuite.frameworks.common.model import dtype_name
 
 NOT_OBSERVED = "not observed (compiled)"
@@ -93,7 +93,7 @@ class SecondStep:
         given = _first_tensor(args)
         made = _first_tensor(output)
         if given is not None and made is not None:
-            # Avoid reading the weight: DeepSpeed takes a read of it in a forward for a computation with it.
+            # Avoid reading the weight: ZeRO-3 takes a read of it in a forward for a computation with it.
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:
@@ -218,13 +218,13 @@ def nodes_of(value: Tensor) -> Iterator[Any]:
             ahead.extend(following for following, _ in node.next_functions)
 
 
-BACKWARD = "_current_graph_task_id"
-"""A private function of `torch._C` that shows whether a backward pass is running (seen in 2.11 to 2.15)."""
+current_graph_task = private.or_none("current_graph_task")
+"""Returns the number of the backward pass that is running, or -1; None if this torch lacks it."""
 
 
 def knows_backward() -> bool:
     """Return whether this version of torch can tell that a backward pass is running."""
-    return hasattr(torch._C, BACKWARD)
+    return current_graph_task is not None
 
 
 def in_backward() -> bool:
@@ -232,8 +232,7 @@ def in_backward() -> bool:
 
     A forward inside a backward pass recomputes activations.
     """
-    current = getattr(torch._C, BACKWARD, None)
-    return current is not None and bool(current() != -1)
+    return current_graph_task is not None and bool(current_graph_task() != -1)
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

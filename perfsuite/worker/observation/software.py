@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from perfsuite.frameworks.common import private
 from perfsuite.results.counts import Compiled, spans
 from perfsuite.results.environment import variables
+from perfsuite.worker.hooks import libraries
 
-PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm", "deepspeed")
+PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm")
 """Packages that are recorded if they are installed, because libraries take kernels from them on their own."""
 NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
@@ -29,7 +31,7 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
         "kernel": platform.release(),
         "threads": str(torch.get_num_threads()),
     }
-    for package in (*packages, *PACKAGES):
+    for package in (*packages, *PACKAGES, *libraries.packages()):
         # It is not installed, or a clone without a version.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             seen[package] = importlib.metadata.version(package)
@@ -81,9 +83,8 @@ def arithmetic(device: str) -> dict[str, str]:
 
 
 def _dynamo() -> Mapping[str, Mapping[str, int]]:
-    """Return the counters of torch.compile; empty if it was never loaded, or if this torch has none."""
-    module: Any = sys.modules.get("torch._dynamo.utils")
-    return getattr(module, "counters", {})
+    """Return the counters of torch.compile; empty if it was never loaded."""
+    return private.if_loaded("dynamo_counters") or {}
 
 
 def compiled_graphs() -> int:
@@ -103,12 +104,11 @@ def compiled_counts() -> Compiled | None:
     breaks = Counter[str]()
     for reason, count in _dynamo().get("graph_break", {}).items():
         breaks[reason.splitlines()[0]] += count  # the following lines name places in files
-    metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()
-    inductor: Any = sys.modules.get("torch._inductor.metrics")
+    metrics = private.compilation_metrics()
     return Compiled(
         graphs=compiled_graphs(),
         breaks=dict(breaks),
         recompilations=sum(metric.recompile_reason is not None for metric in metrics),
-        kernels=0 if inductor is None else inductor.generated_kernel_count,
+        kernels=private.if_loaded("inductor_kernels") or 0,
         extern_calls=_dynamo().get("inductor", {}).get("extern_calls", 0),
     )

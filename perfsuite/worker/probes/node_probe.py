@@ -12,6 +12,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from perfsuite.frameworks.common import private
 from perfsuite.worker.clock.timers import CudaTimer, HostTimer
 
 MIB = 2**20
@@ -92,7 +93,9 @@ def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
 def _rounded(probed: dict[str, float]) -> dict[str, float]:
     if torch.cuda.is_initialized():  # otherwise torch would keep the buffers and cuBLAS's workspace
         torch.cuda.synchronize()
-        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+        clear = private.or_none("clear_cublas_workspaces")
+        if clear is not None:
+            clear()
         torch.cuda.empty_cache()
     return {name: float(f"{rate:.4g}") for name, rate in probed.items()}
 

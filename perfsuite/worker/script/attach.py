@@ -32,7 +32,7 @@ from perfsuite.worker.clock.profiling import ProfileTaken
 from perfsuite.worker.counting import gradients
 from perfsuite.worker.hooks import calls
 from perfsuite.worker.hooks.named import NamedFunction, Search
-from perfsuite.worker.observation import deepspeed, frozen
+from perfsuite.worker.observation import engines, frozen
 from perfsuite.worker.observation.optimizers import Optimizers
 from perfsuite.worker.rank import LEAVE_S, empty_report, failure_of, failure_of_ours, write_failure
 from perfsuite.worker.script.losses import Losses, loss_of
@@ -131,6 +131,7 @@ class Attached:
         frozen.watch()
         gradients.watch()
         loaders.watch()
+        engines.watch()
         if dist.is_available():
             startup_clock.watch(dist, "init_process_group", startup_clock.PROCESS_GROUP)
         if request.counts:
@@ -155,16 +156,16 @@ class Attached:
         """Return whether this process is a child of the measured one."""
         return self.state == "aside" or self._pid not in (None, os.getpid())
 
-    # The clock. If the optimizer is inside DeepSpeed's engine, the engine's step counts instead.
+    # The clock. If the optimizer is inside a library's engine, the engine's step counts instead.
 
     @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not deepspeed.takes(optimizer, self._before, self._after):
+        if not engines.steps(optimizer, self._before, self._after):
             self._before(optimizer, args, kwargs)
 
     @_guarded
     def _after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not deepspeed.takes(optimizer, self._before, self._after):
+        if not engines.steps(optimizer, self._before, self._after):
             self._after(optimizer)
 
     @_guarded

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common.own_list import OwnList
+from perfsuite.frameworks.common.private import shard_of
 from perfsuite.worker.observation.optimizers import parameters_of
 from perfsuite.worker.observation.second_step import in_backward, nodes_of
 
@@ -52,7 +53,7 @@ class Losses:
 
     def _value(self, loss: Tensor) -> Tensor:
         # Copy the value, because a script may go on to average its loss over the ranks in place.
-        local: Tensor = getattr(loss, "_local_tensor", loss)
+        local: Tensor = shard_of(loss)
         return local.detach().to(torch.float32, copy=True)
 
     def end_step(self, optimizer: Any) -> None:

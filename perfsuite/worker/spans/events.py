@@ -1,8 +1,9 @@
 """Recognise checkpoints, their loading and evaluation without changing the training. Imports torch.
 
-The functions of libraries are wrapped as soon as they are imported. A name with an underscore is private to
-its library (seen in torch 2.13, transformers 5.23, lightning 2.6). Without it, the event only has the seconds
-of the functions that it calls, or is not recognised.
+The functions of libraries are wrapped as soon as they are imported. `RECOGNISED` has those of torch, and of
+libraries that others build on or that have several names. A framework names those of its own library. A name
+with an underscore is private to its library (seen in transformers 5.23, lightning 2.6). Without it, a note
+says so, and the event only has the seconds of the functions that it calls, or is not recognised.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import functools
 import io
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
+from perfsuite.errors import told
+from perfsuite.frameworks.base import Event, Library
+from perfsuite.frameworks.common import private
 from perfsuite.worker.clock import loaders
+from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
+from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 from perfsuite.worker.hooks.named import replace_everywhere
 from perfsuite.worker.observation.replicas import collectives_begun
@@ -27,9 +33,9 @@ from perfsuite.worker.spans import phases
 from perfsuite.worker.spans.phases import watched as span_of
 from perfsuite.worker.spans.recording import Meters, Spans
 
-SAVE = "save checkpoint"
-LOAD = "load checkpoint"
-EVALUATE = "evaluate"
+SAVE: Event = "save checkpoint"
+LOAD: Event = "load checkpoint"
+EVALUATE: Event = "evaluate"
 
 
 class File(NamedTuple):
@@ -48,7 +54,7 @@ class Recognised(NamedTuple):
 
     module: str
     path: str  # with a dot for a method
-    event: str
+    event: Event
     file: File | None = None  # for functions that write or read one file
 
 
@@ -80,18 +86,11 @@ RECOGNISED = (
             Recognised(f"{pytorch}.loops.evaluation_loop", "_EvaluationLoop.run", EVALUATE),
         )
     ),
-    Recognised("torchtitan.components.validate", "Validator.validate", EVALUATE),
-    Recognised("nanotron.serialize.main", "save", SAVE),
-    Recognised("nanotron.serialize.main", "load", LOAD),
-    Recognised("deepspeed.runtime.engine", "DeepSpeedEngine.save_checkpoint", SAVE),
-    Recognised("deepspeed.runtime.engine", "DeepSpeedEngine.load_checkpoint", LOAD),
 )
-SHARDS = ("torch.distributed.checkpoint.filesystem", "_FileSystemWriter._write_data")
-"""Writes this rank's part of a sharded checkpoint, and returns a future with a result for each item."""
 ASYNC = "async_save"
 
 _imports: AfterImport | None = None
-_writing: set[int] = set()  # threads in which `SHARDS` already counts all written bytes
+_writing: set[int] = set()  # threads in which `_wrap_shards` counts all written bytes
 
 
 def watch() -> None:
@@ -102,12 +101,24 @@ def watch() -> None:
     phases.is_compiling = torch.compiler.is_compiling
     spans = phases.spans = Spans(Meters(collectives=collectives_begun, peak=_allocator_peak))
     by_module = defaultdict[str, list[Callable[[ModuleType], object]]](list)
-    for recognised in RECOGNISED:
-        by_module[recognised.module].append(functools.partial(_wrap, recognised))
-    by_module[SHARDS[0]].append(_wrap_shards)
+
+    def recognise(functions: Iterable[Recognised]) -> None:
+        for recognised in functions:
+            by_module[recognised.module].append(functools.partial(_wrap, recognised))
+
+    def begins(name: str) -> None:
+        with Part(PERFSUITE):
+            library = libraries.of(name)
+        if library is not None:
+            functions = [*of_library(library)]
+            recognise(functions)
+            imports.add(dict.fromkeys((each.module for each in functions), act))
+
+    recognise(RECOGNISED)
+    by_module[private.NAMES["write_data"].module].append(_wrap_shards)
 
     def failed(error: Exception) -> None:
-        spans.note(f"not all events are recognised ({type(error).__name__}: {error})")
+        spans.note(f"not all events are recognised ({told(error)})")
 
     def act(module: ModuleType) -> None:
         for wrap in by_module[module.__name__]:
@@ -116,8 +127,16 @@ def watch() -> None:
             except Exception as error:
                 failed(error)
 
-    _imports = AfterImport(dict.fromkeys(by_module, act), failed)
-    _imports.begin()
+    before = dict.fromkeys(libraries.names(), begins)
+    imports = _imports = AfterImport(dict.fromkeys(by_module, act), failed, before=before)
+    imports.begin()
+
+
+def of_library(library: Library) -> Iterator[Recognised]:
+    """Yield the functions that a framework names for its library."""
+    for function, event in library.events.items():
+        module, _, path = function.partition(":")
+        yield Recognised(module, path, event)
 
 
 def look_again() -> None:
@@ -223,10 +242,12 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
 
 
 def _wrap_shards(module: ModuleType) -> None:
-    owner, name = SHARDS[1].split(".")
-    kind = getattr(module, owner, None)
-    write = getattr(kind, name, None)
-    if write is None or hasattr(write, "is_event"):
+    """Count the bytes of this rank's part of a sharded checkpoint.
+
+    torch's function writes them, and returns a future with a result for each item. Raises `PrivateNameError`.
+    """
+    write = private.write_data
+    if hasattr(write, "is_event"):
         return
 
     @functools.wraps(write)
@@ -242,4 +263,4 @@ def _wrap_shards(module: ModuleType) -> None:
         return future
 
     watched.is_event = True  # type: ignore[attr-defined]
-    setattr(kind, name, watched)
+    setattr(*private.place("write_data"), watched)

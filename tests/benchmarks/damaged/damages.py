@@ -213,9 +213,9 @@ def put(file: Path, damage: bytes | str) -> None:
 
 
 NAMES = (
-    *("report", "export", "judge", "plan", "history list", "history add", "history trend"),
+    *("report", "export", "judge", "night --plan", "history list", "history add", "history trend"),
     *("history failures", "baseline list", "baseline show", "baseline diff", "baseline accept", "init"),
-    *("github comment", "github issue", "slurm", "refresh", "nothing", ""),
+    *("github comment", "github issue", "baseline refresh", "nothing", ""),
 )
 WORDS = (
     *(
@@ -234,7 +234,7 @@ WORDS = (
     ),
     *("a" * 5000, "--tolerance", "nan", "-1", "1e999", "99999999999999999999", "--history", "--store"),
     *("--cases", "--since", "0000-00-00", "9999-99-99", "*", "[", "%", "{}", "\u202e", "--help", "-k", "and"),
-    *("--format", "hud", "openmetrics", "results/results.json", "traces.jsonl", "--report", "--baselines"),
+    *("--format", "hud", "openmetrics", "results/results.json", "traces.jsonl", "--out", "--baselines"),
     *(
         "fifo",
         "--hardware",

@@ -121,7 +121,7 @@ def in_process(directory: Path, command: Sequence[str]) -> Said:
 
 def words_of(command: Sequence[str], text: str) -> tuple[tuple[str, ...], bool]:
     """Return the verdicts in the output of a command, and whether there is one for each thing it judges."""
-    is_written = "report" in command[:1] and "--report" in command
+    is_written = "report" in command[:1] and "--out" in command
     rows = next((row for name, row in ROWS.items() if tuple(command[: len(name)]) == name), None)
     if is_written or rows is not None:
         matches = re.finditer(ROWS["pytest",] if is_written or rows is None else rows, text, re.MULTILINE)

@@ -6,16 +6,10 @@ import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
 from perfsuite import documents
-from perfsuite.cli.github_issue import title
-from perfsuite.cli.judge_logs import MEGATRON_TAG
-from perfsuite.history import store
 from perfsuite.results.baseline import Acceptance, Baseline, BaselineLaunch
 from perfsuite.results.rank_report import Failure
 from perfsuite.results.session_file import Measurement
@@ -23,7 +17,6 @@ from tests import samples
 from tests.benchmarks.damaged.running import in_process
 from tests.benchmarks.damaged.shown import Kind
 from tests.processes import executable
-from tests.samples import COMMIT
 from tests.suite import CASES, ID, waiver
 from tests.synthetic import commit, git, make_repository
 
@@ -41,6 +34,8 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "toml": ("pytest.toml", f"[pytest]\n{TOML}"),
 }
 """Where a project can have pytest's settings: a file and what it holds, by a name."""
+FEATURES = Path(__file__).parents[2] / "features"
+"""Tests of features. Those with a `damaged.py` have files that their commands read."""
 URL = "https://example.org/1"
 
 Launch = Callable[[BaselineLaunch], BaselineLaunch]
@@ -65,7 +60,10 @@ class Target:
 def make(root: Path) -> list[Target]:
     """Make every project, and return what can be damaged in them."""
     root.mkdir()
-    return [*_gates(root), *_results(root), *_history(root), *_judged(root), *_launches(root)]
+    made = [*_gates(root), *_results(root), *_launches(root)]
+    for file in sorted(FEATURES.glob("*/damaged.py")):
+        made += import_module(f"tests.features.{file.parent.name}.damaged").targets(root)
+    return made
 
 
 def _gates(root: Path) -> list[Target]:
@@ -158,41 +156,22 @@ def _smaller(launch: BaselineLaunch) -> BaselineLaunch:
     return launch.replace(figures=launch.figures.replace(peak_memory_bytes=peak / 3))
 
 
-def _bad_result() -> Measurement:
+def bad_result() -> Measurement:
+    """Make a result that is slower than arm A."""
     bad = samples.make_launches(*(0.5,) * 5, step_s_p50=0.25, step_s_mean=0.25)
     return samples.make_result(*bad, before=samples.make_run())
 
 
 def _results(root: Path) -> list[Target]:
-    """Make a session of a slow case, a pull request that is answered, and the issue of a night."""
+    """Make a session of a slow case."""
     project = root / "session"
-    samples.write_session(project / "results", _bad_result())
+    samples.write_session(project / "results", bad_result())
     results = "results/results.json"
-    _stand_in(project / "bin", {"headRefOid": COMMIT, "comments": [], "commits": [{"oid": COMMIT}]})
-    comment = ("github", "comment", results, "--run-url", URL, "--pull-request", "7")
-    commands = [
-        ("report", results),
-        ("report", results, "--json"),
-        ("report", results, "--report", "out"),
-        ("export", results, "--format", "hud"),
-        ("history", "add", "--history", "new", results),
-        comment,
-        comment,
-    ]
-    night = root / "night"
-    samples.write_session(night / "results", _bad_result())
-    body = f"text\n<!-- perfsuite: {json.dumps([samples.make_case().id])} -->"
-    _stand_in(night / "bin", [{"number": 7, "title": title("cpu-test-2c"), "body": body}])
-    issue = ("github", "issue", results, "--run-url", URL)
-    return [
-        Target("session", results, "sealed", commands),
-        Target("session", "bin/answer", "sealed", [comment], is_printed=True),
-        Target("night", results, "sealed", [issue]),
-        Target("night", "bin/answer", "sealed", [issue], is_printed=True),
-    ]
+    commands = [("report", results), ("report", results, "--json"), ("report", results, "--out", "out")]
+    return [Target("session", results, "sealed", commands)]
 
 
-def _stand_in(directory: Path, answer: object) -> None:
+def stand_in(directory: Path, answer: object) -> None:
     """Put a program into a directory that stands in for `gh`: it keeps what it is told."""
     directory.mkdir(parents=True)
     executable(
@@ -202,93 +181,6 @@ def _stand_in(directory: Path, answer: object) -> None:
         'case "$2" in view | list) cat answer ;; create) echo https://example.org/made ;; esac',
     )
     (directory / "answer").write_text(json.dumps(answer))
-
-
-def _history(root: Path) -> list[Target]:
-    """Make a history of nights: one that failed, and one in which cases got slower for good."""
-    project = root / "history"
-    lost = samples.never_run().replace(case_id="lost", judged_by="b")
-    file = samples.write_session(project, _bad_result().replace(judged_by="a"), lost)
-    store.add(project / "history", file)
-    file.unlink()
-    (session,) = project.glob("history/cpu*/*/*.json")
-    (case,) = project.glob("history/cases/*.json")
-    commands = [
-        ("history", *words, "--history", "history")
-        for words in (("list",), ("failures",), ("list", "--json"), ("failures", "--json"))
-    ]
-    drifting = root / "drift"
-    for night in range(24):
-        step_s = (0.1 if night < 12 else 0.13) * (1 + 0.002 * (night * 7 % 5 - 2))
-        figures = samples.make_figures(tokens_per_s=51.2 / step_s, step_s_p50=step_s, step_s_mean=step_s)
-        began = f"2026-01-{night + 1:02}T03:04:05+00:00"
-        run = samples.make_run(figures=figures, started_at=began)
-        result = samples.make_result(run, before=None)
-        told = {"started_at": began, "commit": f"{night:02}" * 20}
-        store.add(drifting / "history", samples.write_session(drifting, result, **told))
-    (drifting / "results.json").unlink()
-    newest = sorted(drifting.glob("history/cpu*/*/*.json"))[-1]
-    (drifting_case,) = drifting.glob("history/cases/*.json")
-    before = samples.make_launches(*(0.394,) * 5)
-    accepted = samples.make_baseline(*before).replace(recorded_at="2026-01-02T03:04:05+00:00")
-    baseline = drifting / "baselines" / "cpu-test-2c" / f"{accepted.case.id}.json"
-    documents.write(baseline, accepted)
-    trends = [("history", "trend", "--history", "history", *words) for words in ((), ("--json",))]
-    said = in_process(drifting, trends[1])
-    assert said.status == 1, said.output
-    drifted = root / "drifted"
-    samples.write_session(drifted / "results", samples.make_result(samples.BEFORE))
-    (drifted / "trend.json").write_text(said.output[said.output.index("{") : said.output.rindex("}") + 1])
-    subject = f"drift of {accepted.case.id}, tokens/s"
-    body = f"text\n<!-- perfsuite: {json.dumps([subject])} -->"
-    _stand_in(drifted / "bin", [{"number": 7, "title": title("cpu-test-2c"), "body": body}])
-    issue = ("github", "issue", "results/results.json", "--run-url", URL, "--trend", "trend.json")
-
-    def below(of: Path, path: Path) -> str:
-        return str(path.relative_to(of))
-
-    return [
-        Target("history", below(project, session), "sealed", commands),
-        Target("history", below(project, case), "sealed", commands[:2]),
-        Target("drift", below(drifting, newest), "sealed", trends),
-        Target("drift", below(drifting, drifting_case), "sealed", trends),
-        Target("drift", below(drifting, baseline), "accepting", trends),
-        Target("drifted", "trend.json", "sealed", [issue]),
-    ]
-
-
-def _judged(root: Path) -> list[Target]:
-    """Make step times that others measured: traces, and logs of TensorBoard."""
-    project = root / "judged"
-    project.mkdir()
-    noise = {"sigma": 0.01, "degrees_of_freedom": 30}
-    slow = {"tolerance": 0.03, "baseline": [[0.1] * 20] * 5, "launches": [[0.2] * 20] * 5, "noise": noise}
-    good = {**slow, "launches": slow["baseline"]}
-    (project / "traces.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (good, slow)))
-    for name, level in (("old", 0.5), ("new", 0.7)):
-        for number in (1, 2, 3):
-            _write_log(project / f"{name}-{number}", level, number)
-    against = [word for number in (1, 2, 3) for word in ("--baseline", f"old-{number}")]
-    logs = ("judge", "new-1", "new-2", "new-3", *against)
-    traces = ("judge", "traces.jsonl")
-    both = [logs, (*logs, "--json")]
-    return [
-        Target("judged", "traces.jsonl", "traces", [traces, (*traces, "--json")]),
-        Target("judged", "new-1/events.tfevents", "log", both),
-        Target("judged", "old-1/events.tfevents", "log", both),
-    ]
-
-
-def _write_log(directory: Path, level: float, seed: int) -> None:
-    """Write an event file as Megatron's SummaryWriter does."""
-    writer = EventFileWriter(str(directory))
-    for step in range(40):
-        seconds = level * (1 + 0.004 * ((7 * step + seed) % 5 - 2))
-        summary = Summary(value=[Summary.Value(tag=MEGATRON_TAG, simple_value=seconds)])
-        writer.add_event(Event(step=step, wall_time=1.0, summary=summary))
-    writer.close()
-    (file,) = directory.iterdir()
-    file.rename(directory / "events.tfevents")
 
 
 def _launches(root: Path) -> list[Target]:

@@ -12,12 +12,12 @@ from perfsuite.errors import MismatchError
 from perfsuite.launch.requirements import unsupported
 from perfsuite.results.rank_report import Flops
 from perfsuite.worker.counting.growth import DISABLED
+from tests.case_files import BENCH_CASES, cases_of
 from tests.dry.runs import passed
-from tests.dry.test_rank import check_ranks
+from tests.dry.twins import check_ranks
 from tests.frameworks.test_base import COUNTED, measured, observed
 from tests.frameworks.torchtitan.samples import MARKS
 from tests.samples import make_machine
-from tests.test_published import CASES
 
 pytestmark = MARKS
 
@@ -232,9 +232,10 @@ def test_a_torchao_that_is_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
     assert unsupported(EMULATED.replace(framework="torchtitan", model="llama-tiny"), make_machine()) is None
 
 
-OF_THE_SUITE = [
-    case for case in CASES.values() if isinstance(case.framework, TorchTitan) and case.framework.config
+CASES = [
+    case for file in sorted(BENCH_CASES.glob("test_torchtitan_*.py")) for case in cases_of(file).values()
 ]
+OF_THE_SUITE = [case for case in CASES if isinstance(case.framework, TorchTitan) and case.framework.config]
 
 
 @pytest.mark.parametrize("case", OF_THE_SUITE, ids=lambda case: case.id)

@@ -1,3 +1,4 @@
+import importlib
 import runpy
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from perfsuite.results.counts import Counts, StepMemory
 from perfsuite.worker.counting import counter as counter_module
-from perfsuite.worker.counting.counter import FLOPS, StepCounter
+from perfsuite.worker.counting.collectives import OPERATORS
+from perfsuite.worker.counting.counter import BY_A_MASK, COPIES, FLOPS, HOST_READS, StepCounter
 from tests.fake_group import alone
 from tests.worker.loops import counted, in_a_thread, memory
 
@@ -354,3 +356,12 @@ def test_no_other_operator_is_taken_for_a_product() -> None:
         optimizer.step()
 
     assert counted(step).without_flops == {}
+
+
+@pytest.mark.parametrize("operator", sorted({*HOST_READS, *BY_A_MASK, *COPIES, *OPERATORS}))
+def test_torch_still_has_the_operators_that_count(operator: str) -> None:
+    """A renamed one would be missing from the counts, without an error."""
+    if operator.startswith("cplib."):  # context parallelism defines them when it is imported
+        importlib.import_module("torch.distributed.tensor.experimental._context_parallel._attention")
+    namespace, name = operator.split(".")
+    assert hasattr(getattr(torch.ops, namespace), name)

@@ -1,7 +1,6 @@
 """The norm of the gradients before they are clipped, in the counted step of a loop."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,9 @@ from torch import nn
 from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.worker.counting import gradients
 from perfsuite.worker.counting.steps import Counting
+from tests.packages import Packages
 from tests.samples import known
+from tests.worker import motor
 from tests.worker.loops import INPUTS, Loop
 
 Clip = Callable[[nn.Module], object]
@@ -140,14 +141,12 @@ def test_a_norm_that_cannot_be_read_is_unknown(
     assert counting.unclipped_squares is None
 
 
-def test_other_modules_clip_with_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = list[str]()
-    library = SimpleNamespace(clip_grad_norm=lambda: called.append("clips"))
-    monkeypatch.setitem(sys.modules, "nanotron.trainer", library)
+def test_notices_functions_of_libraries_that_clip(packages: Packages) -> None:
+    motor.install(packages)
+    driving = motor.driving()
     gradients.watch()
-    library.clip_grad_norm()
-    assert called == ["clips"]
-    assert hasattr(library.clip_grad_norm, "is_watched")
+    assert hasattr(driving.Driver.clip, "is_watched")
+    assert driving.Driver.clip(None) == "clipped"
 
 
 class Scaler:

@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.flop_counter import FlopCounterMode
 
+from perfsuite.errors import PrivateNameError
 from perfsuite.results.counts import COUNTED_STEP, FIRST_COUNTED, Compiled, Counts, StepsToCount
 from perfsuite.results.quantities import FLOOR
 from perfsuite.worker.counting.counter import StepCounter
 from perfsuite.worker.counting.hidden import Watch
 from perfsuite.worker.counting.steps import Counting, _memory_unless_alike, warm_up
 from perfsuite.worker.hooks import calls
-from perfsuite.worker.observation import deepspeed, software
-from perfsuite.worker.observation.second_step import BACKWARD
+from perfsuite.worker.observation import engines, second_step, software
 from tests.counted import make_memory
 from tests.samples import known
 from tests.worker.loops import Loop, in_a_thread, memory
@@ -259,7 +259,7 @@ def test_squares_gradients_out_of_sight(monkeypatch: pytest.MonkeyPatch) -> None
     counting = loop.run()
     assert counting.gradient_squares == pytest.approx(seen[COUNTED_STEP - 1])
     assert "aten.linalg_vector_norm" not in known(counting.counts).ops
-    monkeypatch.setattr(deepspeed, "gradient_norm", lambda optimizer: 3.0)
+    monkeypatch.setattr(engines, "gradient_norm", lambda optimizer: 3.0)
     told = Loop().run()
     assert (told.gradient_squares, told.unclipped_squares, told.notes) == (9, 9, [])
 
@@ -305,7 +305,7 @@ def test_uncountable_step_is_a_note(
     assert (counts.memory, counts.compiled) == (None, compiled)
     monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
-    assert told(counting).startswith("what torch.compile made is not known (AttributeError")
+    assert told(counting).startswith("what torch.compile made is not known (torch ")
 
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
@@ -345,10 +345,10 @@ def test_a_mode_that_was_taken_away_is_told() -> None:
             _pop_mode()
 
     reason = told(Loop().run(take))
-    assert reason == "RuntimeError: its TorchDispatchMode was taken away during the step"
+    assert reason == "its TorchDispatchMode was taken away during the step"
 
 
 def test_counts_nothing_without_a_backward_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch._C, BACKWARD)
-    with pytest.raises(RuntimeError, match=r"has no torch\._C\._current_graph_task_id"):
+    monkeypatch.setattr(second_step, "current_graph_task", None)
+    with pytest.raises(PrivateNameError, match=r"has no torch\._C\._current_graph_task_id"):
         Counting(lambda: None)

@@ -87,3 +87,39 @@ def test_asking_for_a_module_does_not_import_it(after: Begin) -> None:
     after(change)
     assert importlib.util.find_spec(NAME) is not None
     assert NAME not in sys.modules
+
+
+def test_acts_before_a_module_that_exists_is_executed(after: Begin, errors: list[Exception]) -> None:
+    told: list[bool] = []
+    watching = AfterImport(
+        {},
+        errors.append,
+        before={NAME: lambda name: told.append(hasattr(sys.modules[name], "value"))},
+    )
+    watching.begin()
+    assert importlib.util.find_spec(NAME) is not None
+    assert told == [], "it was looked for, not imported"
+    importlib.import_module(NAME)
+    watching.end()
+    assert told == [False]
+
+
+def test_before_an_import_actions_can_be_added(after: Begin, errors: list[Exception]) -> None:
+    watching = AfterImport({}, errors.append, before={NAME: lambda name: watching.add({name: change})})
+    watching.begin()
+    assert importlib.import_module(NAME).value == 2
+    watching.end()
+
+
+def test_acts_before_modules_of_a_plain_folder(tmp_path: Path, after: Begin, errors: list[Exception]) -> None:
+    folder = tmp_path / "a_folder_of_a_test"
+    folder.mkdir()
+    (folder / "inner.py").write_text("value = 1\n")
+    inner = f"{folder.name}.inner"
+    watching = AfterImport(
+        {}, errors.append, before={folder.name: lambda name: watching.add({inner: change})}
+    )
+    watching.begin()
+    assert importlib.import_module(inner).value == 2
+    watching.end()
+    assert errors == []

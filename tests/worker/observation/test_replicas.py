@@ -1,4 +1,3 @@
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from perfsuite.worker.observation import replicas
-from tests.fake_group import fake_group, sharded_without_weights
+from tests.fake_group import alone, fake_group, sharded_without_weights
 from tests.frameworks.common.test_model import TINY
 
 
@@ -26,9 +25,8 @@ def test_step_changes_the_trained_fingerprint() -> None:
 
 def test_unsharded_parameters_are_whole() -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
-    model[1].weight.ds_id = 7  # as ZeRO 3 marks its partitions
     model[1].bias.allreduce = False  # an expert's
-    assert replicas.replicated(model) == {"0.weight", "0.bias", "2.weight"}
+    assert replicas.replicated(model) == {"0.weight", "0.bias", "1.weight", "2.weight"}
     with fake_group(0, 2):
         assert replicas.replicated(sharded_without_weights(TINY)[0]) == set()
 
@@ -56,15 +54,22 @@ def test_dtensor_is_whole_if_all_replicate() -> None:
         assert replicas.replicated(model) == {"a"}
 
 
-def test_uncounted_collectives_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncounted_collectives_are_unknown() -> None:
     assert replicas.collectives_begun() is None
     with fake_group(0, 2):
         assert replicas.collectives_begun() is None
-    world = SimpleNamespace(pg_map=[SimpleNamespace(size=lambda: 2)])
-    for c10d in (SimpleNamespace(), SimpleNamespace(_world=world)):
-        has = SimpleNamespace(is_initialized=lambda: True, distributed_c10d=c10d)
-        monkeypatch.setattr(replicas, "dist", has)
+
+
+@pytest.mark.parametrize("name", ["_world", "_sequence_number"])
+def test_collectives_are_unknown_without_the_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(replicas, name, None)
+    with alone():
         assert replicas.collectives_begun() is None
+
+
+def test_a_group_of_one_rank_begins_no_collective() -> None:
+    with alone():
+        assert replicas.collectives_begun() == 0
 
 
 def test_squares_gradients_of_every_kind() -> None:

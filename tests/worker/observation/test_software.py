@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from perfsuite.worker.observation import software
+from tests.packages import Packages
 from tests.processes import python
+from tests.worker import motor
 
 
 def test_reports_versions_installed_beside_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +25,14 @@ def test_reports_versions_installed_beside_torch(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importlib.metadata, "version", version)
     seen = software.environment(("x", "a-clone-on-pythonpath"))
     assert seen.items() >= have.items()
-    assert not {"mamba_ssm", "deepspeed", "peft", "bitsandbytes", "a-clone-on-pythonpath"} & set(seen)
+    assert not {"mamba_ssm", "peft", "bitsandbytes", "a-clone-on-pythonpath"} & set(seen)
+
+
+def test_reports_versions_of_imported_libraries(packages: Packages) -> None:
+    motor.install(packages)
+    assert "perf-motor" not in software.environment()
+    motor.driving()
+    assert software.environment()["perf-motor"] == "1.5"
 
 
 def test_records_gpu_libraries_and_rank_cores(monkeypatch: pytest.MonkeyPatch) -> None:

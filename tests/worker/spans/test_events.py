@@ -14,12 +14,17 @@ import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 
+from perfsuite import extensions
+from perfsuite.extensions import FRAMEWORKS
 from perfsuite.results.counts import Counts
 from perfsuite.worker.clock import loaders
+from perfsuite.worker.hooks import libraries
 from perfsuite.worker.spans import events, phases
-from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, SHARDS, Recognised
+from perfsuite.worker.spans.events import EVALUATE, LOAD, RECOGNISED, SAVE, Recognised
 from perfsuite.worker.spans.recording import Spans
+from tests.packages import Packages
 from tests.samples import known
+from tests.worker import motor
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries: no process group, srun, few workers
 dcp: Any = torch.distributed.checkpoint
@@ -64,8 +69,18 @@ def defined(package: Path, module: str, path: str) -> bool:
     return bool(kinds)
 
 
+OF_FRAMEWORKS = [
+    recognised
+    for library in map(libraries.of, sorted(extensions.own(FRAMEWORKS)))
+    if library is not None
+    for recognised in events.of_library(library)
+]
+
+
 @pytest.mark.parametrize(
-    ("module", "path"), [*((each.module, each.path) for each in RECOGNISED), SHARDS], ids=str
+    ("module", "path"),
+    [(each.module, each.path) for each in [*RECOGNISED, *OF_FRAMEWORKS]],
+    ids=str,
 )
 def test_libraries_still_have_the_names(module: str, path: str) -> None:
     """Without one of them, the event is known by the functions in it, or not at all."""
@@ -151,10 +166,32 @@ def test_a_name_that_a_library_lacks_is_told(spans: Spans) -> None:
     spans.notes.clear()
 
 
+def test_unknown_bytes_of_sharded_checkpoints_are_a_note(
+    spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(filesystem, "_FileSystemWriter")
+    events.watch()
+    (note,) = known(phases.spans).notes
+    assert note.startswith("not all events are recognised (torch ")
+    assert "_FileSystemWriter._write_data, a private name" in note
+    assert "Without it, the bytes of a sharded checkpoint are not known" in note
+
+
 def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:
     wrapped = torch.save
     events.watch()
     assert torch.save is torch.serialization.save is wrapped
+
+
+def test_functions_that_a_framework_names_are_events(spans: Spans, packages: Packages) -> None:
+    motor.install(packages)
+    events.watch()
+    current = known(phases.spans)
+    current.train(lambda: 0)
+    driving = motor.driving()
+    assert driving.save() == "saved"
+    assert driving.Driver.check(None) == "checked"
+    assert names(current) == {SAVE: 1, EVALUATE: 1}
 
 
 def test_outermost_saver_names_the_event(spans: Spans, tmp_path: Path) -> None:

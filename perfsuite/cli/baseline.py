@@ -1,0 +1,237 @@
+"""The commands `perfsuite baseline list | show | diff | accept | refresh`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from perfsuite import documents
+from perfsuite.cli.shared import Hardware, Out, PytestOptions, Reason, Shared, shares
+from perfsuite.errors import CaseError, FileError, PerfsuiteError
+from perfsuite.inputs.git import commit_of, git
+from perfsuite.node.machine import detect
+from perfsuite.report import spans
+from perfsuite.report.console import console, plain_table, print_json
+from perfsuite.report.terminal import spans_of, step_of
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.count_baseline import CountBaseline
+from perfsuite.results.store import BaselineFiles, BaselineStore, Found, Store, is_there
+from perfsuite.session.by_command import check_asked
+from perfsuite.session.review.accept import accept as write_accepted
+from perfsuite.session.review.accept import counted, measured
+from perfsuite.session.review.counts import COUNTS
+from perfsuite.session.review.refresh import refreshed
+from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown, profile_lines
+
+J = TypeVar("J", Baseline, CountBaseline)
+app = typer.Typer(
+    no_args_is_help=True, help="Review baselines: what each case reached when somebody accepted it."
+)
+
+HardwareClass = Annotated[
+    str | None, typer.Option("--hardware-class", help="Hardware class (default: that of this machine).")
+]
+CaseGlob = Annotated[str, typer.Argument(help="Pattern of case ids, in which * and ? match.")]
+ANOTHER_MACHINE = (
+    "Take also launches that were set aside only because the machine differed from the baseline's."
+)
+
+
+@app.command("list")
+@shares("baselines", "store", "as_json")
+def list_baselines(*, shared: Shared) -> None:
+    """List every baseline, reviewed or only recorded here: of times and memory, then of counts."""
+    known = BaselineStore(shared.baselines, Store(shared.store).baselines)
+    listed = [_listed(TIMES, known), _listed(COUNTS, known.counts)]
+    if shared.as_json:
+        print_json([row for rows, _ in listed for row in rows])
+        return
+    for rows, grid in listed:
+        if rows:
+            console().print(grid)
+    if not any(rows for rows, _ in listed):
+        console().print(f"no baselines in {known}")
+
+
+def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, object]], Table]:
+    """Return the baselines as data and as a table."""
+    grid = plain_table((*shown.headings, "from", "accepted"))
+    rows = list[dict[str, object]]()
+    folder = shown.headings[0].replace(" ", "_")
+    for known in map(files.read, files.files()):
+        by = None if known.accepted is None else known.accepted.by
+        day = known.recorded_at[:10]
+        made = {folder: known.folder, "case": known.case.id, "day": day, "accepted_by": by}
+        rows.append({**made, **shown.figures(known)})
+        accepted = "local" if by is None else f"by {by}"
+        grid.add_row(known.folder, known.case.id, *shown.cells(known), day, accepted)
+    return rows, grid
+
+
+@app.command()
+@shares("baselines", "store", "as_json")
+def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared) -> None:
+    """Show baselines in full: launches, noise, settings, environment, who accepted them and why.
+
+    Below them are the counts of their steps, on every target: counts do not belong to a machine.
+    """
+    known = BaselineStore(shared.baselines, Store(shared.store).baselines)
+    machine_class = hardware_class or detect().hardware_class
+    files = known.files(machine_class, case)
+    count_files = known.counts.files(case_ids=case)
+    if not files and not count_files:
+        raise FileError(
+            f"no baseline matches {case!r} on {machine_class} in {known}; see: perfsuite baseline list"
+        )
+    if shared.as_json:
+        contents = [(file, documents.plain(known.read(file))) for file in files]
+        contents += [(file, documents.plain(known.counts.read(file))) for file in count_files]
+        print_json([{"file": str(file), "baseline": content} for file, content in contents])
+        return
+    for file in files:
+        times = known.read(file)
+        profile = known.profile_of(Found(times, file))
+        _show(TIMES, times, file, [] if profile is None else profile_lines(profile))
+    for file in count_files:
+        counts = known.counts.read(file)
+        _show(COUNTS, counts, file)
+        console().print("\n".join(spans_of(spans.of_counts(counts.counts))))
+        for entry in counts.counts:
+            console().print("\n".join(step_of(entry)))
+
+
+def _show(shown: Shown[J], known: J, file: Path, more: Sequence[str] = ()) -> None:
+    lines: list[str] = [f"file: {file}"]
+    accepted = known.accepted
+    if accepted is not None:
+        lines.append(f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}")
+        lines.append(f"reason: {accepted.reason or 'none given'}")
+    console().print(shown.title(known))
+    for line in (*lines, *shown.details(known), *more):
+        console().print(f"  {line}")
+
+
+@app.command()
+@shares("baselines", "as_json")
+def diff(
+    *,
+    ref: Annotated[str, typer.Argument(help="Commit, branch or tag of git to compare with.")] = "HEAD",
+    shared: Shared,
+) -> None:
+    """Show what changed in the reviewed baselines since a git ref, in numbers rather than lines."""
+    root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
+    commit = commit_of(ref, cwd=root)
+    known = BaselineStore(shared.baselines.resolve())
+    listed = git(
+        "diff", "--name-only", "--no-renames", "--ignore-submodules=dirty", commit, "--", str(known), cwd=root
+    )
+    listed += git("ls-files", "--others", "--exclude-standard", "--", str(known), cwd=root)
+    files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
+    told = list[tuple[Text, dict[str, object]]]()
+    for file in files:
+        if file.parent.parent == known.profiles.reviewed:
+            told.append(_changed(PROFILES, known.profiles, ref, file, root))
+        elif file.parent.parent == known.counts.reviewed:
+            told.append(_changed(COUNTS, known.counts, commit, file, root))
+        else:
+            told.append(_changed(TIMES, known, ref, file, root))
+    if shared.as_json:
+        print_json([row for _, row in told])
+        return
+    for text, _ in told:
+        console().print(text)
+    if not told:
+        console().print(f"no baseline changed since {ref}")
+
+
+def _changed(
+    shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path
+) -> tuple[Text, dict[str, object]]:
+    """Return the changes in a baseline's file since a git ref, in words and as data."""
+    name = str(file.relative_to(root))
+    before = None
+    if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
+        try:
+            content = documents.parse(git("show", f"{ref}:{name}", cwd=root))
+            before = known.kind.model_validate(content, context=documents.FROM_FILE)
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
+    now = documents.read(file, known.kind) if is_there(file) else None
+    row: dict[str, object] = {"file": name}
+    for key, each in (("before", before), ("now", now)):
+        row[key] = each and documents.plain(each)
+    return shown.before_after(before, now), row
+
+
+@app.command()
+@shares("baselines", "store")
+def accept(
+    *,
+    case: CaseGlob = "*",
+    hardware_class: Annotated[
+        str | None,
+        typer.Option("--hardware-class", help="Hardware class (default: those of the newest session)."),
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Why a baseline may become slower or larger.")] = None,
+    another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
+    sessions: Annotated[
+        int, typer.Option(help="Number of sessions whose launches are taken, the newest ones.", min=1)
+    ] = 1,
+    only_counts: Annotated[
+        bool, typer.Option("--only-counts", help="Accept counts, of any machine, and no times.")
+    ] = False,
+    shared: Shared,
+) -> None:
+    """Accept measured runs as the reviewed baseline of their case, and list the files to commit.
+
+    It takes the launches that the newest session that measured a case judged as healthy, at least 5, on the
+    hardware classes of the newest session of all. `--sessions 3` also takes those of the two before, so that
+    the baseline knows how much one day differs from another. Launches whose settings differ from the newest
+    one's are left out. What the newest session counted is accepted with them, and the profile that
+    `--perf-explain` took in it. `--only-counts` accepts the counts alone: one launch is enough, on any
+    machine, healthy or not. The exit status is 1 if a case was not accepted.
+    """
+    local = Store(shared.store)
+    runs = counted(local, case, sessions) if only_counts else measured(local, hardware_class, case, sessions)
+    written = []
+    refused = []
+    for case_id, launches in sorted(runs.items()):
+        try:
+            reviewed = BaselineStore(shared.baselines)
+            written += write_accepted(
+                reviewed, launches, reason, None if only_counts else local, another_machine
+            )
+        except PerfsuiteError as error:
+            refused.append(f"{case_id}: {error}")
+    for file in written:
+        console().print(f"written: {file}")
+    if written:
+        console().print("Review and commit: git add " + " ".join(map(str, written)))
+    for why in refused:
+        console(stderr=True).print(f"not accepted: {why}", style="red")
+    if refused:
+        raise typer.Exit(1)
+
+
+@app.command()
+@shares("cases", "baselines")
+def refresh(
+    *,
+    hardware: Hardware,
+    reason: Reason,
+    pytest_options: PytestOptions = None,
+    out: Out = Path("out"),
+    shared: Shared,
+) -> None:
+    """Measure cases with ten launches each, and make these their reviewed baselines, to commit.
+
+    The exit status is 2 if nothing new was measured.
+    """
+    check_asked(hardware, shared.cases)
+    if not reason.strip():
+        raise CaseError("--reason is empty: say why a baseline may change, as 'torch 2.14'")
+    if not refreshed(hardware, reason, pytest_options or (), out, shared.cases, shared.baselines):
+        raise typer.Exit(2)

@@ -1,1 +1,0 @@
-"""`perfsuite baseline list | show | diff | accept`: show baselines, and write reviewed ones."""

@@ -1,0 +1,107 @@
+"""`perfsuite compare`: `pytest --perf-against` without a test."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite import extensions
+from perfsuite.cli.shared import (
+    CountsWay,
+    DryWay,
+    Expression,
+    Ids,
+    Launcher,
+    MaxPairs,
+    Shared,
+    Tolerance,
+    WaitQuiet,
+    Yes,
+    asks,
+    check_way,
+    launcher_of,
+    option,
+    options,
+    read,
+    report_directory,
+    shares,
+)
+from perfsuite.errors import CaseError
+from perfsuite.extensions import COMMANDS
+from perfsuite.report.console import say
+from perfsuite.report.progress import Progress
+from perfsuite.session.against_arm import AgainstArm, ByDryRuns, by_counts, by_times, resolved
+from perfsuite.session.by_command import UNDECIDED, fitting, measured, runnable, selected
+from perfsuite.session.case_changes import Selection, case_changes
+from perfsuite.session.session import Session
+from perfsuite.session.setup import DryHost, Host, Setup
+
+
+@shares("cases", "store", "as_json")
+def compare(
+    *,
+    against: Annotated[str | None, option("against")] = None,
+    arm: Annotated[
+        str, typer.Option(help="Arm that may be slower (default: this environment, as it is).")
+    ] = ".",
+    case: Ids = None,
+    k: Expression = None,
+    dry: DryWay = False,
+    counts: CountsWay = False,
+    tolerance: Tolerance = None,
+    max_pairs: MaxPairs = None,
+    inject: Annotated[str | None, option("inject")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
+    launcher: Launcher = None,
+    wait_quiet: WaitQuiet = None,
+    yes: Yes = False,
+    shared: Shared,
+) -> None:
+    """Compare two environments, without a baseline: which is slower, or does more in a step?
+
+    The exit status is 1 if a case is worse in arm B, or fails. It is 3 if none is, and one is undecided.
+    """
+    if against is None:
+        raise CaseError("nothing is named to compare with: add --against main, or another arm")
+    if dry and inject is not None:
+        raise CaseError("--dry with --inject: a dry run only counts; leave one of them out")
+    check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
+    chosen = options(store=shared.store, inject=inject, wait_quiet=wait_quiet, report=report_directory(out))
+    progress = Progress(line=say)
+    launches = launcher_of(launcher)
+    pairs = read("max-pairs", max_pairs)
+    asked = selected(shared.cases, case, k)
+    host = DryHost() if dry else Host(launches, chosen.store)
+    if not runnable(host, asked, are_named=k is None):  # before anything is installed for an arm
+        setup = Setup(chosen, progress, host)
+        session = Session(ByDryRuns(setup) if dry else AgainstArm(setup))
+        fitting(session, asked)
+        measured(session, [], as_json=shared.as_json)
+        raise typer.Exit(UNDECIDED)
+    arms = a, b = resolved(chosen, (("--against", against), ("--arm", arm)), asks(yes=yes))
+    if dry or counts:
+        session = by_counts(chosen, progress, None if dry else launches, arms)
+    else:
+        session = by_times(chosen, progress, launches, arms, max_pairs=pairs, tolerance=tolerance)
+    if not dry:
+        session.setup.host = host  # it has already examined the machine
+    fits = fitting(session, asked)
+    if session.record.skipped and k is None:
+        raise CaseError(f"{session.record.skipped[0].case_id}: {session.record.skipped[0].reason}")
+    progress.cases = len(fits)
+    words = () if k is None else ("-k", k)
+    wanted = Selection(paths=(shared.cases,), words=words, asked=k is not None, is_directory_of_cases=True)
+    changes, unknown = case_changes(arms, wanted, chosen.store)
+    session.record.case_changes = changes
+    session.record.cases_unknown = unknown
+    measured(session, fits, as_json=shared.as_json)
+    worse = [*filter(chosen.is_failing, session.record.results)]
+    if worse:
+        are_commits = None not in (a.commit, b.commit) and a.commit != b.commit and " " not in against
+        if are_commits and "bisect" in extensions.names(COMMANDS):
+            way = " --dry" if dry else " --counts" if counts else ""
+            say(f"Which commit did it: perfsuite bisect {worse[0].case_id} --good {against} --bad {arm}{way}")
+        raise typer.Exit(1)
+    is_decided = [result.outcome in ("passed", "improved") for result in session.record.results]
+    is_decided.append(session.record.has_all_cases)
+    raise typer.Exit(0 if session.record.results and all(is_decided) else UNDECIDED)

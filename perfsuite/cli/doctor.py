@@ -1,0 +1,72 @@
+"""`perfsuite doctor`: check the machine, and show a table or JSON."""
+
+import contextlib
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from perfsuite import documents
+from perfsuite.case.hardware import Machine, hardware_error
+from perfsuite.cli.app import command_of
+from perfsuite.cli.checks import show
+from perfsuite.cli.shared import Shared, shares
+from perfsuite.doctor import machine
+from perfsuite.doctor.examination import examine
+from perfsuite.doctor.rows import EXIT, worst
+from perfsuite.errors import CaseError
+from perfsuite.launch.lock import machine_lock
+from perfsuite.node.machine import detect, detect_cpu
+from perfsuite.report.console import console, print_json
+
+
+@shares("as_json")
+def doctor(
+    *,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check the machine only, without training, in some seconds.")
+    ] = False,
+    expect: Annotated[
+        str | None,
+        typer.Option(help="Hardware marker, such as h100: exit with 2 unless it selects cases here."),
+    ] = None,
+    shared: Shared,
+) -> None:
+    """Check what this machine is, and whether it measures reliably. Run it before the first night here.
+
+    It names the hardware class and the markers that select cases here. It checks torch, driver, permissions
+    and other processes; trains a small model to compare clocks and memory counters; then makes some launches
+    on every device for their noise. The exit status is 1 if a check fails. It is 3 if one has no result, for
+    example while others use the machine.
+    """
+    expected = _expected(expect)
+    err = console(stderr=True)
+    with contextlib.nullcontext() if quick else machine_lock(err.print):
+        rows = examine(
+            expected,
+            quick=quick,
+            load_command=command_of,
+            say=lambda text: err.print(f"perfsuite doctor: {text} ..."),
+        )
+    if shared.as_json:
+        print_json([documents.plain(row) for row in rows])
+    else:
+        width = max(len(row.check) for row in rows) + 2
+        for row in rows:
+            show(row, width)
+        count = Counter(row.status for row in rows)
+        console().print(f"{count['pass']} passed, {count['fail']} failed, {count['unknown']} unknown")
+    raise typer.Exit(EXIT[worst(rows)])
+
+
+def _expected(marker: str | None) -> Machine:
+    if marker is None:
+        return detect()
+    error = hardware_error(marker)
+    if error is not None:
+        raise CaseError(f"--expect {marker}: {error}")
+    found = detect_cpu("not looked at: --expect cpu") if marker == "cpu" else detect()
+    reason = machine.why_not(found, marker)
+    if reason is not None:
+        raise CaseError(f"no {marker} here: {reason}" + (f"; {found.note}" if found.note else ""))
+    return found

@@ -1,0 +1,42 @@
+"""`perfsuite dry-run`: `pytest --perf-dry` without a test."""
+
+from typing import Annotated
+
+import typer
+
+from perfsuite.cli.shared import Expression, Ids, Shared, options, shares
+from perfsuite.dry.machine import Device
+from perfsuite.report.console import say
+from perfsuite.report.progress import Progress
+from perfsuite.session.by_command import fitting, measured, selected
+from perfsuite.session.dry import dry_session
+
+
+@shares("cases", "baselines", "store", "as_json")
+def dry_run(
+    *,
+    case: Ids = None,
+    k: Expression = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Rank to run (default: those that show what all ranks do).")
+    ] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="Device to pretend (default: the GPU that the case is meant for).")
+    ] = None,
+    shared: Shared,
+) -> None:
+    """Show what a step of a case does at its full size, and whether it fits, in one process without hardware.
+
+    The exit status is 1 if the counts are worse than their baseline's, or a dry run fails. It is 2 if a case
+    was refused.
+    """
+    chosen = selected(shared.cases, case, k)
+    progress = Progress(line=say, cases=len(chosen))
+    ranks = None if rank is None else (rank,)
+    session = dry_session(options(store=shared.store, baselines=shared.baselines), progress, device, ranks)
+    fits = chosen if k is None else fitting(session, chosen)  # a named case reports its own reason
+    progress.cases = len(fits)
+    if measured(session, fits, as_json=shared.as_json):
+        raise typer.Exit(2)
+    if any(map(session.setup.options.is_failing, session.record.results)):
+        raise typer.Exit(1)

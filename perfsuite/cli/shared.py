@@ -1,0 +1,166 @@
+"""Options and arguments that several commands have: each is defined once, and means the same everywhere."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from perfsuite.errors import CaseError
+from perfsuite.launch import launchers
+from perfsuite.launch.base import Launcher as AnyLauncher
+from perfsuite.launch.installed import Consent
+from perfsuite.report.console import say
+from perfsuite.results.store import BASELINES, CASES, STORE
+from perfsuite.session.option_table import BY_NAME, MOST_TOLERANCE, fraction, options_of
+from perfsuite.session.setup import Options
+
+Name = Literal["cases", "store", "baselines", "as_json"]
+SHARED: Mapping[Name, tuple[Any, object]] = {
+    "cases": (Annotated[Path, typer.Option("--cases", help="Directory of the cases.")], CASES),
+    "store": (Annotated[Path, typer.Option("--store", help="Directory of the local results.")], STORE),
+    "baselines": (
+        Annotated[Path, typer.Option("--baselines", help="Directory of the reviewed baselines.")],
+        BASELINES,
+    ),
+    "as_json": (
+        Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else on standard output.")],
+        False,
+    ),
+}
+"""The type and the default of each option that commands declare with `shares`."""
+
+
+class Shared:
+    """The values of those shared options that a command has declared."""
+
+    cases: Path
+    store: Path
+    baselines: Path
+    as_json: bool
+
+    def __init__(self, **values: object) -> None:
+        vars(self).update(values)
+
+
+def shares(*names: Name) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these shared options. It gets their values as its argument `shared`."""
+
+    def decorated(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**values: Any) -> None:
+            shared = Shared(**{name: values.pop(name) for name in names})
+            function(**values, shared=shared)
+
+        own = inspect.signature(function, eval_str=True)
+        parameters = {name: each for name, each in own.parameters.items() if name != "shared"}
+        for name in names:
+            kind, default = SHARED[name]
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters[name] = inspect.Parameter(name, keyword, default=default, annotation=kind)
+        command.__signature__ = own.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+        command.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+        return command
+
+    return decorated
+
+
+def option(name: str) -> Any:
+    """Return an option of pytest as an option of a command."""
+    row = BY_NAME[name]
+    return typer.Option(f"--{name}", help=sentence(row.help_with_default), metavar=row.metavar or None)
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital and a full stop."""
+    return text[:1].upper() + text[1:].removesuffix(".") + "."
+
+
+def launcher_of(name: str | None) -> AnyLauncher:
+    """Return the launcher that `--launcher` names, or the default one; say which ones cannot be used."""
+    for problem in launchers.installed().problems.values():
+        say(problem)
+    return launchers.launcher(name)
+
+
+def tolerance(text: str) -> float:
+    """Parse `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
+    value = fraction(text)
+    if not 0 < value <= MOST_TOLERANCE:
+        allowed = f"expected above 0% and up to {MOST_TOLERANCE:.0%}, in percent or as a fraction: 1% or 0.01"
+        raise typer.BadParameter(f"{text!r}, {allowed}")
+    return value
+
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Ids of cases.")]
+Expression = Annotated[
+    str | None, typer.Option("-k", help="Select the cases with this expression of pytest, in place of ids.")
+]
+Hardware = Annotated[str, typer.Option(help="Hardware marker of the cases, such as h100.")]
+PytestOptions = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- PYTEST OPTIONS]...", help="More options of pytest, which win over those of this command."
+    ),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        parser=tolerance,
+        metavar="SHARE",
+        help="Growth of the time per token that matters, such as 3% (default: as for baselines).",
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", help="Directory of the report.")]
+Reason = Annotated[str, typer.Option(help="Why a baseline may become slower or larger.")]
+Launcher = Annotated[str | None, option("launcher")]
+WaitQuiet = Annotated[str | None, option("wait-quiet")]
+MaxPairs = Annotated[str | None, option("max-pairs")]
+Yes = Annotated[bool, typer.Option("--yes", help="Download more than 1 GB of packages without asking.")]
+DryWay = Annotated[bool, typer.Option("--dry", help="Compare what a step does, in one dry run of each arm.")]
+CountsWay = Annotated[
+    bool, typer.Option("--counts", help="Compare what a step does, in one launch of each arm.")
+]
+
+
+def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
+    """Raise `CaseError` for two ways at once, or for counts with options `of_times`, which are by name."""
+    if dry and counts:
+        raise CaseError("--dry with --counts: arms are compared one way; leave one of them out")
+    for name, value in of_times.items():
+        if (dry or counts) and value is not None:
+            raise CaseError(f"--{name} is for times, and counts are compared exactly: leave it out")
+
+
+def read(name: str, value: str | None) -> Any:
+    """Parse the value of an option of pytest. Raises `CaseError` for a bad one."""
+    return BY_NAME[name].read(f"--{name}", value)
+
+
+def report_directory(out: Path | None) -> Path | None:
+    """Return the directory of a report. Raises `CaseError` if it cannot be one."""
+    found: Path | None = BY_NAME["report"].read("--out", None if out is None else str(out))
+    return found
+
+
+def options(**given: Path | str | None) -> Options:
+    """Return the options of a session in this directory, from the values of options by their names."""
+    values = {name.replace("_", "-"): value for name, value in given.items()}
+    texts = {name: None if value is None else str(value) for name, value in values.items()}
+    return options_of(Path.cwd(), {name: read(name, text) for name, text in texts.items()})
+
+
+def asks(*, yes: bool) -> Consent:
+    """Return a function that announces a download of pip and, on a terminal, asks before a large one."""
+
+    def consent(text: str, is_large: bool) -> bool:
+        is_allowed = yes or not is_large
+        if not is_allowed and not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False  # nobody can answer, and the error gives the size
+        say(text)
+        return is_allowed or typer.confirm("Download that much?", err=True)
+
+    return consent

@@ -1,0 +1,38 @@
+"""All checks of a machine. The last of them are some launches."""
+
+from collections.abc import Callable
+
+from perfsuite.case.hardware import Machine
+from perfsuite.doctor import gpus, machine, torch_checks
+from perfsuite.doctor.launches import launch_rows
+from perfsuite.doctor.rows import Row
+from perfsuite.extensions import Extension
+
+
+def examine(
+    found: Machine,
+    *,
+    quick: bool,
+    load_command: Callable[[Extension], object],
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """Run all checks of a machine, which can take minutes. `say` is called to report progress."""
+    rows = [
+        *machine.machine_rows(found),
+        *machine.system_rows(found),
+        *gpus.gpu_rows(found),
+        machine.neighbours_row(found),
+        machine.extensions_row(load_command),
+    ]
+    say("importing torch" if quick else "training a small model in one process, bare and under the clock")
+    probed = torch_checks.probe(found, quick=quick)
+    if isinstance(probed, Row):
+        return [*rows, probed]
+    rows += torch_checks.torch_rows(probed, found)
+    if probed.memory is not None and probed.clock is not None:
+        rows.append(torch_checks.memory_row(probed.memory, probed.expected_peak))
+        rows += torch_checks.clock_rows(probed.clock)
+    broken = {row.check for row in rows if row.status == "fail"}
+    if not quick and not broken & {"torch and GPUs", "extensions"}:  # these failures prevent launches
+        rows += launch_rows(found, say)
+    return rows

@@ -1,0 +1,131 @@
+"""Check the machine, the limits of a process, other users, and the installed extensions."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from perfsuite import extensions
+from perfsuite.case.framework import load as load_framework
+from perfsuite.case.hardware import ACCELERATORS, Machine
+from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
+from perfsuite.extensions import COMMANDS, FRAMEWORKS, GROUPS, LAUNCHERS, METRICS, Extension
+from perfsuite.launch.launchers import load as load_launcher
+from perfsuite.launch.quiet import Neighbours
+from perfsuite.report.progress import silent
+from perfsuite.results import metric
+
+SHARED_MEMORY_BYTES = 2**30  # least size of /dev/shm, which NCCL uses; containers have 64 MiB by default
+
+
+def machine_rows(machine: Machine) -> list[Row]:
+    """Name the machine, unknown facts about it, and the markers that select cases here."""
+    devices = "GPUs" if machine.device == "cuda" else "cores"
+    parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
+    rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
+    peak = machine.peak_flops("bf16")
+    check = "peak FLOP/s"
+    if machine.product is not None and peak is not None:
+        rows.append(passed(check, f"{peak / 1e12:g} TFLOP/s dense at 16 bit ({machine.product.source})"))
+    elif machine.device == "cuda":
+        rows.append(unknown(check, "unknown, so there is no MFU", machine.note))
+    elif machine.note is not None:
+        rows.append(passed("GPUs", machine.note))
+    here = [f"-m {name}" for name in ACCELERATORS if why_not(machine, name) is None]
+    return [*rows, passed("cases run here", f"{', '.join(here)} (why not another: --expect MARKER)")]
+
+
+def why_not(machine: Machine, hardware: str) -> str | None:
+    """Return why cases for that hardware do not run here, or None. CPU cases also run on GPU machines."""
+    return None if hardware == "cpu" else machine.why_not(hardware)
+
+
+def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
+    """Check the limits and permissions of this process, from /proc and /sys under `root`."""
+    rows = [_cores_row(machine, root), _peak_reset_row(machine, root)]
+    if machine.device == "cuda" and machine.devices > 1:
+        rows.append(_shared_memory_row(root))
+    there = sum(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
+    if machine.device == "cuda" and machine.devices < there:
+        found = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
+        found += "processes are skipped, and what others do on the rest slows these unseen"
+        advice = (
+            "show all (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the rest idle"
+        )
+        rows.append(unknown("hidden GPUs", found, advice))
+    return rows
+
+
+def _is_gpu(device: Path) -> bool:
+    """Return whether an entry of the PCI bus, which containers see in full, is an NVIDIA GPU."""
+    try:
+        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor == "0x10de" and kind.startswith(("0x0300", "0x0302"))  # VGA, or 3D without a display
+
+
+def _cores_row(machine: Machine, root: Path) -> Row:
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return passed("cores", f"{cores}, and no limit of a cgroup is to be seen")
+    if quota == "max" or int(quota) >= cores * int(period):
+        return passed("cores", f"{cores}, all of their time")
+    return (failed if machine.device == "cpu" else unknown)(
+        "cores",
+        f"{cores} cores are visible, and a cgroup grants the time of {int(quota) / int(period):.1f}",
+        "start the container with whole cores (--cpuset-cpus) in place of a share of their time: "
+        "a process that has used its share stands still until the next period",
+    )
+
+
+def _peak_reset_row(machine: Machine, root: Path) -> Row:
+    file = root / "proc/self/clear_refs"
+    if os.access(file, os.W_OK):
+        return passed("peak memory reset", f"{file} can be written")
+    return (failed if machine.device == "cpu" else unknown)(
+        "peak memory reset",
+        f"{file} cannot be written: peaks on a CPU hold what building the model needed",
+        "run in a container whose /proc is not read-only, or compare GPU memory alone",
+    )
+
+
+def _shared_memory_row(root: Path) -> Row:
+    try:
+        space = os.statvfs(root / "dev/shm")
+    except OSError as error:
+        return unknown("shared memory", f"/dev/shm: {error.strerror}")
+    size = space.f_blocks * space.f_frsize
+    if size >= SHARED_MEMORY_BYTES:
+        return passed("shared memory", f"/dev/shm holds {size / 2**30:.0f} GiB")
+    return unknown(
+        "shared memory",
+        f"/dev/shm holds {size / 2**20:.0f} MiB",
+        "NCCL fails where it needs more between GPUs, and a DataLoader's workers die of a bus error: start "
+        "the container with --ipc=host or --shm-size=8g, or mount an emptyDir of medium Memory in the pod",
+    )
+
+
+def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
+    """Check that nobody else uses the cores, or memory of the GPUs, now. Without them it may be good."""
+    watched = Neighbours(say=silent, show=silent) if neighbours is None else neighbours
+    others = watched.look(machine, machine.devices)
+    if not others:
+        return passed("other processes", "none uses the machine")
+    advice = "end them, or measure at another hour: launches while they run are set aside"
+    return unknown("other processes", "; ".join(others), advice)
+
+
+def extensions_row(load_command: Callable[[Extension], object]) -> Row:
+    """Import the extensions in other packages: each must have a unique name and the right type."""
+    problems = [
+        *extensions.problems(COMMANDS, load_command),
+        *extensions.problems(FRAMEWORKS, load_framework),
+        *extensions.problems(METRICS, lambda extension: metric.find_metric(extension.name)),
+        *extensions.problems(LAUNCHERS, load_launcher),
+    ]
+    names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
+    found = "; ".join(problems) or ", ".join(names) or "none installed"
+    advice = "mend or remove these packages: what needs them fails"
+    return checked("extensions", found, ok=not problems, advice=advice)

@@ -1,0 +1,44 @@
+"""The rows of `perfsuite doctor` and `selftest`: a check, its result, and advice."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from perfsuite.documents import Data
+
+Status = Literal["pass", "fail", "unknown"]
+EXIT: dict[Status, int] = {"pass": 0, "unknown": 3, "fail": 1}
+"""The exit status of a command for the worst status of its rows, best first."""
+
+
+class Row(Data):
+    """The result of one check."""
+
+    check: str
+    status: Status
+    found: str
+    advice: str | None = None  # the remedy if it did not pass
+
+
+def passed(check: str, found: str) -> Row:
+    """Return the row of a check that passed."""
+    return Row(check=check, status="pass", found=found)
+
+
+def failed(check: str, found: str, advice: str | None = None) -> Row:
+    """Return the row of a check that failed."""
+    return Row(check=check, status="fail", found=found, advice=advice)
+
+
+def unknown(check: str, found: str, advice: str | None = None) -> Row:
+    """Return the row of a check without a result."""
+    return Row(check=check, status="unknown", found=found, advice=advice)
+
+
+def checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
+    """Return the row of a check that passed, or that failed, with the advice."""
+    return passed(check, found) if ok else failed(check, found, advice)
+
+
+def worst(rows: Iterable[Row]) -> Status:
+    """Return the worst status of some rows."""
+    return max((row.status for row in rows), key=[*EXIT].index, default="pass")

@@ -1,0 +1,111 @@
+"""Check in a separate process that torch, its clock and its memory counters are reliable here."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median, quantiles
+
+from perfsuite import documents
+from perfsuite.case import torch_build
+from perfsuite.case.hardware import Machine
+from perfsuite.doctor.rows import Row, checked, failed, passed, unknown
+from perfsuite.errors import FileError
+from perfsuite.frameworks.base import missing_package
+from perfsuite.results.rank_report import Memory
+from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
+
+PROBE_TIMEOUT_S = 600  # deadline of the process that imports torch and trains
+MAX_WALL_DIFFERENCE = 0.01  # relative difference of the steps' sum from the host's clock over the same steps
+MAX_PROFILER_DIFFERENCE = 0.03  # relative difference of the median step from the slightly slower profiler's
+MAX_OVERHEAD = 0.01  # largest share of a step's time that measuring may add
+MAX_PEAK_DIFFERENCE = 0.05  # relative, of peak memory: on a CPU it covers whole pages of the whole process
+
+
+def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
+    """Import torch and train in a separate process. Returns its measurements, or the row of its failure."""
+    problem = torch_build.wrong_build(machine)
+    if problem is not None:
+        return failed("torch", problem)
+    if not quick:
+        missing = missing_package("transformers")
+        if missing is not None:
+            return unknown(
+                "torch", f"to check it, {missing}", "run the command above, then perfsuite doctor again"
+            )
+    with tempfile.TemporaryDirectory(prefix="perfsuite-doctor-") as directory:
+        file = Path(directory) / "probe.json"
+        words = [sys.executable, "-m", "perfsuite.worker.probes.doctor_probe", str(file), machine.device]
+        command = [*words, *(["--quick"] * quick)]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+            return documents.read(file, DoctorFile)
+        except subprocess.TimeoutExpired:
+            said = f"no answer in {PROBE_TIMEOUT_S} s"
+        except FileError:
+            said = (ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"])[-1]
+    return failed(
+        "torch",
+        f"a process that imports torch and trains failed: {said}",
+        f"run it yourself: {' '.join(words[:3])} /tmp/probe.json {machine.device}",
+    )
+
+
+def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
+    """Check that the installed torch, the driver and the GPUs fit together."""
+    rows = [passed("torch", torch_build.summary())]
+    if machine.device == "cpu":
+        return rows
+    reached = f"torch reaches {probed.devices} GPUs"
+    check = "torch and GPUs"
+    if probed.devices == machine.devices:
+        return [*rows, passed(check, f"{reached}, driver {machine.driver}, NCCL {probed.nccl}")]
+    found = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {probed.error or reached}"
+    advice = "install a torch for a CUDA that this driver knows (pip install torch), or a newer driver"
+    return [*rows, failed(check, found, advice)]
+
+
+def memory_row(memory: Memory, expected: int) -> Row:
+    """Compare the peak that perfsuite reads with the allocated memory, in bytes."""
+    return checked(
+        "peak memory",
+        f"read {memory.peak / 2**20:.1f} MiB of {expected / 2**20:.1f} ({memory.method})",
+        ok=abs(memory.peak - expected) <= MAX_PEAK_DIFFERENCE * expected,
+        advice="do not trust memory figures of this machine; look at the row above, and report it",
+    )
+
+
+def clock_rows(clock: ClockFacts) -> list[Row]:
+    """Compare the clock with the host's and the profiler's, and check the cost of measuring."""
+    difference = median(clock.wall) - 1
+    rows = [
+        checked(
+            "clock",
+            f"the steps sum to the host's clock {difference:+.2%} (median of {len(clock.wall)} blocks)",
+            ok=abs(difference) <= MAX_WALL_DIFFERENCE,
+            advice="times of this machine are not to be trusted: look at its clock source",
+        )
+    ]
+    if clock.profiler_s is not None:
+        difference = clock.step_s / clock.profiler_s - 1
+        rows.append(
+            checked(
+                "clock and profiler",
+                f"median step {1e3 * clock.step_s:.2f} ms, by the profiler {difference:+.1%}",
+                ok=abs(difference) <= MAX_PROFILER_DIFFERENCE,
+                advice="look at a trace of one step (torch.profiler) before a night",
+            )
+        )
+    return [*rows, _overhead_row(clock)]
+
+
+def _overhead_row(clock: ClockFacts) -> Row:
+    low, middle, high = (ratio - 1 for ratio in quantiles(clock.overhead, n=4, method="inclusive"))
+    check = "cost of measuring"
+    found = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
+    if abs(middle) <= MAX_OVERHEAD:
+        return passed(check, found)
+    if low <= MAX_OVERHEAD:  # a quarter of the blocks is fine
+        return unknown(check, found, "the machine scatters too much to tell: look again when it is quiet")
+    advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer ones"
+    return failed(check, found, advice)

@@ -1,0 +1,65 @@
+"""`perfsuite export`: write the numbers of a session for other programs."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from perfsuite import documents
+from perfsuite.cli.shared import Shared, shares
+from perfsuite.errors import FileError
+from perfsuite.features.exports import formats
+from perfsuite.report import summary
+from perfsuite.report.console import console
+from perfsuite.report.text import plural
+from perfsuite.results.session_file import SessionFile
+from perfsuite.results.store import SessionDir, stored_results
+
+
+@shares("store")
+def export(
+    *,
+    output_format: Annotated[
+        Literal["hud", "openmetrics"],
+        typer.Option(
+            "--format", help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics)."
+        ),
+    ],
+    session: Annotated[
+        Path | None,
+        typer.Argument(help="Directory of a session, or its results.json (default: the newest here)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write this file, rather than standard output.")
+    ] = None,
+    shared: Shared,
+) -> None:
+    """Write tokens/s, peak memory and outcome of each case of a session for another program.
+
+    The numbers of failed and unhealthy cases are left out. These cases, and those whose counts are not known,
+    are named on standard error.
+    """
+    file = session or stored_results(shared.store)[-1]
+    content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
+    if content.arms:
+        raise FileError(
+            f"{file} compares two arms, whose figures are none of a night: name a session's results"
+        )
+    remarks = [*filter(None, [summary.interruption(content)])]
+    dry = sum(content.dry or result.dry for result in content.results)
+    if dry:
+        remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
+    for result in formats.newest(content):
+        counts = formats.outcomes(result)["counts"]
+        if not formats.figures(result):
+            reason = result.no_evidence or "nothing of it was measured"
+            remarks.append(f"no figures of {result.case_id}: {reason}")
+        elif counts == "not counted":
+            remarks.append(f"{result.case_id}: {counts}, so a step may do other work")
+    text = formats.FORMATS[output_format](content)
+    for remark in remarks:
+        console(stderr=True).print(remark, style="yellow")
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        documents.write_text(out, text)

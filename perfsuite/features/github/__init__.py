@@ -1,0 +1,1 @@
+"""Report on GitHub: comments, checks, issues and pull requests."""

@@ -1,0 +1,318 @@
+"""`perfsuite github issue | comment | propose`: report on GitHub, with `gh` and its token."""
+
+import json
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from pydantic import Field
+
+from perfsuite import documents
+from perfsuite.cli.shared import Hardware, Out, Reason, Shared, shares
+from perfsuite.errors import CaseError, FileError, ToolError
+from perfsuite.features.github.issue import (
+    LONGEST,
+    Answer,
+    Step,
+    ask_gh,
+    fitting,
+    gh,
+    open_issue,
+    steps,
+    unlinked,
+)
+from perfsuite.inputs.files import read_text
+from perfsuite.inputs.git import COMMITTER, git
+from perfsuite.report import markdown
+from perfsuite.report.console import console, say
+from perfsuite.report.safe_text import visible
+from perfsuite.report.summary import headline, interruption
+from perfsuite.report.text import plural
+from perfsuite.results.outcome import QUIET
+from perfsuite.results.session_file import Measurement, SessionFile
+from perfsuite.results.store import BEFORE_AFTER
+from perfsuite.results.trend import Drift, Trend
+
+app = typer.Typer(
+    no_args_is_help=True,
+    hidden=True,  # workflows call its commands
+    help="Report on GitHub, with its command gh and the token in GH_TOKEN.",
+)
+
+_COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+@app.command()
+def issue(
+    results: Annotated[list[Path], typer.Argument(help="The results.json of the sessions of a night.")],
+    run_url: Annotated[str, typer.Option(help="Address of the page of the job.", envvar="RUN_URL")],
+    trend: Annotated[
+        Path | None, typer.Option(help="Output of `perfsuite history trend --json`, whose drifts count, too.")
+    ] = None,
+) -> None:
+    """Open, update or close the GitHub issue of each hardware class after a night."""
+    by_class = defaultdict[str, tuple[list[Measurement], list[Drift]]](lambda: ([], []))
+    cut_short = defaultdict[str, list[str]](list)
+    for file in results:
+        session = documents.read(file, SessionFile)
+        own_class = session.machine.hardware_class
+        _ = by_class[own_class]  # an issue may be open even if nothing ran
+        for result in session.results:
+            by_class[result.hardware_class or own_class][0].append(result)
+        interrupted = interruption(session)
+        if interrupted is not None:
+            for each in {own_class, *(result.hardware_class or own_class for result in session.results)}:
+                cut_short[each].append(interrupted)
+    drifts_found = None if trend is None else documents.read(trend, Trend)
+    if drifts_found is not None and not drifts_found.sessions:
+        drifts_found = None  # an empty history does not mean that drifts are gone
+    for finding in () if drifts_found is None else drifts_found.failing:
+        by_class[finding.hardware_class][1].append(finding)
+    for hardware_class, (measured, drifts) in by_class.items():
+        before = open_issue(hardware_class)
+        known = None if drifts_found is None else drifts
+        why = cut_short[hardware_class]
+        calls = steps(hardware_class, measured, before, run_url, known, cut_short=why)
+        for call in calls:
+            gh(call)
+        done = ", ".join(" ".join(call.arguments[:2]) for call in calls) or "nothing to do"
+        console().print(f"{hardware_class}: {'; '.join([done, *why])}")
+
+
+@app.command()
+def comment(
+    results: Annotated[list[Path], typer.Argument(help="The results.json of the sessions of a job.")],
+    run_url: Annotated[str, typer.Option(help="Address of the page of the job.", envvar="RUN_URL")],
+    pull_request: Annotated[
+        int | None,
+        typer.Option(help="Number of the pull request (default: that of the job, from GITHUB_REF)."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the comment and of the check.")] = "perfsuite",
+    commit: Annotated[
+        str,
+        typer.Option(
+            help="Commit of the pull request that was measured, which gets the check (default: that of the "
+            "results).",
+            envvar="HEAD_SHA",
+        ),
+    ] = "",
+) -> None:
+    """Answer a pull request: one comment, kept up to date, and a check that is red, green or neutral.
+
+    The check is red if a case is worse or fails. It is neutral if a session did not end or has no results, if
+    a case was not decided or not reached, if a case of arm A was not compared, or if a reviewed baseline has
+    no case. It is attached to the commit that was measured.
+    """
+    if not re.fullmatch(r"[\w .-]{1,60}", name):
+        raise CaseError(f"--name {name!r}: expected up to 60 letters, digits, spaces, dots and hyphens")
+    if commit and not _COMMIT.fullmatch(commit):
+        raise CaseError(f"--commit {commit!r}: expected a whole commit, of 40 hexadecimal digits")
+    number = _number() if pull_request is None else pull_request
+    sessions = [documents.read(file, SessionFile) for file in results]
+    mark = f"<!-- perfsuite: comment {name} -->"
+    asked = _pull_request(number, mark)
+    measured = commit or _measured(sessions, asked)
+    outcome = conclusion(sessions)
+    text = commented(sessions, run_url, mark, moved_on(measured, asked.head))
+    ours = asked.comment
+    new = ("pr", "comment", str(number), "--body-file", "-")
+    gh(Step(new if ours is None else ("api", "--method", "PATCH", ours, "--field", "body=@-"), text))
+    is_other_judge = any(
+        each.judge_changes is not None and each.judge_changes.base and each.judge_changes.sentences
+        for each in sessions
+    )
+    title = headline(sessions) + ("; the judging files changed" if is_other_judge else "")
+    output = {"title": title, "summary": f"[The job]({run_url})"}
+    check = {"name": name, "head_sha": measured, "status": "completed", "conclusion": outcome}
+    fields = json.dumps({**check, "details_url": run_url, "output": output})
+    gh(Step(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))
+    done = "new comment" if ours is None else "comment brought up to date"
+    typer.echo(f"pull request {number}: {done}, check {name} of {measured[:12]}: {outcome}")
+
+
+def _number() -> int:
+    ref = os.environ.get("GITHUB_REF", "")
+    match = re.fullmatch(r"refs/pull/(\d+)/.*", ref)
+    if match is None:
+        raise CaseError(f"GITHUB_REF is {ref!r}, which is no pull request: give --pull-request NUMBER")
+    return int(match[1])
+
+
+class PullRequest(NamedTuple):
+    """The facts about a pull request on GitHub."""
+
+    number: int
+    head: str  # its newest commit
+    commits: frozenset[str]
+    comment: str | None  # the API path of our comment, if the account of this token wrote one
+
+
+class _Comment(Answer):
+    url: str
+    is_ours: bool = Field(validation_alias="viewerDidAuthor")
+    body: str
+
+
+class _Commit(Answer):
+    oid: str
+
+
+class _Viewed(Answer):
+    head: str = Field(validation_alias="headRefOid")
+    comments: list[_Comment]
+    commits: list[_Commit]
+
+
+class _Parent(Answer):
+    sha: str
+
+
+class _Merge(Answer):
+    parents: list[_Parent]
+
+
+def _pull_request(number: int, mark: str) -> PullRequest:
+    answer = ask_gh(_Viewed, "pr", "view", str(number), "--json", "headRefOid,comments,commits")
+    ours = (each.url for each in answer.comments if each.is_ours and mark in each.body)
+    found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
+    return PullRequest(
+        number=number,
+        head=answer.head,
+        commits=frozenset(each.oid for each in answer.commits),
+        comment=f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None,
+    )
+
+
+def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
+    """Return the pull request's commit that sessions measured, as they recorded it. Raises `CaseError`.
+
+    A pull request's job checks out a merge of it into its base: that commit's second parent was measured.
+    """
+    recorded = {session.commit for session in sessions}
+    shown = ", ".join(sorted(str(commit and commit[:12]) for commit in recorded))
+    commit = recorded.pop() if len(recorded) == 1 else None
+    if commit is None:
+        raise CaseError(
+            f"the results are of commit {shown}, and a check needs the one commit that was measured: "
+            "give it as --commit"
+        )
+    known = of.commits | {of.head}
+    if commit in known:
+        return commit
+    try:
+        answer = ask_gh(_Merge, "api", f"repos/{{owner}}/{{repo}}/commits/{commit}")
+        parents = [each.sha for each in answer.parents]
+    except ToolError:  # a commit that was never pushed
+        parents = []
+    if len(parents) == 2 and parents[1] in known:
+        return str(parents[1])
+    raise CaseError(
+        f"the results are of commit {shown}, which is neither in pull request {of.number} nor a merge of it: "
+        "give the commit that was measured as --commit"
+    )
+
+
+def moved_on(measured: str, head: str) -> str:
+    """Return a sentence if a pull request has a newer commit than the measured one; else an empty text."""
+    if measured == head:
+        return ""
+    return f"Measured: {measured[:12]}. The pull request has moved on to {head[:12]}, which was not measured."
+
+
+def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = "") -> str:
+    """Return the text of a comment: the summary of a job, cut to GitHub's limit, without mentions.
+
+    `note` comes first.
+    """
+    whole = unlinked(markdown.render(sessions)).splitlines()
+    if note:
+        whole = [f"**{markdown.text(note)}**", "", *whole]
+    lines = fitting(whole, LONGEST - len(mark) - len(run_url))
+    lines += ["", "The rest is cut."] if len(lines) < len(whole) else []
+    open_parts = "".join(lines).count("<details>") - "".join(lines).count("</details>")
+    return "\n".join([*lines, *["</details>"] * open_parts, "", f"[The job]({run_url})", mark])
+
+
+def conclusion(sessions: Sequence[SessionFile]) -> str:
+    """Return the result of sessions in GitHub's words: `failure`, `neutral` or `success`.
+
+    It is a `success` only if every session ended, measured something, and lost no case, neither between arms
+    nor of a reviewed baseline.
+    """
+    results = [result for session in sessions for result in session.results]
+    open_ones = [result for result in results if result.excused is None and not result.shadow]
+    if any(result.outcome in ("failed", "regressed") for result in open_ones):
+        return "failure"
+    has_ended = all(session.status == "complete" and session.results for session in sessions)
+    is_cut_short = any(skip.not_reached for session in sessions for skip in session.skipped)
+    has_all_cases = all(session.has_all_cases and not session.unclaimed for session in sessions)
+    is_whole = bool(sessions) and has_ended and has_all_cases and not is_cut_short
+    is_green = is_whole and all(each.outcome in QUIET for each in open_ones)
+    return "success" if is_green else "neutral"
+
+
+@app.command()
+@shares("baselines")
+def propose(
+    *,
+    hardware: Hardware,
+    reason: Reason,
+    out: Out = Path("out"),
+    measured: Annotated[
+        Path | None, typer.Option(help="Take the *.json of baselines from this directory, an artifact.")
+    ] = None,
+    shared: Shared,
+) -> None:
+    """Open a pull request with new baselines, whose text is the numbers before and after."""
+    baselines = shared.baselines
+    for name, given in (("hardware", hardware), ("reason", reason)):
+        if not given.strip():
+            raise CaseError(f"--{name} is empty: say what was measured, and why")
+    gh(Step(("--version",)))  # fail now rather than after the branch is pushed
+    here = Path()
+    if measured is not None:
+        copied = _copied(measured, baselines)
+        say(f"{plural(copied, 'baseline')} copied from {measured}")
+    if not git("status", "--porcelain", "--ignore-submodules=dirty", "--", str(baselines), cwd=here):
+        raise FileError(
+            f"nothing in {baselines} differs from the commit: measure with `perfsuite baseline refresh`"
+        )
+    branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    git("checkout", "--quiet", "-b", branch, cwd=here)
+    git("add", "--", str(baselines), cwd=here)
+    git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", "--", str(baselines), cwd=here)
+    git("push", "--quiet", "origin", "HEAD", cwd=here)
+    told = out / BEFORE_AFTER
+    text = visible(read_text(told, errors="replace")) if told.is_file() and not told.is_symlink() else ""
+    create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
+    typer.echo(gh(Step(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
+
+
+def _copied(source: Path, baselines: Path) -> int:
+    """Copy only files of baselines, as the job that measured them may have run untrusted code."""
+    if baselines.is_absolute():
+        raise CaseError(
+            f"--baselines {baselines}: give it relative to the repository, as it is in the artifact"
+        )
+    root = source / baselines
+    if not root.is_dir():
+        raise FileError(f"--measured {source}: there is no directory {root}")
+    files = [file for file in root.rglob("*.json") if file.is_file() and not file.is_symlink()]
+    for file in files:
+        target = baselines / file.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target, follow_symlinks=False)
+    return len(files)
+
+
+def fenced(text: str) -> str:
+    """Return text as a code block that nothing in the text can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"

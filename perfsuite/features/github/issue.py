@@ -1,0 +1,199 @@
+"""Keep an issue for each hardware class while cases regress or drift, with `gh`."""
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from perfsuite.documents import explain
+from perfsuite.errors import ToolError
+from perfsuite.report import markdown
+from perfsuite.report.explained import explained
+from perfsuite.report.markdown import code
+from perfsuite.report.safe_text import printable
+from perfsuite.report.text import cut
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.trend import Drift
+
+T = TypeVar("T")
+
+LABEL = "perfsuite"
+MOST_CAUSES = 3  # lines that explain why a case is slower, most certain first
+LONGEST = 60_000  # most characters of an issue's text: GitHub allows 65,536
+_LISTED = re.compile(r"^<!-- perfsuite: (.*) -->\s*\Z", re.MULTILINE)
+"""Matches the hidden last line of an issue's text, which lists its subjects."""
+_DRIFT = "drift of "  # prefix of a subject that is a drift rather than a case
+
+
+class Issue(NamedTuple):
+    """An open issue."""
+
+    number: int
+    body: str
+
+    @property
+    def subjects(self) -> list[str] | None:
+        """The ids of cases and the drifts for which it is open; None if somebody broke the list by hand."""
+        match = _LISTED.search(self.body)
+        try:
+            listed = json.loads(match[1]) if match else None
+        except (ValueError, RecursionError):
+            return None
+        return [str(subject) for subject in listed] if isinstance(listed, list) else None
+
+
+class Step(NamedTuple):
+    """One call of `gh`: its arguments, and the text on its standard input."""
+
+    arguments: tuple[str, ...]
+    text: str = ""
+
+
+def title(hardware_class: str) -> str:
+    """Return the title that identifies the issue of a hardware class."""
+    return f"Performance regressions on {re.sub(r'[^a-zA-Z0-9.+-]', '_', hardware_class)}"
+
+
+def steps(
+    hardware_class: str,
+    results: Sequence[Measurement],
+    issue: Issue | None,
+    run_url: str,
+    drifts: Sequence[Drift] | None = None,
+    *,
+    cut_short: Sequence[str] = (),
+) -> list[Step]:
+    """Return the calls of `gh` after a nightly run: none, or those that open, update or close an issue.
+
+    `drifts` are the open regressions of this hardware class over many nights, or None if nobody searched for
+    them. An issue is closed when each of its cases was measured again and is good, and none of its drifts is
+    found any more. A case keeps it open if it was not measured, if its verdict is inconclusive or unhealthy,
+    or if its step was not counted although there is a baseline of its counts. An issue whose list cannot be
+    read is never closed, and gets a new list as soon as something is bad. `cut_short` has the reasons of
+    sessions that did not end: with any of them, nothing counts as good, and no issue loses a case or is
+    closed.
+    """
+    failed = [each for each in results if each.outcome == "failed" and each.excused is None]
+    regressed = [each for each in results if each.outcome == "regressed" and each.excused is None]
+    bad = {each.case_id: _of_result(each) for each in (*failed, *regressed)}
+    bad |= {f"{_DRIFT}{each.case}, {each.metric}": _of_drift(each) for each in drifts or ()}
+    good = set() if cut_short else {result.case_id for result in results if _is_good(result)}
+    waived = [_of_result(each) for each in results if each.excused == "waived"]
+    known = None if issue is None else issue.subjects
+    for subject in known or ():
+        is_gone = subject in good or (drifts is not None and not cut_short and subject.startswith(_DRIFT))
+        if not is_gone and subject not in bad:
+            why = "not measured or not counted again, or not known"
+            if cut_short:
+                why = "kept until a session that ends finds it good"
+            bad[subject] = f"- {code(subject)}: {why}; if this case is gone, close this issue by hand"
+    if issue is None:
+        label = Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
+        create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
+        return [label, Step(create, _body(bad, waived, run_url, cut_short))] if bad else []
+    if bad:
+        edit = ("issue", "edit", str(issue.number), "--body-file", "-")
+        return [Step(edit, _body(bad, waived, run_url, cut_short))]
+    if cut_short:
+        return []
+    gone = f"Gone: all that this issue was open for is good again or waived ({run_url})."
+    close = Step(("issue", "close", str(issue.number), "--comment", gone))
+    return [] if known is None else [close]
+
+
+def _is_good(result: Measurement) -> bool:
+    counts = result.verdict.counts
+    is_hidden = counts is not None and counts.outcome == "not counted" and counts.baseline_file is not None
+    return result.excused == "waived" or (result.outcome in ("passed", "improved") and not is_hidden)
+
+
+def _of_result(result: Measurement) -> str:
+    told = explained(result)
+    lines = [*told.why[:MOST_CAUSES], *told.reasons, *told.decisive, *cut(told.findings, MOST_CAUSES)]
+    lines += [*told.excuses, *told.not_counted, *told.changed]
+    outcome, _, evidence = told.verdict.partition(" ")
+    return "\n  - ".join([f"- {code(result.case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
+
+
+def _of_drift(finding: Drift) -> str:
+    told = "**worse** over many nights; a baseline measured since would accept it"
+    return "\n  - ".join([f"- {code(finding.case)}: {told}", *map(_plain, finding.sentences())])
+
+
+def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short: Sequence[str]) -> str:
+    """Return an issue's text from those of its subjects. A hidden line lists them for `Issue.subjects`."""
+    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # cannot end the HTML comment
+    hidden = f"<!-- perfsuite: {listed} -->"
+    texts = [*(f"- **{_plain(why)}**" for why in cut_short), *bad.values(), *waived]
+    shown = fitting(texts, LONGEST - len(hidden))
+    left = len(texts) - len(shown)
+    if left:
+        shown.append(f"- and {left} more")
+    end = "perfsuite keeps this text up to date, and closes the issue when all of them are good."
+    return "\n".join([f"As of {run_url}:", "", *shown, "", end, hidden])
+
+
+def fitting(texts: Sequence[str], most: int) -> list[str]:
+    """Return as many of the first texts as fit into `most` characters, including line ends."""
+    return list(texts[: sum(length <= most for length in accumulate(len(text) + 1 for text in texts))])
+
+
+def _plain(text: str) -> str:
+    """Escape the text of a failed process, so that GitHub finds no markup, mention or issue in it."""
+    return unlinked(markdown.text(printable(text)[:500]))
+
+
+def unlinked(escaped: str) -> str:
+    """Prevent mentions and issue links in escaped Markdown, as GitHub decodes entities before it searches."""
+    return escaped.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
+
+
+def open_issue(hardware_class: str) -> Issue | None:
+    """Return the open issue of a hardware class, or None. Raises `ToolError`."""
+    search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
+    listed = ask_gh(list[_Listed], *search, "--json", "number,title,body")
+    found = (Issue(each.number, each.body) for each in listed if each.title == title(hardware_class))
+    return next(found, None)
+
+
+class Answer(BaseModel):
+    """The expected part of `gh`'s answer, which may have more fields."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class _Listed(Answer):
+    number: int
+    title: str
+    body: str
+
+
+def ask_gh(kind: type[T], *arguments: str) -> T:
+    """Call `gh` and parse its JSON. Raises `ToolError`, also if a field is missing."""
+    printed = gh(Step(arguments))
+    try:
+        return TypeAdapter(kind).validate_python(json.loads(printed))
+    except ValidationError as error:
+        told = " ".join(arguments[:2])
+        raise ToolError(f"gh {told} printed another answer than was asked for: {explain(error)}") from None
+    except (ValueError, RecursionError) as error:
+        told = " ".join(arguments[:2])
+        raise ToolError(f"gh {told} printed no JSON ({error}): {printed[:200]!r}") from None
+
+
+def gh(step: Step) -> str:
+    """Call `gh` and return its output. Raises `ToolError` with its error message."""
+    try:
+        command = ["gh", *step.arguments]
+        done = subprocess.run(
+            command, input=step.text, capture_output=True, encoding="utf-8", errors="backslashreplace"
+        )
+    except OSError as error:
+        raise ToolError(f"gh, GitHub's command line, cannot be started: {error.strerror}") from error
+    if done.returncode:
+        raise ToolError(f"gh {' '.join(step.arguments[:2])}: {done.stderr.strip() or 'failed'}")
+    return done.stdout

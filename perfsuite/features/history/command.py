@@ -1,0 +1,344 @@
+"""`perfsuite history add | pull | push | failures | list | publish | trend`: results of years."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from perfsuite.cli.shared import Shared, shares
+from perfsuite.errors import CaseError, FileError
+from perfsuite.features.history import notify as webhook
+from perfsuite.features.history import page, verdicts
+from perfsuite.features.history import store as history
+from perfsuite.features.history import trend as trends
+from perfsuite.features.history.asv import export as asv
+from perfsuite.features.history.store import Place, StoredResult
+from perfsuite.frameworks.base import require
+from perfsuite.inputs.git import COMMITTER, git, no_option
+from perfsuite.report import summary
+from perfsuite.report.console import console, plain_table, print_rows
+from perfsuite.report.text import plural
+from perfsuite.results.amounts import amount
+from perfsuite.results.store import Store, stored_results
+from perfsuite.results.trend import Trend
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Keep results for years, look at them, and find what drifts.",
+)
+
+HISTORY = Store().history
+History = Annotated[Path, typer.Option("--history", help="Directory of the history.")]
+HardwareClass = Annotated[
+    str, typer.Option("--hardware-class", help="Pattern of hardware classes, in which * and ? match.")
+]
+CaseGlob = Annotated[str, typer.Option("--case", help="Pattern of case ids, in which * and ? match.")]
+HistoryBranch = Annotated[str, typer.Option("--history-branch", help="Branch of the history.")]
+BRANCH = "perfsuite-history"
+WORKTREE = Path("history")
+NOTHING_KEPT = 1  # exit status if nothing of the named sessions can be kept
+Since = Annotated[
+    datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Read only sessions from this day on.")
+]
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        metavar="VARIABLE",
+        help="Post which cases changed since the last night, to the webhook of Slack or Mattermost whose "
+        "address is in this environment variable.",
+    ),
+]
+Branch = Annotated[
+    str, typer.Option("--branch", help="Branch whose commits are read (default: the one checked out).")
+]
+
+
+@app.command()
+@shares("store")
+def add(
+    *,
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(help="The results.json of sessions (default: of all in the local store)."),
+    ] = None,
+    history_dir: History = HISTORY,
+    notify: Notify = None,
+    shared: Shared,
+) -> None:
+    """Add sessions to a history. Adding one again changes nothing.
+
+    Injected, failed and unhealthy results are left out and named. So are sessions that name no commit or ran
+    with uncommitted changes. The exit status is 1 if nothing can be kept of all the named sessions. It is 2
+    if a file cannot be read; the others are added nevertheless.
+    """
+    status = _added(results or stored_results(shared.store), history_dir, notify)
+    if results and status == NOTHING_KEPT:
+        console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
+    raise typer.Exit(status if results or status != NOTHING_KEPT else 0)
+
+
+def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
+    """Add sessions to a history, and return the exit status."""
+    if notify is not None and not notify.isidentifier():  # not shown, as it may be a secret
+        raise CaseError("--notify: give the name of a variable that holds the address, not the address")
+    out = console()
+    kept = 0
+    bad = False
+    written = list[Path]()
+    for file in files:
+        try:
+            added = history.add(history_dir, file)
+        except FileError as error:
+            console(stderr=True).print(f"not added: {error}", style="red")
+            bad = True
+            continue
+        interruption = summary.interruption(added.session)
+        if interruption is not None:
+            out.print(f"{file}: {interruption}", style="yellow")
+        for reason in added.left_out:
+            out.print(f"left out of {file}: {reason}", style="yellow")
+        for path in added.written:
+            out.print(f"added: {path}")
+        if added.known:
+            out.print(f"there already: {file}")
+        kept += added.kept
+        written += added.written
+    if notify is not None:
+        out.print(webhook.announce(notify, history_dir, written, files))
+    if bad:
+        return 2
+    return 0 if kept else NOTHING_KEPT
+
+
+@app.command(hidden=True)
+def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
+    """Check out the branch of the history into a directory.
+
+    The branch is new and empty if origin does not have it.
+    """
+    here = Path()
+    no_option(branch)
+    if (history_dir / ".git").exists():
+        held = git("branch", "--show-current", cwd=history_dir).strip()
+        if held != branch:
+            raise FileError(
+                f"{history_dir} holds {held or 'a commit'}, not {branch}: name an empty directory"
+            )
+        git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has uncommitted changes
+    git("worktree", "prune", cwd=here)
+    known = git("ls-remote", "--heads", "origin", branch, cwd=here)
+    if known:
+        git("fetch", "--quiet", "origin", f"+refs/heads/{branch}:refs/remotes/origin/{branch}", cwd=here)
+        is_here = git("branch", "--list", branch, cwd=here)
+        if is_here and git("rev-list", f"origin/{branch}..{branch}", cwd=here):
+            raise FileError(
+                f"{branch} has commits that were never pushed: git push origin {branch}, then again"
+            )
+        git("worktree", "add", "--force", "-B", branch, str(history_dir), f"origin/{branch}", cwd=here)
+    else:
+        git("worktree", "add", "--force", "--detach", str(history_dir), cwd=here)
+        git("checkout", "--quiet", "--orphan", branch, cwd=history_dir)
+        git("rm", "-r", "--force", "--quiet", "--ignore-unmatch", ".", cwd=history_dir)
+    typer.echo(f"{branch} is in {history_dir}" + ("" if known else ", and new"))
+
+
+@app.command(hidden=True)
+def push(
+    results: Annotated[list[Path], typer.Argument(help="The results.json of sessions.")],
+    history_dir: History = WORKTREE,
+    branch: HistoryBranch = BRANCH,
+    notify: Notify = None,
+) -> None:
+    """Pull the branch of the history, add sessions, and push it.
+
+    The exit status is that of `add`. But it is 0 if nothing can be kept and there is no branch yet, such as
+    after a first night without baselines.
+    """
+    pull(history_dir, branch)
+    status = _added(results, history_dir, notify)  # sessions that could be added are pushed in any case
+    if status == NOTHING_KEPT:
+        console(stderr=True).print("nothing to keep in " + ", ".join(map(str, results)), style="red")
+    git("add", "--all", cwd=history_dir)
+    if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
+        git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
+    if not git("branch", "--list", branch, cwd=history_dir):  # a branch exists only after its first commit
+        typer.echo(f"nothing was pushed: {branch} begins with the first result that can be kept")
+        raise typer.Exit(0 if status == NOTHING_KEPT else status)
+    git("push", "--quiet", "origin", branch, cwd=history_dir)
+    raise typer.Exit(status)
+
+
+@app.command()
+@shares("as_json")
+def failures(
+    *,
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    since: Since = None,
+    shared: Shared,
+) -> None:
+    """List what failed, or would have in shadow mode, and what passed later by the same baseline."""
+    nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
+    found = [failure for each in nights for failure in verdicts.failures(each)]
+    names = ("hardware_class", "case", "night", "verdict", "taken_back")
+    grid = plain_table(name.replace("_", " ") for name in names)
+    rows = []
+    for night, back in found:
+        told = (night.place.hardware_class, night.case, _day(night.place), night.word)
+        later = None if back is None else _day(back.place)
+        rows.append(dict(zip(names, (*told, later), strict=True)))
+        grid.add_row(*told, later or "no")
+    if found or shared.as_json:
+        print_rows(rows, grid, as_json=shared.as_json)
+    if shared.as_json:
+        return
+    backs = [night.place.commit == back.place.commit for night, back in found if back is not None]
+    shadows = sum(night.verdict.shadow for night, _ in found)
+    sessions = plural(len({night.place.file for each in nights for night in each}), "session")
+    console().print(
+        f"{shadows} would have failed and {len(found) - shadows} failed in {sessions}: {len(backs)} taken "
+        f"back by a later one, {sum(backs)} of them at the same commit"
+    )
+
+
+def _day(place: Place) -> str:
+    return f"{place.day[:4]}-{place.day[4:6]}-{place.day[6:]} {place.commit[:8]}"
+
+
+@app.command("list")
+@shares("as_json")
+def list_history(
+    *,
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    since: Since = None,
+    shared: Shared,
+) -> None:
+    """List the cases of a history: for each hardware class the number of sessions and the newest numbers."""
+    rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
+    cases = history.read_cases(history_dir)
+    wanted = history.matching(cases, case)
+    for place in history.places(history_dir, hardware_class=hardware_class, since=since):
+        session = place.read(cases)
+        when = f"{session.started_at:%Y-%m-%d} {place.commit[:8]}"
+        for result in session.results:
+            if result.case in wanted:
+                rows[place.hardware_class, cases[result.case].id].append((when, result))
+    headings = ("hardware class", "case", "sessions", "first", "last", "ms/step", "memory", "verdicts")
+    grid = plain_table(headings)
+    listed = list[dict[str, object]]()
+    for (of_class, case_id), row in sorted(rows.items(), key=itemgetter(0)):
+        first, _ = row[0]
+        last, newest = row[-1]
+        outcomes = Counter(result.outcome for _, result in row)
+        step_s = history.middle(newest.step_s_p50)
+        peak = history.middle(newest.peak_memory_bytes)
+        told = {"hardware_class": of_class, "case": case_id, "sessions": len(row), "first": first}
+        figures = {"step_s_p50": step_s, "peak_memory_bytes": peak, "verdicts": outcomes}
+        listed.append({**told, "last": last, **figures})
+        counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+        texts = (f"{1000 * (step_s or math.nan):.1f}", amount(peak, "bytes"), counted)
+        grid.add_row(of_class, case_id, str(len(row)), first, last, *texts)
+    if listed or shared.as_json:
+        print_rows(listed, grid, as_json=shared.as_json)
+    else:
+        console().print(f"nothing in {history_dir} matches")
+
+
+@app.command()
+def publish(
+    out: Annotated[
+        Path, typer.Option("--out", help="Directory for the pages alone, whose files are replaced.")
+    ],
+    history_dir: History = HISTORY,
+    repo: Annotated[Path, typer.Option(help="Full clone of the repository that holds the cases.")] = Path(),
+    branch: Branch = "",
+    commit_url: Annotated[
+        str, typer.Option(help="Address to which the hash of a commit is appended, for links to it.")
+    ] = "#",
+) -> None:
+    """Make OUT/html/history.html, a page of a history, and asv's pages, which load scripts from a CDN."""
+    require("asv", purpose="to publish a history")
+    exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
+    _print_unplaced(exported.unplaced)
+    html = asv.publish(out, commits=exported.commits)
+    kept = f"{plural(len(exported.commits), 'commit')}, {len(exported.unplaced)} left out"
+    own = page.write(html, history_dir, repo, branch=branch, commit_url=commit_url)
+    console().print(f"pages of {kept}: {own}")
+    console().print(f"asv's pages, beside it, need a server: python -m http.server --directory {html}")
+
+
+@app.command()
+@shares("baselines", "as_json")
+def trend(
+    *,
+    history_dir: History = HISTORY,
+    hardware_class: HardwareClass = "*",
+    case: CaseGlob = "*",
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="Report changes from this day on (default: of the last 90 days, and what is still worse).",
+        ),
+    ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(help="Clone of the repository that holds the cases: use the order of its commits."),
+    ] = None,
+    branch: Branch = "",
+    shared: Shared,
+) -> None:
+    """Find when a case got slower or larger, slowly or at once, and what else changed then.
+
+    A reviewed baseline that was measured after a worsening accepts it. The exit status is 1 if a worsening is
+    still there and not accepted. An empty history is not an error.
+    """
+    require("numpy", purpose="to look for trends")
+    found = trends.trend(
+        history_dir,
+        hardware_class=hardware_class,
+        case=case,
+        since=since.date() if since else None,
+        repo=repo,
+        branch=branch,
+        baselines=shared.baselines,
+    )
+    if shared.as_json:
+        typer.echo(found.as_json(), nl=False)
+    elif not found.sessions:
+        typer.echo(f"{history_dir} holds no session yet: nothing was looked at")
+    else:
+        _print_trend(found)
+    if found.failing:
+        raise typer.Exit(1)
+
+
+def _print_trend(found: Trend) -> None:
+    _print_unplaced(found.unplaced)
+    for finding in found.findings:
+        change, *rest = finding.sentences()
+        told = Text.assemble(
+            (finding.case, "bold"),
+            f" on {finding.hardware_class}\n  {change}: ",
+            (finding.state, "red" if finding.open else ""),
+            *(f"\n  {sentence}" for sentence in rest),
+        )
+        console().print(told)
+    console().print(
+        f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
+        f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
+    )
+
+
+def _print_unplaced(unplaced: Mapping[str, str]) -> None:
+    for commit, reason in unplaced.items():
+        console().print(f"left out: commit {commit[:12]}: {reason}", style="yellow")

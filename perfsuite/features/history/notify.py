@@ -1,0 +1,95 @@
+"""Post the cases that changed state in a nightly run to a webhook of Slack or Mattermost."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from perfsuite import documents
+from perfsuite.errors import PerfsuiteError
+from perfsuite.features.history import verdicts
+from perfsuite.features.history.verdicts import Night
+from perfsuite.report import summary
+from perfsuite.report.markdown import code
+from perfsuite.report.text import cut
+from perfsuite.results.session_file import SessionFile
+
+TIMEOUT_S = 10
+MOST = 40  # lines about cases: the services truncate longer texts
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Treat redirects as errors: nobody reads a message that is posted to a login page."""
+
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
+    """Post the changes by added sessions, and return a line about it. Failures are not errors."""
+    try:
+        if not os.environ.get(variable, "").strip():
+            return (
+                f"--notify: nothing was posted: the variable {variable} is not set; let it hold the "
+                "webhook's address (in a workflow that calls perfsuite's: the secret notify_url)"
+            )
+        sessions = [documents.read(file, SessionFile) for file in results]
+        cut_short = [*filter(None, map(summary.interruption, sessions))]
+        changed = verdicts.changed(history, added) if added else []
+        if not changed and not cut_short:
+            return "--notify: no case changed its state, nothing was posted"
+        read = [each for session in sessions for each in session.results]
+        reasons = {(each.hardware_class or "", each.case_id): summary.reason(each) for each in read}
+        problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", ""), cut_short))
+    except PerfsuiteError as error:
+        problem = str(error)
+    told = f"nothing was posted: {problem}" if problem else f"posted, {len(changed)} changed"
+    return f"--notify: {told}"
+
+
+def message(
+    changed: Sequence[Night],
+    reasons: Mapping[tuple[str, str], str],
+    link: str,
+    cut_short: Sequence[str] = (),
+) -> str:
+    """Return a message about cases that changed state; `reasons` are by hardware class and case.
+
+    `cut_short` has the reasons of sessions that did not end. They come first, as they are bad news.
+    """
+    lines = [f"perfsuite: {_safe(why)}" for why in cut_short]
+    lines += ["perfsuite: cases changed since the night before"] if changed else []
+    for state in ("red", "undecided", "green"):
+        for night in (each for each in changed if each.state == state):
+            why = reasons.get((night.place.hardware_class, night.case))
+            told = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
+            lines.append(told + (f": {_safe(why)}" if why else ""))
+    return "\n".join([*cut(lines, MOST + 1 + len(cut_short)), *filter(None, [escape(link, quote=False)])])
+
+
+def _safe(text: str) -> str:
+    """Return text of others as code, in which neither service finds markup or mentions."""
+    return escape(code(text.replace("->", "→")).replace("@", "@\u200b"), quote=False)
+
+
+def post(variable: str, text: str) -> str | None:
+    """Post a text to the address in a variable. Returns the reason of a failure, without it, or None."""
+    address = os.environ.get(variable, "").strip()
+    if not address.startswith(("https://", "http://")):
+        told = "holds no address that begins with https://" if address else "is not set"
+        return f"{variable} {told}"
+    try:
+        content = {"Content-Type": "application/json"}
+        request = Request(address, json.dumps({"text": text}).encode(), content)
+        build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S).close()
+    except HTTPError as error:
+        return f"the answer was {error.code}"
+    except (OSError, HTTPException, ValueError) as error:  # their texts may contain the address
+        why = getattr(error, "reason", error)
+        return getattr(why, "strerror", None) or type(why).__name__
+    return None

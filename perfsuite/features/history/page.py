@@ -1,0 +1,235 @@
+"""Make one HTML page of a history, which works offline: a line per case, its changes marked.
+
+asv's pages show single figures and need scripts of others; this page links to them.
+"""
+
+import base64
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import date
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from perfsuite import __version__
+from perfsuite.case.case import NO_TOKENS
+from perfsuite.features.history import store
+from perfsuite.features.history import trend as trends
+from perfsuite.features.history.asv.results import slot
+from perfsuite.features.history.sparkline import Mark, limits, sparkline
+from perfsuite.features.history.trend import Key, Point
+from perfsuite.inputs import git
+from perfsuite.report.names import short_names
+from perfsuite.report.safe_text import visible
+from perfsuite.report.text import NONE, plural
+from perfsuite.results.amounts import amount
+from perfsuite.results.store import BASELINES
+from perfsuite.results.trend import Drift, Trend
+
+FILE = "history.html"  # beside asv's `index.html`
+METRICS = {"tokens/s": "speed", "samples/s": "speed", "peak memory": "memory"}  # columns of the page
+
+
+class Change(NamedTuple):
+    """One change of a case, as text."""
+
+    state: str  # `worse`, `better` or `past`: the class in the style sheet
+    day: str
+    commit: str  # the first one at the new level
+    link: str | None  # to that commit
+    text: str
+    remarks: Sequence[str]  # how sure the commit is, and what else changed
+
+
+def write(
+    pages: Path,
+    history: Path,
+    repo: Path,
+    *,
+    branch: str = "",
+    commit_url: str = "#",
+    baselines: Path = BASELINES,
+) -> Path:
+    """Write the page of a history beside asv's pages, and return it.
+
+    `branch`, by default the one that is checked out, is one of `repo`. Links to commits are `commit_url`
+    followed by their hash. Raises `FileError` and `GitError`.
+    """
+    branch = branch or git.current_branch(repo)
+    places, dates, _ = store.on_branch(store.places(history), history, repo, branch)
+    order = {commit: number for number, commit in enumerate(dates)}
+    places.sort(key=lambda place: order[place.commit])  # as `trend` sorts them
+    cases = store.read_cases(history)
+    series = trends.read_series(places, cases)
+    found = trends.trend(history, repo=repo, branch=branch, since=date.min, baselines=baselines)
+    text = render(
+        series,
+        found,
+        parameters={each.id: each.parameters for each in cases.values()},
+        title=f"{repo.resolve().name}, {branch}",
+        commit_url=commit_url,
+    )
+    file = pages / FILE
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def render(
+    series: trends.Series,
+    found: Trend,
+    *,
+    parameters: Mapping[str, Mapping[str, str]],
+    title: str,
+    commit_url: str = "#",
+) -> str:
+    """Return the page of these series, with all changes that were found in them."""
+    of_case = defaultdict[tuple[str, str], dict[str, tuple[Key, Sequence[Point]]]](dict)
+    for key, points in series.items():
+        if points:
+            of_case[key.hardware_class, key.case][METRICS[key.metric]] = (key, points)
+    changes = defaultdict[Key, list[Drift]](list)
+    for drift in found.findings:
+        changes[Key(drift.hardware_class, drift.case, drift.metric)].append(drift)
+    names = short_names(parameters)
+    lines = [
+        _line(number, name, metrics, changes, names, parameters, commit_url)
+        for number, ((_, name), metrics) in enumerate(sorted(of_case.items()))
+    ]
+    lines.sort(key=lambda line: -line["worsening"])
+    environment = Environment(
+        loader=PackageLoader(__name__.rpartition(".")[0]),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    report = resources.files("perfsuite.report.html").joinpath("templates", "report.css")
+    own = resources.files(__name__.rpartition(".")[0]).joinpath("templates", "history.css")
+    style = report.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    days = sorted(point.place.day for points in series.values() for point in points)
+    return environment.get_template("history.html").render(
+        title=title,
+        lines=lines,
+        facts={
+            "sessions": f"{found.sessions:,}",
+            "from": _day(days[0]) if days else NONE,
+            "to": _day(days[-1]) if days else NONE,
+            "perfsuite": __version__,
+        },
+        headline=_headline(lines),
+        style=Markup(style),
+        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'",
+    )
+
+
+def _headline(lines: Sequence[Mapping[str, Any]]) -> str:
+    worse = sum(line["state"] == "worse" for line in lines)
+    state = f"{worse} worse" if worse else "none is worse"
+    return f"{plural(len(lines), 'case')}, {state}"
+
+
+def _line(
+    number: int,
+    case: str,
+    metrics: Mapping[str, tuple[Key, Sequence[Point]]],
+    changes: Mapping[Key, Sequence[Drift]],
+    names: Mapping[str, str],
+    parameters: Mapping[str, Mapping[str, str]],
+    commit_url: str,
+) -> dict[str, Any]:
+    """Return the content of a line of the page: a case on a hardware class."""
+    of_this = [drift for key, _ in metrics.values() for drift in changes.get(key, ())]
+    open_ones = [drift.worsening for drift in of_this if drift.open]
+    draw = partial(_drawn, changes=changes, case=case, parameters=parameters[case])
+    return {
+        "case": case,
+        "name": names[case],
+        "hardware": next(iter(metrics.values()))[0].hardware_class,
+        "state": "worse" if open_ones else "steady",
+        "worsening": max(open_ones, default=0.0),
+        "columns": {
+            column: draw(f"c{number}-{column}", *metrics[column]) if column in metrics else None
+            for column in ("speed", "memory")
+        },
+        "changes": [
+            _change(drift, commit_url)
+            for drift in sorted(of_this, key=lambda drift: drift.last_day, reverse=True)
+        ],
+    }
+
+
+def _drawn(
+    anchor: str,
+    key: Key,
+    points: Sequence[Point],
+    *,
+    changes: Mapping[Key, Sequence[Drift]],
+    case: str,
+    parameters: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the chart of a series, its newest value, and the address of its page at asv."""
+    unit = "bytes" if key.metric == "peak memory" else key.metric
+    values = [point.value for point in points]
+    drifts = sorted(changes.get(key, ()), key=lambda drift: drift.change.index)
+    marks = [
+        Mark(
+            drift.change.index,
+            _state(drift),
+            f"{drift.last_day}, {drift.last_commit[:8]}: {drift.sentences()[0]}",
+        )
+        for drift in drifts
+    ]
+    lowest, highest = (amount(value, unit) for value in limits(values))
+    newest = amount(values[-1], unit) + ("" if unit == "bytes" else f" {unit}")
+    told = (
+        f"{plural(len(values), 'session')} from {_day(points[0].place.day)} to {_day(points[-1].place.day)}"
+    )
+    told += f", from {lowest} to {highest}; newest {newest}. {plural(len(marks), 'change')}."
+    chart = sparkline(
+        values,
+        marks,
+        key=anchor,
+        title=f"{key.metric} of {case}",
+        told=" ".join([told, *(f"{mark.text}." for mark in marks)]),
+        labels=(lowest, highest),
+    )
+    per = "sample" if parameters["sequence_length"] == NO_TOKENS else "token"
+    benchmark = "peak_memory" if unit == "bytes" else f"seconds_per_{per}"
+    return {
+        "chart": chart,
+        "newest": newest,
+        "asv": f"index.html#{slot(parameters).group}.{benchmark}",
+    }
+
+
+def _change(drift: Drift, commit_url: str) -> Change:
+    among = f"one of {drift.commits_between} commits" if (drift.commits_between or 0) > 1 else ""
+    is_sure = drift.first_day == drift.last_day or drift.commits_between == 1
+    day = f"{drift.last_day}" if is_sure else f"{drift.first_day} to {drift.last_day}"
+    return Change(
+        state=_state(drift),
+        day=day,
+        commit=drift.last_commit[:8],
+        link=f"{commit_url}{drift.last_commit}" if commit_url.startswith(("https://", "http://")) else None,
+        text=f"{drift.sentences()[0]}, {drift.state}",
+        remarks=[*filter(None, [among]), *drift.environment],
+    )
+
+
+def _state(drift: Drift) -> str:
+    return "worse" if drift.open else "past" if drift.worse else "better"
+
+
+def _day(day: str) -> str:
+    return f"{date.fromisoformat(day)}"
+
+
+def _visible(value: object) -> object:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,0 +1,218 @@
+"""Find changes of level in a history: when, how large, between which commits, and what else changed."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from perfsuite import documents
+from perfsuite.errors import FileError
+from perfsuite.features.history import changepoint, store
+from perfsuite.features.history.store import Place, StoredResult, StoredSession
+from perfsuite.inputs import git
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.metric import Metric
+from perfsuite.results.store import BASELINES, BaselineStore
+from perfsuite.results.trend import METRICS, Drift, MetricName, Trend
+
+PERIOD = timedelta(days=90)  # period of reported changes without `since`: a slow one is found weeks later
+MIN_CHANGE = 0.005  # smallest change that is reported, relative
+MIN_FOR_CORRELATION = 30  # fewest sessions of a series to estimate the correlation of neighbouring sessions
+UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
+"""Assumed correlation of series with fewer than 30 sessions: 0.3 for speed (a machine has good and bad
+weeks), 0 for memory. With good and bad weeks (AR(1) with 0.7), 18 % of series have a false alarm in their
+first month if 0 is assumed, and 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead
+of 3."""
+
+
+class Point(NamedTuple):
+    """A figure of one session."""
+
+    value: float
+    place: Place
+    circumstances: Mapping[str, str]  # possible explanations of a change, by name
+
+
+class Key(NamedTuple):
+    """The metric, the case and the hardware class of a series."""
+
+    hardware_class: str
+    case: str
+    metric: MetricName
+
+
+Series = Mapping[Key, Sequence[Point]]
+"""The points of each series, without sessions that lack the figure. Series without any point are included."""
+
+
+def trend(
+    directory: Path,
+    *,
+    hardware_class: str = "*",
+    case: str = "*",
+    since: date | None = None,
+    repo: Path | None = None,
+    branch: str = "",
+    baselines: Path = BASELINES,
+) -> Trend:
+    """Find changes since a day: by default in the 90 days before the newest session, plus older open ones.
+
+    The whole history is evidence, whatever `since` is. `baselines` is the directory of the reviewed
+    baselines, which decide which regressions were accepted. Raises `FileError` and `GitError`.
+    """
+    places = store.places(directory, hardware_class=hardware_class)
+    if not places and not store.places(directory):  # such as after a first night without results to keep
+        return Trend(since=since or datetime.now(UTC).date(), sessions=0, series=0, findings=(), unplaced={})
+    if not places:
+        raise FileError(f"{directory} holds no session on {hardware_class}: nothing to look at")
+    from_day = since or _day(places[-1]) - PERIOD
+    order: dict[str, int] = {}
+    unplaced: dict[str, str] = {}
+    if repo is not None:
+        branch = branch or git.current_branch(repo)
+        places, dates, unplaced = store.on_branch(places, directory, repo, branch)
+        order = {commit: number for number, commit in enumerate(dates)}
+        places.sort(key=lambda place: order[place.commit])  # sessions of one commit stay sorted by time
+    cases = store.read_cases(directory)
+    every = read_series(places, cases)
+    wanted = {cases[name].id for name in store.matching(cases, case)}
+    series = {key: points for key, points in every.items() if key.case in wanted}
+    if not series:
+        raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
+    judge = partial(
+        _findings,
+        correlations=_correlations(every),
+        order=order,
+        baselines=BaselineStore(baselines),
+        measured_since=_day(places[-1]) - PERIOD,
+    )
+    findings = [finding for key, points in series.items() for finding in judge(key, points)]
+    told = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]
+    return Trend(
+        since=from_day,
+        sessions=len(places),
+        series=len(series),
+        findings=tuple(sorted(told, key=lambda finding: -finding.worsening)),
+        unplaced=unplaced,
+    )
+
+
+def read_series(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
+    """Return the series of these sessions, each in the order of the sessions. Raises `FileError`."""
+    series = defaultdict[Key, list[Point]](list)
+    known: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
+    for place in places:
+        session = place.read(cases)
+        for result in session.results:
+            case = cases[result.case]
+            around = _circumstances(session, result)
+            around = known.setdefault(frozenset(around.items()), around)
+            step_s = store.middle(result.step_s_p50)
+            figures: dict[MetricName, float | None] = {
+                "samples/s" if case.unit == "samples" else "tokens/s": (
+                    result.tokens_per_step / step_s if step_s and result.tokens_per_step else None
+                ),
+                "peak memory": store.middle(result.peak_memory_bytes),
+            }
+            for metric, value in figures.items():
+                points = series[Key(place.hardware_class, case.id, metric)]
+                points += [] if value is None else [Point(value, place, around)]
+    return series
+
+
+def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str, str]:
+    return {
+        **session.environments[result.environment],
+        **session.settings[result.settings],
+        "driver": session.machine.driver or "none",
+        "device": f"{session.machine.devices} x {session.machine.device_name}",
+        "perfsuite": session.perfsuite,
+        "case definition": result.case.rpartition(".")[2],
+    }
+
+
+def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
+    """Estimate the correlation of neighbouring sessions, a property of the machine, by class and metric."""
+    known = defaultdict[tuple[str, MetricName], list[float]](list)
+    for key, points in series.items():
+        if len(points) >= MIN_FOR_CORRELATION:
+            estimate = changepoint.correlation([point.value for point in points])
+            known[key.hardware_class, key.metric].append(estimate)
+    return {key: median(values) for key, values in known.items()}
+
+
+def _findings(
+    key: Key,
+    points: Sequence[Point],
+    *,
+    correlations: Mapping[tuple[str, MetricName], float],
+    order: Mapping[str, int],
+    baselines: BaselineStore,
+    measured_since: date,
+) -> list[Drift]:
+    """Find the changes of a series. `order` maps commits to their place in the branch, if that is known."""
+    metric = key.metric
+    changes = changepoint.change_points(
+        [point.value for point in points],
+        min_change=MIN_CHANGE,
+        correlation=correlations.get((key.hardware_class, metric), UNKNOWN_CORRELATION[metric]),
+    )
+    found = []
+    for change in changes:
+        inside = points[change.earliest - 1 : change.latest + 1]
+        first = inside[0].place
+        last = inside[-1].place
+        cost = METRICS[metric].cost
+        before, after, newest = map(cost, (change.before, change.after, changes[-1].after))
+        worse = after > before
+        file = baselines.reviewed_file(key.hardware_class, key.case)
+        accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
+        still_worse = worse and newest >= before * (1 + MIN_CHANGE)
+        found.append(
+            Drift(
+                **key._asdict(),
+                change=change,
+                first_day=_day(first),
+                last_day=_day(last),
+                first_commit=first.commit,
+                last_commit=last.commit,
+                commits_between=order[last.commit] - order[first.commit] if order else None,
+                environment=_differences([point.circumstances for point in inside]),
+                worse=worse,
+                accepted=accepted,
+                open=still_worse and not accepted and _day(points[-1].place) >= measured_since,
+            )
+        )
+    return found
+
+
+def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
+    """Return whether a baseline was measured on that day (UTC) or later, at the new of two levels of cost."""
+    try:
+        baseline = documents.read(file, Baseline)
+        measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()
+    except (FileError, ValueError):
+        return False
+    level = baseline.median(metric.name)
+    if not level or measured_on < day:
+        return False
+    return metric.cost(level) > math.sqrt(levels[0] * levels[1])
+
+
+def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the circumstances that changed, as `key: old -> new`, in the order of the sessions."""
+    differences = []
+    for key in sorted({key for one in circumstances for key in one}):
+        steps = [value for value, _ in groupby(one.get(key, "none") for one in circumstances)]
+        if len(steps) > 1:
+            differences.append(f"{key}: {' -> '.join(steps)}")
+    return tuple(differences)
+
+
+def _day(place: Place) -> date:
+    return date.fromisoformat(place.day)

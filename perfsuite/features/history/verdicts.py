@@ -1,0 +1,68 @@
+"""Follow verdicts from night to night: cases that changed state, and failures that a later night reversed."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from datetime import date
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from perfsuite.features.history import store
+from perfsuite.features.history.store import Place, StoredVerdict
+
+
+class Night(NamedTuple):
+    """The verdict on a case in one session."""
+
+    place: Place
+    case: str
+    verdict: StoredVerdict
+
+    @property
+    def state(self) -> str:
+        """`red`, `undecided` or `green`."""
+        if self.verdict.shadow or self.verdict.word in ("failed", "regressed"):
+            return "red"
+        return "undecided" if self.verdict.word in ("inconclusive", "unhealthy", "undecided") else "green"
+
+    @property
+    def word(self) -> str:
+        """The verdict as reports show it."""
+        return self.verdict.word + (" (shadow)" if self.verdict.shadow else "")
+
+
+def by_case(
+    history: Path, *, hardware_class: str = "*", case: str = "*", since: date | None = None
+) -> list[list[Night]]:
+    """Return the verdicts on each case on each hardware class, oldest first. Raises `FileError`."""
+    cases = store.read_cases(history)
+    found = defaultdict[tuple[str, str], list[Night]](list)
+    for place in store.places(history, hardware_class=hardware_class, since=since):
+        session = place.read(cases)
+        measured = {cases[each.case].id: StoredVerdict(word=each.outcome) for each in session.results}
+        for name, verdict in {**measured, **session.verdicts}.items():  # old sessions have no verdicts
+            if fnmatchcase(name, case):
+                found[place.hardware_class, name].append(Night(place, name, verdict))
+    return [found[key] for key in sorted(found)]
+
+
+def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
+    """Yield each failure of a case, shadowed ones included, with the night that reversed it, if any.
+
+    A night reverses a failure if the case passes against the same baselines.
+    """
+    for number, night in enumerate(nights):
+        if night.state == "red":
+            by = night.verdict.baselines
+            good = (each for each in nights[number:] if each.word in ("passed", "improved"))
+            yield night, next((each for each in good if by and each.verdict.baselines == by), None)
+
+
+def changed(history: Path, added: Collection[Path]) -> list[Night]:
+    """Return the cases of added sessions that changed state since the night before; new cases start green."""
+    found = []
+    for nights in by_case(history):
+        new = [night for night in nights if night.place.file in added]
+        before = ["green", *(each.state for each in nights[: nights.index(new[0])])][-1] if new else ""
+        found += [night for night in new[-1:] if night.state != before]
+    return found

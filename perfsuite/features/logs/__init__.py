@@ -1,0 +1,1 @@
+"""Judge step times that perfsuite did not measure."""

@@ -1,0 +1,282 @@
+"""`perfsuite judge`: judge step times from other measurements with the engine of the plugin.
+
+A line is a trace, an object of JSON with the fields of `Trace`, or with `--baseline` there are logs of
+launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
+"""
+
+import codecs
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, BinaryIO
+
+import typer
+from pydantic import ConfigDict, FailFast, Field, ValidationError
+from pydantic_core import from_json, to_json
+
+from perfsuite import documents
+from perfsuite.analysis.figures import find_window
+from perfsuite.cli.shared import Shared, shares
+from perfsuite.cli.shared import tolerance as share
+from perfsuite.documents import Data, explain
+from perfsuite.errors import CaseError, FileError
+from perfsuite.features.logs.event_files import LONGEST, MEGATRON_TAG, check_different, read_log
+from perfsuite.inputs.files import LARGEST, open_file
+from perfsuite.report.safe_text import printable, visible
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
+
+SHORT_SERIES = 15  # fewest steps of a launch in which the end of warm-up is searched
+MAX_WARMUP = 20  # most steps of warm-up: 2/7 of a real launch's 70 steps, and the same share of fewer
+
+FEWEST_BASELINE = 3  # fewest launches of a baseline that show the scatter
+HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  tolerance  detects"
+
+# The upper bound keeps sums finite: no step takes 30 million years.
+Seconds = Annotated[float, Field(gt=0, lt=LONGEST)]
+Series = Annotated[list[Seconds], Field(min_length=1), FailFast()]
+Launches = Annotated[list[Series], Field(min_length=1), FailFast()]
+
+
+class Strict(Data):
+    """Data that accept neither texts nor booleans as numbers, and neither NaN nor infinity."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class KnownNoise(Strict):
+    """A noise between launches from another source: `perfsuite.verdict.sequential.Noise`."""
+
+    sigma: float = Field(gt=0, lt=1)
+    degrees_of_freedom: float = Field(gt=0, le=1e9)
+    session_sigma: float = Field(default=0.0, ge=0, lt=1)
+
+
+class Trace(Strict):
+    """One line: a baseline and the launches to judge. Each launch is a series of seconds per step."""
+
+    tolerance: float = Field(gt=0, lt=1)
+    baseline: Launches
+    launches: Launches
+    noise: KnownNoise | None = None
+    max_launches: int | None = Field(default=None, ge=FEWEST_LAUNCHES, le=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadLine:
+    """An input line that cannot be judged, and why."""
+
+    error: str
+    line: int
+    field: str
+
+
+def seconds_per_step(series: Sequence[float]) -> float:
+    """Return the median of a launch's steps after warm-up, in seconds.
+
+    The end of warm-up is found as in a real launch (`perfsuite.analysis.figures`), after at most 20 steps and
+    at most two sevenths of the steps. With fewer than 15 steps, the median is that of all steps.
+    """
+    if len(series) < SHORT_SERIES:
+        return median(series)
+    window = find_window(series, min(MAX_WARMUP, 2 * len(series) // 7))
+    return median(series[window.start :])
+
+
+def judge_trace(trace: Trace) -> Decision:
+    """Judge launch by launch, as a real session does. Raises `CaseError` if the noise is unknown.
+
+    If the launches end before a decision, the outcome is "passed" if they look faster and a slowdown beyond
+    the tolerance is excluded, else "inconclusive". One or two launches can pass, but never regress.
+    """
+    baseline = [seconds_per_step(series) for series in trace.baseline]
+    noise = _noise(trace, baseline)
+    most = trace.max_launches or max(FEWEST_LAUNCHES, min(MAX_LAUNCHES, len(trace.launches)))
+    launches: list[float] = []
+    for series in trace.launches[:most]:
+        launches.append(seconds_per_step(series))
+        decision = decide(baseline, launches, tolerance=trace.tolerance, noise=noise, max_launches=most)
+        if decision.outcome != "undecided":
+            return decision
+    faster = decision.estimate < 0 and decision.interval[1] < trace.tolerance
+    return replace(decision, outcome="passed" if faster else "inconclusive")
+
+
+def _noise(trace: Trace, baseline: list[float]) -> Noise:
+    if trace.noise is not None:
+        return Noise(**trace.noise.model_dump())
+    if len(baseline) < FEWEST_BASELINE:
+        raise CaseError(
+            f"missing, and a baseline of {len(baseline)} does not tell how launches scatter: give 3 or more "
+            'launches in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
+        )
+    return pooled_noise([baseline])
+
+
+def answer(number: int, line: bytes) -> Decision | BadLine:
+    """Judge one line, counted from 1."""
+    text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    if not text.strip():
+        return BadLine(error="blank, expected a trace as a JSON object", line=number, field="(whole)")
+    try:
+        trace = Trace.model_validate_json(text)
+    except ValidationError as error:
+        return _bad(number, error)
+    try:
+        documents.parse(text.decode())  # it refuses duplicate fields, of which pydantic takes the last
+    except ValueError as error:
+        return BadLine(error=_cut(f"not JSON: {error}", 500), line=number, field="(whole)")
+    try:
+        return judge_trace(trace)
+    except CaseError as error:
+        return BadLine(error=f"noise: {error}", line=number, field="noise")
+
+
+def _bad(number: int, error: ValidationError) -> BadLine:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        reason = str(first["ctx"]["error"]).replace(" at line 1 column ", " at column ")
+        return BadLine(error=f"not JSON: {reason}", line=number, field="(whole)")
+    field = ".".join(str(part) for part in first["loc"]) or "(whole)"
+    return BadLine(error=_cut(explain(error), 500), line=number, field=_cut(field, 100))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+@shares("as_json")
+def judge(
+    *,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            help="Traces, one JSON object a line, or - for standard input. With --baseline: logs of "
+            "launches, in their order.",
+        ),
+    ],
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(help="Log of TensorBoard of a launch before the change: give it 3 times or more."),
+    ] = None,
+    tag: Annotated[
+        str | None,
+        typer.Option(help="Scalar to judge, a time (default: iteration-time, Megatron's)."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            parser=share, metavar="SHARE", help="Slowdown of logs that must not pass (default: 3%)."
+        ),
+    ] = None,
+    shared: Shared,
+) -> None:
+    """Judge step times that perfsuite did not measure: traces, or with --baseline the logs of TensorBoard.
+
+    The exit status is 1 if a trace could not be judged or there is none, or if the launches of the logs are
+    slower. It is 3 if these are inconclusive.
+    """
+    if baseline:
+        _judge_logs(
+            [Path(file) for file in files], baseline, tag, tolerance or 0.03, json_output=shared.as_json
+        )
+    elif len(files) > 1 or tag is not None or tolerance is not None:
+        raise CaseError(
+            "without --baseline one file of traces is judged, and --tag and --tolerance say nothing of it: "
+            "name a log of the baseline, 3 times or more: --baseline LOG"
+        )
+    else:
+        _judge_lines(files[0], json_output=shared.as_json)
+
+
+def _judge_logs(
+    launches: Sequence[Path],
+    baseline: Sequence[Path],
+    tag: str | None,
+    tolerance: float,
+    *,
+    json_output: bool,
+) -> None:
+    if len(baseline) < FEWEST_BASELINE:
+        raise CaseError(
+            f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
+            f"give {FEWEST_BASELINE} logs or more"
+        )
+    name = tag or MEGATRON_TAG
+    before, now = ([read_log(path, name) for path in paths] for paths in (baseline, launches))
+    check_different([*before, *now])
+    old, new = ([list(log.series) for log in logs] for logs in (before, now))
+    decision = judge_trace(Trace(tolerance=tolerance, baseline=old, launches=new))
+    if json_output:
+        typer.echo(as_json(decision))
+    else:
+        typer.echo(f"{'values':>6}  {'median':>10}  {name}")
+        for side, logs in (("baseline", before), ("judged", now)):
+            for log in logs:
+                figure = seconds_per_step(log.series)
+                typer.echo(f"{len(log.series):>6}  {figure:>10.4g}  {side}: {printable(str(log.path))}")
+        typer.echo(f"\n{HEADINGS}\n{_as_row(decision)}")
+    if decision.outcome in ("regressed", "inconclusive"):
+        raise typer.Exit(1 if decision.outcome == "regressed" else 3)
+
+
+def _judge_lines(file: str, *, json_output: bool) -> None:
+    counts: Counter[str] = Counter()
+    with _opened(file) as stream:
+        if not json_output:
+            typer.echo(f"{'line':>6}  {HEADINGS}")
+        for number, line in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), start=1):
+            if len(line) > LARGEST:
+                raise FileError(
+                    f"{file}: line {number} has more than {LARGEST:,} bytes, which no trace needs"
+                )
+            decision = answer(number, line)
+            counts["bad" if isinstance(decision, BadLine) else decision.outcome] += 1
+            typer.echo(as_json(decision) if json_output else f"{number:>6}  {_as_row(decision)}")
+    if not counts:
+        typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
+    elif not json_output:
+        typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+    if counts["bad"] or not counts:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    """Open traces, which are read line by line, so that they can be larger than memory."""
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        stream = open_file(Path(file), sys.maxsize)
+    except (OSError, ValueError) as error:  # the latter: a NUL in the name
+        raise FileError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    with stream:
+        yield stream
+
+
+def as_json(decision: Decision | BadLine) -> str:
+    """Format a decision as one line of strict JSON, with null for infinite numbers."""
+    if isinstance(decision, BadLine):
+        return json.dumps(asdict(decision))
+    content = from_json(to_json(decision, inf_nan_mode="null"))
+    return json.dumps({**content, "blind": decision.blind})
+
+
+def _as_row(decision: Decision | BadLine) -> str:
+    if isinstance(decision, BadLine):
+        error = "".join(char if char.isprintable() else "?" for char in visible(decision.error))
+        return f"{'bad line':<12}  {error}"
+    low, high = decision.interval
+    blind = "  blind" if decision.blind else ""
+    interval = f"{low:+.2%} to {high:+.2%}"
+    return (
+        f"{decision.outcome:<12}  {decision.estimate:>+8.2%}  {interval:^20}  "
+        f"{decision.launches_used:>8}  {decision.tolerance:>9.2%}  "
+        f"{decision.minimum_detectable_drop:>7.2%}{blind}"
+    )

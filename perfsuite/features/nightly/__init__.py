@@ -1,0 +1,1 @@
+"""The first files of a repository that measures its training, and its nights."""

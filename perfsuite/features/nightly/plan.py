@@ -1,0 +1,67 @@
+"""Show what each case of a night costs, and the order in which a budget takes them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perfsuite.case.case import Case
+from perfsuite.cli.shared import read
+from perfsuite.report.console import console, plain_table, print_rows
+from perfsuite.report.text import plural
+from perfsuite.results.store import Store
+from perfsuite.session.plan import Planned, budget_for, past_of, planned
+
+NOT_KNOWN = "not known"
+
+
+def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json: bool) -> None:
+    """Print the cost of each case by the launches in a store, in the order in which a budget takes them."""
+    most_s = read("budget", budget)
+    past = past_of(Store(store).results())
+    order = planned(cases, past, datetime.now(UTC).date())
+    limit = None if most_s is None else budget_for(order, most_s)
+    grid = plain_table(("case", "last", "measured", "minutes", "GPU hours", "reached after"))
+    rows = list[dict[str, object]]()
+    never = list[str]()
+    reached = list[Planned]()
+    used = 0.0
+    for each in order:
+        cost = each.seconds
+        before = each.past
+        fits = most_s is None or used + (cost or 0.0) <= most_s
+        if fits:
+            reached.append(each)
+            used += cost or 0.0
+        # After a case of unknown cost, the beginning of the next one is unknown.
+        is_known = all(done.seconds is not None for done in reached)
+        last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
+        about = "~" if before is None else ""
+        minutes = NOT_KNOWN if cost is None else f"{about}{cost / 60:,.1f}"
+        of_gpus = NOT_KNOWN if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
+        after = "not reached"
+        if fits:
+            after = f"{used / 60:,.1f} min" if is_known else NOT_KNOWN
+        grid.add_row(each.case.id, last, day, minutes, of_gpus, after)
+        known = {"outcome": last, "day": day} if before else {"outcome": None, "day": None}
+        costs = {"expected_s": cost, "gpu_hours": each.gpu_hours}
+        reached_after = used if fits and is_known else None
+        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": reached_after})
+        if limit is not None and cost is not None and cost > limit.seconds:
+            never.append(f"{each.case.id}: {limit.told(each.case)}")
+    print_rows(rows, grid, as_json=as_json)
+    if as_json:
+        return
+    within = "" if most_s is None else f" of {len(order)} within {budget}"
+    console().print("\n".join([*never, f"{plural(len(reached), 'case')}{within}: {total(reached)}"]))
+
+
+def total(cases: Sequence[Planned]) -> str:
+    """Return the total cost of cases, and the number of those whose cost is unknown."""
+    known = [each for each in cases if each.seconds is not None]
+    if not known:
+        return "no cost is known" if cases else "0.0 min, 0.0 GPU hours"
+    seconds = sum(each.seconds or 0.0 for each in known)
+    hours = sum(each.gpu_hours or 0.0 for each in known)
+    left = len(cases) - len(known)
+    more = f" and {plural(left, 'case')} of unknown cost" if left else ""
+    return f"{seconds / 60:,.1f} min, {hours:,.1f} GPU hours{more}"

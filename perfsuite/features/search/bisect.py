@@ -1,0 +1,152 @@
+"""`perfsuite bisect`: find the commit, or the version of a package, with which a case became slower."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfsuite import documents
+from perfsuite.cli.shared import (
+    CountsWay,
+    DryWay,
+    Launcher,
+    MaxPairs,
+    Shared,
+    Tolerance,
+    WaitQuiet,
+    Yes,
+    asks,
+    check_way,
+    launcher_of,
+    read,
+    shares,
+)
+from perfsuite.cli.shared import options as options_of_session
+from perfsuite.features.search import bisection as searching
+from perfsuite.features.search.bisection import BisectFile, Step
+from perfsuite.inputs.git import git
+from perfsuite.launch.arm import Arm
+from perfsuite.report.console import say
+from perfsuite.report.progress import Progress
+from perfsuite.report.text import between, percent, plural
+from perfsuite.results.metric import described
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Measurement
+from perfsuite.session.against_arm import by_counts, by_times
+from perfsuite.session.by_command import UNDECIDED, runnable, selected
+from perfsuite.session.setup import DryHost, Host
+
+
+@shares("cases", "store", "as_json")
+def bisect(
+    *,
+    case: Annotated[str, typer.Argument(help="Id of the case.")],
+    good: Annotated[str, typer.Option(help="Arm that is fast enough, such as a commit: see compare.")],
+    bad: Annotated[
+        str, typer.Option(help="Arm that is slower (default: this environment, as committed).")
+    ] = ".",
+    package: Annotated[
+        str | None,
+        typer.Option(help="Search the versions of this package: --good and --bad are two of them."),
+    ] = None,
+    dry: DryWay = False,
+    counts: CountsWay = False,
+    tolerance: Tolerance = None,
+    max_pairs: MaxPairs = None,
+    launcher: Launcher = None,
+    wait_quiet: WaitQuiet = None,
+    yes: Yes = False,
+    shared: Shared,
+) -> None:
+    """Find the commit, or the version of a package, since which a case is slower.
+
+    With --dry or --counts, it finds since when a step does more. Each commit then takes one run.
+
+    A search that was cut short goes on where it was. The exit status is 3 if several commits are left,
+    because the others could not be told apart, or if noise hides whether the bad arm is slower.
+    """
+    check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
+    root = Path.cwd()
+    most = read("max-pairs", max_pairs)
+    options = options_of_session(store=shared.store, wait_quiet=wait_quiet)
+    [chosen] = selected(shared.cases, [case], None)
+    launches = None if dry else launcher_of(launcher)
+    host = DryHost() if launches is None else Host(launches, options.store)
+    runnable(host, [chosen], are_named=True)  # before anything is installed for an arm
+    if package is None:
+        history = searching.of_commits(good, bad, root=root, store=options.store)
+    else:
+        where = {"root": root, "store": options.store}
+        history = searching.of_versions(package, good, bad, **where, consent=asks(yes=yes))
+    machine_class = host.machine_for(chosen).hardware_class
+    file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
+    if known.steps:
+        say(f"{len(known.steps)} steps are known from {file}")
+
+    good_run: list[Run] = []
+
+    def compare(a: Arm, b: Arm, known: BisectFile) -> Measurement:
+        progress = Progress(line=say, cases=1)
+        if launches is None or counts:
+            known_a = good_run[0] if good_run else None
+            session = by_counts(options, progress, launches, (a, b), known_a, known.metric)
+        else:
+            how = {"max_pairs": most, "tolerance": known.tolerance, "metric": known.metric}
+            session = by_times(options, progress, launches, (a, b), **how, explains=False)
+        try:
+            result = session.measure(chosen, chosen.id)
+            documents.write(session.record.directory.results, session.record.session_file("complete"))
+            good_run[:] = result.before[:1]
+            return result
+        finally:
+            session.setup.lock.release()
+
+    found = known
+    try:
+        for found in searching.search(known, history, compare):
+            documents.write(file, found)
+            step = found.steps[-1]
+            left = plural(len(found.suspects), "suspect")
+            say(f"{_name(step.name)}: {as_text(step)}; {left} left")
+    except searching.UndecidedError as error:
+        say(str(error))
+        raise typer.Exit(UNDECIDED) from None
+    if shared.as_json:
+        typer.echo(json.dumps(documents.plain(found), indent=1))
+    else:
+        typer.echo("\n".join(result_lines(found, package, root)))
+    raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
+
+
+def _name(name: str) -> str:
+    return name if len(name) < 40 else name[:12]  # a version in full, a commit abbreviated
+
+
+def as_text(step: Step) -> str:
+    """Describe the result of a step."""
+    if step.change is None:
+        return f"{step.outcome} ({step.why})"
+    interval = "" if step.interval is None else f" (99 % interval {between(step.interval)})"
+    return f"{step.outcome}, {percent(step.change)}{interval}, {plural(step.launches, 'launch')}"
+
+
+def result_lines(found: BisectFile, package: str | None, root: Path) -> list[str]:
+    """Describe the result of a search in lines of text."""
+    *others, first = found.suspects
+    launches = sum(step.launches for step in found.steps)
+    used = f"{plural(len(found.steps), 'step')}, {plural(launches, 'launch')}"
+    skipped = [
+        f"  skipped: {_name(step.name)}: {step.why}" for step in found.steps if step.outcome == "skipped"
+    ]
+    if others:
+        names = ", ".join(map(_name, found.suspects))
+        return [f"one of these is the first bad one: {names} ({used})", *skipped]
+    assert found.metric is not None
+    step = next(step for step in found.steps if step.name == first)
+    told = f"version of {package}: {first}"
+    if package is None:
+        told = "commit: " + git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip()
+    label = f"{described(found.metric).label}: " if step.change is not None else ""
+    change = f"{label}{as_text(step)}, compared with {_name(found.good)}"
+    return [f"the first bad {told}", f"  {change} ({used})", *skipped]

@@ -1,0 +1,303 @@
+"""Find what made a case slower: the first bad commit, or the first bad version of a package.
+
+Each step compares the middle suspect with the good arm, and is saved immediately, so that the same search
+continues where it was if it is started again.
+"""
+
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from packaging.version import InvalidVersion, Version
+from pydantic import Field, model_validator
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.documents import Data, Document
+from perfsuite.errors import CaseError, FileError, GitError, PackageError
+from perfsuite.inputs.git import git
+from perfsuite.launch.arm import RELEASE, Arm, resolve
+from perfsuite.launch.installed import Consent, refuse_large, versions
+from perfsuite.report.text import plural
+from perfsuite.results.environment import installed
+from perfsuite.results.metric import TOKENS_PER_S, described
+from perfsuite.results.outcome import Finding, Verdict
+from perfsuite.results.session_file import Measurement
+from perfsuite.session.option_table import MOST_TOLERANCE
+
+
+class Step(Data):
+    """One candidate, compared with the good arm."""
+
+    name: str  # the commit, or the version
+    # The words of `git bisect`. `skipped`: it is unknown whether it is good.
+    outcome: Literal["good", "bad", "skipped"]
+    # Relative change of the metric from the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory.
+    change: float | None = None
+    interval: tuple[float, float] | None = None  # 99 % interval of `change`
+    launches: int = 0
+    why: str = ""  # why it was skipped, or a finding of its counts
+
+
+class BisectFile(Document):
+    """`search.json`: the state of a search."""
+
+    schema_version: Literal[1] = 1
+    case_id: str
+    good: str
+    # All candidates after the good one up to the bad one, oldest first.
+    candidates: tuple[str, ...] = Field(min_length=1)
+    # The metric or count that is worse in the bad arm, which decides every step. None until that is tested.
+    metric: str | None = None
+    # Its tolerated growth in each step: half of the bad arm's growth. For a metric's cost (seconds per token,
+    # bytes) it is half of the logarithm, for a count half of the number. Until the bad arm is tested, it is
+    # the tolerated growth of seconds per token there; None for the default.
+    tolerance: float | None = None
+    steps: tuple[Step, ...] = ()
+
+    @model_validator(mode="after")
+    def _steps_narrow_the_candidates(self) -> Self:
+        left = self.candidates
+        for step in self.steps:
+            if step.name not in left:
+                raise ValueError(
+                    f"steps: {step.name!r} is not among the candidates that were left when it was tested"
+                )
+            left = _narrowed(left, step)
+        if self.steps and (self.metric is None or self.tolerance is None):
+            raise ValueError("steps: none is tested before metric and tolerance are known")
+        return self
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The candidates that include the first bad one, oldest first. The last is bad, or not tested."""
+        left = self.candidates
+        for step in self.steps:
+            left = _narrowed(left, step)
+        return left
+
+    @property
+    def next(self) -> str | None:
+        """The next candidate to test: the bad one, then the middle of those not tested; None at the end."""
+        if self.metric is None:
+            return self.candidates[-1]
+        tested = {step.name for step in self.steps}
+        left = [name for name in self.suspects if name not in tested]
+        return left[(len(left) - 1) // 2] if left else None
+
+
+def _narrowed(left: tuple[str, ...], step: Step) -> tuple[str, ...]:
+    """Return the candidates that are still suspects after a step."""
+    if step.outcome == "bad":
+        return left[: left.index(step.name) + 1]
+    if step.outcome == "good":
+        return left[left.index(step.name) + 1 :]
+    return left
+
+
+class UndecidedError(CaseError):
+    """The machine was unhealthy, or too noisy to decide whether the bad arm is worse. A retry may succeed."""
+
+
+Compare = Callable[[Arm, Arm, BisectFile], Measurement]
+"""Compares the good arm with another one, until the metric of a search (None: every one) is decided with its
+tolerance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The candidates of a search, and a function that makes their arms."""
+
+    good: str
+    candidates: tuple[str, ...]
+    arm: Callable[[str], Arm]  # makes the arm of a candidate, or of the good one
+
+
+def search(known: BisectFile, history: History, compare: Compare) -> Iterator[BisectFile]:
+    """Test candidates until the first bad one is known, or only skipped ones are left. Yields every step.
+
+    Raises `CaseError` if the bad arm is not worse, and `UndecidedError` if this machine cannot decide it.
+    """
+    good = history.arm(history.good)
+    while (name := known.next) is not None:
+        if known.metric is None:
+            known = _bad_tested(known, compare(good, history.arm(name), known))
+        else:
+            known = known.replace(steps=(*known.steps, _tested(known, name, good, history, compare)))
+        yield known
+
+
+def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
+    """Choose the metric or count to follow, and half of the bad arm's change as the tolerance."""
+    name = known.candidates[-1]
+    verdict = result.verdict
+    _check_measured(name, result)
+    worse = [check for check in verdict.checks if check.outcome == "regressed" and check.change is not None]
+    grown = _grown(verdict)
+    if grown:
+        metric = grown[0].name
+        half = abs(grown[0].now - grown[0].before) / 2
+    elif worse:
+        check = min(worse, key=lambda each: each.metric != TOKENS_PER_S.name)  # tokens/s first
+        assert check.change is not None
+        assert check.baseline is not None
+        cost = described(check.metric).cost_change(check.change, check.baseline)
+        metric = check.metric
+        half = min(math.sqrt(1 + cost) - 1, MOST_TOLERANCE)
+    else:
+        raise _not_worse(name, known.good, verdict)
+    known = known.replace(metric=metric, tolerance=half)
+    return known.replace(steps=(_told(known, name, verdict),))
+
+
+def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
+    if not verdict.checks:
+        why = "; ".join(verdict.reasons) or "search by times, without --dry and --counts"
+        told = f"{name} does no more in a step than {good}: {verdict.outcome}"
+        return CaseError(f"{told}. There is nothing to search for: {why}")
+    vague = [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]
+    if vague:
+        why = f", {vague[0].note}" if vague[0].note else ""
+        return UndecidedError(
+            f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}): "
+            "give the case more steps or use a quieter machine. Nothing was searched"
+        )
+    shown = verdict.check(TOKENS_PER_S.name)
+    by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
+    told = f"{name} is not worse than {good}: {verdict.outcome}{by}"
+    return CaseError(f"{told}. There is nothing to search for, unless a lower --tolerance finds it")
+
+
+def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
+    """Compare one candidate with the good arm. Candidates that cannot be built or run are skipped."""
+    try:
+        arm = history.arm(name)
+    except (CaseError, GitError, PackageError) as error:
+        return Step(name=name, outcome="skipped", why=str(error))
+    result = compare(good, arm, known)
+    if result.outcome != "failed" or any(run.failure for run in result.before):
+        _check_measured(name, result)
+    return _told(known, name, result.verdict)
+
+
+def _check_measured(name: str, result: Measurement) -> None:
+    reasons = "; ".join(result.verdict.reasons)
+    if result.verdict.outcome == "unhealthy":
+        raise UndecidedError(
+            f"{name} could not be compared, the machine was unhealthy: {reasons}. The same command goes on"
+        )
+    if result.verdict.outcome == "failed":
+        raise CaseError(f"{name} cannot be compared with the good arm: {reasons}")
+
+
+def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
+    """Judge a candidate from a comparison, on the metric or count of the search."""
+    assert known.metric is not None
+    assert known.tolerance is not None
+    step = Step(name=name, outcome="skipped", launches=verdict.launches)
+    if verdict.outcome == "failed" or (verdict.outcome == "inconclusive" and not verdict.checks):
+        return step.replace(why="; ".join(verdict.reasons))
+    if not verdict.checks:
+        grown = [
+            each.sentence
+            for each in _grown(verdict)
+            if each.name == known.metric and abs(each.now - each.before) > known.tolerance
+        ]
+        return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
+    check = verdict.check(known.metric)
+    if check is None:
+        return step.replace(why=f"it has no {known.metric}")
+    step = step.replace(change=check.change, interval=check.interval)
+    if check.outcome in ("passed", "improved", "regressed"):
+        return step.replace(outcome="bad" if check.outcome == "regressed" else "good")
+    return step.replace(why=f"{check.label}: {check.outcome} after {plural(verdict.launches, 'launch')}")
+
+
+def _grown(verdict: Verdict) -> list[Finding]:
+    """Return the counts that are worse, largest change first; empty if times were compared."""
+    counts = verdict.counts
+    return [] if counts is None else [each for each in counts.findings if each.outcome == "regressed"]
+
+
+def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
+    """Return the commits of the branch itself (first parents) between two arms that differ only in these."""
+    if any(map(RELEASE.fullmatch, f"{good} {bad}".split())):
+        raise CaseError("a search of commits takes no PACKAGE==VERSION: name a lock file, or use --package")
+    first = resolve("--good", good, root=root, store=store)
+    last = resolve("--bad", bad, root=root, store=store)
+    if first.commit is None or last.commit is None:
+        raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
+    if last.dirty:
+        raise CaseError("--bad has uncommitted changes, which no commit holds: commit them, or name a commit")
+    same_packages = first.lock == last.lock and (first.lock or first.python == last.python)
+    if first.given != last.given or not same_packages:
+        raise CaseError(
+            f"--good {good!r} and --bad {bad!r} differ in more than their commit: give both the same "
+            "variables and interpreter, or the same lock file"
+        )
+    between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
+    if not between or git("rev-list", "--max-count=1", first.commit, f"^{last.commit}", cwd=root):
+        raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}")
+    lock = f":{first.lock}" if first.lock else ""
+    others = [f"{name}={value}" for name, value in first.given.items()]
+    others += [first.python] if first.python != sys.executable and not lock else []
+
+    def arm(commit: str) -> Arm:
+        return resolve("--bad", shlex.join([commit + lock, *others]), root=root, store=store)
+
+    return History(good=first.commit, candidates=tuple(between.split()), arm=arm)
+
+
+def of_versions(
+    package: str, good: str, bad: str, *, root: Path, store: Path, consent: Consent = refuse_large
+) -> History:
+    """Return the released versions of a package between two, each to be installed in its own directory."""
+    first = _version("--good", good)
+    last = _version("--bad", bad)
+    if first >= last:
+        raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
+    found = versions(package)
+    between = [each for each in found if first < each <= last and (each == last or not each.is_prerelease)]
+    if not between or between[-1] != last:
+        known = ", ".join(map(str, found[-10:]))
+        raise CaseError(f"pip finds no {package}=={bad}. The newest that it finds: {known}")
+
+    def arm(version: str) -> Arm:
+        return resolve("--bad", f"{package}=={version}", root=root, store=store, consent=consent)
+
+    return History(good=str(first), candidates=tuple(map(str, between)), arm=arm)
+
+
+def _version(option: str, text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise CaseError(f"{option} {text!r} is no version: with --package give two, as 2.11.0") from None
+
+
+def begun(
+    store: Path, case: Case, history: History, tolerance: float | None = None, *others: object
+) -> tuple[Path, BisectFile]:
+    """The file of a search, one for the same case, ends, environment, tolerance and `others`; what it holds.
+
+    Raises `FileError` if it cannot be read, or holds another search.
+    """
+    new = BisectFile(case_id=case.id, good=history.good, candidates=history.candidates, tolerance=tolerance)
+    good = history.arm(history.good)
+    key = [documents.plain(new), documents.plain(case), good.text, good.python, dict(good.given), installed()]
+    file = store / "bisect" / documents.digest([*key, *others]) / "search.json"
+    if not file.exists():
+        return file, new
+    found = documents.read(file, BisectFile)
+    for field in ("case_id", "good", "candidates"):
+        if getattr(found, field) != getattr(new, field):
+            raise FileError(
+                f"{file}: field {field} is of another search: it was edited or damaged. "
+                "Delete it to search anew"
+            )
+    # Retry skipped candidates: a network may have been down.
+    return file, found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))

@@ -1,0 +1,254 @@
+"""`perfsuite releases`: show the changes of each release of a package in a step, as a page of Markdown."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.cli.shared import Expression, Ids, Launcher, Shared, Yes, asks, launcher_of, shares
+from perfsuite.cli.shared import options as options_of_session
+from perfsuite.dry.driver import dry_run, why_no_cuda
+from perfsuite.dry.machine import Device
+from perfsuite.errors import CaseError, PerfsuiteError
+from perfsuite.features.search.releases_page import DRY, LAUNCH, Ran, Step, page
+from perfsuite.inputs.files import read_text
+from perfsuite.launch.arm import HERE, Arm, resolve
+from perfsuite.launch.installed import Consent, versions
+from perfsuite.measure import launch_once
+from perfsuite.report.console import print_json, say
+from perfsuite.report.markdown import text
+from perfsuite.report.progress import Progress
+from perfsuite.report.text import plural, relative
+from perfsuite.results.environment import installed
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.session.by_command import UNDECIDED, selected
+from perfsuite.session.setup import DryHost, Host, Setup
+from perfsuite.verdict.judge import why_failed
+
+
+@shares("cases", "store", "as_json")
+def releases(
+    *,
+    package: Annotated[str, typer.Argument(help="Name of the package on its index.")],
+    case: Ids = None,
+    k: Expression = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="Oldest release (default: the installed one).")
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option("--to", help="Newest release (default: the newest of all).")
+    ] = None,
+    minors: Annotated[
+        bool, typer.Option("--minors", help="Run only the last release of each minor after the oldest one.")
+    ] = False,
+    launch: Annotated[
+        bool, typer.Option("--launch", help="Launch every case, also those that can be run dry.")
+    ] = False,
+    launcher: Launcher = None,
+    yes: Yes = False,
+    shared: Shared,
+) -> None:
+    """Show what each release of a package changed in a step, as a page of Markdown.
+
+    Each case is run once under each release: dry if it can be, else launched. Only wheels are installed. Runs
+    are kept, and the same command goes on. The exit status is 3 if a release, or a case under it, could not
+    be run.
+    """
+    os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
+    options = options_of_session(store=shared.store)
+    setup = Setup(options, Progress(line=say), Host(launcher_of(launcher), options.store))
+    runs = _Runs(setup, package, (LAUNCH,) if launch else (DRY, LAUNCH), asks(yes=yes))
+    chosen = runs.possible(selected(shared.cases, case, k))
+    names = released(package, first, last, minors=minors)
+    say(f"{plural(len(names), 'release')} of {package}: {', '.join(names)}")
+    try:
+        steps = list(runs.steps(chosen, names))
+    finally:
+        setup.lock.release()
+    if shared.as_json:
+        print_json([asdict(step) for step in steps])
+    else:
+        typer.echo(relative(page(package, steps, runs.ran), Path.cwd()))
+    raise typer.Exit(UNDECIDED if any(step.unknown for step in steps) else 0)
+
+
+def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:
+    """Return the releases from `first` to `last`, oldest first: these two even if pip does not list them.
+
+    All others are for this Python, and neither pre-releases nor yanked. Raises `PackageError` for a package
+    that pip does not find, and `CaseError` for bad ends or fewer than two releases.
+    """
+    try:
+        start = Version(first or version(package))
+        end = Version(last) if last else None
+    except PackageNotFoundError:
+        raise CaseError(f"{package} is not installed here: name the oldest release by --from") from None
+    except InvalidVersion as error:
+        raise CaseError(f"--from or --to: {error}: give a version as 2.11.0") from None
+    if end and start > end:
+        raise CaseError(f"--from {start} is newer than --to {end}: swap them")
+    found = [each for each in versions(package) if each > start and not each.is_prerelease]
+    later = found if end is None else [*(each for each in found if each < end), end]
+    if minors:
+        later = list({each.release[:2]: each for each in later}.values())
+    names = list(dict.fromkeys(map(str, (start, *later))))
+    if len(names) < 2:
+        raise CaseError(f"{package} has no release after {start}: name an older one by --from")
+    return names
+
+
+@dataclass
+class _Runs:
+    """Run cases under the releases of a package, and keep the runs."""
+
+    setup: Setup
+    package: str
+    ways: Sequence[str]  # cheapest first
+    consent: Consent
+    # The first way in which each case ran, which it keeps as long as possible.
+    way_of: dict[str, str] = field(default_factory=dict)
+    # Whether the torch of an arm allows CUDA to be pretended.
+    has_cuda: dict[str, bool] = field(default_factory=dict)
+    # The last run of each case.
+    last: dict[str, Run] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> list[Ran]:
+        """The way in which each case ran."""
+        return [
+            Ran(case=self.last[name].case, way=way, machine=self.last[name].machine)
+            for name, way in self.way_of.items()
+        ]
+
+    def possible(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases that can be run here in any way, and report why others cannot.
+
+        Raises `CaseError` if none can, before anything is installed.
+        """
+        usable = []
+        refused = []
+        for case in cases:
+            reasons = [self._why_not(case, way) for way in self.ways]
+            if None in reasons:
+                usable.append(case)
+            else:
+                refused.append(f"{case.id}: {'; '.join(dict.fromkeys(filter(None, reasons)))}")
+        if not usable:
+            raise CaseError("\n".join(refused))
+        for line in refused:
+            self.setup.progress.say(f"{line}: it is left out")
+        return usable
+
+    def _why_not(self, case: Case, way: str) -> str | None:
+        """Return why a case cannot be run here in this way, or None."""
+        host = DryHost() if way == DRY else self.setup.host
+        try:
+            return host.why_not(case)
+        except CaseError as error:
+            return str(error)
+
+    def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
+        """Compare each release with the last one under which a case ran. Raises `CaseError` if unused."""
+        left = [*cases]
+        before = dict[str, tuple[str, Arm]]()
+        options = self.setup.options
+        last = ""
+        for name in names:
+            step = Step(f"{last} -> {name}" if last else name)
+            yield step
+            try:
+                arm = resolve(
+                    "",
+                    f"{self.package}=={name}",
+                    root=options.root,
+                    store=options.store,
+                    consent=self.consent,
+                )
+            except CaseError as error:
+                step.unknown.append(f"- not installed: {text(str(error).rpartition('ERROR: ')[2])}")
+                continue
+            for case in tuple(left):
+                since, *earlier = before.get(case.id, ("",))
+                found = self._run(case, [*earlier, arm])
+                if isinstance(found, str):
+                    step.unknown.append(f"- {text(case.id)}: {text(found)}")
+                elif _used(found[-1], self.package) is None:
+                    self.setup.progress.say(f"{case.id} does not use {self.package}, and is left out")
+                    left.remove(case)
+                else:
+                    before[case.id] = name, arm
+                    if earlier:
+                        step.compare(found[0], found[1], since, name)
+            if not left:
+                raise CaseError(f"none of these cases uses {self.package}: name one that imports it")
+            last = name
+
+    def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
+        """Return the runs of a case in these arms, in the first way that works in all; or why none does."""
+        device = self._device(arms)
+        why: list[str] = []
+        for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
+            if way == LAUNCH:
+                reason = self.setup.host.why_not(case)
+                if reason:
+                    return "; ".join(why or [reason])
+            try:
+                runs = [self._kept(case, arm, way, device) for arm in arms]
+            except PerfsuiteError as error:
+                why.append(f"{way}: {error}")
+                continue
+            self.way_of[case.id] = way
+            self.last[case.id] = runs[-1]
+            return runs
+        return "; ".join(why)
+
+    def _device(self, arms: Sequence[Arm]) -> Device | None:
+        """Return the device to pretend: CUDA in all arms or in none. Only torch decides, checked once."""
+        asked = arms if self.package == "torch" else (HERE,)
+        for arm in asked:
+            if arm.text not in self.has_cuda:
+                self.has_cuda[arm.text] = why_no_cuda(arm) is None
+        return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"
+
+    def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
+        """Return the run of an earlier command, or a new one. Raises `PerfsuiteError` if it has no counts."""
+        file: Path | None = getattr(case.framework, "file", None)  # only a script has one
+        scripts = sorted(file.parent.glob("*.py")) if file else []
+        code = [read_text(each, errors="backslashreplace") for each in scripts]
+        steps = self.setup.options.steps_to_count(case)
+        key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
+        run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
+        run = documents.read_or_none(run_dir.run, Run)
+        if run is None or run.failure is not None:  # it was interrupted, or it failed
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+            self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
+            if way == DRY:
+                run = dry_run(case, run_dir.path, device=device, arm=arm, counted_steps=steps)
+            else:
+                self.setup.lock.take(self.setup.progress.say)
+                machine = self.setup.host.machine_for(case)
+                how = replace(self.setup.launching, arm=arm, counted_steps=steps)
+                run = launch_once(case, machine, run_dir.path, how)
+        if run.failure is not None or run.hidden or not run.counts:
+            why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
+            raise CaseError(f"under {arm.text}: {'; '.join(why)}")
+        used = _used(run, self.package)
+        if used is not None and Version(used).public != Version(arm.text.partition("==")[2]).public:
+            raise CaseError(f"under {arm.text}: it used {self.package} {used}, which comes first on its path")
+        return run
+
+
+def _used(run: Run, package: str) -> str | None:
+    """Return the version of a package that a run used; None if it did not use the package."""
+    found = {} if run.observed is None else run.observed.environment
+    return {canonicalize_name(name): found[name] for name in found}.get(canonicalize_name(package))

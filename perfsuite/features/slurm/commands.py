@@ -1,0 +1,159 @@
+"""Run Slurm's commands to query jobs, and parse their output. All queries raise `SlurmError`.
+
+No accounting is needed: the controller knows jobs while they live, and for some minutes afterwards (Slurm's
+MinJobAge). Fields that a version of Slurm does not print are None.
+"""
+
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from perfsuite.errors import ToolError
+from perfsuite.node.processes import captured
+
+POLL_S = 0.2  # seconds between queries until there is an answer
+ANSWER_S = 60  # seconds after which a command that has not answered is abandoned
+FORGOTTEN = "FORGOTTEN"  # the state of a job that Slurm does not know, or no longer knows
+ENDED = frozenset(
+    [
+        *("COMPLETED", "BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+        *("PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN),
+    ]
+)
+NOTHING = ("", "(null)", "N/A", "None", "Unknown")  # printed by Slurm for missing values
+T = TypeVar("T")
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s+[A-Za-z][\w:/]*=|\s*$)")
+_UNKNOWN_JOB = "Invalid job id"
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+
+
+class SlurmError(ToolError):
+    """Slurm refused or failed: gives its message and the command."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """Slurm's data about a job."""
+
+    id: str
+    state: str  # its state in one word: PENDING, RUNNING, TIMEOUT
+    state_words: str  # its state as printed: `CANCELLED by 0`
+    reason: str | None = None
+    nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
+    left_s: int | None = None  # seconds until its time limit; None without a limit
+    spreads_gpus: bool = False  # GPUs were not requested per node, in which case a step lacks some of them
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be started in its allocation any more. Its processes may still be ending."""
+        return self.state in ENDED or self.is_completing
+
+    @property
+    def is_completing(self) -> bool:
+        """Whether its processes are ending right now."""
+        return "COMPLETING" in self.state_words
+
+    @property
+    def why_over(self) -> str | None:
+        """The reason why its allocation is over, in Slurm's words; None while it is not."""
+        if not self.is_over:
+            return None
+        return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
+
+
+def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
+    """Return the output of a Slurm command. It runs in a session of its own, so Ctrl-C does not reach it."""
+    command = shlex.join(words)
+    try:
+        done = captured(words, timeout=answer_s, start_new_session=True, env=environment)
+    except OSError as error:
+        raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise SlurmError(
+            f"{command}: no answer in {answer_s:g} s. `scontrol ping` tells whether Slurm's controller is up"
+        ) from None
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        raise SlurmError(f"{command}: {said}")
+    return done.stdout
+
+
+def _ask_unless(refusal: str, *words: str) -> str | None:
+    """Return the output of a Slurm command; None if it fails with a message that matches `refusal`."""
+    try:
+        return ask(*words)
+    except SlurmError as error:
+        if re.search(refusal, str(error)):
+            return None
+        raise
+
+
+def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
+    """Return Slurm's answer. Its controller may be busy, so `SlurmError` is only raised after `until`."""
+    while True:
+        try:
+            return ask(about)
+        except SlurmError as error:
+            if time.monotonic() > until or isinstance(error.__cause__, OSError):  # Slurm is not installed
+                raise
+            time.sleep(POLL_S)
+
+
+def job(job_id: str) -> SlurmJob:
+    """Return Slurm's data about a job, with the state `FORGOTTEN` if Slurm does not know it."""
+    printed = _ask_unless(_UNKNOWN_JOB, "scontrol", "show", "job", job_id, "--oneliner")
+    if printed is None:
+        return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
+    told = fields(printed)
+    nodes = ask("scontrol", "show", "hostnames", told["NodeList"]) if "NodeList" in told else ""
+    return parse_job(job_id, told, tuple(nodes.split()))
+
+
+def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
+    """Return a job from the fields of `scontrol show job` and its expanded nodes."""
+    words = told.get("JobState", "UNKNOWN")
+    states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
+    limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    return SlurmJob(
+        id=job_id,
+        state=next((state for state in states if state in ENDED), states[0]),  # if it has ended, how it ended
+        state_words=words,
+        reason=told.get("Reason"),
+        nodes=nodes,
+        left_s=None if limit_s is None or run_s is None else limit_s - run_s,
+        spreads_gpus=any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
+    )
+
+
+def fields(line: str) -> dict[str, str]:
+    """Return the non-empty fields of a line of `scontrol --oneliner`. The first of duplicates wins."""
+    found: dict[str, str] = {}
+    for name, value in _FIELD.findall(line):
+        found.setdefault(name, value.strip())
+    return {name: value for name, value in found.items() if value not in NOTHING}
+
+
+def parse_duration_s(text: str) -> int | None:
+    """Return the seconds of a time such as `1-02:03:04` or `3:04`; None for words such as UNLIMITED."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def steps(job_id: str, name: str) -> list[str]:
+    """Return the ids of a job's living steps with this name."""
+    options = ("--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j")
+    printed = _ask_unless(_UNKNOWN_JOB, "squeue", *options) or ""
+    pairs = [line.strip().partition(" ") for line in printed.splitlines()]
+    return [step_id for step_id, _, step_name in pairs if step_name.strip() == name]
+
+
+def cancel(id_: str, *options: str) -> None:
+    """Cancel a job or a step, which may have ended already. `options` are those of scancel."""
+    _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)

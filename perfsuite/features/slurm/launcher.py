@@ -1,0 +1,316 @@
+"""Run each job as one step of the Slurm allocation around this process, with an agent on each node.
+
+`srun` passes its stdin on to the agents, which end their part when it closes. If `srun` was killed together
+with this process, the text in `RunDir.lease` stops changing. While this process lives, it cancels the step by
+name until Slurm no longer lists it, because the exit status of `srun` proves nothing.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from perfsuite import documents
+from perfsuite.case.hardware import AllocatedNode, Allocation, Machine
+from perfsuite.errors import AllocationOverError, LaunchError, MachineError
+from perfsuite.features.slurm import commands
+from perfsuite.features.slurm.commands import POLL_S, SlurmError, patiently
+from perfsuite.features.slurm.describe import GRANTED_GPUS, Described
+from perfsuite.inputs import files
+from perfsuite.inputs.setting import Setting, words
+from perfsuite.launch.base import Launcher
+from perfsuite.launch.driving import agent_command, drive, environment, prepare, started
+from perfsuite.launch.job import Job, OnProgress, no_progress
+from perfsuite.node import lease
+from perfsuite.node.agent import NODE_VARIABLE
+from perfsuite.node.processes import JOB_MARK, KILL_S, wait_for
+from perfsuite.results.environment import variables
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import LaunchFile
+from perfsuite.results.run_dir import RunDir
+
+JOB_ID = "SLURM_JOB_ID"
+NODES = "SLURM_JOB_NUM_NODES"
+END_S = 90.0  # seconds for Slurm to end a step; it keeps one with a killed slurmstepd for over 30
+# Seconds that `srun` waits for the other agents after the first has ended, as a script's ranks may differ.
+WAIT_S = 120
+DESCRIBE_S = 300.0
+SHORTEST_S = 60.0  # minimum length of a launch, until one has shown how long it takes
+BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
+"""The message of `srun` about an agent that ended badly. `srun` ends no other agent then. This process does
+so, so that any message about an aborted step comes from Slurm itself."""
+ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
+"""The message of slurmstepd when a step is cancelled, out of time, or has lost a node. It is not always
+written."""
+ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
+"""The message of `srun` in these cases, and about an agent that got SIGTERM from Slurm."""
+GPU_REQUESTS = frozenset(
+    [
+        *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
+        *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
+        GRANTED_GPUS,  # the step's value counts, not that of the job's script
+    ]
+)
+"""Variables that an allocation sets from its own options, and that `srun` reads as options of a step. Our
+step has one task per node for all GPUs: https://slurm.schedmd.com/srun.html, "Input environment variables".
+"""
+
+
+class SlurmLauncher(Launcher):
+    """Runs jobs on the nodes of this allocation. Each job takes the first of them."""
+
+    settings: ClassVar[Sequence[Setting]] = (
+        Setting(
+            name="slurm-srun-options",
+            metavar="WORDS",
+            parse=words,
+            ini=True,
+            help="more options of srun for each launch; they win over those of perfsuite",
+            page="See [Settings](slurm.md#settings)",
+        ),
+        Setting(
+            name="slurm-python",
+            metavar="PROGRAM",
+            ini=True,
+            help="the interpreter on the nodes, with the same perfsuite; by default the one that runs pytest",
+            page="See [Settings](slurm.md#settings)",
+        ),
+    )
+
+    def __init__(self, srun_options: Sequence[str] | None = None, python: str | None = None) -> None:
+        """Raise `MachineError` outside of an allocation."""
+        job_id = os.environ.get(JOB_ID)
+        if job_id is None:
+            raise MachineError(
+                f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it inside "
+                "salloc or sbatch: sbatch --wait --exclusive --nodes=2 --wrap='pytest bench_cases -m h100'"
+            )
+        self.job_id = job_id
+        self._options = srun_options or ()
+        self._python = python or sys.executable
+        self._longest_s = 0.0
+        self._left_over: str | None = None
+
+    @classmethod
+    def is_default(cls) -> bool:
+        """Return whether this process is in an allocation of several nodes."""
+        nodes = os.environ.get(NODES, "1")
+        return JOB_ID in os.environ and nodes.isdigit() and int(nodes) > 1
+
+    @cached_property
+    def _allocated(self) -> commands.SlurmJob:
+        return patiently(time.monotonic() + END_S, commands.job, self.job_id)
+
+    @property
+    def lock(self) -> str:
+        """The lock of this allocation. Its nodes are not shared, so only sessions inside it queue."""
+        return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
+
+    def machine(self, shared: Path) -> Machine:
+        """Return what each node is, by querying all of them. See `Launcher.machine`."""
+        self._refuse_if_over()
+        if self._allocated.spreads_gpus:
+            raise MachineError(
+                f"the Slurm job {self.job_id} asked for GPUs otherwise than per node, and no launch would "
+                "have all of them: ask for them by --gres=gpu:8 of salloc or sbatch"
+            )
+        probe = shared / f"probe-{uuid.uuid4().hex}"
+        word = secrets.token_hex(8)
+        documents.write_text(probe, word)
+        try:
+            told = self._describe(probe)
+        finally:
+            probe.unlink()
+        blind = [each.name for each in told if each.probe != word]
+        if blind:
+            raise MachineError(
+                f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
+                "node must see this directory. Give one of a shared file system: --perf-store=DIR (of a "
+                "command, --store)"
+            )
+        refuse_other_gpus(told)
+        nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in told)
+        network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
+        allocation = Allocation(job_id=self.job_id, nodes=tuple(nodes), variables=network)
+        return alike(told).replace(nodes=len(told), allocation=allocation)
+
+    def _describe(self, probe: Path) -> list[Described]:
+        words = [self._python, "-m", "perfsuite.features.slurm.describe", str(probe.resolve())]
+        srun = self._srun(len(self._allocated.nodes), "perfsuite-describe", "--input=none")
+        done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
+        found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
+        missing = set(self._allocated.nodes) - {each.name for each in found}
+        if missing:
+            raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
+        return sorted(found, key=lambda each: self._allocated.nodes.index(each.name))
+
+    def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
+        """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
+        self._refuse_if_over(job.case.timeout_s)
+        if self._left_over is not None:
+            self._end_step(self._left_over)
+        mark = f"perfsuite-{uuid.uuid4().hex}"
+        began = time.monotonic()
+        nodes = job.case.topology.nodes
+        if job.python == sys.executable:
+            job = replace(job, python=self._python)
+        # Set only for the agents: an agent that ends its job must not end srun, which signals the others.
+        ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
+        # Written by slurmstepd, so that nothing goes through srun.
+        log = f"{job.run_dir.path.resolve()}/agent-%n.log"
+        options = ("--unbuffered", "--input=all", f"--output={log}", f"--export=ALL,{ours}")
+        command = [*self._srun(nodes, mark, *options), *agent_command(job)]
+        prepare(job.run_dir)
+        given = _for_srun(environment(job))
+        with started(command, job.run_dir.scheduler_log, given, job.directory) as srun:
+            try:
+                failure = drive(job, srun, on_progress, lambda: _bad_end(job.run_dir) is not None)
+            finally:
+                self._longest_s = max(self._longest_s, time.monotonic() - began)
+                said = self._end(job, srun, mark)
+        if not _has_reported(job):  # otherwise it counts as measured
+            self._refuse_if_over()
+        return said if failure is None and srun.returncode else failure
+
+    def _srun(self, nodes: int, name: str, *options: str) -> list[str]:
+        return [
+            *("srun", f"--jobid={self.job_id}", f"--job-name={name}"),
+            *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
+            f"--nodelist={','.join(self._allocated.nodes[:nodes])}",
+            *("--overlap", "--mem=0", "--mpi=none", "--cpu-bind=none", "--gpu-bind=none"),
+            *("--kill-on-bad-exit=0", f"--wait={WAIT_S}"),  # see `BAD_END`
+            *options,
+            *self._options,  # the last options win
+        ]
+
+    def _refuse_if_over(self, most_s: float = 0.0) -> None:
+        until = time.monotonic() + END_S
+        while (job := patiently(until, commands.job, self.job_id)).is_completing and time.monotonic() < until:
+            time.sleep(POLL_S)  # its last state says why
+        if job.is_over:
+            raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
+        needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
+        if job.left_s is not None and job.left_s < needed_s:
+            raise AllocationOverError(
+                f"the Slurm job {self.job_id} ends in {job.left_s} s, and a launch may take {needed_s:.0f} s"
+            )
+
+    def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> Failure | None:
+        """End the job's step and its `srun`. Return what Slurm reported before we cancelled the step."""
+        assert srun.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                srun.stdin.close()
+            wait_for(srun, 5)
+            said = said_by_slurm(job.run_dir, job.case.topology.nodes)
+            self._end_step(mark)
+            return said
+        except (LaunchError, SlurmError):
+            self._left_over = mark  # if the job was measured, the next launch raises the error
+            if not _has_reported(job):
+                self._refuse_if_over()  # a lost node may keep its step
+                raise
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(srun.pid, signal.SIGKILL)
+            wait_for(srun, KILL_S)
+
+    def _end_step(self, mark: str) -> None:
+        """End a step on every node. Raises `LaunchError` after `END_S`, `SlurmError` without an answer."""
+
+        def kill(mark: str) -> list[str]:
+            left = commands.steps(self.job_id, mark)
+            for step in left:
+                commands.cancel(step, "--signal=KILL")
+            return left
+
+        until = time.monotonic() + END_S
+        while left := patiently(until, kill, mark):
+            if time.monotonic() > until:
+                raise LaunchError(
+                    f"Slurm does not end step {', '.join(left)} within {END_S:.0f} s: whatever is measured "
+                    "next would share the nodes with it; look at its nodes (scontrol show step)"
+                )
+            time.sleep(POLL_S)
+        self._left_over = None
+
+
+def _has_reported(job: Job) -> bool:
+    return len(job.run_dir.all_ranks()) == job.case.topology.world_size
+
+
+def alike(told: Sequence[Described]) -> Machine:
+    """Return the machine that all nodes are. Raises `MachineError` with the names of those that differ."""
+    machines = [each.machine.replace(interconnect=each.interconnect) for each in told]
+    first = machines[0]
+    for each, machine in zip(told, machines, strict=True):
+        unlike = [
+            f"{field} {getattr(machine, field)!r} instead of {getattr(first, field)!r}"
+            for field in ("hardware_class", "devices", "driver", "interconnect")
+            if getattr(machine, field) != getattr(first, field)
+        ]
+        if unlike:
+            raise MachineError(
+                f"the nodes are unlike: {each.name} has {', '.join(unlike)} of {told[0].name}. What is "
+                "measured on them belongs to no hardware class: leave one out (--exclude of salloc or sbatch)"
+            )
+    return first
+
+
+def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
+    """Return what Slurm reports about the end of a step; None if an agent reported why its ranks ended.
+
+    `srun` may learn of an agent's end before it knows that the step was aborted, or may never know. So an
+    agent ended silently only if nothing reports an abort. A report that an agent wrote while ranks were still
+    running does not explain an abort, because ranks fail when those of another node are gone.
+    """
+    logs = [
+        files.read_text(log, files.LARGEST_LOG, errors="replace")
+        for log in (run_dir.scheduler_log, *run_dir.all_agent_logs())
+    ]
+    reasons = map(ENDED_BY_SLURM.search, logs)
+    why = next((reason[0] for reason in reasons if reason), None)
+    is_aborted = why is not None or ABORTED.search(logs[0]) is not None
+    told = [documents.read_or_none(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
+    if any(each and each.failures and (each.is_over or not is_aborted) for each in told):
+        return None
+    if is_aborted:
+        message = f"Slurm ended the step: {why or 'somebody cancelled it'}"
+        return Failure(kind="cancelled", message=message, at=time.time())
+    task = _bad_end(run_dir)
+    if task is not None:
+        return Failure(kind="crash", message=f"an agent ended without a word: {task[1]}", at=time.time())
+    return None
+
+
+def _bad_end(run_dir: RunDir) -> re.Match[str] | None:
+    """Return the message of `srun` about the first agent that ended badly; None if none did."""
+    return BAD_END.search(files.read_text(run_dir.scheduler_log, files.LARGEST_LOG, errors="replace"))
+
+
+def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in GPU_REQUESTS}
+
+
+def refuse_other_gpus(told: Sequence[Described]) -> None:
+    """Raise `MachineError` if a node sees a number of GPUs other than Slurm gave it."""
+    for each in told:
+        seen = each.machine.devices if each.machine.device == "cuda" else 0
+        if each.granted_gpus not in (None, seen):
+            note = "" if each.machine.note is None else f" ({each.machine.note})"
+            raise MachineError(
+                f"{each.name}: Slurm gave a step {each.granted_gpus} GPUs, and it sees {seen}{note}. Look at "
+                "nvidia-smi on that node, and leave it out (--exclude of salloc or sbatch); if no GPU is to "
+                "be used, ask for none"
+            )

@@ -1,0 +1,461 @@
+"""The private names of torch, accelerate and transformers that perfsuite uses, each with its version.
+
+A private name has a part that begins with an underscore, so any release of its package may drop it. All of
+them are here, in the lowest folder that needs one; frameworks, ranks and dry runs import them like this:
+
+    from perfsuite.frameworks.common.private import active_fake_mode
+
+Such an import looks the name up at that moment. Nothing is loaded before someone asks for it, and the
+importer holds torch's own object, so that no call takes a detour. If the installed version lacks the name,
+the import raises `PrivateNameError`, which says what perfsuite loses. pytest's private names are in
+`perfsuite.plugin.private`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from perfsuite.errors import PrivateNameError
+
+if TYPE_CHECKING:  # classes that others derive from, or annotate with
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+    SingleProcessDataLoaderIter = _SingleProcessDataLoaderIter
+
+Kind = Literal["object", "reader", "attribute"]
+"""What an importer gets: the object itself; a fast function that reads it from objects like the one in the
+path; or an `Attribute`, where the path is a class whose objects have it from their `__init__` on."""
+
+
+class Name(NamedTuple):
+    """One private name."""
+
+    module: str
+    path: str  # in the module; empty if the module itself is meant
+    kind: Kind
+    seen: str  # the versions of the package that have it
+    without: str  # what perfsuite loses without it
+
+    @property
+    def package(self) -> str:
+        """The package that has the name."""
+        return self.module.partition(".")[0]
+
+    @property
+    def full(self) -> str:
+        """The name with its module."""
+        return f"{self.module}.{self.path}".rstrip(".")
+
+    @property
+    def last(self) -> str:
+        """The last part of the name."""
+        return self.path.rpartition(".")[2]
+
+    def owner(self) -> Any:
+        """Return what has the name: its module, or a class or an object in it."""
+        try:
+            owner: Any = sys.modules.get(self.module) or importlib.import_module(self.module)
+            for part in self.path.split(".")[:-1]:
+                owner = getattr(owner, part)
+        except ModuleNotFoundError as error:
+            of_the_package = (error.name or "").startswith(f"{self.package}.")
+            if not of_the_package:  # another package is missing, or all of this one
+                raise
+            raise self.missing() from None
+        except AttributeError:
+            raise self.missing() from None
+        return owner
+
+    def look_up(self) -> Any:
+        """Return what an importer gets. Raises `PrivateNameError`."""
+        if self.kind == "attribute":
+            return Attribute(self)
+        owner = self.owner()
+        try:
+            found = getattr(owner, self.last) if self.path else owner
+        except AttributeError:
+            raise self.missing() from None
+        return attrgetter(self.last) if self.kind == "reader" else found
+
+    def missing(self) -> PrivateNameError:
+        """Return the error for a version that lacks the name."""
+        try:
+            version = importlib.metadata.version(self.package)
+        except importlib.metadata.PackageNotFoundError:
+            version = getattr(sys.modules.get(self.package), "__version__", "of an unknown version")
+        return PrivateNameError(
+            f"{self.package} {version} has no {self.full}, a private name (seen in {self.seen}). Without it, "
+            f"{self.without}: install a version that has it, or a newer perfsuite"
+        )
+
+
+class Attribute:
+    """Reads a private attribute of an object. `name` serves `hasattr`, `setattr`, and `getattr` or else."""
+
+    def __init__(self, entry: Name) -> None:
+        self.name = entry.last
+        self._entry = entry
+
+    def __call__(self, owner: Any) -> Any:
+        """Return the attribute. Raises `PrivateNameError`."""
+        try:
+            return getattr(owner, self.name)
+        except AttributeError:
+            raise self._entry.missing() from None
+
+
+_TORCH = "torch 2.11 to 2.13"
+_CUDA = f"builds of {_TORCH} for CUDA"
+_TORCH_OF_TITAN = "torch 2.13"
+_ACCELERATE = "accelerate 1.15"
+_TRANSFORMERS = "transformers 5.23"
+
+
+def _table(kind: Kind, seen: str, without: str, paths: Mapping[str, str]) -> dict[str, Name]:
+    """Return the entries of names that share their kind, their versions and what is lost without them."""
+    pairs = {name: path.split(":") for name, path in paths.items()}
+    return {name: Name(module, path, kind, seen, without) for name, (module, path) in pairs.items()}
+
+
+_UNCOUNTED = "what a step does is not counted"
+_NO_RUN = "no training can be measured"
+_NO_DRY_RUN = "no case can be run dry (launch it for real)"
+_NO_TITAN = "torchtitan cannot train"
+_NO_PIPELINE = "a pipeline of torchtitan cannot be run dry (launch it for real)"
+_NO_FAULT = "selftest cannot inject this fault"
+
+NAMES: Mapping[str, Name] = {
+    # Counting of a step. `perfsuite.worker.rank` turns an error into a note.
+    **_table(
+        "object",
+        _TORCH,
+        _UNCOUNTED,
+        {
+            "BaseDataLoaderIter": "torch.utils.data.dataloader:_BaseDataLoaderIter",
+            "HigherOrderOperator": "torch._ops:HigherOrderOperator",
+            "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
+            "active_fake_mode": "torch._guards:active_fake_mode",
+            "current_dispatch_mode": "torch.utils._python_dispatch:_get_current_dispatch_mode",
+            "current_dispatch_mode_stack": "torch.utils._python_dispatch:_get_current_dispatch_mode_stack",
+            "fake_tensor": "torch._subclasses.fake_tensor:",
+            "is_wrapper_subclass_type": "torch.utils._python_dispatch:is_traceable_wrapper_subclass_type",
+            "len_dispatch_stack": "torch._C:_len_torch_dispatch_stack",
+            "pop_mode": "torch.utils._python_dispatch:_pop_mode",
+            "push_mode": "torch.utils._python_dispatch:_push_mode",
+            "resolve_process_group": "torch.distributed.distributed_c10d:_resolve_process_group",
+            "script_type": "torch:ScriptObject._type",
+            "skip_code": "torch._dynamo.eval_frame:skip_code",
+            "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
+        },
+    ),
+    **_table(
+        "object",
+        "torch 2.11 to 2.15",
+        f"forward and backward look alike, so {_UNCOUNTED}",
+        {"current_graph_task": "torch._C:_current_graph_task_id"},
+    ),
+    **_table(
+        "reader",
+        _TORCH,
+        _UNCOUNTED,
+        {
+            "cdata": "torch:UntypedStorage._cdata",
+            "overloadpacket": "torch:ops.aten.add.Tensor._overloadpacket",
+            "schema": "torch:ops.aten.add.Tensor._schema",
+        },
+    ),
+    **_table(
+        "object",
+        _TORCH,
+        f"what torch.compile made is not known, and {_UNCOUNTED}",
+        {
+            "compilation_metrics": "torch._dynamo.utils:get_compilation_metrics",
+            "dynamo_counters": "torch._dynamo.utils:counters",
+            "inductor_kernels": "torch._inductor.metrics:generated_kernel_count",
+        },
+    ),
+    **_table(
+        "object",
+        _TORCH,
+        "batches of loader workers are not counted",
+        {
+            "IterableDatasetFetcher": "torch.utils.data._utils.fetch:_IterableDatasetFetcher",
+            "MapDatasetFetcher": "torch.utils.data._utils.fetch:_MapDatasetFetcher",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH,
+        "batches of loader workers are not counted",
+        {
+            "loader_dataset": "torch.utils.data.dataloader:_BaseDataLoaderIter._dataset",
+            "loader_workers": "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._workers",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH,
+        "the norm of fp16 gradients is not known",
+        {
+            "loss_scale": "torch.amp:GradScaler._scale",
+            "scaled_optimizers": "torch.amp:GradScaler._per_optimizer_states",
+        },
+    ),
+    # What every measurement of a rank needs.
+    **_table(
+        "object",
+        _TORCH,
+        _NO_RUN,
+        {
+            "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
+            "is_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
+            "tree_leaves": "torch.utils._pytree:tree_leaves",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH,
+        "training with DTensors, as of FSDP2, cannot be measured",
+        {"local_tensor": "torch.distributed.tensor:DTensor._local_tensor"},
+    ),
+    **_table(
+        "object",
+        _TORCH,
+        "the collectives of other threads and of events are not known",
+        {
+            "process_groups": "torch.distributed.distributed_c10d:_world",
+            "sequence_number": "torch.distributed:ProcessGroup._get_sequence_number_for_group",
+        },
+    ),
+    **_table(
+        "object",
+        _TORCH,
+        "the bytes of a sharded checkpoint are not known",
+        {"write_data": "torch.distributed.checkpoint.filesystem:_FileSystemWriter._write_data"},
+    ),
+    **_table(
+        "object",
+        _TORCH,
+        "a GPU cannot be slowed down on purpose (--perf-inject)",
+        {"cuda_sleep": "torch.cuda:_sleep"},
+    ),
+    **_table(
+        "object",
+        _CUDA,
+        "memory that cuBLAS keeps after a probe of the GPU is not freed",
+        {"clear_cublas_workspaces": "torch._C:_cuda_clearCublasWorkspaces"},
+    ),
+    # Names of modules that wrap others, and switches of FSDP2.
+    **_table(
+        "attribute",
+        _TORCH,
+        "adapters in wrapped layers are not recognised",
+        {
+            "checkpointed_module": (
+                "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:"
+                "CheckpointWrapper._checkpoint_wrapped_module"
+            ),
+            "compiled_module": "torch._dynamo.eval_frame:OptimizedModule._orig_mod",
+            "fsdp_module": "torch.distributed.fsdp:FullyShardedDataParallel._fsdp_wrapped_module",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH,
+        "the precision in which FSDP2 reduces cannot be checked",
+        {
+            "fsdp_policy": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._mp_policy",
+            "fsdp_state": "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH,
+        "weights cannot be initialised shard by shard, or cast",
+        {"own_parameters": "torch.nn:Module._parameters"},
+    ),
+    # Faults that `perfsuite selftest` injects.
+    **_table(
+        "object",
+        _TORCH,
+        _NO_FAULT,
+        {
+            "CheckpointWrapper": (
+                "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:CheckpointWrapper"
+            ),
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH,
+        _NO_FAULT,
+        {
+            "fsdp_group": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._fsdp_param_group",
+            "reduce_dtype": (
+                "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup._reduce_dtype"
+            ),
+        },
+    ),
+    # Dry runs.
+    **_table(
+        "object",
+        _TORCH,
+        _NO_DRY_RUN,
+        {
+            "FakeStore": "torch.testing._internal.distributed.fake_pg:FakeStore",
+            "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
+            "FakeWork": "torch._C._distributed_c10d:FakeWork",
+            "MultiProcessingDataLoaderIter": "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter",
+            "SingleProcessDataLoaderIter": "torch.utils.data.dataloader:_SingleProcessDataLoaderIter",
+            "bucket_assignment": "torch.distributed:_compute_bucket_assignment_by_size",
+            "capture_check": "torch.optim:Optimizer._cuda_graph_capture_health_check",
+            "cuda_lazy_init": "torch.cuda:_lazy_init",
+            "data_ptr_allocated": "torch.distributed.fsdp._flat_param:_data_ptr_allocated",
+            "detect_fake_mode": "torch.distributed.tensor._sharding_prop:detect_fake_mode",
+            "fake_collectives": "torch.distributed._tools.fake_collectives:",
+            "first_bucket_bytes": "torch.distributed:_DEFAULT_FIRST_BUCKET_BYTES",
+            "is_in_bad_fork": "torch.cuda:_is_in_bad_fork",
+            "mesh_concatenate": "torch.distributed.device_mesh:DeviceMesh._concatenate",
+            "mesh_flatten": "torch.distributed.device_mesh:DeviceMesh._flatten",
+            "mesh_unflatten": "torch.distributed.device_mesh:DeviceMesh._unflatten",
+            "next_data": "torch.utils.data.dataloader:_SingleProcessDataLoaderIter._next_data",
+            "parse_to": "torch._C._nn:_parse_to",
+            "same_storage": "torch.distributed.fsdp._flat_param:_same_storage",
+            "swap_tensor_impl": "torch._C:_swap_tensor_impl",
+            "verify_shapes": "torch.nn.parallel.distributed:_verify_param_shape_across_processes",
+        },
+    ),
+    **_table(
+        "object",
+        _CUDA,
+        "a script that is run dry cannot ask for the raw stream of its GPU",
+        {"raw_stream": "torch._C:_cuda_getCurrentRawStream"},
+    ),
+    # torchtitan and its pipelines.
+    **_table(
+        "object",
+        _TORCH_OF_TITAN,
+        _NO_TITAN,
+        {"set_pg_timeout": "torch.distributed.distributed_c10d:_set_pg_timeout"},
+    ),
+    **_table(
+        "attribute",
+        _TORCH_OF_TITAN,
+        _NO_TITAN,
+        {
+            "schedule_stage": "torch.distributed.pipelining.schedules:PipelineScheduleSingle._stage",
+            "schedule_stages": "torch.distributed.pipelining.schedules:PipelineScheduleMulti._stages",
+            "step_microbatches": (
+                "torch.distributed.pipelining.schedules:PipelineScheduleSingle._step_microbatches"
+            ),
+        },
+    ),
+    **_table(
+        "object",
+        _TORCH_OF_TITAN,
+        _NO_PIPELINE,
+        {
+            "InferenceMode": "torch.distributed.pipelining._utils:InferenceMode",
+            "StageBackwardMeta": "torch.distributed.pipelining._utils:_StageBackwardMeta",
+            "StageForwardMeta": "torch.distributed.pipelining._utils:_StageForwardMeta",
+            "metadata_inference": (
+                "torch.distributed.pipelining.stage:PipelineStage._forward_metadata_inference"
+            ),
+            "recv_meta": "torch.distributed.pipelining.stage:PipelineStage._recv_meta",
+            "send_meta": "torch.distributed.pipelining.stage:PipelineStage._send_meta",
+            "warmup_p2p": "torch.distributed.pipelining.schedules:_PipelineSchedule._warmup_p2p",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TORCH_OF_TITAN,
+        _NO_PIPELINE,
+        {
+            "inference_mode": "torch.distributed.pipelining.stage:PipelineStage._inference_mode",
+            "stage_meta": "torch.distributed.pipelining.stage:PipelineStage._stage_meta",
+        },
+    ),
+    **_table("attribute", _TORCH, _NO_DRY_RUN, {"is_param": "torch.nn:Parameter._is_param"}),
+    # transformers and accelerate.
+    **_table(
+        "attribute",
+        _TRANSFORMERS,
+        "the attention that runs is not known",
+        {"attn_implementation": "transformers:PreTrainedConfig._attn_implementation"},
+    ),
+    **_table(
+        "attribute",
+        _TRANSFORMERS,
+        "no model of a case can be built",
+        {
+            "init_weights": "transformers:PreTrainedModel._init_weights",
+            "no_split_modules": "transformers:PreTrainedModel._no_split_modules",
+        },
+    ),
+    **_table(
+        "attribute",
+        _TRANSFORMERS,
+        "accelerate and the Trainer cannot split a case's model by tensor parallelism",
+        {"resolve_parallel_plans": "transformers:PreTrainedModel._resolve_parallel_plans"},
+    ),
+    **_table(
+        "attribute",
+        _TRANSFORMERS,
+        _NO_FAULT,
+        {"checkpointing_func": "transformers:GradientCheckpointingLayer._gradient_checkpointing_func"},
+    ),
+    **_table(
+        "object",
+        _ACCELERATE,
+        "a case cannot take its settings from a file of accelerate",
+        {"validate_launch_command": "accelerate.commands.launch:_validate_launch_command"},
+    ),
+    **_table(
+        "attribute",
+        _ACCELERATE,
+        "a case with accelerate's degrees of parallelism cannot train on a CPU",
+        {"validate_accelerator": "accelerate.parallelism_config:ParallelismConfig._validate_accelerator"},
+    ),
+}
+"""Every name, by what perfsuite calls it. Each has a canary in `tests/frameworks/common/test_private.py`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return what the importer of a name gets. Raises `PrivateNameError`."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return NAMES[name].look_up()
+
+
+def or_none(name: str) -> Any:
+    """Return what the importer of a name gets; None if the package lacks it."""
+    try:
+        return NAMES[name].look_up()
+    except PrivateNameError:
+        return None
+
+
+def if_loaded(name: str) -> Any:
+    """Return what the importer of a name gets; None as long as nothing has loaded its module."""
+    return NAMES[name].look_up() if NAMES[name].module in sys.modules else None
+
+
+def place(name: str) -> tuple[Any, str]:
+    """Return the owner and the name of what a dry run replaces, for `perfsuite.frameworks.common.patches`."""
+    return NAMES[name].owner(), NAMES[name].last
+
+
+def shard_of(tensor: Any) -> Any:
+    """Return this rank's part of a DTensor, and any other tensor as it is."""
+    return _LOCAL_TENSOR(tensor) if hasattr(tensor, "placements") else tensor
+
+
+_LOCAL_TENSOR = Attribute(NAMES["local_tensor"])

@@ -1,0 +1,42 @@
+"""The private names of pytest that the plugin uses. `tests/plugin/test_private.py` has a canary for each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+EMPTY_REASON = "got empty parameter set"
+"""Beginning of pytest's reason to skip a test whose parametrization is empty (seen in pytest 8 and 9).
+
+Without it, `is_unset` still finds such a test, which is an error then."""
+
+
+def parameters(item: pytest.Item) -> Mapping[str, object]:
+    """Return the values of a test's parameters, by name: `item.callspec` (seen in pytest 8 and 9).
+
+    Without it, no test has a case, which is an error at its collection.
+    """
+    callspec: Any = getattr(item, "callspec", None)
+    return {} if callspec is None else callspec.params
+
+
+def is_unset(value: object) -> bool:
+    """Return whether a parameter has no value: `_pytest.compat.NOTSET` (seen in pytest 8 and 9).
+
+    Without it, only `EMPTY_REASON` finds a test whose parametrization is empty.
+    """
+    from _pytest import compat
+
+    return value is getattr(compat, "NOTSET", object())
+
+
+def expression(text: str) -> Any:
+    """Compile a value of `-m`: `_pytest.mark.expression.Expression` (seen in pytest 8.3 to 9.2).
+
+    Without it, this is None, and baselines whose case `-m` leaves out fail a whole nightly run as unclaimed.
+    """
+    try:
+        from _pytest.mark.expression import Expression
+    except ImportError:
+        return None
+    return Expression.compile(text)

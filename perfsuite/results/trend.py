@@ -1,0 +1,91 @@
+"""The changes of level in a history of results: what `perfsuite history trend` finds, as a document."""
+
+from collections.abc import Mapping
+from datetime import date
+from typing import Literal
+
+from perfsuite.documents import Data, Sealed
+from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S, Metric
+
+MetricName = Literal["tokens/s", "samples/s", "peak memory"]
+METRICS: Mapping[MetricName, Metric] = {
+    "tokens/s": TOKENS_PER_S,
+    "samples/s": TOKENS_PER_S,
+    "peak memory": PEAK_MEMORY,
+}
+
+
+class ChangePoint(Data):
+    """A change of level between two neighbouring points of a series."""
+
+    index: int  # index of the first point of the new level
+    earliest: int  # smallest index at which the change may be, at 99 % confidence
+    latest: int  # largest such index
+    before: float  # level before the change, in the unit of the series
+    after: float  # level after it
+    relative: float  # size of the change: +0.05 is 5 % more
+    interval: tuple[float, float]  # 99 % confidence interval of `relative`
+
+
+class Drift(Data):
+    """A change of level in one metric of one case on one hardware class."""
+
+    hardware_class: str
+    case: str
+    metric: MetricName
+    change: ChangePoint  # its indices count the sessions of this series
+    first_day: date  # day of the last session before the change, at 99 % confidence
+    last_day: date  # day of the first session after it
+    first_commit: str  # commit of the last session before the change
+    last_commit: str  # commit of the first session after it
+    commits_between: int | None  # number of commits that may have caused it; None without a repository
+    # The differences between these sessions: versions, settings, driver, the case itself.
+    environment: tuple[str, ...]
+    worse: bool  # whether the cost has increased
+    accepted: bool  # whether the reviewed baseline of this case was measured after it, at the new level
+    # Whether it needs attention: it is worse, not accepted, and the newest level is still worse than that
+    # before this change. Series that were not measured for 90 days have no open findings.
+    open: bool
+
+    @property
+    def state(self) -> str:
+        """Whether it needs attention, in words."""
+        if not self.worse:
+            return "better"
+        return "worse" if self.open else "worse, accepted" if self.accepted else "worse, but no longer"
+
+    @property
+    def worsening(self) -> float:
+        """Relative growth of the cost: +0.05 is 5 % more seconds per token, or bytes."""
+        return METRICS[self.metric].change(self.change.relative)
+
+    def sentences(self) -> list[str]:
+        """Describe how much changed, when, and what else changed at the same time."""
+        low, high = self.change.interval
+        count = "" if self.commits_between is None else f", commits: {self.commits_between}"
+        return [
+            f"{self.metric}: {self.change.relative:+.1%} (99 % interval {low:+.1%} to {high:+.1%})",
+            f"between {self.first_day} and {self.last_day}, "
+            f"{self.first_commit[:8]}..{self.last_commit[:8]}{count}",
+            *(f"changed there: {difference}" for difference in self.environment),
+        ]
+
+
+class Trend(Sealed):
+    """The changes of a history, as `perfsuite history trend --json` prints them.
+
+    `perfsuite github issue` uses it to close issues.
+    """
+
+    schema_version: Literal[1] = 1
+    since: date  # the day from which changes are reported
+    sessions: int  # number of sessions that were read
+    series: int  # number of series: metrics of cases on hardware classes
+    # Changes since that day and, without `--since`, older open ones; worst first.
+    findings: tuple[Drift, ...]
+    unplaced: dict[str, str]  # commits whose sessions are left out, and why
+
+    @property
+    def failing(self) -> list[Drift]:
+        """Regressions that still exist and that nobody accepted."""
+        return [finding for finding in self.findings if finding.open]

@@ -1,0 +1,105 @@
+"""Measure cases in a command, without pytest: select them, measure one after another, show the results."""
+
+import signal
+from pathlib import Path
+
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import hardware_error
+from perfsuite.dry import cases as found
+from perfsuite.errors import AllocationOverError, CaseError, told
+from perfsuite.report import summary
+from perfsuite.report.console import console, say
+from perfsuite.report.text import relative
+from perfsuite.results.session_file import Status
+from perfsuite.session import outputs
+from perfsuite.session.session import Session
+from perfsuite.session.setup import Host
+
+UNDECIDED = 3  # exit status: no case is slower, but one is undecided (inconclusive or unhealthy)
+
+
+def check_asked(hardware: str, cases: Path) -> None:
+    """Raise `CaseError` for an unknown hardware marker, or a missing directory of cases."""
+    error = hardware_error(hardware)
+    if error is not None:
+        raise CaseError(f"--hardware {hardware}: {error}")
+    if not cases.is_dir():
+        raise CaseError(f"--cases {cases}: no such directory. Name the one that holds your cases")
+
+
+def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:
+    """Select the cases of a directory by id, or by expression. Raises `CaseError` for both, or neither."""
+    if ids and expression is not None:
+        raise CaseError("give case ids or -k, not both")
+    if not ids and expression is None:
+        raise CaseError("no case is named: give case ids, or select cases with -k")
+    return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
+
+
+def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
+    """Return the cases that `host` can run. Raises `CaseError` for one that it cannot, if `are_named`."""
+    found = []
+    for case in cases:
+        reason = host.why_not(case)
+        if reason is None:
+            found.append(case)
+        elif are_named:
+            raise CaseError(f"{case.id}: {reason}")
+    return found
+
+
+def fitting(session: Session, cases: list[Case]) -> list[Case]:
+    """Return the cases that can be run here. Report the others, and record them as skipped."""
+    reasons = [(case, session.setup.host.why_not(case)) for case in cases]
+    for case, reason in reasons:
+        if reason is not None:
+            session.record.skip(case, case.id, reason)
+            say(f"{case.id}: {reason}")
+    return [case for case, reason in reasons if reason is None]
+
+
+def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
+    """Measure cases one after another, print and write the results, and return the number of errors."""
+    refused = 0
+    status: Status = "interrupted"
+    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job also leaves its results so far
+    try:
+        for case in cases:
+            try:
+                session.measure(case, case.id)
+            except AllocationOverError:
+                raise
+            except Exception as error:  # it is a failed result; other cases may succeed
+                refused += 1
+                why = told(error)
+                say(why if case.id in why else f"{case.id}: {why}")
+        status = "complete"
+    finally:  # an interrupt, or the end of an allocation, also leaves the results so far
+        session.setup.lock.release()
+        try:
+            _show(session, status, as_json=as_json)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return refused
+
+
+def _end(number: int, frame: object) -> None:
+    """End this command with an exception, so that its results are written."""
+    raise SystemExit(128 + number)
+
+
+def _show(session: Session, status: Status, *, as_json: bool) -> None:
+    shown = session.record.session_file(status)
+    interruption = summary.interruption(shown)
+    if interruption is not None:
+        say(interruption)
+    if as_json:
+        print(shown.as_json(), end="")
+    else:
+        out = console()
+        width = max(out.width, 80) if out.is_terminal else None
+        found = outputs.lines(session.record, whole=True, color=out.is_terminal, width=width)
+        changed = summary.case_changes(shown)
+        for line in [*found, *([""] if changed else []), *changed]:
+            print(relative(line, Path.cwd()))
+    outputs.write_files(session.record, status)

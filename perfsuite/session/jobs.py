@@ -1,0 +1,30 @@
+"""Run pytest and commands of perfsuite as separate processes of this environment."""
+
+import shlex
+import subprocess
+import sys
+
+from perfsuite.dry.cases import NO_TESTS_COLLECTED
+from perfsuite.errors import readable
+from perfsuite.node.processes import captured
+from perfsuite.report.console import say
+
+MOST_SAID = 2000  # characters of pytest's message
+
+
+def run(module: str, *arguments: str) -> int:
+    """Run a module of this environment in a separate process and return its exit status."""
+    say(f"$ {module} {' '.join(arguments)}")
+    return subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+
+
+def refused(*arguments: str) -> str | None:
+    """Return why pytest would measure nothing with these arguments, by collecting only; None if it would."""
+    done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet"])
+    if done.returncode == 0:
+        return None
+    if done.returncode == NO_TESTS_COLLECTED:
+        return f"pytest selects no case: {shlex.join(arguments)}"
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+    said = "\n".join(errors) or (done.stdout.strip() + "\n" + done.stderr.strip()).strip()
+    return f"pytest cannot collect the cases: {readable(said)[-MOST_SAID:]}"

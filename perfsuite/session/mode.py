@@ -1,0 +1,132 @@
+"""The interface of the modes in which a session measures: see `against_baseline`, `against_arm` and `dry`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from perfsuite.analysis.health import is_shared
+from perfsuite.case.case import Case
+from perfsuite.case.hardware import Machine
+from perfsuite.errors import told
+from perfsuite.launch.arm import Arm
+from perfsuite.results import count_baseline
+from perfsuite.results.baseline import Baseline
+from perfsuite.results.outcome import Excuse, Verdict
+from perfsuite.results.profile import TakenProfile
+from perfsuite.results.run import Run
+from perfsuite.results.session_file import Measurement
+from perfsuite.results.store import BaselineStore
+from perfsuite.session.setup import Options, Setup
+from perfsuite.verdict.exact import counted
+from perfsuite.verdict.overall import excuse
+from perfsuite.verdict.profiled import explained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A case to measure, the machine to measure it on, and the directory for its launches."""
+
+    case: Case
+    machine: Machine
+    directory: Path
+
+
+@dataclass
+class Launches:
+    """The launches of a case so far. A mode adds to them; an error or an interrupt does not lose them."""
+
+    runs: list[Run] = field(default_factory=list)
+    before: list[Run] = field(default_factory=list)  # in a comparison, the runs of arm A; `runs` are arm B's
+
+    def add_pair(self, a: Run, b: Run) -> None:
+        """Add a launch of each arm."""
+        self.before.append(a)
+        self.runs.append(b)
+
+    @property
+    def all(self) -> list[Run]:
+        """All launches. Those of arm A come first."""
+        return [*self.before, *self.runs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The launches of a case, and the verdict on them."""
+
+    verdict: Verdict
+    runs: tuple[Run, ...] = ()
+    before: tuple[Run, ...] = ()  # in a comparison, the runs of arm A; `runs` are arm B's
+    baseline_file: Path | None = None  # the baseline of times that judged it, or that its launches become
+    judged_by: str | None = None  # a digest of the baselines that judged it
+    excused: Excuse | None = None  # why its failure is no surprise
+
+    @classmethod
+    def of(cls, launches: Launches, verdict: Verdict, excused: Excuse | None = None) -> "Trial":
+        """Return the trial of a case that no baseline of times judged."""
+        runs = tuple(launches.runs)
+        return cls(verdict=verdict, runs=runs, before=tuple(launches.before), excused=excused)
+
+
+@dataclass
+class Mode(ABC):
+    """A mode in which a session measures its cases."""
+
+    setup: Setup
+    arms: tuple[Arm, ...] = ()  # the two arms of a comparison; empty if cases are judged against baselines
+    dry: ClassVar[bool] = False  # whether nothing is launched: no machine is locked or checked
+    has_waivers: ClassVar[bool] = True  # whether `perf-waivers.toml` applies
+
+    @property
+    def options(self) -> Options:
+        """The user's choices."""
+        return self.setup.options
+
+    @property
+    def baselines(self) -> BaselineStore:
+        """Reviewed baselines, and those recorded on this machine."""
+        return self.setup.baselines
+
+    def refused(self, task: Task) -> Verdict | None:
+        """Return the verdict on a case that must not be launched; None for all others."""
+        return None
+
+    @abstractmethod
+    def judge(self, task: Task, launches: Launches) -> Trial:
+        """Launch a case, or run it dry, until it is decided. Adds each launch to `launches`."""
+
+    def profile(self, result: Measurement, task: Task) -> Measurement | None:
+        """Return the result with a profile, or with the reason why it failed; None if none is wanted."""
+        return None
+
+    def profiled(self, result: Measurement, task: Task) -> Measurement | None:
+        """Call `profile`. If it fails, keep the verdict, and have the result say why there is no profile."""
+        try:
+            return self.profile(result, task)
+        except Exception as error:
+            why = TakenProfile(why_none=told(error))
+            return result.replace(
+                profile=why, verdict=result.verdict.replace(profiled=explained(None, why, ""))
+            )
+
+    def write_baselines(self, result: Measurement) -> None:
+        """Write the launches of a case as local baselines, if it turned out to need them."""
+        counts = result.verdict.counts
+        if counts is not None and counts.outcome == "recorded":  # never in a comparison
+            self.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))
+
+    def reviewed_file(self, case: Case) -> Path:
+        """Return the path of the reviewed baseline of a case, whether or not it exists."""
+        machine = self.setup.host.machine_for(case)
+        return self.baselines.reviewed_file(machine.hardware_class, case.id)
+
+
+def excuse_for(
+    case: Case, runs: Sequence[Run], verdict: Verdict, baseline: Baseline | None = None
+) -> Excuse | None:
+    """Return the excuse for a failed case; None if it has none, or if the case did not fail."""
+    shared = any(
+        run.failure and run.machine.device == "cuda" and is_shared(run.health, run.machine) for run in runs
+    )
+    return excuse(case, verdict, baseline, shared=shared)

@@ -1,0 +1,242 @@
+"""The record of a session: what it has found so far, and the file that keeps it."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from functools import cached_property
+from pathlib import Path
+
+from perfsuite import __version__, documents, errors
+from perfsuite.analysis.health import all_shared
+from perfsuite.case.case import Case
+from perfsuite.inputs import git
+from perfsuite.results import environment, waivers
+from perfsuite.results.session_file import (
+    ArmFacts,
+    CaseChange,
+    Conditions,
+    JudgeChanges,
+    Measurement,
+    Preflight,
+    PytestRun,
+    SessionFile,
+    Skipped,
+    Status,
+    lost_cases,
+)
+from perfsuite.results.store import SessionDir
+from perfsuite.session import resume
+from perfsuite.session.judge_changes import judge_changes
+from perfsuite.session.mode import Launches, Mode, Trial
+from perfsuite.session.option_table import of_verdicts
+from perfsuite.session.setup import Options
+from perfsuite.session.tally import Tally
+from perfsuite.verdict.waivers import remarks, waive
+
+
+@dataclass
+class Record:
+    """The results of a session and all that `results.json` says of it, which each new result rewrites."""
+
+    mode: Mode
+    saves: bool = True  # whether to write `results.json` when a case begins and when it is judged
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    results: list[Measurement] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    preflights: list[Preflight] = field(default_factory=list)  # of this part of the session
+    measured: int = 0  # number of cases that this part of the session measured, or failed to measure
+    running: str | None = None  # id of the running case; after an interrupt, the one that was lost
+    launches: Launches = field(default_factory=Launches)  # those of the running case, or of the last one
+    earlier: SessionFile | None = None  # the earlier parts of a resumed session; None: this one is new
+    collected: frozenset[str] = frozenset()  # ids of all cases, selected or not; empty: unknown
+    case_changes: tuple[CaseChange, ...] = ()  # in a comparison: cases that arm B lacks or has changed
+    cases_unknown: str | None = None  # why the case changes are unknown
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with the reason
+    # Baselines whose cases `-m` of the settings deselects by a mark, each with the reason.
+    deselected: tuple[str, ...] = ()
+    # Results of earlier parts that are still in `results`, by test and case.
+    _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
+    _unsaved: str | None = None  # why the last attempt to write `results.json` failed, if it did
+
+    def __post_init__(self) -> None:
+        """Read the waivers. Raises `FileError` for a bad file."""
+        file = self.options.root / waivers.FILE
+        self.waivers = waivers.read(file) if self.mode.has_waivers else ()
+
+    @property
+    def options(self) -> Options:
+        """The user's choices."""
+        return self.mode.options
+
+    @cached_property
+    def directory(self) -> SessionDir:
+        """The directory of the session, with its launches and its `results.json`."""
+        store = self.mode.setup.store
+        return store.new_comparison() if self.mode.arms else store.new_session()
+
+    @property
+    def today(self) -> date:
+        """The day on which waivers are checked for expiry."""
+        return datetime.fromisoformat(self.started_at).date()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Remarks on waivers that match nothing, or that no case needs any more."""
+        return remarks(self.waivers, self.results, self.collected, self.today)
+
+    @property
+    def arm_facts(self) -> tuple[ArmFacts, ...]:
+        """The facts about the arms that are reported."""
+        return tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in self.mode.arms)
+
+    @cached_property
+    def revision(self) -> git.Revision:
+        """The commit of the cases, as it was at first access."""
+        revision = git.revision(self.options.root)
+        if revision.problem is not None:
+            self.mode.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
+        return revision
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """The conditions of the verdicts, as they were at first access."""
+        versions = {"perfsuite": __version__, **environment.of_this_process()}
+        changes = git.changes(self.options.root)
+        return Conditions(changes=changes, options=of_verdicts(self.options), environment=versions)
+
+    @cached_property
+    def judge_changes(self) -> JudgeChanges | None:
+        """How this branch changes its own checks, as it was at first access."""
+        return judge_changes(self.options, self.mode.arms)
+
+    def note_conditions(self) -> None:
+        """Read the conditions of the verdicts now, because the files can change during the session."""
+        _ = self.revision, self.conditions, self.judge_changes
+
+    def go_on(self, directory: SessionDir, earlier: SessionFile) -> None:
+        """Continue an earlier session in its directory."""
+        self.directory = directory
+        self.earlier = earlier
+        self.results = [*earlier.results]
+        self.skipped = [*earlier.skipped]
+        self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
+
+    def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
+        """Return the result of a case in an earlier part of this session; None if it has to be measured."""
+        result = self._earlier.get((nodeid, case.id))
+        if result is None:
+            return None
+        setup = self.mode.setup
+        machine = setup.host.machine_for(case)
+        return result if resume.holds(result, case, machine, setup.baselines) else None
+
+    def begin(self, case: Case) -> Launches:
+        """Return the launches of a case that runs from now on: there are none yet."""
+        self.running = case.id
+        self.launches = Launches()
+        return self.launches
+
+    def launches_of(self, case: Case) -> Launches:
+        """Return the launches so far of a case that runs; none if it does not."""
+        return self.launches if self.running == case.id else Launches()
+
+    def add(self, case: Case, nodeid: str, directory: Path, trial: Trial) -> Measurement:
+        """Keep the result of a case: its trial, to which waivers and shadow mode are applied."""
+        result = Measurement(
+            nodeid=nodeid,
+            case_id=case.id,
+            framework=case.framework.name,
+            runs=trial.runs,
+            before=trial.before,
+            verdict=trial.verdict,
+            baseline_file=None if trial.baseline_file is None else str(trial.baseline_file),
+            judged_by=trial.judged_by,
+            directory=str(directory),
+            excused=trial.excused,
+            shared=all_shared(trial.verdict, trial.runs),
+        )
+        is_waived, sentences = waive(result, self.waivers, self.today)
+        result = result.replace(excused="waived" if is_waived else result.excused, waivers=sentences)
+        result = result.replace(shadow=self.options.shadow and self.options.fails_session(result))
+        self.keep(result)
+        return result
+
+    def keep(self, result: Measurement) -> None:
+        """Keep and save a result. It replaces that of an earlier part of this session."""
+        key = (result.nodeid, result.case_id)
+        replaced = self._earlier.pop(key, None)
+        self.results = [*(each for each in self.results if each is not replaced), result]
+        self.skipped = [each for each in self.skipped if (each.nodeid, each.case_id) != key]
+        self.measured += 1
+        if self.running == result.case_id:
+            self.running = None
+        self.save()
+
+    def replace_last(self, result: Measurement) -> None:
+        """Keep and save the last result again, which has a profile now."""
+        self.results[-1] = result
+        self.save()
+
+    def skip(
+        self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False, by_test: bool = False
+    ) -> None:
+        """Keep a case that this machine cannot run, the budget does not reach, or its own test skips."""
+        names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
+        skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
+        if skip not in self.skipped:  # an earlier part of this session may have skipped it
+            self.skipped.append(skip)
+
+    def save(self) -> None:
+        """Write `results.json` as a SIGKILL would leave it, with the status `running`. Report a failure."""
+        if not self.saves:
+            return
+        try:
+            documents.write(self.directory.results, self.session_file("running"))
+            problem = None
+        except Exception as error:  # whatever the error, other cases can still be measured
+            problem = f"{errors.told(error)} The session goes on; what it measures is shown at its end"
+            if problem != self._unsaved:
+                self.mode.setup.progress.say(problem)
+        self._unsaved = problem
+
+    def session_file(self, status: Status) -> SessionFile:
+        """Return the results of all parts of the session, as they are saved."""
+        earlier = self.earlier
+        part = PytestRun(started_at=self.started_at, status=status, cases=self.measured)
+        return SessionFile(
+            perfsuite=__version__,
+            status=status,
+            started_at=self.started_at if earlier is None else earlier.started_at,
+            parts=(part,) if earlier is None else (*resume.ended(earlier.parts), part),
+            dry=self.mode.dry,
+            conditions=self.conditions,
+            commit=self.revision.commit,
+            dirty=self.revision.dirty,
+            arms=self.arm_facts,
+            case_changes=self.case_changes,
+            cases_unknown=self.cases_unknown,
+            machine=self.mode.setup.host.machine,
+            preflights=(*(() if earlier is None else earlier.preflights), *self.preflights),
+            results=tuple(self.results),
+            skipped=tuple(self.skipped),
+            unclaimed=self.unclaimed,
+            waivers=self.remarks,
+            judge_changes=self.judge_changes,
+            interrupted_case=self.running,
+            interrupted_launches=tuple(self.launches.all) if self.running is not None else (),
+        )
+
+    @property
+    def tally(self) -> Tally:
+        """How many cases were judged so far, and which of them fail the session."""
+        return Tally(tuple(self.results), tuple(self.skipped), self.options)
+
+    @property
+    def has_all_cases(self) -> bool:
+        """Whether the comparison is known to have lost no case of arm A."""
+        return self.cases_unknown is None and not lost_cases(self.case_changes, self.results)
+
+    @property
+    def misses_baselines(self) -> bool:
+        """Whether the session fails because reviewed baselines have no case: cases may have been lost."""
+        options = self.options
+        return bool(self.unclaimed) and options.fail_without_baseline and not options.shadow

@@ -1,0 +1,1 @@
+"""Show baselines, and make runs the reviewed ones."""

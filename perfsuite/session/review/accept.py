@@ -1,0 +1,166 @@
+"""Choose the launches in the local store that become reviewed baselines, and record who accepts them."""
+
+import contextlib
+import getpass
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import TypeVar
+
+from perfsuite import documents
+from perfsuite.analysis.collect import newest_profile
+from perfsuite.errors import FileError, GitError
+from perfsuite.inputs.git import git
+from perfsuite.report.console import console
+from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance
+from perfsuite.results.count_baseline import target_of
+from perfsuite.results.profile import of_baseline
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir, launches_in
+from perfsuite.results.session_file import SessionFile
+from perfsuite.results.store import BaselineStore, SessionDir, Store
+from perfsuite.session.review import counts as of_counts
+from perfsuite.session.review import times as of_times
+from perfsuite.session.review.times import Launch
+
+T = TypeVar("T")
+
+
+def measured(
+    store: Store, hardware_class: str | None, pattern: str, sessions: int
+) -> dict[str, list[Launch]]:
+    """Return each case's launches on a class (default: classes of the newest session). Raises `FileError`."""
+
+    def case_and_class(run: Run) -> str | None:
+        measured_on = run.machine.hardware_class
+        is_meant = not run.dry and hardware_class in (None, measured_on)
+        return f"{run.case.id} on {measured_on}" if is_meant else None
+
+    def class_of(launches: list[Launch]) -> str:
+        return launches[0].run.machine.hardware_class
+
+    runs = _runs(store, pattern, sessions, case_and_class)
+    if runs:
+        newest = max(launch.session for launches in runs.values() for launch in launches)
+        classes = {class_of(launches) for launches in runs.values() if launches[-1].session == newest}
+        return {key: launches for key, launches in runs.items() if class_of(launches) in classes}
+    where = "" if hardware_class is None else f" on {hardware_class}"
+    raise FileError(
+        f"no measured run of a case matching {pattern!r}{where} in {store.sessions}. "
+        f"Measure first: pytest bench_cases --perf-min-launches={MIN_ACCEPTED} -m ..."
+    )
+
+
+def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]]:
+    """Return the counted launches of each case and target. Raises `FileError` if there are none."""
+
+    def case_and_target(run: Run) -> str | None:
+        target = target_of(run.machine, dry=run.dry)
+        return f"{run.case.id} counted on {target}" if of_counts.can_be_accepted(run) else None
+
+    runs = _runs(store, pattern, sessions, case_and_target)
+    if runs:
+        return runs
+    raise FileError(
+        f"no counted launch of a case matching {pattern!r} in {store.sessions}. "
+        "Measure first, without --perf-no-counts: pytest bench_cases -m ..."
+    )
+
+
+def _runs(
+    store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
+) -> dict[str, list[Launch]]:
+    """Read matching launches in the newest sessions of each key, oldest first, except those without a key."""
+    by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
+    for session, run_dir in store.launches(pattern):
+        run = _unless_bad(partial(documents.read, run_dir.run, Run))
+        if run is not None:
+            key = key_of(run)
+            if key is not None:
+                by_key.setdefault(key, {}).setdefault(session, []).append((run_dir, run))
+    healthy_in = cache(partial(_healthy_in, store))
+    return {
+        key: [
+            Launch(run, session, run_dir.path in healthy_in(session))
+            for session in sorted(by_session)[-sessions:]
+            for run_dir, run in by_session[session]
+        ]
+        for key, by_session in by_key.items()
+    }
+
+
+def _healthy_in(store: Store, session: str) -> set[Path]:
+    """Return the directories of launches that a session judged and kept, without those of failed cases."""
+    of_session = SessionDir(store.sessions / session)
+    content = _unless_bad(partial(documents.read, of_session.results, SessionFile))
+    return {
+        run_dir.path
+        for result in (content.results if content is not None else ())
+        if result.verdict.failure != "error" and all(run.failure is None for run in result.runs)
+        for run_dir in launches_in(of_session.path / Path(result.directory).name)
+        if run_dir.number not in result.verdict.unhealthy_launches
+    }
+
+
+def _unless_bad(read: Callable[[], T]) -> T | None:
+    """Call `read`. For an unreadable file, report it and return None."""
+    try:
+        return read()
+    except FileError as error:
+        console().print(f"left out: {error}", style="yellow")
+        return None
+
+
+def accept(
+    reviewed: BaselineStore,
+    launches: list[Launch],
+    reason: str | None,
+    store: Store | None,
+    another_machine: bool,
+) -> list[Path]:
+    """Make these launches the reviewed baselines of their case, show what changes, and return the files.
+
+    `store` is where they are; with None, only their counts become one. Raises `PerfsuiteError`, and writes
+    nothing, if they cannot become baselines, or if they need a reason.
+    """
+    acceptance = _acceptance(reason)
+    newest = launches[-1].session
+    times = profile = counts = None
+    if store is not None:
+        times = of_times.accepted(reviewed, launches, acceptance, another_machine=another_machine)
+        profile = _unless_bad(partial(newest_profile, store.profiled(newest, times.case.id)))
+    of_newest = [launch.run for launch in launches if launch.session == newest]
+    if profile is not None and profile.unseen is not None:
+        console().print(f"counts are left out: {profile.unseen}", style="yellow")
+    else:
+        counts = of_counts.accepted(reviewed.counts, of_newest, acceptance)
+    files = [] if times is None else [reviewed.write_reviewed(times)]
+    files += [] if counts is None else [reviewed.counts.write_reviewed(counts)]
+    if times is not None and profile is not None:
+        files.append(reviewed.profiles.write_reviewed(of_baseline(times, profile)))
+    return files
+
+
+def _acceptance(reason: str | None) -> Acceptance:
+    """Return who accepts (git's user name, or the login), when, at which commit, and why."""
+    return Acceptance(
+        by=_told_by_git("config", "user.name") or _login(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=_told_by_git("rev-parse", "HEAD"),
+        reason=reason,
+    )
+
+
+def _told_by_git(*arguments: str) -> str | None:
+    with contextlib.suppress(GitError):
+        return git(*arguments, cwd=Path()).strip()
+    return None
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"uid {os.getuid()}"

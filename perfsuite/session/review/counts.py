@@ -1,0 +1,132 @@
+"""Accept and show baselines of counts for `perfsuite baseline`."""
+
+from collections.abc import Sequence
+
+from perfsuite.dry.machine import telling_ranks
+from perfsuite.errors import PerfsuiteError
+from perfsuite.report import counts as told
+from perfsuite.report.console import console
+from perfsuite.report.text import plural
+from perfsuite.results.amounts import amount
+from perfsuite.results.baseline import Acceptance
+from perfsuite.results.count_baseline import CountBaseline, from_runs, versions_of
+from perfsuite.results.counts import are_alike, of_rank
+from perfsuite.results.run import Run
+from perfsuite.results.store import BaselineFiles
+from perfsuite.session.review import computed
+from perfsuite.session.review.times import Refused, Shown
+from perfsuite.verdict import exact
+
+
+def _listed(known: CountBaseline) -> dict[str, float | None]:
+    counts = known.counts[0].counts  # those of the first rank
+    return {
+        "collective_bytes": told.moved(counts),
+        "flop": told.flops(counts),
+        "kernel_calls": sum(counts.kernels.values()),
+        "peak_live_bytes": told.peak(counts),
+        "launches": known.launches,
+    }
+
+
+def _cells(known: CountBaseline) -> list[str]:
+    *figures, peak, launches = _listed(known).values()
+    told = [amount(each, unit) for each, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
+    return [*told, "not counted" if peak is None else amount(peak, "bytes"), str(launches)]
+
+
+def can_be_accepted(run: Run) -> bool:
+    """Return whether a launch was counted, without a fault. Dry runs with --rank cannot become baselines."""
+    only_looks = run.dry and of_rank(run.counts, 0) is None
+    return bool(exact.counted([run])) and run.inject is None and not only_looks
+
+
+def _is_whole(run: Run) -> bool:
+    needed: tuple[int, ...]
+    try:
+        needed = telling_ranks(run.case)
+    except PerfsuiteError:  # the framework is not installed here
+        needed = (0,)
+    return all(of_rank(run.counts, rank) is not None for rank in needed)
+
+
+def accepted(
+    reviewed: BaselineFiles[CountBaseline], newest_session: Sequence[Run], acceptance: Acceptance
+) -> CountBaseline | None:
+    """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
+
+    Earlier sessions are left out, because the code may have been different, and counts that vary between
+    launches are never judged. Launches with another method or other versions than the newest are also left
+    out. Returns None if none was counted. Raises `PerfsuiteError` if they do more work than the reviewed
+    baseline and there is no reason.
+    """
+    counted = [run for run in newest_session if can_be_accepted(run)]
+    if not counted:
+        return None
+    newest = counted[-1]
+    if newest.dry and not _is_whole(newest):
+        raise Refused("the newest dry run counted some ranks only: run it again without --rank")
+
+    def way(run: Run) -> object:
+        return {entry.counts.method for entry in run.counts}, versions_of(run)
+
+    now = from_runs([run for run in counted if way(run) == way(newest)], accepted=acceptance)
+    known = reviewed.find(now.target, now.case)
+    before = known.baseline if known else None
+    if before is not None:
+        lost = exact.missing_ranks(before, now)
+        if lost:
+            raise Refused(
+                f"{lost} not counted in the newest session, but in the baseline: count all of them first"
+            )
+    console().print(COUNTS.before_after(before, now))
+    if before is not None and not acceptance.reason:
+        _require_reason(before, now)
+    return now
+
+
+def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
+    if not are_alike(before.method, now.method):
+        raise Refused(f"{_other_method(before, now)}: say why with --reason")
+    worse = [finding for finding in exact.count_differences(before, now) if finding.outcome == "regressed"]
+    if worse:
+        others = f" and {plural(len(worse) - 1, 'count')} more" if len(worse) > 1 else ""
+        raise Refused(f"a step does more ({worse[0].sentence}){others}: say why with --reason")
+
+
+def _other_method(before: CountBaseline, now: CountBaseline) -> str:
+    return f"counted by the method {now.method!r}, before by {before.method!r}: not comparable"
+
+
+def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[str]:
+    lines = [f"launches: {before.launches if before else 'new'} -> {now.launches if now else 'removed'}"]
+    if before and now and not are_alike(before.method, now.method):
+        lines.append(_other_method(before, now))
+    elif before and now:
+        versions = exact.changed_versions(before.versions, now.versions)
+        if versions:
+            lines.append(f"versions: {', '.join(versions)}")
+        found = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
+        lines += told.once(found, by_rank=len(now.counts) > 1) or ["the counts are the same"]
+    if before and now:
+        lines += computed.of_counts(before, now)
+    return lines + (_unsteady(now) if now else [])
+
+
+def _details(known: CountBaseline) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in known.versions.items()) or "not observed"
+    return [f"of {plural(known.launches, 'launch')}; versions: {versions}", *_unsteady(known)]
+
+
+def _unsteady(known: CountBaseline) -> list[str]:
+    return [f"not judged, because its launches differ: {', '.join(known.unsteady)}"] if known.unsteady else []
+
+
+COUNTS = Shown(
+    on="counted on",
+    headings=("counts on", "case", "collectives", "FLOP", "kernels", "live tensors", "launches"),
+    figures=_listed,
+    cells=_cells,
+    details=_details,
+    changes=_changes,
+)

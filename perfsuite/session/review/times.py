@@ -1,0 +1,239 @@
+"""Show baselines of any kind; accept those of times and memory, with their profiles."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from rich.text import Text
+
+from perfsuite.errors import PerfsuiteError
+from perfsuite.report import summary, text
+from perfsuite.report.console import console
+from perfsuite.report.profile import split
+from perfsuite.report.text import plural
+from perfsuite.results import baseline
+from perfsuite.results.amounts import amount
+from perfsuite.results.baseline import MIN_ACCEPTED, Acceptance, Baseline, BaselineDocument
+from perfsuite.results.metric import (
+    PEAK_MEMORY,
+    TOKENS_PER_S,
+    Metric,
+    SpanSeconds,
+    in_unit,
+    judged_metrics,
+    metrics_of,
+)
+from perfsuite.results.profile import LaunchProfile, ProfileBaseline
+from perfsuite.results.run import Figures, Run
+from perfsuite.results.store import BaselineStore
+from perfsuite.session.review import computed
+from perfsuite.verdict.comparability import environment_changes, launch_problems, setting_differences
+from perfsuite.verdict.loss import loss_differs
+from perfsuite.verdict.noise import class_noise
+from perfsuite.verdict.profiled import compared
+
+B = TypeVar("B", bound=BaselineDocument)
+MAX_WORSENING = 0.005  # largest worsening of a baseline that needs no reason, relative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown(Generic[B]):
+    """How baselines of one kind are shown."""
+
+    on: str = "on"  # the words between a case and its folder
+    # The columns of the list, besides its date and who accepted it; empty: it is not listed.
+    headings: Sequence[str] = ()
+    # The values in the list after the folder and the case of a baseline; the names include units.
+    figures: Callable[[B], dict[str, float | None]] = lambda known: {}
+    cells: Callable[[B], list[str]] = lambda known: []  # these values as text
+    # The lines of a full baseline, after those about who accepted it.
+    details: Callable[[B], list[str]] = lambda known: []
+    # The lines about the differences between two baselines; None stands for a missing one.
+    changes: Callable[[B | None, B | None], list[str]]
+
+    def title(self, known: B) -> Text:
+        """Return the case of a baseline and its folder."""
+        return Text.assemble((known.case.id, "bold"), f" {self.on} {known.folder}")
+
+    def before_after(self, before: B | None, now: B | None) -> Text:
+        """Describe the differences between two baselines of a case, one of which may be missing."""
+        either = now or before
+        assert either is not None
+        return Text("\n  ").join([self.title(either), *map(Text, self.changes(before, now))])
+
+
+class Launch(NamedTuple):
+    """One launch in the store."""
+
+    run: Run
+    session: str
+    is_healthy: bool  # whether its own session judged it and did not set it aside
+
+
+class Refused(PerfsuiteError):
+    """These runs cannot become a baseline."""
+
+
+def _listed(known: Baseline) -> dict[str, float | None]:
+    medians = (TOKENS_PER_S.name, PEAK_MEMORY.name)
+    found = {in_unit(name, known.case.unit): known.median(name) for name in medians}
+    return {**found, "launches": len(known.launches)}
+
+
+def _cells(known: Baseline) -> list[str]:
+    speed, peak, launches = _listed(known).values()
+    told = "not measured" if speed is None else summary.speed(speed, known.case.unit, "tokens")
+    return [told, amount(peak, PEAK_MEMORY.unit), str(launches)]
+
+
+def _details(known: Baseline) -> list[str]:
+    lines = []
+    for metric in metrics_of(_figures(known)):
+        values = ", ".join(amount(value, metric.unit) for value in known.values(metric.name))
+        label = metric.counting(known.case.unit).label
+        lines.append(f"{label}: {values or 'not measured'}{_noise(known, metric)}")
+    observed = known.observed
+    if observed is not None:
+        for name, entries in (("settings", observed.settings), ("environment", observed.environment)):
+            lines.append(f"{name}: " + ", ".join(f"{key}={value}" for key, value in entries.items()))
+    return lines
+
+
+def _changes(before: Baseline | None, now: Baseline | None) -> list[str]:
+    either = now or before
+    assert either is not None
+    lines = [f"launches: {_launches(before) if before else 'new'} -> {_launches(now) if now else 'removed'}"]
+    for metric in metrics_of(_figures(before, now)):
+        old, new = (known.median(metric.name) if known else None for known in (before, now))
+        if (old, new) == (None, None):
+            continue
+        was = amount(old, metric.unit) + _noise(before, metric) if before else "new"
+        now_is = amount(new, metric.unit) + _noise(now, metric) if now else "removed"
+        change = f" ({text.percent(new / old - 1)})" if old and new else ""
+        lines.append(f"{metric.counting(either.case.unit).label}: {was} -> {now_is}{change}")
+    return lines + (list(computed.of_times(before, now)) if before and now else [])
+
+
+def accepted(
+    reviewed: BaselineStore, launches: Sequence[Launch], acceptance: Acceptance, *, another_machine: bool
+) -> Baseline:
+    """Make these launches, oldest first, a baseline of their case, and show what it changes.
+
+    Launches that their session set aside are left out, and their number is shown. `another_machine` includes
+    those that were set aside only because the machine was not as at the baseline. Raises `Refused` if they
+    cannot become a baseline, or if they need a reason.
+    """
+    newest = launches[-1].run
+    known = reviewed.find(newest.machine.hardware_class, newest.case)
+    before = known.baseline if known else None
+    left_out = Counter[str]()
+    chosen = _choose(launches, before, another_machine, left_out)
+    why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    if len(chosen) < MIN_ACCEPTED:
+        raise Refused(
+            f"{len(chosen)} healthy launches, a baseline needs {MIN_ACCEPTED} (left out: {why or 'none'}). "
+            f"Measure again with --perf-min-launches={MIN_ACCEPTED}; where the machine itself is another "
+            "than at the baseline, say so with --another-machine"
+        )
+    runs = [launch.run for launch in chosen]
+    now = baseline.from_runs(runs, sessions=[launch.session for launch in chosen], accepted=acceptance)
+    out = console()
+    out.print(TIMES.before_after(before, now))
+    if why:
+        out.print(f"  left out: {why}")
+    older = (baseline.from_runs([run]) for run in runs[:-1])
+    changed = dict.fromkeys(each for run in older for each in environment_changes(runs[-1], run))
+    if changed:
+        out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
+    if before is not None and not acceptance.reason:
+        _require_reason(before, now, runs)
+    return now
+
+
+def _choose(
+    launches: Sequence[Launch], before: Baseline | None, another_machine: bool, left_out: Counter[str]
+) -> list[Launch]:
+    """Return the healthy launches that are comparable with the newest; count the others in `left_out`."""
+    chosen: list[Launch] = []
+    for launch in reversed(launches):
+        run = launch.run
+        newest = baseline.from_runs([chosen[0].run]) if chosen else None
+        if run.failure is not None:
+            left_out["failed"] += 1
+        elif run.inject is not None:
+            left_out["injected"] += 1
+        elif not (launch.is_healthy or another_machine):
+            left_out["set aside by their session, or not judged"] += 1
+        elif launch_problems(run, newest if another_machine else before):
+            left_out["unhealthy"] += 1
+        elif newest is not None and (unlike := setting_differences(run, newest)):
+            reasons = (f"{key} is {its!r}, the newest's {usual!r}" for key, (usual, its) in unlike.items())
+            left_out[f"unlike the newest ({'; '.join(reasons)})"] += 1
+        else:
+            chosen.append(launch)
+    return chosen[::-1]
+
+
+def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> None:
+    device = runs[-1].machine.device
+    for metric in judged_metrics(_figures(before, now), device):
+        old = before.median(metric.name)
+        new = now.median(metric.name)
+        if old is None:
+            continue
+        label = metric.counting(now.case.unit).label
+        if isinstance(metric, SpanSeconds):
+            metric = metric.against(_figures(before))
+            if new is None:
+                raise Refused(f"{label} is in the baseline and was not seen: say why with --reason")
+        if new is None:
+            raise Refused(f"{label} is in the baseline and was not measured")
+        allowed = MAX_WORSENING if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
+        if isinstance(metric, SpanSeconds):
+            allowed = metric.bound(allowed)
+        less, more = (old, new) if metric.better == "lower" else (new, old)
+        if more > less * (1 + allowed):  # no division: 0 bytes is a valid value
+            change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
+            raise Refused(f"{label} gets worse ({change}): say why with --reason")
+    difference = loss_differs(runs, before)
+    if difference is not None:
+        raise Refused(f"{difference}: say why with --reason")
+
+
+def _figures(*baselines: Baseline | None) -> list[Figures]:
+    return [launch.figures for shown in baselines if shown is not None for launch in shown.launches]
+
+
+def _launches(known: Baseline) -> str:
+    sessions = len({launch.session for launch in known.launches})
+    return f"{len(known.launches)} of {plural(sessions, 'session')}"
+
+
+def _noise(shown: Baseline, metric: Metric) -> str:
+    known = class_noise([shown]).of(metric)
+    return f" +- {known.sigma:.1%}" if known is not None else ""
+
+
+TIMES = Shown(
+    headings=("hardware class", "case", "tokens/s", "memory", "launches"),
+    figures=_listed,
+    cells=_cells,
+    details=_details,
+    changes=_changes,
+)
+
+
+def profile_lines(profile: LaunchProfile) -> list[str]:
+    """Describe where the time of a step goes."""
+    return [f"profile of ranks {entry.name}: {split(entry.profile.split)}" for entry in profile.ranks]
+
+
+def _profile_changes(before: ProfileBaseline | None, now: ProfileBaseline | None) -> list[str]:
+    if before is None or now is None:
+        return [f"profile: {'new' if before is None else 'removed'}"]
+    found = compared(before.profile, now.profile, "the baseline")
+    return [*(found.calls or ("a step calls the same",)), *found.hints, *found.notes]
+
+
+PROFILES = Shown[ProfileBaseline](on="profiled on", changes=_profile_changes)

@@ -1,0 +1,51 @@
+"""Count the cases of a session that were judged, and find those that fail it."""
+
+from dataclasses import dataclass
+
+from perfsuite.results.outcome import UNJUDGED, UNMEASURED
+from perfsuite.results.session_file import Measurement, Skipped
+from perfsuite.session.resume import is_of_machine
+from perfsuite.session.setup import Options
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the results of a session come to, under its options."""
+
+    results: tuple[Measurement, ...]
+    skipped: tuple[Skipped, ...]
+    options: Options
+
+    @property
+    def failing(self) -> list[Measurement]:
+        """The results that fail the session, whatever the outcome of their tests."""
+        return [each for each in self.results if not each.shadow and self.options.fails_session(each)]
+
+    @property
+    def only_shown(self) -> list[Measurement]:
+        """Measurements that `allow_shared` only shows: they are not judged, and do not fail the session."""
+        shown = self.results if self.options.allow_shared else ()
+        return [each for each in shown if each.outcome == "unhealthy" and each.shared and each.measured_steps]
+
+    @property
+    def nothing_measured(self) -> bool:
+        """Whether no result says anything about the code, although it should."""
+        return not self.only_shown and all(
+            each.outcome in UNMEASURED and each.excused != "known issue" for each in self.results
+        )
+
+    @property
+    def judged(self) -> int:
+        """The number of results that are a verdict on the code."""
+        judged = [each for each in self.results if each.outcome not in UNJUDGED and not is_of_machine(each)]
+        return sum(each.excused in (None, "waived") for each in judged)
+
+    @property
+    def to_judge(self) -> int:
+        """The number of cases to judge: those measured, and those that a budget or a test left out."""
+        return len(self.results) + sum(each.not_reached or each.by_test for each in self.skipped)
+
+    @property
+    def too_few_judged(self) -> bool:
+        """Whether the share of judged cases is below the user's minimum."""
+        return bool(self.to_judge) and self.judged / self.to_judge < self.options.min_judged

@@ -1,0 +1,174 @@
+"""Find engines of libraries, whose steps count instead of those of torch's optimizers in them.
+
+Frameworks name the classes of engines (`perfsuite.frameworks.base.Engine`). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from perfsuite.errors import MismatchError
+from perfsuite.frameworks.base import Engine
+from perfsuite.worker.hooks import libraries
+from perfsuite.worker.hooks.imports import AfterImport
+
+_living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
+_created: list[Engine] = []  # the kind of each of them, which may be gone
+_imports: AfterImport | None = None
+notes: list[str] = []  # why engines are not noticed
+
+
+def watch() -> None:
+    """Notice each engine that is created from now on.
+
+    No engine can exist yet where this is called as soon as torch has been imported: libraries of engines
+    import torch themselves, and a class is watched as soon as its module has been executed.
+    """
+    global _imports
+    notes.clear()
+    _created.clear()
+    if _imports is not None:
+        _imports.end()
+
+    def failed(error: Exception) -> None:
+        notes.append(f"not all engines of libraries are known ({type(error).__name__}: {error})")
+
+    def begins(name: str) -> None:
+        library = libraries.of(name)
+        if library is not None and library.engine is not None:
+            module, _, _ = library.engine.path.partition(":")
+            imports.add({module: functools.partial(notice, library.engine)})
+
+    imports = _imports = AfterImport({}, failed, before=dict.fromkeys(libraries.names(), begins))
+    imports.begin()
+
+
+def notice(engine: Engine, module: ModuleType) -> None:
+    """Notice the engines that a module creates."""
+    kind: Any = getattr(module, engine.path.partition(":")[2])
+    create = kind.__init__
+    if hasattr(create, "is_watched"):
+        return
+
+    @functools.wraps(create)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        _keep(engine, self)
+
+    watched.is_watched = True  # type: ignore[attr-defined]
+    kind.__init__ = watched
+
+
+def _keep(kind: Engine, engine: Any) -> None:
+    _created.append(kind)
+    with contextlib.suppress(TypeError):  # it has no hash, or no weak references
+        _living.add(engine)
+
+
+def of(optimizer: Any) -> Any:
+    """Return the living engine that steps `optimizer`; None if there is none."""
+    engine, _ = _found(optimizer)
+    return engine
+
+
+def gradient_norm(optimizer: Any) -> float | None:
+    """Return the norm that the engine of `optimizer` knows; None without an engine, or if it knows none."""
+    engine, kind = _found(optimizer)
+    return None if kind is None else kind.gradient_norm(engine)
+
+
+def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
+    """Return the engines among these objects, by kind."""
+    everything = list(objects)
+    kinds = [(kind, _class(kind)) for kind in _kinds()]
+    return [
+        (kind, [each for each in everything if isinstance(each, of_kind)])
+        for kind, of_kind in kinds
+        if of_kind is not None
+    ]
+
+
+def not_dry() -> str | None:
+    """Return why what trains in this process cannot run dry; None if it has created no such engine."""
+    return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
+
+
+def steps(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> bool:
+    """Return whether a step of `optimizer` is part of an engine's step.
+
+    `before` and `after` are then called with `optimizer` around the engine's steps, from the second on.
+    Raises `MismatchError` if the library steps it outside of an engine's step.
+    """
+    return any(_is_part(kind, optimizer, before, after) for kind in _kinds())
+
+
+def _found(optimizer: Any) -> tuple[Any, Engine | None]:
+    for kind, engines in among(_living):
+        for engine in engines:
+            if any(each is optimizer for each in kind.optimizers(engine)):
+                return engine, kind
+    return None, None
+
+
+def _is_part(
+    kind: Engine, optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]
+) -> bool:
+    module, _, name = kind.path.partition(":")
+    library = module.partition(".")[0]
+    callers = _callers(library)
+    if not callers:
+        return False
+    engine = next((self_ for name, self_ in callers if name == kind.step), None)
+    if engine is None and not any(name == "__init__" for name, _ in callers):
+        raise MismatchError(
+            f"{_with_version(library)} steps {type(optimizer).__name__} outside of {name}.{kind.step}, by "
+            f"{callers[0][0]}: what is one step of training is not known. Train with the methods of a "
+            f"{name}, with another version of {library}, or without it"
+        )
+    if engine is not None and kind.step not in vars(engine):
+        _keep(kind, engine)  # it may be older than `watch`
+        step = getattr(engine, kind.step)
+
+        @functools.wraps(step)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            before(optimizer)
+            result = step(*args, **kwargs)
+            after(optimizer)
+            return result
+
+        setattr(engine, kind.step, timed)
+    return True
+
+
+def _callers(library: str) -> list[tuple[str, Any]]:
+    """Return the running functions of a library, innermost first, each with its `self`."""
+    return [
+        (frame.f_code.co_name, frame.f_locals.get("self"))
+        for frame, _ in traceback.walk_stack(sys._getframe())
+        if str(frame.f_globals.get("__name__", "")).startswith(f"{library}.")
+    ]
+
+
+def _with_version(library: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return f"{library} {importlib.metadata.version(library)}"
+    return library
+
+
+def _kinds() -> list[Engine]:
+    return [library.engine for library in libraries.imported() if library.engine is not None]
+
+
+def _class(engine: Engine) -> type | None:
+    """Return the class of an engine; None if its module is not imported."""
+    module, _, name = engine.path.partition(":")
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind if isinstance(kind, type) else None

@@ -1,0 +1,87 @@
+import json
+from typing import Annotated, Any
+from unittest.mock import Mock
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from perfsuite.cli import shared
+from perfsuite.cli.shared import Shared, asks, shares, tolerance
+from perfsuite.results.store import STORE
+from tests.cli.commands import error_of
+
+
+def invoke(*words: str, declared: Any) -> dict[str, Any]:
+    """Run a command that declares some shared options, and return what it printed as JSON."""
+    app = typer.Typer()
+    app.command()(declared)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    printed: dict[str, Any] = json.loads(result.stdout)
+    return printed
+
+
+@shares("store", "as_json")
+def shown(*, name: Annotated[str, typer.Option(help="Any name.")] = "a", shared: Shared) -> None:
+    """Print what a command gets."""
+    print(json.dumps({"name": name, **{key: str(value) for key, value in vars(shared).items()}}))
+
+
+def test_shared_options_have_their_defaults() -> None:
+    assert invoke(declared=shown) == {"name": "a", "store": str(STORE), "as_json": "False"}
+
+
+def test_shared_options_follow_the_commands_name() -> None:
+    words = ("--store", "mine", "--json", "--name", "b")
+    assert invoke(*words, declared=shown) == {"name": "b", "store": "mine", "as_json": "True"}
+
+
+def test_an_undeclared_option_has_no_value() -> None:
+    @shares("store")
+    def reads_others(*, shared: Shared) -> None:
+        """Read an option that it does not declare."""
+        print(shared.baselines)
+
+    app = typer.Typer()
+    app.command()(reads_others)
+    assert isinstance(CliRunner().invoke(app, []).exception, AttributeError)
+
+
+@pytest.mark.parametrize("command", ["accept", "refresh"])
+def test_json_is_refused_where_there_is_none(command: str) -> None:
+    assert "No such option: --json" in error_of("baseline", command, "--json")
+
+
+def test_reads_a_tolerance_as_percent_or_fraction() -> None:
+    assert [tolerance(text) for text in ("1%", "0.01", " 50 % ", "0.5")] == [0.01, 0.01, 0.5, 0.5]
+    allowed = "expected above 0% and up to 50%, in percent or as a fraction: 1% or 0.01"
+    for text in ("0", "0%", "-1%", "51%", "1", "nan", "inf", "1 percent", "", "%"):
+        with pytest.raises(typer.BadParameter) as raised:
+            tolerance(text)
+        assert str(raised.value) == f"{text!r}, {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("yes", "is_large", "has_terminal", "may"),
+    [
+        (False, False, False, True),
+        (False, True, False, False),
+        (True, True, False, True),
+        (False, True, True, True),
+    ],
+)
+def test_asks_about_downloads_only_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, yes: bool, is_large: bool, has_terminal: bool, may: bool
+) -> None:
+    asked: list[str] = []
+
+    def confirm(question: str, **how: Any) -> bool:
+        asked.append(question)
+        return True
+
+    terminal = Mock(isatty=lambda: has_terminal)
+    monkeypatch.setattr(shared, "sys", Mock(stdin=terminal, stderr=terminal))
+    monkeypatch.setattr("perfsuite.cli.shared.typer.confirm", confirm)
+    assert asks(yes=yes)("pip downloads 4.6 GB", is_large) == may
+    assert len(asked) == (is_large and has_terminal and not yes)

@@ -1,0 +1,60 @@
+import importlib.util
+import sys
+
+import pytest
+
+from perfsuite.cli.app import command_of
+from perfsuite.doctor import examination, machine, torch_checks
+from perfsuite.doctor.examination import examine
+from perfsuite.doctor.rows import passed
+from perfsuite.node.machine import detect
+from perfsuite.worker.probes.doctor_facts import DoctorFile
+from tests.doctor.test_torch_checks import CLOCK
+from tests.packages import Packages
+from tests.samples import make_machine
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "neighbours_row", lambda found: passed("neighbours", ""))
+
+
+@pytest.mark.launch
+def test_the_quick_part_on_this_machine() -> None:
+    rows = examine(detect(), quick=True, load_command=command_of)
+    assert {"machine", "cores", "torch"} <= {row.check for row in rows}
+    assert [row.status for row in rows if row.check == "torch"] == ["pass"]
+
+
+def test_dying_probe_is_a_failed_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    row = examine(make_machine(), quick=True, load_command=command_of)[-1]
+    assert (row.check, row.status) == ("torch", "fail")
+    assert "it ended with status 1" in row.found
+    find = importlib.util.find_spec
+    for package, quick in (("torch", True), ("torch", False), ("transformers", False)):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, gone=package: None if name == gone else find(name)
+        )
+        row = examine(make_machine(), quick=quick, load_command=command_of)[-1]
+        assert (row.check, row.status) == ("torch", "fail" if package == "torch" else "unknown")
+        assert package in row.found
+        assert "pip install" in row.found
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_broken_extension_stops_launches(
+    monkeypatch: pytest.MonkeyPatch, packages: Packages, broken: bool
+) -> None:
+    """Each launch would end in that error, and every other row would be lost."""
+    if broken:
+        packages.install("perf-mine", "1 / 0", metrics="m = perf_mine:M")
+    probed = DoctorFile(memory={"peak": 1, "method": "x"}, expected_peak=1, clock=CLOCK)
+    monkeypatch.setattr(torch_checks, "probe", lambda found, quick: probed)
+    monkeypatch.setattr(examination, "launch_rows", lambda found, say: [passed("launches", "")])
+    status = {row.check: row.status for row in examine(make_machine(), quick=False, load_command=command_of)}
+    assert ("launches" in status) is not broken
+    assert status["extensions"] == ("fail" if broken else "pass")
+    assert {status[check] for check in ("peak memory", "clock", "cost of measuring")} == {"pass"}

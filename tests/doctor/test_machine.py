@@ -1,0 +1,126 @@
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.hardware import Machine
+from perfsuite.cli.app import command_of
+from perfsuite.doctor.machine import extensions_row, machine_rows, neighbours_row, system_rows
+from perfsuite.doctor.rows import Row
+from perfsuite.launch.quiet import Neighbours
+from tests.packages import MINE, PODS, Packages
+from tests.samples import make_gpu_machine, make_machine
+
+H100 = make_gpu_machine()
+
+
+def checked(machine: Machine, root: Path) -> dict[str, Row]:
+    return {row.check: row for row in system_rows(machine, root=root)}
+
+
+def test_names_the_machine_and_its_markers() -> None:
+    rows = machine_rows(H100)
+    assert [(row.status, row.found) for row in rows] == [
+        ("pass", "h100-80gb-sxm: 8 GPUs, NVIDIA H100 80GB HBM3, 80 GiB"),
+        ("pass", f"989.5 TFLOP/s dense at 16 bit ({H100.product.source if H100.product else ''})"),
+        ("pass", "-m cpu, -m gpu, -m h100 (why not another: --expect MARKER)"),
+    ]
+    note = "NVML found no GPU: it is not there"
+    assert [row.found for row in machine_rows(make_machine(note=note))[1:]] == [
+        note,
+        "-m cpu (why not another: --expect MARKER)",
+    ]
+    _, peak, _ = machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))
+    assert (peak.check, peak.status) == ("peak FLOP/s", "unknown")
+    assert "add it to perfsuite/case/accelerators.json" in str(peak.advice)
+
+
+def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
+    def cores(quota: str, machine: Machine) -> Row:
+        documents.write_text(tmp_path / "sys/fs/cgroup/cpu.max", quota)
+        return checked(machine, tmp_path)["cores"]
+
+    visible = len(os.sched_getaffinity(0))
+    assert "no limit" in checked(make_machine(), tmp_path)["cores"].found
+    for quota in ("max 100000", "400000000 100000"):
+        row = cores(quota, make_machine())
+        assert (row.status, row.found) == ("pass", f"{visible}, all of their time")
+        assert cores(quota, H100).status == "pass"
+    for machine, status in ((make_machine(), "fail"), (H100, "unknown")):
+        row = cores("50000 100000", machine)
+        assert row.found == f"{visible} cores are visible, and a cgroup grants the time of 0.5"
+        assert (row.status, "--cpuset-cpus" in str(row.advice)) == (status, True)
+
+
+def test_a_peak_that_cannot_be_reset_fails(tmp_path: Path) -> None:
+    check = "peak memory reset"
+    assert [checked(each, tmp_path)[check].status for each in (make_machine(), H100)] == ["fail", "unknown"]
+    documents.write_text(tmp_path / "proc/self/clear_refs", "")
+    assert checked(make_machine(), tmp_path)[check].status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("mib", "status", "found"),
+    [(None, "unknown", "No such file"), (64, "unknown", "holds 64 MiB"), (2048, "pass", "holds 2 GiB")],
+)
+def test_shared_memory_matters_to_several_gpus(
+    mib: int | None, status: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs that are linked may do without."""
+    assert "shared memory" not in checked(make_gpu_machine(count=1), tmp_path)
+    if mib is not None:
+        size = SimpleNamespace(f_blocks=mib * 2**8, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda path: size)
+    row = checked(H100, tmp_path)["shared memory"]
+    assert (row.status, found in row.found) == (status, True)
+    remedy = "--ipc=host or --shm-size=8g, or mount an emptyDir"
+    assert (remedy in str(row.advice)) == (mib == 64)
+
+
+def test_hidden_gpus_are_reported_with_a_remedy(tmp_path: Path) -> None:
+    """On a machine of four GPUs, a network card, and a bridge of NVIDIA."""
+    for number, (vendor, kind) in enumerate([*[("0x10de", "0x030200")] * 4, ("0x15b3", "0x020000")]):
+        documents.write_text(tmp_path / f"sys/bus/pci/devices/{number}/vendor", f"{vendor}\n")
+        documents.write_text(tmp_path / f"sys/bus/pci/devices/{number}/class", f"{kind}\n")
+    documents.write_text(tmp_path / "sys/bus/pci/devices/5/vendor", "0x10de\n")
+    hidden = checked(make_gpu_machine(count=2), tmp_path)["hidden GPUs"]
+    assert hidden.status == "unknown"
+    assert hidden.found.startswith("2 of the 4 GPUs are visible: cases of more than 2 processes are skipped")
+    assert "CUDA_VISIBLE_DEVICES, --gpus=all" in str(hidden.advice)
+    assert "hidden GPUs" not in checked(make_gpu_machine(count=4), tmp_path)
+
+
+def test_who_else_uses_the_machine() -> None:
+    others: list[str] = []
+    seen = Neighbours(say=print, show=print, see_gpus=lambda devices: others, sleep=lambda seconds: None)
+    assert neighbours_row(H100, seen).status == "pass"
+    others.append("2,048 MiB of GPU 3 held by python (pid 7)")
+    row = neighbours_row(H100, seen)
+    assert (row.status, row.found) == ("unknown", "2,048 MiB of GPU 3 held by python (pid 7)")
+
+
+def test_lists_extensions_and_explains_bad_ones(packages: Packages) -> None:
+    row = extensions_row(command_of)
+    assert (row.check, row.status, row.found) == ("extensions", "pass", "none installed")
+    packages.install("perf-mine", MINE, frameworks="mine = perf_mine:Mine")
+    packages.install("perf-k8s", PODS, launchers="k8s = perf_k8s:Pods")
+    row = extensions_row(command_of)
+    assert (row.status, row.found, row.advice) == ("pass", "mine of perf-mine, k8s of perf-k8s", None)
+    packages.install("perf-ddp", MINE.replace('"mine"', '"ddp"'), frameworks="ddp = perf_ddp:Mine")
+    packages.install("perf-x", MINE.replace('"mine"', '"x"'), frameworks="y = perf_x:Mine")
+    packages.install("perf-three", "M = 3", metrics="m = perf_three:M")
+    packages.install("perf-broken", "1 / 0", launchers="broken = perf_broken:M\nlocal = perf_broken:X")
+    row = extensions_row(command_of)
+    assert row.status == "fail"
+    for said in (
+        "taken twice: by perfsuite itself, and by perf-ddp 1.5",
+        "Mine.name is 'x': set it to",
+        "it is 3",
+        "taken twice: by perfsuite itself, and by perf-broken 1.5",
+        "cannot be imported: ZeroDivisionError",
+        "pip uninstall perf-three",
+    ):
+        assert said in row.found
+    assert row.advice is not None

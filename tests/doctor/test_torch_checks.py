@@ -1,0 +1,87 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.case import torch_build
+from perfsuite.doctor.rows import Row
+from perfsuite.doctor.torch_checks import clock_rows, memory_row, probe, torch_rows
+from perfsuite.node.machine import detect
+from perfsuite.results.rank_report import Memory
+from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
+from tests.processes import executable
+from tests.samples import make_gpu_machine, make_machine
+
+PROBED = DoctorFile(devices=8, nccl="2.29.3")
+CLOCK = ClockFacts(overhead=(1.001,) * 5, wall=(1.0002,) * 5, step_s=0.1)
+USUAL = {"clock": "pass", "cost of measuring": "pass"}
+
+
+def test_torch_must_reach_the_gpus_that_nvml_sees() -> None:
+    torch, reached = torch_rows(PROBED, make_gpu_machine())
+    assert (torch.status, torch.found) == ("pass", torch_build.summary())
+    assert (reached.status, reached.found) == ("pass", "torch reaches 8 GPUs, driver 580.1, NCCL 2.29.3")
+    for probed, why in (
+        (DoctorFile(error="The NVIDIA driver is too old"), "The NVIDIA driver is too old"),
+        (PROBED.replace(devices=7), "torch reaches 7 GPUs"),
+    ):
+        row = torch_rows(probed, make_gpu_machine())[1]
+        assert (row.status, row.found) == ("fail", f"NVML sees 8 GPUs (driver 580.1), {why}")
+    assert [row.check for row in torch_rows(DoctorFile(), make_machine())] == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("read", "status"), [(100, "pass"), (102, "pass"), (40, "fail"), (0, "fail"), (110, "fail")]
+)
+def test_the_peak_is_what_was_allocated(read: int, status: str) -> None:
+    row = memory_row(Memory(peak=read * 2**20, method="x"), 100 * 2**20)
+    assert (row.status, row.found) == (status, f"read {read}.0 MiB of 100.0 (x)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "status"),
+    [
+        ({"wall": (1.02,) * 5}, "clock", "fail"),
+        ({"profiler_s": 0.101}, "clock and profiler", "pass"),
+        ({"profiler_s": 0.09}, "clock and profiler", "fail"),
+        ({"overhead": (1.05,) * 5}, "cost of measuring", "fail"),
+        ({"overhead": (0.8, 0.9, 1.1, 1.2, 1.3)}, "cost of measuring", "unknown"),
+    ],
+    ids=str,
+)
+def test_clock_agrees_with_others_cheaply(changes: Any, check: str, status: str) -> None:
+    assert {row.check: row.status for row in clock_rows(CLOCK)} == USUAL
+    rows = clock_rows(CLOCK.replace(**changes))
+    assert {row.check: row.status for row in rows} == {**USUAL, check: status}
+    assert all((row.advice is None) == (row.status == "pass") for row in rows)
+
+
+SHORT = """
+import sys
+from perfsuite.worker.probes import doctor_probe
+doctor_probe.STEPS = 4
+doctor_probe.main(sys.argv[3], kind=sys.argv[4], quick=False)
+"""
+"""What the probe does, in blocks of fewer steps: its own words are those of the quick part."""
+
+
+@pytest.mark.launch
+def test_the_probe_trains_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "short.py").write_text(SHORT)
+    python = executable(tmp_path / "python", f'exec {sys.executable} {tmp_path / "short.py"} "$@"')
+    monkeypatch.setattr(sys, "executable", str(python))
+    probed = probe(detect(), quick=False)
+    assert isinstance(probed, DoctorFile)
+    assert probed.clock is not None
+    assert len(probed.clock.overhead) == len(probed.clock.wall) > 1
+    assert probed.clock.step_s > 0
+    assert probed.memory is not None
+    assert memory_row(probed.memory, probed.expected_peak).status == "pass"
+
+
+def test_reports_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "wrong_build", lambda machine: f"wrong for {machine.device_name}")
+    row = probe(make_gpu_machine("NVIDIA H200"), quick=True)
+    assert isinstance(row, Row)
+    assert (row.check, row.status, row.found) == ("torch", "fail", "wrong for NVIDIA H200")

@@ -1,0 +1,165 @@
+"""Each format is checked by its published description, and by a parser of its own where there is one."""
+
+import json
+import math
+from typing import Any
+
+import jsonschema
+import prometheus_client.openmetrics.parser
+import prometheus_client.parser
+import pytest
+
+from perfsuite.features.exports.formats import FORMATS, figures, hud, newest, openmetrics
+from perfsuite.frameworks.fake import Fake
+from perfsuite.results.outcome import CountCheck, Verdict
+from perfsuite.results.session_file import Measurement, SessionFile
+from tests.counted import NOT_COUNTED
+from tests.samples import IMAGES, judged, make_case, make_figures, make_machine, make_result, make_run
+from tests.sessions import KINDS, make_session
+
+Schema = dict[str, Any]
+TEXT = {"type": "string"}
+NUMBER = {"type": "number"}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+WORDS = {"type": "object", "additionalProperties": TEXT}
+
+
+def many(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def record(required: list[str], words: str = "", **properties: Schema) -> Schema:
+    """An object of these properties; those in `words` are texts, next to which others may be."""
+    properties |= {**dict.fromkeys(words.split(), TEXT), "extra_info": WORDS} if words else {}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+COUNTS = dict.fromkeys(("cpu_count", "avail_mem_in_gb", "gpu_count", "avail_gpu_mem_in_gb"), COUNT)
+HUD_SCHEMA = many(
+    record(
+        ["benchmark", "model", "metric"],
+        benchmark=record(["name"], "name mode dtype"),
+        model=record(["name"], "name type backend", origins=many(TEXT)),
+        metric=record(["name"], "name", benchmark_values=many(NUMBER), target_value=NUMBER),
+        inputs={"type": "object", "additionalProperties": record([], "dtype")},
+        dependencies={"type": "object", "additionalProperties": record([], "repo branch sha version")},
+        runners=many(record([], "name type cpu_info mem_info gpu_info gpu_mem_info", **COUNTS)),
+    )
+)
+"""Written from the columns of the table, `clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql` in
+github.com/pytorch/test-infra, less those that the upload adds; what is required, from "Benchmark results
+format" in github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra."""
+
+
+def session_of(*results: Measurement) -> SessionFile:
+    return make_session(0).replace(results=results)
+
+
+def records(*results: Measurement) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(hud(session_of(*results)), parse_constant=pytest.fail)
+    jsonschema.validate(rows, HUD_SCHEMA)
+    return rows
+
+
+def samples(*results: Measurement) -> dict[tuple[str, str], tuple[float, dict[str, str]]]:
+    """Value and labels by metric and case, as parsers of OpenMetrics and of the older format read them."""
+    text = openmetrics(session_of(*results))
+    assert text.endswith("# EOF\n")
+    new, old = (
+        {
+            (each.name, each.labels["case"]): (each.value, dict(each.labels))
+            for family in parser.text_string_to_metric_families(text)
+            for each in family.samples
+        }
+        for parser in (prometheus_client.openmetrics.parser, prometheus_client.parser)
+    )
+    assert new == old
+    return new
+
+
+def test_hud_has_a_record_for_each_figure() -> None:
+    (result,) = make_session(1).results
+    speed, memory, outcome = records(result)
+    values = [run.figures.tokens_per_s for run in result.runs]
+    assert speed["metric"] == {"name": "tokens_per_s", "benchmark_values": values}
+    assert memory["metric"]["name"] == "peak_memory_bytes"
+    expected = {"outcome": "passed", "counts": "not counted"}
+    assert outcome["metric"] == {"name": "outcome", "extra_info": expected}
+    for record in (speed, memory, outcome):
+        extra_info = record["benchmark"]["extra_info"]
+        assert (extra_info["hardware_class"], extra_info["topology"]) == ("h100-80gb-sxm", "1x8")
+        assert record["benchmark"]["dtype"] == "bf16-mixed"
+        assert record["model"] == {"name": result.case_id, "backend": "fake", "type": "llama-3.1-8b"}
+        assert record["dependencies"] == {"torch": {"version": "2.13.0"}}
+        (runner,) = record["runners"]
+        assert (runner["gpu_info"], runner["gpu_count"]) == ("NVIDIA H100 80GB HBM3", 8)
+        assert runner["avail_gpu_mem_in_gb"] == 640
+    (runner,) = records(make_result(make_run()))[0]["runners"]
+    machine = make_machine()
+    memory_gib = round(machine.memory_bytes / 2**30)
+    assert (runner["cpu_count"], runner["avail_mem_in_gb"]) == (machine.devices, memory_gib)
+    assert "gpu_count" not in runner
+
+
+def test_openmetrics_has_labelled_gauges() -> None:
+    (result,) = make_session(1).results
+    name = 'a"b\\c\nd'
+    gauges = samples(result.replace(framework=name))
+    common = {"case": result.case_id, "framework": name, "hardware_class": "h100-80gb-sxm"}
+    assert gauges["perfsuite_tokens_per_s", result.case_id] == (result.figures.tokens_per_s, common)
+    expected = {"outcome": "passed", "counts": "not counted"}
+    assert gauges["perfsuite_outcome", result.case_id] == (1, common | expected)
+    images = make_result(make_run(case=IMAGES), before=None)
+    assert set(figures(images)) == {"samples_per_s", "peak_memory_bytes"}
+    assert ("perfsuite_samples_per_s", IMAGES.id) in samples(images)
+
+
+def test_unknown_counts_differ_from_passed_ones() -> None:
+    passed = CountCheck(outcome="passed")
+    for counts, expected in ((None, "not counted"), (NOT_COUNTED, "not counted"), (passed, "passed")):
+        result = judged(make_result(make_run()), outcome="passed", counts=counts)
+        assert {each["benchmark"]["extra_info"]["counts"] for each in records(result)} == {expected}
+        assert samples(result)["perfsuite_outcome", result.case_id][1]["counts"] == expected
+
+
+def test_no_format_shows_failed_figures() -> None:
+    results = make_session(len(KINDS)).results
+    cases = {result.case_id for result in results}
+    shown = {each.case_id for each in results if each.outcome not in ("failed", "unhealthy")}
+    assert len(shown) == len(cases) - 2
+    rows = records(*results)
+    gauges = samples(*results)
+    assert {each["model"]["name"] for each in rows if each["metric"].get("benchmark_values")} == shown
+    assert {each["model"]["name"] for each in rows if each["metric"]["name"] == "outcome"} == cases
+    assert {case for name, case in gauges if name == "perfsuite_tokens_per_s"} == shown
+    assert {case for name, case in gauges if name == "perfsuite_outcome"} == cases
+
+
+def test_omits_unmeasured_figures() -> None:
+    slow, usual = (make_run(figures=make_figures(tokens_per_s=speed)) for speed in (1, 100))
+    sick = judged(make_result(slow, usual, usual), outcome="passed", unhealthy_launches=(1,))
+    assert figures(sick)["tokens_per_s"] == [100, 100]
+    assert figures(make_result(make_run(inject="slowdown=30%"))) == {}
+    nothing = make_result(make_run(figures=make_figures(peak_memory_bytes=None, tokens_per_s=math.inf)))
+    nothing = nothing.replace(verdict=Verdict(outcome="recorded", launches=1))
+    assert figures(nothing) == {}
+    assert [each["metric"]["name"] for each in records(nothing)] == ["outcome"]
+    assert list(samples(nothing)) == [("perfsuite_outcome", nothing.case_id)]
+    empty = {name: write(session_of()) for name, write in FORMATS.items()}
+    assert empty == {"hud": "[]\n", "openmetrics": "# EOF\n"}
+
+
+def test_exports_unlaunched_and_newest_outcomes() -> None:
+    result = make_result(make_run()).replace(runs=(), verdict=Verdict(outcome="failed", launches=0))
+    (only,) = records(result)
+    (excused,) = records(result.replace(excused="known issue"))
+    assert only["metric"]["extra_info"] == {"outcome": "failed", "counts": "not counted"}
+    assert "runners" not in only
+    assert samples(result)["perfsuite_outcome", result.case_id][1]["outcome"] == "failed"
+    assert excused["metric"]["extra_info"]["outcome"] == "known issue"
+    first, last = (
+        make_result(make_run(figures=make_figures(tokens_per_s=speed)), before=None) for speed in (100, 200)
+    )
+    other = make_result(make_run(case=make_case(framework=Fake(step_ms=9))), before=None)
+    assert len(newest(session_of(first, other, last))) == 2
+    assert samples(first, other, last)["perfsuite_tokens_per_s", first.case_id][0] == 200

@@ -1,0 +1,160 @@
+"""How soon a change of level is found, and how often one is found that is none.
+
+Beside perfsuite: asv's own detector (its regressions page), and Apache Otava if an interpreter that has it is
+given, since its pins do not go together with torch's. Every detector gets the same series and reports changes
+of 0.5 % and more.
+
+    python -m tests.features.history.drift [--series 60] [--otava /path/to/python]
+"""
+
+import argparse
+import json
+import math
+import random
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import median, quantiles
+
+from asv.step_detect import detect_regressions, detect_steps
+
+from perfsuite.features.history import changepoint
+from tests.benchmarks import show_table
+
+MIN_CHANGE = 0.005
+BEFORE = 60
+AFTER = 120
+YEAR = 365
+NEAR = 14
+"""Nights by which the place of a step may be missed."""
+STEPS = [(noise, step) for noise in (0.005, 0.01, 0.02) for step in (0.01, 0.02, 0.03)]
+DRIFT_PER_WEEK = 0.003
+
+Detector = Callable[[Sequence[float]], list[tuple[int, float]]]
+"""From a series to its worsenings: index and relative size."""
+
+OTAVA = """
+import json, sys
+from otava.analysis import compute_change_points
+for line in sys.stdin:
+    series, p = json.loads(line)
+    points, _ = compute_change_points(series, window_len=50, max_pvalue=p, min_magnitude=0.005)
+    print(json.dumps([[int(c.index), float(c.stats.forward_rel_change())] for c in points]), flush=True)
+"""
+
+
+def ours(series: Sequence[float]) -> list[tuple[int, float]]:
+    """`perfsuite history trend`."""
+    return [
+        (change.index, change.relative) for change in changepoint.change_points(series, min_change=MIN_CHANGE)
+    ]
+
+
+def asvs(series: Sequence[float]) -> list[tuple[int, float]]:
+    """asv's regressions page."""
+    _, _, jumps = detect_regressions(detect_steps(list(series)), MIN_CHANGE)
+    return [(place, after / before - 1) for _, place, before, after in jumps or []]
+
+
+def otavas(process: subprocess.Popen[str], p: float, series: Sequence[float]) -> list[tuple[int, float]]:
+    """Otava's change points, with its window of 50 and a p-value."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(json.dumps([list(series), p]), file=process.stdin, flush=True)
+    return [(index, relative) for index, relative in json.loads(process.stdout.readline())]
+
+
+def nights(level: Callable[[int], float], count: int, noise: float, seed: int) -> list[float]:
+    """A series."""
+    luck = random.Random(seed)
+    return [level(night) * math.exp(noise * luck.gauss(0, 1)) for night in range(count)]
+
+
+def looks(first: int, last: int) -> Iterator[int]:
+    """Nights on which somebody looks: each of the first two weeks, then every third."""
+    yield from range(first, min(first + 14, last + 1))
+    yield from range(first + 14, last + 1, 3)
+
+
+def false_alarms(detect: Detector, count: int) -> float:
+    """Share of series without a change in which one is reported within a year."""
+    alarms = 0
+    for seed in range(count):
+        series = nights(lambda night: 1, YEAR, 0.01, seed)
+        alarms += any(relative > 0 for end in looks(6, YEAR) for _, relative in detect(series[:end]))
+    return alarms / count
+
+
+def delays(detect: Detector, count: int, noise: float, step: float) -> list[float]:
+    """Nights until a step is reported where it is; infinity if never."""
+    found = []
+    for seed in range(count):
+        series = nights(lambda night: 1 + step * (night >= BEFORE), BEFORE + AFTER, noise, 1000 + seed)
+        found.append(first(detect, series, lambda place: abs(place - BEFORE) <= NEAR))
+    return found
+
+
+def drift_delays(detect: Detector, count: int, noise: float) -> list[float]:
+    """Nights until anything of a slow drift is reported."""
+    found = []
+    for seed in range(count):
+        series = nights(
+            lambda night: (1 + DRIFT_PER_WEEK) ** (max(night - BEFORE, 0) / 7),
+            BEFORE + AFTER,
+            noise,
+            2000 + seed,
+        )
+        found.append(first(detect, series, lambda place: place > BEFORE - NEAR))
+    return found
+
+
+def first(detect: Detector, series: Sequence[float], right: Callable[[int], bool]) -> float:
+    """The first night after the change on which a worsening in the right place is reported."""
+    for end in looks(BEFORE + 1, len(series)):
+        if any(relative > 0 and right(place) for place, relative in detect(series[:end])):
+            return end - BEFORE
+    return math.inf
+
+
+def told(found: Sequence[float]) -> str:
+    """Median, 95th percentile, share never found."""
+    high = quantiles(found, n=20)[-1] if max(found) < math.inf else sorted(found)[int(0.95 * len(found))]
+    never = sum(delay == math.inf for delay in found) / len(found)
+    return " / ".join("never" if math.isinf(x) else f"{x:.0f}" for x in (median(found), high)) + (
+        f" ({never:.0%} never)" if never else ""
+    )
+
+
+def main() -> None:
+    """Print a table for each question."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--series", type=int, default=60)
+    parser.add_argument("--otava", help="an interpreter that has apache-otava")
+    chosen = parser.parse_args()
+    detectors: dict[str, Detector] = {"perfsuite": ours, "asv": asvs}
+    process = None
+    if chosen.otava:
+        process = subprocess.Popen(
+            [chosen.otava, "-c", OTAVA], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        detectors |= {f"Otava, p = {p:g}": partial(otavas, process, p) for p in (0.001, 0.00001)}
+    count = chosen.series
+    print(f"{count} series each; nights until found, median / 95 %; looking nightly, later every third night")
+    show_table(["", *detectors], rows([*detectors.values()], count))
+    if process is not None:
+        process.communicate()
+
+
+def rows(detectors: Sequence[Detector], count: int) -> Iterator[list[str]]:
+    """What each detector does."""
+    yield ["false alarm within a year", *(f"{false_alarms(detect, count):.0%}" for detect in detectors)]
+    for noise, step in STEPS:
+        cells = [told(delays(detect, count, noise, step)) for detect in detectors]
+        yield [f"step of {step:.0%}, noise {noise:.1%}", *cells]
+    for noise in (0.005, 0.01, 0.02):
+        cells = [told(drift_delays(detect, count, noise)) for detect in detectors]
+        yield [f"drift of {DRIFT_PER_WEEK:.1%} a week, noise {noise:.1%}", *cells]
+
+
+if __name__ == "__main__":
+    main()

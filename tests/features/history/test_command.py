@@ -1,0 +1,176 @@
+import importlib.util
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cli import commands
+from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
+from tests.synthetic import commit, git
+
+RUN = make_run(figures=make_figures(step_s_p50=0.25))
+
+
+invoke = partial(commands.run, "history")
+error_of = partial(commands.error_of, "history")
+
+
+def in_store(session: str, *, commit: str | None = COMMIT, inject: str | None = None) -> Path:
+    """A session as pytest leaves it."""
+    result = make_result(RUN.replace(inject=inject), before=None)
+    started_at = f"2026-01-{session}T00:00:00+00:00"
+    return write_session(Path(".perfsuite/runs", session), result, commit=commit, started_at=started_at)
+
+
+def test_add_takes_only_new_sessions() -> None:
+    assert "no session in .perfsuite/runs: measure first (pytest bench_cases)" in error_of("add")
+    assert "no history in .perfsuite/history" in error_of("list")
+    in_store("01")
+    assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
+    in_store("02")
+    added = invoke("add").output
+    assert "there already: .perfsuite/runs/01/results.json" in added
+    assert added.count("added: ") == 1
+    assert "20260102T000000Z" in added
+    assert "2 series in 2 sessions" in invoke("trend").output
+
+
+def test_add_fails_if_nothing_named_can_be_kept() -> None:
+    bad = in_store("01", commit=None)
+    in_store("02", inject="slowdown=10%")
+    good = in_store("03")
+    assert f"nothing to keep in {bad}" in error_of("add", bad, status=1)
+    added = invoke("add", "--history", "kept").output
+    assert f"left out of {bad}: the session names no commit" in added
+    assert f"left out of .perfsuite/runs/02/results.json: {make_case().id}: a fault" in added
+    assert added.count("added: kept/") == 1
+    invoke("add", bad, good)
+
+
+def test_add_names_broken_files_and_takes_others() -> None:
+    Path("broken.json").write_text("{")
+    in_store("01").rename("[bold]x.json")
+    added = invoke("add", "broken.json", "[bold]x.json", "--history", "[h]", status=2).output
+    assert "broken.json: not JSON" in added
+    assert "added: [h]/cpu-test-2c/" in added
+    assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
+
+
+def test_failures_shows_later_retractions() -> None:
+    good = make_result(RUN, before=None, judged_by="a")
+    good = good.replace(verdict=good.verdict.replace(outcome="passed"))
+    slow = good.replace(verdict=good.verdict.replace(outcome="regressed"))
+    for day, result in enumerate((slow.replace(shadow=True), good, slow, good.replace(judged_by="b")), 1):
+        started_at = f"2026-01-0{day}T00:00:00+00:00"
+        invoke("add", write_session(Path(f"night-{day}"), result, started_at=started_at))
+    _, first, second, total = invoke("failures").output.splitlines()
+    told = f"cpu-test-2c {make_case().id} 2026-01-0"
+    later = "2026-01-02 0123abcd"
+    assert commands.flat(first) == f"{told}1 0123abcd regressed (shadow) {later}"
+    assert commands.flat(second) == f"{told}3 0123abcd regressed no"
+    assert total.startswith("1 would have failed and 1 failed in 4 sessions: 1 taken back by a later one, 1")
+    back, kept = commands.rows(invoke("failures", "--json").stdout)
+    assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
+    none = invoke("failures", "--since", "2026-01-04").output
+    assert none.startswith("0 would have failed and 0 failed in 1 session: 0 taken back")
+
+
+def test_list_shows_newest_figures() -> None:
+    for day in ("01", "02"):
+        in_store(day)
+    invoke("add")
+    _, line = invoke("list").output.splitlines()
+    days = "2026-01-01 0123abcd 2026-01-02 0123abcd"
+    assert commands.flat(line) == f"cpu-test-2c {make_case().id} 2 {days} 250.0 64.0 MiB 2 recorded"
+    (row,) = commands.rows(invoke("list", "--json").stdout)
+    assert (row["case"], row["step_s_p50"], row["verdicts"]) == (make_case().id, 0.25, {"recorded": 2})
+    assert (row["sessions"], row["peak_memory_bytes"]) == (2, 64 * 2**20)
+    assert commands.rows(invoke("list", "--json", "--case=nope*").stdout) == []
+    for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"):
+        assert "nothing in .perfsuite/history matches" in invoke("list", option).output
+
+
+def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
+    first = in_store("01")
+    none = in_store("02", commit=None)
+    second = in_store("03")
+    assert invoke("pull").output == "perfsuite-history is in history, and new\n"
+    assert [each.name for each in Path("history").iterdir()] == [".git"]
+    invoke("push", first)
+    invoke("push", first)
+    assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
+    invoke("push", none, status=1)
+    told = invoke("push", second, "--notify", "NOT_SET").output
+    assert "--notify: nothing was posted: the variable NOT_SET is not set; let it hold the webhook's" in told
+    assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
+    git(clone, "worktree", "remove", "history")
+    git(clone, "branch", "-D", "perfsuite-history")
+    assert invoke("pull").output == "perfsuite-history is in history\n"
+    assert "2 recorded" in invoke("list", "--history", "history").output
+
+
+def test_pull_never_loses_local_files(clone: Path) -> None:
+    git(clone, "worktree", "add", "--quiet", "-b", "feature", "feature")
+    Path("other").mkdir()
+    mine = [Path(directory, "mine") for directory in ("feature", "other", "history")]
+    for file in mine[:2]:
+        file.write_text("")
+    git(clone, "config", "core.excludesFile", str(clone / "ignored"))
+    (clone / "ignored").write_text("mine\n")
+    told = "feature holds feature, not perfsuite-history: name an empty directory"
+    assert told in error_of("pull", "--history", "feature")
+    assert "fatal: 'other' already exists" in error_of("pull", "--history", "other")
+    invoke("push", in_store("01"))
+    Path("history/more").write_text("")
+    commit(Path("history"), "never pushed")
+    told = "perfsuite-history has commits that were never pushed: git push origin perfsuite-history"
+    assert told in error_of("pull")
+    git(clone, "push", "--quiet", "origin", "perfsuite-history")
+    invoke("pull")
+    (clone / "ignored").unlink()
+    mine[2].write_text("")
+    assert "contains modified or untracked files" in error_of("pull")
+    assert all(file.exists() for file in mine)
+
+
+def test_first_night_that_keeps_nothing_passes(clone: Path) -> None:
+    said = invoke("push", in_store("01", commit=None)).output
+    assert "nothing to keep in .perfsuite/runs/01/results.json" in said
+    assert "nothing was pushed: perfsuite-history begins with the first result that can be kept" in said
+    assert git(clone, "ls-remote", "--heads", "origin") == ""
+    assert invoke("trend", "--history", "history").output == (
+        "history holds no session yet: nothing was looked at\n"
+    )
+    assert json.loads(invoke("trend", "--history", "history", "--json").stdout)["sessions"] == 0
+    assert "no history in elsewhere" in error_of("trend", "--history", "elsewhere")
+    invoke("push", in_store("02"))
+    assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1"
+
+
+def test_first_push_of_an_unreadable_file_fails(clone: Path) -> None:
+    Path("broken.json").write_text("{")
+    assert "nothing was pushed" in invoke("push", "broken.json", status=2).output
+
+
+def test_add_says_that_a_session_did_not_end(tmp_path: Path) -> None:
+    file = write_session(tmp_path, make_result(RUN, before=None), status="interrupted")
+    assert f"{file}: The session was interrupted" in invoke("add", file).output
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for words, needs in (
+        (["trend"], "to look for trends: it needs the package numpy"),
+        (["publish", "--out", "out"], "to publish a history: it needs the package asv"),
+    ):
+        result = commands.run("history", *words, status=2)
+        assert result.stdout == ""
+        install = "which is not installed: pip install 'perfsuite[history]'"
+        assert result.stderr == f"perfsuite history: {needs}, {install}\n"
+
+
+def test_help_does_not_list_what_workflows_call() -> None:
+    shown = invoke("--help").stdout
+    assert "publish" in shown
+    assert "push" not in shown

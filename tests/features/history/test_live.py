@@ -1,0 +1,21 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.doc_pages import ROOT
+from tests.features.history.live import write_live
+
+
+@pytest.mark.launch
+def test_home_page_links_to_a_live_chart(tmp_path: Path) -> None:
+    """With the axis of the chart around the values: a change of 3% is flat on one that starts at 0."""
+    write_live(tmp_path)
+    home = (ROOT / "docs" / "index.md").read_text()
+    ((chart, settings),) = re.findall(r'href="live/history/index\.html#(.*)\?(.*)"', home)
+    known = json.loads((tmp_path / "live" / "history" / "index.json").read_text())["benchmarks"]
+    assert chart in known
+    assert settings == "y-axis-scale=zoom"
+    assert 'href="live/history/history.html"' in home
+    assert (tmp_path / "live" / "history" / "history.html").is_file()

@@ -1,0 +1,171 @@
+import json
+import socket
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from perfsuite.features.history import notify
+from perfsuite.features.history.store import Place, StoredVerdict
+from perfsuite.features.history.verdicts import Night
+from tests.cli.commands import error_of, run
+from tests.samples import BEFORE, make_result, now, write_session
+
+VARIABLE = "PERFSUITE_NOTIFY_URL"
+SECRET = "T0/B0/secret"
+
+
+class Service(HTTPServer):
+    """A webhook that keeps what is posted to it."""
+
+    status = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.posted: list[tuple[str, str, str]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Service
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
+        self.server.posted.append((self.path, self.headers["Content-Type"], body))
+        self.send_response(self.server.status)
+        self.send_header("Location", "/login")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_POST  # where a redirect is followed
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    with Service() as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_port}/{SECRET}")
+        monkeypatch.setenv("no_proxy", "*")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def night(tmp_path: Path, day: int, speed: float = 98_765, **changes: Any) -> Path:
+    result = make_result(*[now(tokens_per_s=speed)] * 3, **changes)
+    return write_session(tmp_path / str(day), result, started_at=f"2026-01-{day:02}T01:00:00+00:00")
+
+
+def add(tmp_path: Path, file: Path) -> str:
+    said = run("history", "add", file, "--history", tmp_path / "history", "--notify", VARIABLE).output
+    assert "secret" not in said
+    return said[said.index("--notify: ") :]
+
+
+NOTHING = "--notify: no case changed its state, nothing was posted\n"
+
+
+def test_posts_only_nights_with_changes(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUN_URL", "https://example.org/runs?a=1&b=2")
+    slow = night(tmp_path, 2, 50_000, shadow=True)
+    for file, said in (
+        (night(tmp_path, 1), NOTHING),
+        (slow, "--notify: posted, 1 changed\n"),
+        (slow, NOTHING),  # which is there already
+        (night(tmp_path, 3, 50_000), NOTHING),
+        (night(tmp_path, 4), "--notify: posted, 1 changed\n"),
+    ):
+        assert add(tmp_path, file) == said
+    (path, kind, first), (_, _, last) = service.posted
+    assert (path, kind) == (f"/{SECRET}", "application/json")
+    place = f"`{BEFORE.case.id}` on `cpu-test-2c`"
+    begin = "perfsuite: cases changed since the night before"
+    end = "https://example.org/runs?a=1&amp;b=2"
+    red = f"newly red: {place}: regressed (shadow): `tokens/s -49.4%`"
+    assert json.loads(first) == {"text": f"{begin}\n{red}\n{end}"}
+    assert json.loads(last) == {"text": f"{begin}\nnewly green: {place}: passed\n{end}"}
+
+
+def failed(case: str) -> Night:
+    place = Place(Path("x.json"), "cpu-x", "a" * 40, "20260101")
+    return Night(place, case, StoredVerdict(word="failed"))
+
+
+def test_posted_text_mentions_nobody_and_is_cut() -> None:
+    bad = "`<!channel> @here <@U1> *b* & [x](https://evil)\n# all_gather 7 -> 14"
+    *_, line = notify.message([failed("a`@all")], {("cpu-x", "a`@all"): bad}, "").splitlines()
+    assert line == (
+        "newly red: `a'@\u200ball` on `cpu-x`: failed: "
+        "`'&lt;!channel&gt; @\u200bhere &lt;@\u200bU1&gt; *b* &amp; [x](https://evil) # all_gather 7 → 14`"
+    )
+    changed = [failed(f"case-{number}") for number in range(50)]
+    lines = notify.message(changed, {}, "https://x").splitlines()
+    assert lines[-2:] == ["and 10 more", "https://x"]
+    assert len(lines) == 43
+
+
+def test_follows_no_redirect_and_reports_bad_answers(tmp_path: Path, service: Service) -> None:
+    for day, status in enumerate((302, 404, 500), 1):
+        service.status = status
+        said = add(tmp_path / str(status), night(tmp_path, day, 50_000))
+        assert said == f"--notify: nothing was posted: the answer was {status}\n"
+    assert [path for path, _, _ in service.posted] == [f"/{SECRET}"] * 3
+
+
+def test_a_webhook_that_hangs_or_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{silent.getsockname()[1]}/{SECRET}")
+        assert add(tmp_path, night(tmp_path, 1, 50_000)) == "--notify: nothing was posted: TimeoutError\n"
+    assert notify.post(VARIABLE, "x") == "Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("", f"{VARIABLE} is not set"),
+        ("  ", f"{VARIABLE} is not set"),
+        ("file:///etc/secret", f"{VARIABLE} holds no address that begins with https://"),
+        ("http://[secret", "ValueError"),
+        ("https://h:secret/x", "InvalidURL"),
+        ("https://h/a secret", "InvalidURL"),
+    ],
+)
+def test_a_bad_address_is_said_without_it(monkeypatch: pytest.MonkeyPatch, address: str, why: str) -> None:
+    monkeypatch.setenv(VARIABLE, address)
+    assert notify.post(VARIABLE, "x") == why
+    monkeypatch.delenv(VARIABLE)
+    assert notify.post(VARIABLE, "x") == f"{VARIABLE} is not set"
+
+
+def test_refuses_an_address_without_showing_it() -> None:
+    said = error_of("history", "add", "x.json", "--notify", "https://h/secret")
+    assert "--notify: give the name of a variable that holds the address, not the address" in said
+    assert "secret" not in said
+
+
+def test_unreadable_history_is_reported_only(tmp_path: Path, service: Service) -> None:
+    add(tmp_path, night(tmp_path, 1))
+    (kept,) = (tmp_path / "history").glob("cpu-*/*/*.json")
+    kept.write_text("{")
+    said = add(tmp_path, night(tmp_path, 2, 50_000))
+    assert said.startswith("--notify: nothing was posted: ")
+    assert "not JSON" in said
+    assert service.posted == []
+
+
+def test_unfinished_night_posts_no_changes(tmp_path: Path, service: Service) -> None:
+    file = write_session(tmp_path / "x", make_result(now(tokens_per_s=98_765)), status="interrupted")
+    assert add(tmp_path, file) == "--notify: posted, 0 changed\n"
+    ((_, _, body),) = service.posted
+    told = "`The session was interrupted; what came after it was not measured.`"
+    assert json.loads(body) == {"text": f"perfsuite: {told}"}

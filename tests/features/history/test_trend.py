@@ -1,0 +1,259 @@
+import json
+from collections.abc import Sequence
+from datetime import date, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.case import Case
+from perfsuite.errors import FileError
+from perfsuite.features.history import changepoint, store
+from perfsuite.features.history.trend import _differences, trend
+from perfsuite.inputs import git
+from perfsuite.results.store import BASELINES
+from perfsuite.results.trend import ChangePoint, Trend
+from tests.cli import commands
+from tests.features.history.nights import TOKENS_PER_STEP, Level, Levels, write_history
+from tests.samples import IMAGES, make_baseline, make_case, make_figures, make_run
+from tests.synthetic import make_repository
+
+H100 = "h100-80gb-sxm"
+CASES = [make_case(hardware="h100", micro_batch=n) for n in (1, 2, 4)]
+NIGHTS = 60
+HISTORY = Path("history")
+"""Which a test writes of its own."""
+SLOWER, LARGER, SAME = (case.id for case in CASES)
+
+
+invoke = partial(commands.run, "history", "trend")
+
+
+def levels(case: int, night: int) -> Level:
+    """The first case gets 3 % slower on night 40, the second takes 2 % more memory on night 50."""
+    return Level(step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.02 * (case == 1 and night >= 50))
+
+
+def slower(by: float, first: int, last: int = NIGHTS) -> Levels:
+    """Every case is slower by so much in these nights."""
+    return lambda case, night: Level(step_s=1 + by * (first <= night < last))
+
+
+def environment(night: int) -> dict[str, str]:
+    """torch changes with the slowdown, the image long before."""
+    return {"torch": "2.14.0" if night >= 40 else "2.13.0", "image": "b" if night >= 10 else "a"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("trend")
+    commits = make_repository(root / "repo", NIGHTS)
+    write_history(root / "history", commits, CASES, levels, environment=environment)
+    return root
+
+
+@pytest.fixture(scope="module")
+def commits(root: Path) -> list[str]:
+    return list(git.dates(root / "repo", "main"))
+
+
+@pytest.fixture(scope="module")
+def found(root: Path) -> Trend:
+    return trend(root / "history", repo=root / "repo")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_change_is_told_once_with_its_place(root: Path, found: Trend, commits: list[str]) -> None:
+    slower, larger = found.findings
+    assert (slower.case, slower.metric, slower.hardware_class) == (SLOWER, "tokens/s", H100)
+    assert (larger.case, larger.metric, larger.hardware_class) == (LARGER, "peak memory", H100)
+    assert slower.change.relative == pytest.approx(1 / 1.03 - 1, abs=0.003)
+    assert larger.change.relative == pytest.approx(0.02, abs=0.0001)
+    assert (found.sessions, found.series, found.unplaced) == (NIGHTS, 6, {})
+    assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
+    assert (larger.first_day, larger.last_day) == (date(2024, 2, 19), date(2024, 2, 20))
+    assert larger.commits_between == 1
+    assert commits.index(slower.first_commit) < 40 <= commits.index(slower.last_commit)
+    assert slower.last_day == date(2024, 2, 10)
+    assert (slower.environment, larger.environment) == (("torch: 2.13.0 -> 2.14.0",), ())
+    by_time = trend(root / "history").findings
+    assert [(f.case, f.commits_between) for f in by_time] == [(SLOWER, None), (LARGER, None)]
+    assert found.since == date(2023, 12, 1), "90 days before the newest session"
+    told = trend(root / "history", since=date(2024, 2, 20))
+    assert [f.case for f in told.findings] == [LARGER], "what was before is evidence alone"
+    assert trend(root / "history", since=date(2024, 2, 21)).findings == ()
+
+
+def test_mended_regression_does_not_fail(
+    root: Path, commits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
+    found = trend(HISTORY)
+    assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
+    assert found.failing == []
+    monkeypatch.setattr("perfsuite.features.history.trend.PERIOD", timedelta(days=3))
+    assert [f.case for f in trend(root / "history").findings] == [SLOWER, LARGER]
+    assert trend(HISTORY).findings == (), "mended long ago"
+
+
+def test_assumes_bad_weeks_for_a_month(commits: list[str]) -> None:
+    def nine_nights(case: int, night: int) -> Level:
+        return Level(step_s=1.03, memory=1.03) if night >= 8 else Level()
+
+    write_history(HISTORY, commits[:17], CASES[:1], nine_nights, noise=0.008)
+    assert [f.metric for f in trend(HISTORY).findings] == ["peak memory"]
+
+
+def test_case_may_count_samples_and_be_redefined(commits: list[str]) -> None:
+    write_history(HISTORY, commits[:20], [IMAGES])
+    changed = IMAGES.replace(timeout_s=5)
+    write_history(HISTORY, commits[20:], [changed], lambda case, night: Level(step_s=1.2), first=20)
+    [found] = trend(HISTORY).findings
+    assert (found.case, found.metric) == (IMAGES.id, "samples/s")
+    [told] = found.environment
+    assert told.startswith("case definition: ")
+
+
+def test_unknown_case_or_class_is_an_error(root: Path) -> None:
+    assert [f.case for f in trend(root / "history", case=LARGER).findings] == [LARGER]
+    with pytest.raises(FileError, match=r"history holds no session on a100\*: nothing to look at"):
+        trend(root / "history", hardware_class="a100*")
+    with pytest.raises(FileError, match=r"holds no case that matches 'nope\*'; see: perfsuite history"):
+        trend(root / "history", case="nope*")
+    write_history(HISTORY, ["f" * 40], CASES)
+    with pytest.raises(FileError, match=r"holds no session of a commit on main of .*repo"):
+        trend(HISTORY, repo=root / "repo")
+    next(HISTORY.glob(f"cases/{SAME}.*")).unlink()
+    with pytest.raises(FileError, match=rf"its case is missing, restore .*{SAME}"):
+        trend(HISTORY, case=SLOWER)
+
+
+def test_sessions_are_ordered_by_their_commits(root: Path, commits: list[str]) -> None:
+    """Measured from the newest to the oldest, as when looking back: by time it would be an improvement."""
+    write_history(HISTORY, commits[::-1], CASES[:1], lambda c, n: levels(c, NIGHTS - 1 - n))
+    assert [f.worse for f in trend(HISTORY).findings] == [False]
+    [finding] = trend(HISTORY, repo=root / "repo").findings
+    assert finding.worse
+    assert commits.index(finding.first_commit) < 40 <= commits.index(finding.last_commit)
+
+
+def keep_baseline(case: Case, day: str = "2024-02-28", **figures: Any) -> None:
+    kept = make_baseline(make_run(case=case, figures=make_figures(**figures)))
+    kept = kept.replace(recorded_at=day if " " in day else f"{day}T12:00:00+00:00")
+    documents.write(BASELINES / H100 / f"{case.id}.json", kept)
+
+
+def test_newer_baseline_accepts_a_regression(root: Path) -> None:
+    for case, day, figures, is_open in (
+        (0, "2024-02-09", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, True),
+        (0, "2024-02-10", {"tokens_per_s": TOKENS_PER_STEP / 0.103}, False),
+        (0, "2024-02-20", {"tokens_per_s": TOKENS_PER_STEP / 0.1}, True),
+        (0, "2024-02-25", {"tokens_per_s": TOKENS_PER_STEP / 0.101}, True),
+        (0, "2024-02-25", {"tokens_per_s": TOKENS_PER_STEP / 0.102}, False),
+        (0, "some day", {"tokens_per_s": 1.0}, True),
+        (1, "2024-02-25", {"peak_memory_bytes": 20.1e9}, True),
+        (1, "2024-02-25", {"peak_memory_bytes": 20.3e9}, False),
+        (1, "2024-02-25", {"peak_memory_bytes": None, "tokens_per_s": 1.0}, True),
+        (0, "2024-02-25", {"peak_memory_bytes": 1e15, "tokens_per_s": None}, True),
+    ):
+        keep_baseline(CASES[case], day, **figures)
+        found = trend(root / "history", repo=root / "repo", baselines=BASELINES)
+        told, other = found.findings if case == 0 else found.findings[::-1]
+        assert told.case == CASES[case].id
+        assert (told.open, told.accepted) == (is_open, not is_open)
+        assert told.state == ("worse" if is_open else "worse, accepted")
+        assert other.open, "another case"
+        assert (told in found.failing) == is_open
+        documents.write_text(BASELINES / H100 / f"{CASES[case].id}.json", "{")
+    unread = trend(root / "history", baselines=BASELINES)
+    assert len(unread.failing) == 2, "what cannot be read accepts nothing"
+
+
+def test_baseline_of_a_partial_recovery_accepts_it(commits: list[str]) -> None:
+    def recovering(case: int, night: int) -> Level:
+        return Level(step_s=1.0 if night < 20 else 1.1 if night < 40 else 1.02)
+
+    write_history(HISTORY, commits, CASES[:1], recovering, noise=0.001)
+    assert any(f.open for f in trend(HISTORY).findings)
+    keep_baseline(CASES[0], tokens_per_s=TOKENS_PER_STEP / 0.102)
+    found = trend(HISTORY, baselines=BASELINES)
+    assert found.failing == []
+    [*_, better] = [f for f in found.findings if not f.worse]
+    assert (better.accepted, better.open, better.state) == (False, False, "better")
+
+
+@pytest.mark.parametrize(("days", "is_open"), [(29, False), (30, True)])
+def test_unmeasured_period_fails_nothing(
+    commits: list[str], days: int, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfsuite.features.history.trend.PERIOD", timedelta(days=days))
+    write_history(HISTORY, commits[:30], CASES[:1], slower(0.05, 16))
+    assert trend(HISTORY).failing
+    write_history(HISTORY, commits[30:], CASES[1:2], first=30)
+    found = trend(HISTORY, since=date(2024, 1, 1))
+    assert [f.open for f in found.findings] == [bool(found.failing)] == [is_open]
+
+
+def test_sessions_without_a_figure_are_no_points(commits: list[str]) -> None:
+    write_history(HISTORY, commits, CASES[1:2], lambda c, n: levels(1, n))
+    for place in store.places(HISTORY)[3:7]:
+        content = json.loads(place.file.read_text())
+        content["results"][0].update(peak_memory_bytes=[None], tokens_per_step=None)
+        place.file.unlink()  # a file is named after what it holds
+        name = f"{place.file.stem[:-12]}{documents.digest(content, 12)}.json"
+        place.file.with_name(name).write_text(json.dumps(content))
+    [larger] = trend(HISTORY).findings
+    assert (larger.first_commit, larger.last_commit) == (commits[49], commits[50])
+    assert larger.change.index == 46
+
+
+def test_differences_are_told_in_order_and_once() -> None:
+    seen = [{"torch": "1", "image": "a"}, {"torch": "2", "image": "a"}]
+    seen.append({"torch": "2", "image": "a", "new": "x"})
+    assert _differences(seen) == ("new: none -> x", "torch: 1 -> 2")
+    assert _differences([*seen, *seen[:1]]) == ("new: none -> x -> none", "torch: 1 -> 2 -> 1")
+    assert _differences(seen[:1]) == ()
+
+
+def test_correlation_needs_30_sessions(commits: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[float] = []
+    monkeypatch.setattr(changepoint, "correlation", lambda series: 0.25)
+
+    def changes(series: Sequence[float], *, min_change: float, correlation: float) -> list[ChangePoint]:
+        used.append(correlation)
+        return []
+
+    monkeypatch.setattr(changepoint, "change_points", changes)
+    write_history(HISTORY, commits[:29], CASES[:1])
+    trend(HISTORY)
+    write_history(HISTORY, commits[29:30], CASES[:1], first=29)
+    trend(HISTORY)
+    assert used == [0.3, 0.0, 0.25, 0.25]
+    write_history(HISTORY, commits[30:35], CASES[1:2], first=30)
+    trend(HISTORY, case=CASES[1].id)
+    assert used[4:] == [0.25, 0.25], "the machine's, also where only a newer case is looked at"
+
+
+def test_what_is_still_worse_fails(root: Path, found: Trend, commits: list[str]) -> None:
+    kept = f"--history={root / 'history'}"
+    repo = f"--repo={root / 'repo'}"
+    result, printed = (invoke(kept, repo, *words, status=1) for words in ((), ("--json",)))
+    for told in (
+        *(f"{SLOWER} on {H100}", "tokens/s: -3.0%", "): worse\n", "changed there: torch: 2.13.0 -> 2.14.0"),
+        *("between 2024-02-19 and 2024-02-20, ", ", commits: 1"),
+        "6 series in 60 sessions, changes since 2023-12-01: 2 worse and still so, 0 others",
+    ):
+        assert told in result.output
+    assert Trend.model_validate(json.loads(printed.output)) == found
+    assert "0 worse and still so, 0 others" in invoke(kept, "--since=2024-02-21").output
+    write_history(HISTORY, [*commits[:8], "f" * 40], CASES[:1])
+    unplaced = invoke(f"--history={HISTORY}", repo).output
+    assert f"left out: commit ffffffffffff: not in {root / 'repo'}" in unplaced
+    assert "2 series in 8 sessions" in unplaced
+    assert "no history in" in invoke(f"--history={HISTORY}/x", status=2).output

@@ -1,0 +1,272 @@
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+import perfsuite
+import perfsuite.features.nightly.init
+from perfsuite import documents
+from tests.cli import commands
+from tests.doc_pages import ROOT, Page
+from tests.processes import executable, output_of
+
+OCTO = "octo/perfsuite@" + "4d2c1b0f" * 5
+WORKFLOW = Path(".github/workflows/performance.yml")
+REQUIREMENTS = Path("requirements.txt")
+OURS = perfsuite.features.nightly.init
+
+
+init = partial(commands.run, "init")
+
+
+def job(*words: str) -> Any:
+    """The job of the workflow that these words write anew."""
+    WORKFLOW.unlink(missing_ok=True)
+    init("--github", *words)
+    return yaml.safe_load(WORKFLOW.read_text())["jobs"]["night"]
+
+
+def ids(file: str) -> list[str]:
+    """The ids of the cases of the only test in a file."""
+    (mark,) = next(each.pytestmark for each in runpy.run_path(file).values() if hasattr(each, "pytestmark"))
+    return [case.id for case in mark.args[1]]
+
+
+def test_first_case_file_covers_every_framework() -> None:
+    told = init("--hardware", "h100").stdout
+    assert told.splitlines()[0] == "written: bench_cases/test_llama.py"
+    assert "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10\n" in told
+    names = ("ddp", "fsdp2", "accelerate-fsdp2", "trainer-full_shard_auto_wrap", "lightning-fsdp2")
+    sizes = ("llama-tiny-s64-b4-fp32-1x2", "llama-3.2-1b-s2048-b1-bf16-mixed-1x8")
+    assert ids("bench_cases/test_llama.py") == [f"{name}-{size}" for size in sizes for name in names]
+    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n/history/\n"
+
+
+def test_measures_a_script_where_commands_look() -> None:
+    Path("train-it.py").write_text("")
+    init("--script", "train-it.py", "--hardware", "h100", "--cases", "perf")
+    small, large = ids("perf/test_train_it.py")
+    assert small.startswith("script-train-it-")
+    assert large == small.replace("-fp32-1x1", "-bf16-mixed-1x8")
+    assert Path("pytest.ini").read_text() == "[pytest]\nperf_cases = perf\n"
+    Path("perf").rename("elsewhere")
+    told = commands.error_of("night", "--plan", "--hardware", "h100")
+    assert f"--cases {Path('perf').absolute()}: no such directory" in told
+
+
+def test_what_is_there_stays() -> None:
+    mine = Path("bench_cases/test_llama.py")
+    documents.write_text(mine, "mine")
+    Path(".gitignore").write_text("out/\n*.log")
+    Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
+    told = init().stdout
+    assert "kept: bench_cases/test_llama.py, which was there" in told
+    assert mine.read_text() == "mine"
+    assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
+    assert "added to .gitignore: .perfsuite/ /history/\n" in told
+    told = init("--cases", "perf").stdout
+    assert "add to pytest's settings, for the commands of perfsuite: perf_cases = perf" in told
+    assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
+
+
+def test_workflow_runs_where_told_or_on_slurm() -> None:
+    where = ("--runs-on", "{group: gpus}", "--container", "ghcr.io/me/it@sha256:0")
+    night = job("--hardware", "a100", *where, "--slurm")
+    assert night["runs-on"] == {"group": "gpus"}
+    assert night["container"] == {"image": "ghcr.io/me/it@sha256:0", "options": "--gpus=all --ipc=host"}
+    assert night["steps"][1]["run"] == "python -m perfsuite.cli night --hardware a100"
+    script = Path("performance-night.sh").read_text()
+    assert " --gres=gpu:8 --mem=0 --wrap='pytest bench_cases -m a100 --perf-launcher=slurm " in script
+    night = job("--hardware", "a100")
+    assert (night["runs-on"], "container" in night) == (["self-hosted", "a100"], False)
+
+
+@pytest.mark.parametrize(
+    ("job", "status"),
+    [
+        ("mkdir -p out; touch out/results.json", 0),
+        ("mkdir -p out; touch out/results.json; exit 1", 1),
+        ("true", 2),  # as for a job that is cancelled while it is queued
+    ],
+)
+def test_night_on_slurm_fails_without_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, status: int
+) -> None:
+    init("--slurm")
+    documents.write_text(Path("out/results.json"), "of the last night")
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "sbatch", job)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    done = subprocess.run(["sh", "performance-night.sh"], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert ("the job has measured nothing" in done.stderr) == (status == 2)
+
+
+def test_git_ignores_the_logs_of_slurm() -> None:
+    init("--slurm")
+    assert Path(".gitignore").read_text() == ".perfsuite/\nout/\n/history/\nslurm-*.out\n"
+
+
+def test_the_page_shows_what_is_written() -> None:
+    Path("pyproject.toml").write_text("")
+    init("--hardware", "h100", "--github", "--runs-on", "[self-hosted, h100]")
+    theirs = "'perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT'"
+    written = re.sub("'perfsuite ?[@=].*'", theirs, WORKFLOW.read_text())
+    shown = [block.text for block in Page(ROOT / "docs" / "your-repository.md").blocks]
+    assert written in shown
+    assert Path(".gitignore").read_text() in shown
+
+
+DIRECT_URL = '{"url": "https://example.org/p.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}'
+
+
+@pytest.mark.parametrize(
+    ("installed", "line"),
+    [
+        (None, f"perfsuite=={perfsuite.__version__}"),
+        (DIRECT_URL, "perfsuite @ git+https://example.org/p.git@c0ffee"),
+        ('{"url": "file:///src/perfsuite"}', OURS.PLACEHOLDER),
+        (DIRECT_URL.replace("https://example.org/p.git", "file:///src/p"), OURS.PLACEHOLDER),
+    ],
+)
+def test_workflow_installs_perfsuite_from_its_source(
+    monkeypatch: pytest.MonkeyPatch, installed: str | None, line: str
+) -> None:
+    known = SimpleNamespace(read_text=lambda name: installed)
+    monkeypatch.setattr(OURS, "distribution", {"perfsuite": known}.get)
+    monkeypatch.setattr(OURS, "version", {"perfsuite": perfsuite.__version__, "torch": "2.13.0+cpu"}.get)
+    monkeypatch.setattr(OURS, "OF_LLAMA", ("torch", "lightning"))
+    project = Path("pyproject.toml")
+    project.write_text("")
+    assert ("put the owner of your copy of perfsuite" in init("--github").stdout) == ("OWNER" in line)
+    assert f".venv/bin/pip install -e . '{line}'\n" in WORKFLOW.read_text()
+    assert not REQUIREMENTS.exists()
+    project.unlink()
+    job()
+    assert REQUIREMENTS.read_text() == "torch==2.13.0\n"
+    assert f".venv/bin/pip install -r requirements.txt '{line}'\n" in WORKFLOW.read_text()
+
+
+def test_workflow_calls_a_copys_workflow() -> None:
+    where = ("--runs-on", "{group: gpus}", "--container", "image")
+    night = job("--hardware", "a100", *where, "--uses", OCTO)
+    assert f"perfsuite[history] @ git+https://github.com/{OCTO}" in WORKFLOW.read_text()
+    assert night["uses"] == OCTO.replace("@", "/.github/workflows/night.yml@")
+    machine = {"runs-on": {"group": "gpus"}, "container": "image"}
+    assert json.loads(night["with"]["hardware"]) == {"a100": machine}
+    assert "setup" not in night["with"], "the image has its own"
+    assert night["secrets"] == {"notify_url": "${{ secrets.notify_url }}"}
+    setup = job("--uses", "octo/perfsuite@v1.2.0")["with"]["setup"]
+    theirs = "-r requirements.txt 'perfsuite @ git+https://github.com/octo/perfsuite@v1.2.0'"
+    assert setup == f"test -d .venv || python3 -m venv .venv && .venv/bin/pip install {theirs}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--github", "--runs-on", "{group: gpus}", "--uses", OCTO),
+        ("--github", "--container", "ghcr.io/me/it@sha256:0", "--uses", OCTO),
+        ("--slurm",),
+    ],
+)
+def test_a_project_gets_at_most_36_lines(words: tuple[str, ...]) -> None:
+    for name in ("pyproject.toml", "train.py"):
+        Path(name).write_text("")
+    init("--script", "train.py", "--hardware", "h100", *words)
+    written = [each for each in Path().rglob("*") if each.is_file()]
+    assert len(written) == (6 if "--github" in words else 5)
+    assert sum(len(each.read_text().splitlines()) for each in written) <= 36
+
+
+def test_later_workflow_nights_must_be_judged() -> None:
+    told = init("--github", "--hardware", "h100").stdout
+    assert Path("pytest.ini").read_text() == (
+        "[pytest]\nperf_missing_baseline = fail\nperf_strict = inconclusive\n"
+    )
+    first = "pytest bench_cases -m 'cpu or h100' --perf-min-launches=10 --perf-missing-baseline=record\n"
+    assert first in told
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "pytest.ini", "tox.ini"])
+def test_keeps_settings_and_says_what_to_add(name: str) -> None:
+    text = "[pytest]\nperf_strict = improved\n"
+    if name == "pyproject.toml":
+        text = "[tool.pytest.ini_options]\nperf_strict = 'improved'\n"
+    Path(name).write_text(text)
+    told = init("--github").stdout
+    assert "add to pytest's settings, for the commands of perfsuite: perf_missing_baseline = fail\n" in told
+    assert Path(name).read_text() == text
+    assert "perf_strict = " not in told
+
+
+def test_prints_the_code_owner_lines_once() -> None:
+    told = init("--github", "--cases", "perf").stdout
+    assert "write into .github/CODEOWNERS, with your reviewers in place of @OWNER:" in told
+    lines = [line.strip() for line in told.splitlines() if line.endswith(" @OWNER")]
+    assert [line.split()[0] for line in lines] == [
+        "/baselines/",
+        "/perf-waivers.toml",
+        "/.github/",
+        "conftest.py",
+        "/pytest.ini",
+        "/perf/",
+    ]
+    Path("CODEOWNERS").write_text("\n".join(line.replace("@OWNER", "@ada") for line in lines[1:]))
+    told = init("--github", "--cases", "perf").stdout
+    assert "add to CODEOWNERS, with your reviewers in place of @OWNER:\n  /baselines/ @OWNER\n\n" in told
+    assert "@OWNER" not in init().stdout
+
+
+def test_requirements_are_what_a_script_imports() -> None:
+    Path("train.py").write_text(
+        "import os, yaml\nfrom numpy.linalg import norm\nfrom . import own\nimport nosuch"
+    )
+    init("--script", "train.py", "--github")
+    names = [line.partition("==")[0].lower() for line in REQUIREMENTS.read_text().splitlines()]
+    assert sorted(names) == ["numpy", "pyyaml", "torch"]
+    REQUIREMENTS.unlink()
+    WORKFLOW.unlink()
+    Path("train.py").write_text("this is not Python")
+    init("--script", "train.py", "--github")
+    assert REQUIREMENTS.read_text().startswith("torch==")
+    assert len(REQUIREMENTS.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--hardware h1000", "--hardware h1000: did you mean 'h100'?"),
+        ("--script nosuch.py", "--script nosuch.py: there is no such file"),
+        ("--container image", "--runs-on, --container and --uses are for --github: add that"),
+        ("--github --uses perfsuite", "--uses perfsuite: expected OWNER/REPOSITORY@ and a commit"),
+        ("--github --uses o/p@main", "--uses o/p@main: expected OWNER/REPOSITORY@ and a commit of 40"),
+        ("--github --uses o/p@4d2c1b0", "--uses o/p@4d2c1b0: expected"),
+        ("--github --uses o/p@v1 --runs-on [", "--runs-on [: no YAML"),
+        ("--github --runs-on [", "--runs-on [: no YAML"),
+        ("", "name your own --script"),
+    ],
+)
+def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
+    if not arguments:
+        monkeypatch.setattr(OURS, "find_spec", lambda name: None)  # not even transformers
+    assert words in commands.error_of("init", *arguments.split())
+    assert not any(Path().iterdir())
+
+
+@pytest.mark.launch
+def test_what_it_wrote_runs_at_once() -> None:
+    """Some steps of it: how many they are is all that is changed."""
+    init()
+    file = Path("bench_cases/test_llama.py")
+    file.write_text(file.read_text().replace("SMALL = Case(", "SMALL = Case(steps=10, max_warmup_steps=4,"))
+    ours = ("-m", "cpu", "-k", "ddp", "--perf-record-launches=1", "--perf-allow-shared", "--perf-no-counts")
+    output_of([sys.executable, "-m", "pytest", "bench_cases", *ours, "-q"])

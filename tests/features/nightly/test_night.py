@@ -1,0 +1,140 @@
+"""`perfsuite night`. What it runs is stood in for."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.features.nightly import night
+from perfsuite.results.session_file import SessionFile
+from tests.cli import commands
+from tests.cli.commands import error_of
+from tests.cli.jobs import SESSION, Jobs
+from tests.outcomes import GOOD, NOISY, SLOW, crashed
+
+PAGE = Path("page")
+
+
+@pytest.fixture
+def tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    """The directory of a night, in which nothing is launched."""
+    Path("bench_cases").mkdir()
+    made = Jobs()
+    monkeypatch.setattr(night, "run", made.run)
+    monkeypatch.setattr(night, "refused", made.refused)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / PAGE))
+    return made
+
+
+run = partial(commands.run, "night", "--hardware", "cpu")
+
+
+def test_night_checks_machine_and_gate_first(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    tonight.statuses = {"doctor": 3, "selftest": 3}  # a busy machine cannot tell, which ends no night
+    options = ("--shard=2/8", "--budget=2h", "--", "-k", "fsdp2", "--perf-min-judged=50%")
+    said = commands.run("night", "--hardware", "h100", *options)
+    doctor, selftest, pytest_ = tonight.commands
+    assert doctor == ["perfsuite.cli", "doctor", "--quick", "--expect=h100"]
+    assert selftest == ["perfsuite.cli", "selftest", "--framework=ddp"]
+    assert pytest_[:4] == ["pytest", "bench_cases", "-m", "h100"]
+    assert pytest_[-3:] == ["-k", "fsdp2", "--perf-min-judged=50%"], "they win over what comes before"
+    assert {"--perf-report=out", "--perf-shard=2/8", "--perf-budget=2h"} <= {*pytest_}
+    assert "## perfsuite: 1 " in PAGE.read_text()
+    assert "perfsuite history push out/results.json" in said.stderr
+    monkeypatch.setattr(night, "find_spec", lambda name: None)  # without transformers nothing is trained
+    run()
+    assert tonight.commands[-2] == ["perfsuite.cli", "selftest", "--framework=fake"]
+
+
+@pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
+def test_a_night_ends_as_pytest_does(tonight: Jobs, ended: int, status: int) -> None:
+    tonight.statuses = {"pytest": ended}
+    run(status=status)
+
+
+@pytest.mark.parametrize(
+    ("command", "ended", "status"), [("doctor", 1, 2), ("doctor", 2, 2), ("selftest", 1, 1)]
+)
+def test_bad_machine_or_blind_gate_ends_a_night(tonight: Jobs, command: str, ended: int, status: int) -> None:
+    tonight.statuses = {command: ended}
+    told = run("--selftest", "fake", status=status).stderr
+    assert f"nothing was measured, as perfsuite {command} ended with {ended}" in told
+    assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
+    assert PAGE.read_text().startswith(
+        f"Nothing was measured: perfsuite {command} ended with {ended}: see the "
+    )
+
+
+def test_finds_pytests_refusals_before_checks(tonight: Jobs) -> None:
+    tonight.refusal = "pytest cannot collect the cases: ERROR: *x* [y]"
+    assert "nothing was measured: pytest cannot collect the cases: ERROR: *x* [y]" in run(status=2).stderr
+    assert tonight.commands == []
+    assert PAGE.read_text().startswith(
+        "Nothing was measured: pytest cannot collect the cases: ERROR: &#42;x&#42;"
+    )
+    tonight.refusal = None
+    run("-k", "fsdp2")
+    assert tonight.asked[-1] == tuple(tonight.commands[-1][1:]), "it is asked what is run then"
+
+
+def test_github_shows_regressions_at_their_file(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert "::" not in run().stdout, "all is well"
+    worse = SLOW.replace(case_id="a,b:c", nodeid="bench_cases/test_x.py::test[1]")
+    results = [GOOD, worse, NOISY, SLOW.replace(shadow=True), SLOW.replace(excused="waived")]
+    said = night.github_annotations(results)
+    titled = "file=bench_cases/test_x.py,title=regressed%3A a%2Cb%3Ac"
+    assert said[0].startswith(f"::error {titled}::tokens/s -49.4%25")
+    assert [line.partition(" ")[0] for line in said] == ["::error", "::warning", "::warning"]
+    (line,) = night.github_annotations([crashed("50%\n::error::evil")])
+    assert "\n" not in line
+
+
+def test_reports_an_interrupted_night_once(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    tonight.reports = False
+    with monkeypatch.context() as killed:
+        killed.setattr(night, "_summarise", lambda summary, sessions: None)
+        run()
+    run("--only-summary")
+    assert PAGE.read_text().count("## perfsuite: 1 ") == 1
+    assert documents.read(Path("out/results.json"), SessionFile) == SESSION
+    run("--only-summary")
+    assert PAGE.read_text().count("## perfsuite: 1 ") == 1, "its page has it"
+
+
+def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
+    run("--only-summary")
+    assert PAGE.read_text() == night.NOTHING.format("see the log.", 0)
+    run()
+    tonight.statuses = {"doctor": 1}
+    run(status=2)
+    run("--only-summary")
+    assert PAGE.read_text().endswith(
+        f"\n{night.NOTHING.format('perfsuite doctor ended with 1: see the log.', 1)}"
+    )
+    assert PAGE.read_text().count("Nothing was measured") == 2
+    assert [file.name for file in Path("out").iterdir()] == ["summary.md"]
+    tonight.statuses = {}
+    tonight.measures = False
+    assert "pytest ended with 0 and wrote no report" in run(status=2).stderr
+    assert PAGE.read_text().count("Nothing was measured") == 3, "an older session is not told as tonight's"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("night --hardware h1000", "--hardware h1000: did you mean 'h100'?"),
+        ("night --hardware cpu --cases nosuch", "--cases nosuch: no such directory"),
+        ("night --hardware cpu --shard 9/8", "--shard=9/8: give the number of this job and of how many"),
+        ("night --hardware cpu --out mine", "--out=mine: give a directory without an index.html of your"),
+        ("night --hardware cpu --budget soon", "--budget=soon: give a time above 0 in s, min or h"),
+        ("night --hardware cpu --json", "--json is for --plan, and a night writes results.json"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(tonight: Jobs, command: str, words: str) -> None:
+    page = Path("mine/index.html")
+    documents.write_text(page, "<title>Ours</title>")
+    assert words in error_of(*command.split())
+    assert tonight.commands == []
+    assert page.read_text() == "<title>Ours</title>"

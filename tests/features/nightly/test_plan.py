@@ -1,0 +1,74 @@
+"""`perfsuite night --plan`."""
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite.case.case import Topology
+from perfsuite.results.outcome import Verdict
+from tests.cli.commands import error_of, hold, rows, run
+from tests.samples import make_case, make_result, make_run, write_session
+
+GPU = make_case(hardware="h100", topology=Topology(processes_per_node=8))
+CASES = [GPU.replace(micro_batch=size) for size in (1, 2, 3)]
+
+
+@pytest.fixture(autouse=True)
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, *CASES)
+    results = [make_result(make_run(case=case, duration_s=1800), before=None) for case in CASES[:2]]
+    write_session(tmp_path / ".perfsuite" / "runs" / "1", *results)
+
+
+def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
+    told = run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
+    head, first, second, third, total = [line.split() for line in told.splitlines() if line.strip()]
+    assert head[:3] == ["case", "last", "measured"]
+    assert first[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "30.0", "min"]
+    assert second[1:] == ["recorded", "2026-01-02", "30.0", "4.0", "60.0", "min"]
+    assert third[1:] == ["never", "~30.0", "~4.0", "not", "reached"]
+    assert " ".join(total) == "2 cases of 3 within 1h: 60.0 min, 8.0 GPU hours"
+    first_row, _, last_row = rows(
+        run("night", "--plan", "--hardware", "h100", "--budget", "1h", "--json").stdout
+    )
+    assert first_row.pop("case") in {CASES[0].id, CASES[1].id}
+    known = {"outcome": "recorded", "day": "2026-01-02"}
+    assert first_row == {**known, "expected_s": 1800, "gpu_hours": 4, "reached_after_s": 1800}
+    assert (last_row["outcome"], last_row["reached_after_s"]) == (None, None)
+    assert "3 cases: 90.0 min, 12.0 GPU hours" in run("night", "--plan", "--hardware", "h100").stdout
+    longer = make_result(make_run(case=CASES[2], duration_s=5400), before=None)
+    write_session(tmp_path / ".perfsuite" / "runs" / "2", longer)
+    never = "not reached: never within 60.0 min, as it takes about 90.0 min: give 90min"
+    assert f"{CASES[2].id}: {never}" in run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
+
+
+def test_without_a_past_nothing_is_known(tmp_path: Path) -> None:
+    told = run("night", "--plan", "--hardware", "h100", "--store", tmp_path / "elsewhere").stdout
+    rows_of_cases = [line for line in told.splitlines() if line.strip().startswith(CASES[0].id[:10])]
+    assert [line.count("not known") for line in rows_of_cases] == [3, 3, 3]
+    assert told.endswith("3 cases: no cost is known\n")
+    assert "0.0" not in told
+
+
+def test_unknown_cost_hides_later_start_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has other GPUs than those that were measured: no case tells what it takes."""
+    verdict = Verdict(outcome="passed", launches=1)
+    passed = [make_result(make_run(case=case, duration_s=1800), verdict=verdict) for case in CASES[:2]]
+    write_session(tmp_path / ".perfsuite" / "runs" / "2", *passed)
+    hold(monkeypatch, *CASES[:2], GPU.replace(topology=Topology(processes_per_node=4)))
+    told = run("night", "--plan", "--hardware", "h100").stdout
+    assert told.endswith("3 cases: 60.0 min, 8.0 GPU hours and 1 case of unknown cost\n")
+    first, *others = rows(run("night", "--plan", "--hardware", "h100", "--json").stdout)
+    assert first["expected_s"] is None
+    assert [each["reached_after_s"] for each in (first, *others)] == [None, None, None]
+    within = run("night", "--plan", "--hardware", "h100", "--budget", "40min").stdout
+    assert within.endswith("2 cases of 3 within 40min: 30.0 min, 4.0 GPU hours and 1 case of unknown cost\n")
+    assert within.count("not reached") == 1
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    assert "--hardware h1000: did you mean 'h100'?" in error_of("night", "--plan", "--hardware", "h1000")
+    soon = error_of("night", "--plan", "--hardware", "h100", "--budget", "soon")
+    assert "--budget=soon: give a time above 0 in s, min or h" in soon
+    nosuch = error_of("night", "--plan", "--hardware", "h100", "--cases", "nosuch")
+    assert "--cases nosuch: no such directory" in nosuch

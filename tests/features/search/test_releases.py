@@ -1,0 +1,274 @@
+"""`perfsuite releases`: its page, what it refuses and keeps. Runs are stood in for, mostly pip, too."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from perfsuite import Model, Script, documents
+from perfsuite.dry.machine import pretended_gpu
+from perfsuite.errors import CaseError, DryRunError
+from perfsuite.features.search import releases as command_of
+from perfsuite.features.search.releases_page import ON_CPUS, SENSE
+from perfsuite.launch import installed
+from perfsuite.launch.arm import Arm, resolve
+from perfsuite.measure import Launching
+from perfsuite.results.counts import CONSECUTIVE
+from perfsuite.results.rank_report import Failure, Observed
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from perfsuite.session.setup import DryHost
+from tests.cli import commands
+from tests.packages import only_index, write_wheel
+from tests.samples import make_case, make_figures, make_machine
+from tests.twin_counts import counts, launch
+
+CASE = make_case()
+OTHER = make_case(steps=21)
+INDEX = ("1.0", "1.1", "1.1.1", "1.2rc1", "1.2", "2.0")
+BOOM = Failure(kind="crash", message="boom", at=0.0)
+
+
+class Runs:
+    """Stands in for dry runs and launches: a step has 100 kernels, if `kernels` does not say otherwise."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, str, str]] = []  # way, release and case of each
+        self.devices: list[str | None] = []  # what the dry runs pretended
+        self.machine = make_machine()
+        self.kernels: dict[str, int] = {}
+        self.norms: dict[str, float] = {}
+        self.refused: set[tuple[str, str]] = set()  # ways and releases that do not go together
+        self.failing: set[str] = set()
+        self.uninstallable: set[str] = set()
+        # The version that a run observes, by case or release, if it is not that of the arm.
+        self.uses: dict[str, str | None] = {}
+
+    def _run(self, case: Any, directory: Path, arm: Arm, way: str) -> Run:
+        package, _, release = arm.text.partition("==")
+        self.made.append((way, release, case.id))
+        if (way, release) in self.refused:
+            raise DryRunError("a shape depends on values")
+        used = self.uses.get(case.id, self.uses.get(release, release))
+        name = {"some_thing": "Some-Thing"}.get(package, package)  # as the distribution calls itself
+        run = launch(
+            counts(kernels={"forward": self.kernels.get(release, 100)}),
+            case=case,
+            machine=self.machine,
+            dry=way == "dry",
+            observed=Observed(settings={}, environment={} if used is None else {name: used}),
+            figures=make_figures(gradient_norm=self.norms.get(release, 1.0)),
+            failure=BOOM if release in self.failing else None,
+        )
+        documents.write(RunDir(directory).run, run)
+        return run
+
+    def dry(self, case: Any, directory: Path, *, device: str | None, arm: Arm, counted_steps: int) -> Run:
+        assert counted_steps == CONSECUTIVE
+        self.devices.append(device)
+        return self._run(case, directory, arm, "dry")
+
+    def resolve(self, option: str, text: str, **_: Any) -> Arm:
+        if text.partition("==")[2] in self.uninstallable:
+            raise CaseError(f"{text}: pip: ERROR: Cannot install {text} and torch==2.13.0")
+        return Arm(text=text)
+
+    def launch(self, case: Any, machine: Any, directory: Path, how: Launching) -> Run:
+        return self._run(case, directory, how.arm, "launch")
+
+    @property
+    def released(self) -> list[str]:
+        """The releases of the runs that were made."""
+        return [release for _, release, _ in self.made]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Two cases, and a package of six releases."""
+    monkeypatch.setenv("PIP_ONLY_BINARY", ":all:")
+    stand_in = Runs()
+    commands.hold(monkeypatch, CASE, OTHER)
+    monkeypatch.setattr(command_of, "dry_run", stand_in.dry)
+    monkeypatch.setattr(command_of, "launch_once", stand_in.launch)
+    monkeypatch.setattr(command_of, "why_no_cuda", lambda arm: None)
+    monkeypatch.setattr(command_of, "versions", lambda package: [*map(Version, INDEX)])
+    monkeypatch.setattr(command_of, "resolve", stand_in.resolve)
+    monkeypatch.setattr(DryHost, "why_not", lambda self, case: None)
+    return stand_in
+
+
+def command(*words: object, ids: Sequence[str] = (CASE.id,), status: int = 0) -> Any:
+    return commands.run("releases", "some_thing", *words, *ids, status=status)
+
+
+def test_page_shows_changes_by_release(runs: Runs) -> None:
+    runs.kernels = {"1.2": 90, "2.0": 95}
+    told = command("--from", "1.0").stdout
+    assert told.startswith(f"# Releases of some_thing\n\n{SENSE}\n\n{ON_CPUS}\n\n")
+    assert f"\n\n- {CASE.id}: dry run on CPUs\n\n## 1.1.1 → 1.2\n" in told
+    first, second, same = told.split("\n## ")[1:]
+    assert f"\n| {CASE.id} | " in first
+    assert " | 100 → 90 | " in first
+    assert "  - improved: kernels in forward: 100 → 90 a step" in first
+    assert second.startswith("1.2 → 2.0\n")
+    assert "  - regressed: kernels in forward: 90 → 95 a step" in second
+    assert same.splitlines() == ["The same in every case", "", "- 1.0 → 1.1", "- 1.1 → 1.1.1"]
+    first, *_, last = commands.rows(command("--from", "1.0", "--json").stdout)
+    assert (first["title"], first["same"], first["rows"]) == ("1.0", 0, [])
+    assert last["title"] == "1.2 -> 2.0"
+    assert "  - regressed: kernels in forward: 90 -> 95 a step" in "\n".join(last["lines"])
+
+
+def test_page_shows_where_cases_ran(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = "Not tried in any of these cases: mixed precision (autocast), gradient accumulation.\n"
+    assert both in command("--from", "1.2").stdout
+    gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
+    commands.hold(monkeypatch, gpu)
+    runs.machine = pretended_gpu("NVIDIA H100 80GB HBM3", gpu.topology)
+    told = command("--from", "1.2", ids=(gpu.id,)).stdout
+    assert f"{SENSE}\n\n- {gpu.id}: dry run as if on NVIDIA H100 80GB HBM3\n" in told
+
+
+def test_runs_each_release_once(runs: Runs) -> None:
+    told = command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout
+    assert runs.released == ["1.0", "1.0", "1.1", "1.1", "1.1.1", "1.1.1", "1.2", "1.2", "2.0", "2.0"]
+    assert command("--from", "1.0", ids=(CASE.id, OTHER.id)).stdout == told
+    assert len(runs.made) == 10
+    for file in Path(".perfsuite/releases").glob("*/run.json"):
+        file.write_text(file.read_text()[:-100])
+    command("--from", "1.2")
+    assert runs.released[10:] == ["1.2", "2.0"]
+
+
+def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = make_case(model=Model.named("mine"), framework=Script(path="train.py"))
+    commands.hold(monkeypatch, script)
+    for text in ("pass\n", "pass  # more\n"):
+        Path("train.py").write_text(text)
+        command("--from", "1.2", ids=(script.id,))
+    assert runs.released == ["1.2", "2.0"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--from 1.0 --minors", "1.0, 1.1.1, 1.2, 2.0"),
+        ("--from 1.0 --to 1.2 --minors", "1.0, 1.1.1, 1.2"),
+        ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
+        ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # which is run if it is named
+        ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: swap them"),
+        ("--from main", "--from or --to: Invalid version: 'main': give a version as 2.11.0"),
+        ("--from 2.0", "some_thing has no release after 2.0: name an older one by --from"),
+        ("--from 1.0 --to 1.0", "some_thing has no release after 1.0"),
+        ("", "some_thing is not installed here: name the oldest release by --from"),
+    ],
+)
+def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
+    if names[0].isdigit():
+        listed = f"{names.count(',') + 1} releases of some_thing: {names}\n"
+        assert command(*words.split()).stderr.startswith(listed)
+    else:
+        assert names in command(*words.split(), status=2).stderr
+        assert not runs.made
+
+
+def test_launches_both_releases_if_not_dry(runs: Runs) -> None:
+    runs.refused = {("dry", "1.2")}
+    runs.norms = {"2.0": 2.0}
+    told = command("--from", "1.1.1").stdout
+    ways = [("dry", "1.1.1"), ("dry", "1.2"), ("launch", "1.1.1"), ("launch", "1.2"), ("launch", "2.0")]
+    assert [made[:2] for made in runs.made] == ways
+    assert f"- {CASE.id}: launch on CPUs" in told
+    assert "  - the norm of the gradients in step 4, after clipping: 1 → 2 (at most 2.0% is allowed)" in told
+    command("--from", "1.2", "--launch", ids=(OTHER.id,))
+    assert [made[:2] for made in runs.made[len(ways) :]] == [("launch", "1.2"), ("launch", "2.0")]
+
+
+def test_a_cpu_is_pretended_if_one_torch_needs_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        command_of, "why_no_cuda", lambda arm: "built for CUDA" if "2.0" in arm.text else None
+    )
+    commands.run("releases", "torch", "--from", "1.1.1", CASE.id)
+    assert runs.released == ["1.1.1", "1.2", "1.2", "2.0"]
+    assert runs.devices == [None, None, "cpu", "cpu"]
+
+
+def test_a_case_of_another_machine_says_only_that(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = make_case(hardware="h100")
+    commands.hold(monkeypatch, gpu)
+    runs.refused = {("dry", "2.0")}
+    told = command("--from", "1.2", ids=(gpu.id,), status=3).stdout
+    assert f"\n## 1.2 → 2.0\n\n- {gpu.id}: dry run: a shape depends on values\n" in told
+
+
+def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ids the other cases go on, and it is left out."""
+    gpu = make_case(hardware="h100", steps=22)
+    commands.hold(monkeypatch, gpu, CASE)
+    asked = list[str]()
+
+    def versions(package: str) -> list[Version]:
+        asked.append(package)
+        return [*map(Version, INDEX)]
+
+    monkeypatch.setattr(command_of, "versions", versions)
+    said = commands.error_of("releases", "some_thing", "--from", "1.2", "--launch", gpu.id)
+    assert f"{gpu.id}: it is meant for h100, this machine is " in said
+    assert asked == []
+    said = command("--from", "1.2", "--launch", "-k", "any", ids=()).stderr
+    assert f"{gpu.id}: it is meant for h100" in said
+    assert {case for _, _, case in runs.made} == {CASE.id}
+
+
+def test_compares_with_the_last_release_that_ran(runs: Runs) -> None:
+    runs.failing = {"1.1"}
+    runs.kernels = {"1.1.1": 90}
+    runs.uses = {"2.0": "1.2"}
+    runs.uninstallable = {"1.2"}
+    told = command("--from", "1.0", status=3).stdout
+    assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
+    assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 → 90" in told
+    assert "## 1.1.1 → 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
+    assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
+
+
+def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:
+    runs.uses = {OTHER.id: None}
+    result = command("--from", "1.2", ids=(CASE.id, OTHER.id))
+    assert f"{OTHER.id} does not use some_thing, and is left out" in result.stderr
+    assert OTHER.id not in result.stdout.partition("\n## ")[2]
+    said = command("--from", "1.2", ids=(OTHER.id,), status=2).stderr
+    assert "none of these cases uses some_thing: name one that imports it" in said
+
+
+@pytest.mark.launch
+def test_reports_what_pip_cannot_install(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_of, "versions", installed.versions)
+    monkeypatch.setattr(command_of, "resolve", resolve)
+    found = only_index(tmp_path / "found", monkeypatch)
+    write_wheel(found, "torch", "99", "")
+    (found / "some_thing-1.5.tar.gz").write_bytes(b"")  # it would have to be built
+    index = tmp_path / "index/some-thing"
+    index.mkdir(parents=True)
+    links = []
+    for version, needs in (("1.0", ()), ("1.1", ("torch==99",)), ("1.2", ()), ("2.0", ())):
+        write_wheel(index, "some_thing", version, "", *needs)
+        name = f"some_thing-{version}-py3-none-any.whl"
+        yanked = 'data-yanked=""' * (version == "1.2")
+        links.append(f'<a href="{name}" {yanked}>{name}</a>')
+    (index / "index.html").write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", index.parent.as_uri())
+    result = command("--from", "0.9", status=3)
+    assert "5 releases of some_thing: 0.9, 1.0, 1.1, 1.5, 2.0\n" in result.stderr
+    for title, version in (("0.9", "0.9"), ("1.0 → 1.5", "1.5")):
+        said = f"- not installed: No matching distribution found for some_thing=={version}\n"
+        assert f"## {title}\n\n{said}" in result.stdout
+    assert "- not installed: Cannot install some-thing==1.1 and torch==" in result.stdout
+    assert result.stdout.endswith("\n- 1.0 → 2.0\n")
+    assert Path(".perfsuite/packages/some_thing==2.0/some_thing.py").exists()
+    assert command("--from", "1.2", "--minors", status=3).stdout.endswith("\n- 1.2 → 2.0\n")
+    said = commands.error_of("releases", "nosuch", "--from", "1.0", CASE.id)
+    assert "ERROR: No matching distribution found for nosuch" in said

@@ -1,0 +1,70 @@
+"""Both nodes of a cluster, for the tests of one file after the other."""
+
+import os
+import subprocess
+
+import psutil
+
+from tests.features.slurm.emulated import START_S, Cluster
+from tests.processes import agent_among
+
+
+class Allocation:
+    """Both nodes of a cluster, for this process; `options` are further ones of salloc."""
+
+    def __init__(self, cluster: Cluster, *options: str) -> None:
+        self.cluster = cluster
+        self.job_id = ""
+        self._options = options
+        self.take(*options)
+
+    def renew(self, *options: str) -> None:
+        """Take the nodes again, when the allocation is over."""
+        self.cluster.wait_until_idle()
+        words = [
+            "salloc",
+            "--no-shell",
+            "--nodes=2",
+            "--exclusive",
+            "--time=30",
+            f"--immediate={START_S}",
+            *options,
+        ]
+        environment = {**os.environ, **self.cluster.environment}
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=environment, timeout=2 * START_S
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr}")
+        self.job_id = done.stderr.split("job allocation ")[1].split()[0]
+        self._options = options
+
+    def take(self, *options: str) -> None:
+        """Have the nodes by these options of salloc, with nothing on them; take them anew if need be."""
+        state = self.cluster.run("squeue", "--noheader", "--format=%i %T").split()
+        if state != [self.job_id, "RUNNING"] or self._options != options or not self.is_clean():
+            self.release()
+            self.renew(*options)
+
+    def release(self) -> None:
+        """Give the nodes back, repaired if they broke."""
+        self.cluster.run("scancel", "--full", "--user=root")
+        for node in self.cluster.nodes:
+            if self.cluster.state(node).rstrip("*") not in ("idle", "completing", "allocated", "mixed"):
+                self.cluster.repair(node)
+        self.cluster.wait_until_idle()
+
+    def agent(self, node: str) -> psutil.Process:
+        """The agent of the launch on a node."""
+        found = agent_among(self.cluster.processes(node))
+        assert found is not None
+        return found
+
+    def step(self) -> str:
+        """The id of the launch's step."""
+        steps = self.cluster.run("squeue", "--noheader", "--steps", f"--jobs={self.job_id}", "--format=%i")
+        return next(each for each in steps.split() if each.rpartition(".")[2].isdigit())
+
+    def is_clean(self) -> bool:
+        """Whether no process of a job is left on any node."""
+        return not any(self.cluster.processes(node) for node in self.cluster.nodes)

@@ -1,0 +1,238 @@
+"""What a launcher in an allocation settles before a launch and reads after it, by stand-ins for Slurm."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.case.case import Topology
+from perfsuite.errors import AllocationOverError, LaunchError, MachineError
+from perfsuite.features.slurm import commands, launcher
+from perfsuite.features.slurm.commands import SlurmError, SlurmJob
+from perfsuite.features.slurm.describe import Described
+from perfsuite.features.slurm.launcher import SlurmLauncher, alike, refuse_other_gpus, said_by_slurm
+from perfsuite.launch.base import Launcher
+from perfsuite.launch.job import Job
+from perfsuite.launch.launchers import launcher as launcher_of
+from perfsuite.launch.local import LocalLauncher
+from perfsuite.results.rank_report import Failure
+from perfsuite.results.run import LaunchFile
+from perfsuite.results.run_dir import RunDir
+from tests.processes import executable
+from tests.samples import make_case, make_machine
+
+T = TypeVar("T")
+
+
+def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -> Described:
+    interconnect = machine.pop("interconnect", "8xib400")
+    told: dict[str, Any] = {"interconnect": interconnect, "granted_gpus": granted, "probe": None}
+    return Described(name=name, machine=make_machine(**machine), **told)
+
+
+def test_names_a_node_that_sees_other_gpus() -> None:
+    eight, seven = (described(granted=8, device="cuda", devices=seen) for seen in (8, 7))
+    refuse_other_gpus([eight, described(device="cuda", devices=8)])
+    with pytest.raises(MachineError, match=r"^n2: Slurm gave a step 8 GPUs, and it sees 7\. .*--exclude"):
+        refuse_other_gpus([eight, seven])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"devices": 1}, "devices 1 instead of 2"),
+        ({"hardware_class": "cpu-d"}, "hardware_class 'cpu-d' instead of 'cpu-test-2c'"),
+        ({"driver": "580"}, "driver '580' instead of None"),
+        # As if a port of one is down: NCCL would fall back to sockets, or the others would wait for it.
+        ({"interconnect": "7xib400"}, "interconnect '7xib400' instead of '8xib400'"),
+        ({"interconnect": None}, "interconnect None instead of '8xib400'"),
+    ],
+)
+def test_unlike_nodes_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(MachineError, match=f"n2 has {words} of n1"):
+        alike([described("n1"), described(**changes)])
+    assert alike([described("n1"), described()]) == make_machine(interconnect="8xib400")
+
+
+KILLED = "srun: error: n2: task 1: Killed\n"
+SIGNALLED = "srun: error: n2: task 1: Exited with exit code 143\n"
+ABORTED = "srun: Job step aborted: Waiting up to 4 seconds for job step to finish.\n"
+LIMIT = "*** STEP 7.0 ON n1 CANCELLED AT 2026-11-22T07:34:28 DUE TO TIME LIMIT ***"
+BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "by_agent", "kind", "message"),
+    [
+        (KILLED, "", "crash", "an agent ended without a word: n2: task 1: Killed"),
+        # The end of the agents that Slurm killed may be known before the abort, and instead of it.
+        (KILLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
+        (ABORTED + KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
+        (KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
+        (SIGNALLED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
+        ("srun: cluster configuration lacks support for cpu binding\n", "", None, None),
+    ],
+)
+def test_tells_an_aborted_step_from_a_dead_agent(
+    tmp_path: Path, said: str, by_agent: str, kind: str | None, message: str | None
+) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.scheduler_log.write_text(said)
+    run_dir.agent_log(0).write_text(by_agent)
+    failure = said_by_slurm(run_dir, 2)
+    assert (failure and failure.kind, failure and failure.message) == (kind, message)
+    told = LaunchFile(node=1, host="n2", failures=(Failure(kind="crash", message="exit code 1", rank=1),))
+    documents.write(run_dir.launch(1), told.replace(is_over=False))
+    failure = said_by_slurm(run_dir, 2)
+    assert (failure is not None) is (kind == "cancelled"), "ranks fail by an abort"
+    documents.write(run_dir.launch(1), told)
+    assert said_by_slurm(run_dir, 2) is None, "the agent knows better"
+
+
+def settings_of(launcher: Launcher) -> tuple[list[str], str]:
+    """The further options of srun, and the interpreter."""
+    assert isinstance(launcher, SlurmLauncher)
+    return [*launcher._options], launcher._python
+
+
+def test_ini_file_sets_options_and_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.executable", "/this/python")
+    assert settings_of(launcher_of("slurm")) == ([], "/this/python")
+    settings = "perf_slurm_srun_options = --image='a b.sqsh' -v\nperf_slurm_python = /opt/python\n"
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{settings}")
+    assert settings_of(launcher_of("slurm")) == (["--image=a b.sqsh", "-v"], "/opt/python")
+
+
+def test_no_launcher_outside_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(MachineError, match=r"in no allocation .* sbatch --wait"):
+        launcher_of("slurm")
+
+
+def test_sessions_of_an_allocation_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert launcher_of("slurm").lock == "/tmp/perfsuite-slurm-7.lock"
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7"}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, SlurmLauncher),
+        ({"SLURM_JOB_NUM_NODES": "2"}, LocalLauncher),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2-4"}, LocalLauncher),
+    ],
+)
+def test_is_the_default_over_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], launcher: type[Launcher]
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert type(launcher_of()) is launcher
+
+
+RUNNING = SlurmJob(id="7", state="RUNNING", state_words="RUNNING", nodes=("n1", "n2"))
+CASE = make_case(topology=Topology(nodes=2, processes_per_node=1))
+
+
+def answer_of(answers: list[T]) -> T:
+    """The next answer; the last one stays."""
+    return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+class Slurm:
+    """Tells of one job, and which steps are left of a launch, by `answer_of`."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jobs: list[SlurmJob] = [RUNNING]
+        self.left: list[list[str] | SlurmError] = [[]]
+        self.asked: set[str] = set()
+        self.cancelled: list[tuple[str, ...]] = []
+        self._directory = directory
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        monkeypatch.setattr(commands, "job", lambda job_id: answer_of(self.jobs))
+        monkeypatch.setattr(commands, "steps", self._steps)
+        monkeypatch.setattr(commands, "cancel", lambda *words: self.cancelled.append(words))
+        for module in (commands, launcher):
+            monkeypatch.setattr(module, "POLL_S", 0.0)
+        self.srun()
+
+    def srun(self, script: str = "touch $directory/rank-0.json $directory/rank-1.json") -> None:
+        """Have `srun` do this instead of starting agents: by default all ranks report."""
+        executable(self._directory / "srun", "for directory; do :; done", script)
+
+    def launch(self, launcher: SlurmLauncher, name: str, **changes: Any) -> Failure | None:
+        """What the launcher says of a launch in that directory."""
+        run_dir = RunDir(self._directory / name)
+        run_dir.path.mkdir()
+        return launcher.launch(Job(run_dir=run_dir, case=CASE.replace(**changes), machine=make_machine()))
+
+    def _steps(self, job_id: str, name: str) -> list[str]:
+        self.asked.add(name)
+        answer = answer_of(self.left)
+        if isinstance(answer, SlurmError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    return Slurm(tmp_path, monkeypatch)
+
+
+def test_refuses_gpus_not_requested_per_node(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.jobs = [replace(RUNNING, spreads_gpus=True)]
+    with pytest.raises(MachineError, match="asked for GPUs otherwise than per node"):
+        SlurmLauncher().machine(tmp_path)
+
+
+@pytest.mark.fault("allocation is about to end")
+def test_does_not_start_in_an_ending_allocation(slurm: Slurm) -> None:
+    slurm.jobs = [replace(RUNNING, left_s=50)]
+    with pytest.raises(AllocationOverError, match="ends in 50 s, and a launch may take 60 s"):
+        slurm.launch(SlurmLauncher(), "long")
+    assert slurm.launch(SlurmLauncher(), "short", timeout_s=40) is None
+
+
+def test_keeps_results_when_the_allocation_ends(slurm: Slurm) -> None:
+    over = replace(RUNNING, state="CANCELLED", state_words="CANCELLED")
+    slurm.jobs = [RUNNING, RUNNING, over]  # asked twice before the first launch
+    ours = SlurmLauncher()
+    assert slurm.launch(ours, "first") is None
+    with pytest.raises(AllocationOverError, match="the Slurm job 7 is over: CANCELLED"):
+        slurm.launch(ours, "second")
+
+
+def test_asks_a_busy_controller_again(slurm: Slurm) -> None:
+    slurm.left = [SlurmError("busy"), SlurmError("busy"), ["7.1"], ["7.1"], []]
+    assert slurm.launch(SlurmLauncher(), "launch") is None
+    assert slurm.cancelled == [("7.1", "--signal=KILL")] * 2
+
+
+def test_next_launch_waits_for_a_lingering_step(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = SlurmLauncher()
+    slurm.left = [SlurmError("still busy")]
+    monkeypatch.setattr(launcher, "END_S", 0.05)
+    assert slurm.launch(ours, "kept") is None
+    with pytest.raises(SlurmError, match="still busy"):
+        slurm.launch(ours, "next")
+    assert len(slurm.asked) == 1, "no step was begun beside it"
+    slurm.left = [["7.1"]]
+    with pytest.raises(LaunchError, match=r"Slurm does not end step 7\.1 within 0 s: .*scontrol show step"):
+        slurm.launch(ours, "later")
+    slurm.left = [[]]
+    assert slurm.launch(ours, "then") is None
+    slurm.left = [SlurmError("still busy")]
+    slurm.srun("exit 1")
+    with pytest.raises(SlurmError, match="still busy"):
+        slurm.launch(ours, "failed")

@@ -1,0 +1,291 @@
+"""Launches on a real Slurm of two nodes, and each way in which they break down."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfsuite import DDP, FSDP2, Case, Topology, documents
+from perfsuite.errors import AllocationOverError, MachineError
+from perfsuite.features.slurm.launcher import SlurmLauncher
+from perfsuite.launch import hang
+from perfsuite.launch.arm import Arm
+from perfsuite.launch.job import OnProgress, no_progress
+from perfsuite.measure import Launching, launch_once
+from perfsuite.results.rank_report import Failure, RankReport
+from perfsuite.results.run import Run
+from perfsuite.results.run_dir import RunDir
+from tests.features.slurm.allocation import Allocation
+from tests.launch.test_local import driver
+from tests.processes import ended, executable, pid_of, wait_until
+from tests.samples import make_case, make_machine
+
+FAKE = make_case(model="llama-tiny", topology=Topology(nodes=2, processes_per_node=1), timeout_s=300)
+DDP_TINY = FAKE.replace(framework=DDP(), micro_batch=1, steps=60)
+MACHINE = make_machine(nodes=2)
+
+pytestmark = pytest.mark.launch
+
+
+def launched(
+    case: Case, directory: Path, *, inject: str | None = None, on_progress: OnProgress = no_progress
+) -> Run:
+    how = Launching(inject=inject, launcher=SlurmLauncher(), on_progress=on_progress)
+    return launch_once(case, MACHINE, directory, how)
+
+
+def in_training(directory: Path) -> bool:
+    """Whether both ranks of a launch run."""
+    return bool(RunDir(directory).all_stacks(0) and RunDir(directory).all_stacks(1))
+
+
+def broken(directory: Path, action: Callable[[], object], case: Case = FAKE) -> Failure:
+    """How a launch fails of which rank 1 hangs, after something was done while both ranks run."""
+    done: list[object] = []
+
+    def on_progress(step: int, tokens_per_step: int) -> None:
+        if not done and in_training(directory):
+            done.append("once")
+            action()
+
+    run = launched(case, directory, inject="hang", on_progress=on_progress)
+    assert run.failure is not None
+    return run.failure
+
+
+def test_steps_have_interpreter_options_and_arm(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: the interpreter writes down that it ran, and what `srun` and the arm told it."""
+    told = tmp_path / "told"
+    writes = f'echo "$(basename $0) $SLURM_CPUS_PER_TASK $2 $LEVEL" >> {told}'
+    goes_on = 'exec {} "$@"'
+    ours, theirs = (
+        executable(tmp_path / name, writes, goes_on.format(sys.executable)) for name in ("ours", "theirs")
+    )
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "GLOO_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    launcher = SlurmLauncher(srun_options=["--cpus-per-task=2", "--comment=a b"], python=str(ours))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    found = launcher.machine(shared)
+    assert (found.device, found.nodes, found.devices) == ("cpu", 2, 1), "a node has one core here"
+    assert found.allocation is not None
+    assert found.allocation.job_id == allocation.job_id
+    assert found.allocation.variables == {"NCCL_SOCKET_IFNAME": "eth0"}
+    assert [(node.name, node.interface) for node in found.allocation.nodes] == [
+        ("n1", "eth0"),
+        ("n2", "eth0"),
+    ]
+    assert list(shared.iterdir()) == []
+    arms = {"usual": Arm(), "arm": Arm(python=str(theirs), given={"LEVEL": "high"})}
+    for name, arm in arms.items():
+        run = launch_once(FAKE, MACHINE, tmp_path / name, Launching(launcher=launcher, arm=arm))
+        assert run.failure is None
+        assert [node.name for node in run.nodes] == ["n1", "n2"]
+    assert [line.strip() for line in told.read_text().splitlines()] == [
+        *2 * ["ours 2 perfsuite.features.slurm.describe"],
+        *2 * ["ours 2 perfsuite.node.agent"],
+        *2 * ["theirs 2 perfsuite.node.agent high"],
+    ]
+
+
+def test_refuses_a_directory_a_node_cannot_see(allocation: Allocation, tmp_path: Path) -> None:
+    cluster = allocation.cluster
+    cluster.on("n2", "mount", "-t", "tmpfs", "none", str(tmp_path))
+    try:
+        with pytest.raises(MachineError, match=f"^n2 cannot see {tmp_path}, .*--perf-store=DIR"):
+            SlurmLauncher().machine(tmp_path)
+    finally:
+        cluster.on("n2", "umount", str(tmp_path))
+
+
+def test_refuses_a_step_without_all_gpus(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm gives steps GPUs here that no driver knows: they are counted, and missed."""
+    allocation.take("--gres=gpu:4")
+    monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # as in the script of the job
+    launcher = SlurmLauncher()
+    with pytest.raises(MachineError, match=r"^n1: Slurm gave a step 4 GPUs, and it sees 0 \(.*ask for none"):
+        launcher.machine(tmp_path)
+    on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
+    run = launch_once(on_one_node, MACHINE, tmp_path / "launch", Launching(launcher=launcher))
+    assert run.failure is None
+
+
+class Wire:
+    """What n1 sends while a launch trains, with the headers of the network."""
+
+    def __init__(self, allocation: Allocation) -> None:
+        self._cluster = allocation.cluster
+        self._seen: list[tuple[int, int]] = []
+
+    def look(self, step: int, tokens_per_step: int) -> None:
+        """Be told of the progress of the launch."""
+        if step > 5 and (not self._seen or step != self._seen[-1][0]):
+            self._seen.append((step, self._cluster.sent_bytes("n1")))
+
+    def models_per_step(self) -> float:
+        """The bytes of a step, as multiples of those of the parameters in fp32."""
+        first, before = self._seen[0]
+        last, after = self._seen[-1]
+        return (after - before) / (last - first) / (4 * 918_656)
+
+
+@pytest.mark.smoke
+def test_ranks_follow_nodes_and_form_one_ring(allocation: Allocation, tmp_path: Path) -> None:
+    """In a ring of P ranks each sends 2 (P - 1) / P times the gradients; one rank of n1 sends them to n2."""
+    wire = Wire(allocation)
+    on_both = Topology(nodes=2, processes_per_node=2)
+    run = launched(DDP_TINY.replace(topology=on_both), tmp_path, on_progress=wire.look)
+    assert run.failure is None
+    hosts = [documents.read(RunDir(tmp_path).rank(rank), RankReport).host for rank in range(4)]
+    assert hosts == ["n1", "n1", "n2", "n2"]
+    assert [node.name for node in run.nodes] == ["n1", "n2"]
+    assert all(node.health is not None for node in run.nodes)
+    assert run.health is not None
+    assert run.health.node in ("n1", "n2")
+    assert [(each.ranks, each.counts.collectives[0].ranks) for each in run.counts] == [((0, 1, 2, 3), 4)]
+    assert wire.models_per_step() == pytest.approx(1.5, rel=0.1)
+
+
+def test_fsdp_sends_over_the_network_as_in_theory(allocation: Allocation, tmp_path: Path) -> None:
+    """Parameters are gathered twice, half of them sent each time, and gradients are reduced once, which costs
+    as much as an all-reduce: gloo's reduce-scatter is made of one."""
+    wire = Wire(allocation)
+    run = launched(DDP_TINY.replace(framework=FSDP2(), micro_batch=4), tmp_path, on_progress=wire.look)
+    assert run.failure is None
+    assert wire.models_per_step() == pytest.approx(2, rel=0.1)
+
+
+def kill_rank(allocation: Allocation, directory: Path) -> None:
+    allocation.cluster.on("n2", "kill", "-KILL", str(pid_of(1, RunDir(directory), node=1)))
+
+
+def sruns_of(driver: psutil.Process) -> list[psutil.Process]:
+    return [each for each in driver.children(recursive=True) if each.name() == "srun"]
+
+
+def kill_srun(allocation: Allocation, directory: Path) -> None:
+    for srun in sruns_of(psutil.Process()):
+        srun.kill()
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        pytest.param(
+            kill_rank,
+            r"crash of rank 1: exit code -9 \(SIGKILL\)$",
+            marks=pytest.mark.fault("rank is killed on another node"),
+        ),
+        pytest.param(
+            lambda allocation, directory: allocation.agent("n2").kill(),
+            "crash of rank None: an agent ended without a word: n2: task 1: Killed",
+            marks=pytest.mark.fault("agent is killed on another node"),
+        ),
+        pytest.param(kill_srun, "(cancelled|missing_report) of", marks=pytest.mark.fault("srun is killed")),
+        pytest.param(
+            lambda allocation, directory: allocation.cluster.run("scancel", allocation.step()),
+            "cancelled of rank None: Slurm ended the step: ",
+            marks=pytest.mark.fault("step is cancelled"),
+        ),
+    ],
+    ids=["rank", "agent", "srun", "step"],
+)
+def test_what_is_killed_or_cancelled_is_named(
+    allocation: Allocation, tmp_path: Path, action: Callable[[Allocation, Path], object], said: str
+) -> None:
+    failure = broken(tmp_path, lambda: action(allocation, tmp_path))
+    assert re.match(said, f"{failure.kind} of rank {failure.rank}: {failure.message}")
+
+
+@pytest.mark.fault("allocation is cancelled")
+def test_an_allocation_that_somebody_cancels(allocation: Allocation, tmp_path: Path) -> None:
+    with pytest.raises(AllocationOverError, match=f"the Slurm job {allocation.job_id} is over: CANCELLED"):
+        broken(tmp_path, lambda: allocation.cluster.run("scancel", allocation.job_id))
+    with pytest.raises(AllocationOverError):
+        launched(FAKE, tmp_path / "next")
+
+
+@pytest.mark.fault("node is lost")
+def test_a_node_that_is_lost(allocation: Allocation, tmp_path: Path) -> None:
+    with pytest.raises(AllocationOverError, match="NODE_FAIL"):
+        broken(tmp_path, lambda: allocation.cluster.kill_slurmd("n2"))
+    assert not allocation.is_clean(), "the job's process goes on"
+    allocation.take()
+    words = ("srun", f"--jobid={allocation.job_id}", "-N2", "hostname")
+    assert sorted(allocation.cluster.run(*words).split()) == ["n1", "n2"], "it is repaired"
+
+
+@pytest.mark.fault("hang on several nodes")
+def test_ends_a_hang_with_every_nodes_stacks(
+    allocation: Allocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "HANG_S", 3)
+    failure = launched(DDP_TINY, tmp_path, inject="hang").failure
+    assert failure is not None
+    assert failure.kind == "timeout"
+    told = str(failure.traceback)
+    assert told.startswith("rank 1 stood here:"), "the one that is absent comes first"
+    assert "in _break_down" in told
+    assert "rank 0 stood here:" in told
+
+
+@pytest.mark.usefixtures("allocation")
+@pytest.mark.fault("pytest is killed, with or without srun")
+@pytest.mark.parametrize("with_srun", [False, True])
+def test_no_process_outlives_its_driver(tmp_path: Path, with_srun: bool) -> None:
+    with ended(driver(tmp_path, FAKE, "hang", launcher="slurm")) as process:
+        wait_until(lambda: in_training(tmp_path / "run"), "both ranks to run")
+        ours = psutil.Process(process.pid)
+        sruns = sruns_of(ours) if with_srun else []
+        for each in (ours, *sruns):
+            each.send_signal(signal.SIGSTOP)  # all at once: none sees the other's end
+        for each in (*sruns, ours):
+            each.kill()
+
+
+@pytest.mark.usefixtures("allocation")
+@pytest.mark.fault("Ctrl-C on several nodes")
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken(tmp_path, interrupt)
+
+
+SLOW_NODE = """
+import socket
+
+if socket.gethostname() == "n2":
+    from perfsuite.worker.clock.timers import HostTimer
+
+    honest = HostTimer.seconds
+    HostTimer.seconds = lambda timer, start, end: 10 * honest(timer, start, end)
+"""
+
+
+@pytest.mark.usefixtures("allocation")
+def test_a_preflight_names_a_slow_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock makes all of its work seem to take ten times as long."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_NODE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    seen = SlurmLauncher().check_nodes(MACHINE, 2, tmp_path / "preflight", names=("n1", "n2"))
+    told = seen.problems[0]
+    assert re.match(r"n2: matmul \S+ TFLOP/s, n1 has \S+ \(at least 40% is healthy\)", told)
+    assert all(problem.startswith("n2: ") for problem in seen.problems)
+    names = {"matmul_tflops", "copy_gb_s", "all_reduce_gb_s"}
+    rates = [(node.name, set(node.rates) - names) for node in seen.nodes]
+    assert rates == [("n1", {"next_gb_s"}), ("n2", {"previous_gb_s"})]
+    assert all(names < set(node.rates) for node in seen.nodes)
+    assert all(node.health is not None and node.health.samples > 1 for node in seen.nodes)

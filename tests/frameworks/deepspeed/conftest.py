@@ -1,0 +1,17 @@
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed for the processes of a test. `make` installs it apart from the other packages."""
+    apart = Path(sys.prefix) / "deepspeed"
+    if apart.is_dir():
+        monkeypatch.syspath_prepend(apart)
+        monkeypatch.setenv("PYTHONPATH", str(apart), prepend=os.pathsep)
+    elif find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed (make .venv/installed)")

@@ -1,0 +1,21 @@
+"""What DeepSpeed cannot run, told before anything is launched."""
+
+import pytest
+
+from perfsuite import Case, DeepSpeed
+from perfsuite.case.hardware import Machine
+from tests.frameworks.refusals import TAKES, check_refusal, row
+
+ZERO = DeepSpeed(config={})
+PRECISIONS_OF_ZERO = "'fp32' or 'bf16' or 'bf16-mixed'"
+
+
+@pytest.mark.parametrize(
+    ("case", "machine", "why"),
+    [
+        row(ZERO, TAKES.format("deepspeed", PRECISIONS_OF_ZERO, "fp16-mixed"), precision="fp16-mixed"),
+        row(ZERO, "deepspeed takes compile False, and the case asks for True", compile=True),
+    ],
+)
+def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+    check_refusal(case, machine, why)

@@ -1,0 +1,40 @@
+"""A dry run of nanotron does what a real launch of a tiny twin does."""
+
+from pathlib import Path
+
+import pytest
+
+from perfsuite import Case, Nanotron, documents
+from perfsuite.results.count_baseline import CountBaseline
+from tests.dry.runs import passed
+from tests.dry.twins import BASELINES, LATER, check_ranks, check_twin
+from tests.frameworks.test_base import COUNTED, measured
+
+TWINS = [f"nanotron-dp2-llama-tiny-s64-b2-fp32-{LATER}", f"nanotron-tp2-llama-tiny-s64-b2x2-fp32-{LATER}"]
+SCATTERS = COUNTED.replace(
+    framework=Nanotron(tp=2, tp_mode="REDUCE_SCATTER"),
+    sequence_length=16,
+    gradient_accumulation=2,
+    timeout_s=600,
+)
+"""Its norms are tied: their gradients are reduced by one call for several tensors."""
+
+pytestmark = pytest.mark.nightly
+
+
+def mask_bytes(case: Case) -> int:
+    """The mask (bool) of a batch, a real tensor of its data loader that becomes a fake one when the step uses
+    it."""
+    return case.micro_batch * case.sample_length
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_dry_run_does_what_the_twin_does(name: str, tmp_path: Path) -> None:
+    case = documents.read(BASELINES / "counts" / "cpu" / f"{name}.json", CountBaseline).case
+    check_twin(name, tmp_path, twice_held_bytes=mask_bytes(case))
+
+
+def test_scattered_gradients_are_as_in_a_launch(tmp_path: Path) -> None:
+    dry = passed(SCATTERS, tmp_path / "dry")
+    real = measured(SCATTERS, tmp_path / "real").counts
+    check_ranks(dry, real, twice_held_bytes=mask_bytes(SCATTERS))

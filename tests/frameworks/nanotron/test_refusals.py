@@ -1,0 +1,110 @@
+"""What nanotron cannot run, told before anything is launched."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite import Case, Framework, Nanotron, Topology
+from perfsuite.case.hardware import Machine
+from perfsuite.dry import guard
+from perfsuite.dry.driver import dry_run
+from perfsuite.dry.machine import why_not_dry
+from perfsuite.errors import CaseError, DryRunError
+from perfsuite.launch.requirements import unsupported
+from perfsuite.node.machine import detect
+from tests.frameworks.refusals import TAKES, check_refusal, row
+from tests.frameworks.test_base import SMALL, remove
+from tests.samples import make_case, make_gpu_machine
+
+NANOTRON = Nanotron(dp=2)
+WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
+
+
+@pytest.mark.parametrize(
+    ("case", "machine", "why"),
+    [
+        row(NANOTRON, None, head_dim=32, attention_bias=False, rope_theta=5e5),
+        row(NANOTRON, TAKES.format("nanotron", "'fp32' or 'bf16'", "bf16-mixed"), precision="bf16-mixed"),
+        row(NANOTRON, "nanotron takes activation_checkpointing 'none', and...", **WHOLE),
+        row(NANOTRON, "nanotron takes attention 'sdpa' or 'flash_attention_2', and...", attention="eager"),
+        row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
+        row(NANOTRON, "nanotron builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
+        row(NANOTRON, "nanotron has head_dim=32 only, odd has 64", head_dim=64),
+        row(NANOTRON, "nanotron has mlp_bias=False only, odd has True", mlp_bias=True),
+        row(NANOTRON, "nanotron has attention_dropout=0.0 only, odd has 0.1", attention_dropout=0.1),
+    ],
+)
+def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
+    check_refusal(case, machine, why)
+
+
+@pytest.mark.parametrize(
+    ("framework", "slug"),
+    [
+        (Nanotron(dp=4, tp=4, tp_mode="REDUCE_SCATTER"), "nanotron-dp4-tp4-reduce_scatter"),
+        (Nanotron(pp=2, pp_engine="afab", resume=True), "nanotron-pp2-afab-resume"),
+    ],
+)
+def test_an_id_tells_options(framework: Framework, slug: str) -> None:
+    assert framework.slug() == slug
+
+
+def test_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove(monkeypatch, "nanotron")
+    why = "it needs the package nanotron, which is not installed: pip install 'perfsuite[nanotron]'"
+    assert unsupported(SMALL.replace(framework=Nanotron()), detect()) == why
+
+
+def test_a_file_of_nanotron_needs_no_nanotron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    remove(monkeypatch, "nanotron")
+    file = tmp_path / "mine.yaml"
+    sections = ["checkpoints", "general", "logging", "model", "optimizer", "tokens"]
+    file.write_text(
+        "parallelism: {dp: 2, pp: 1, tp: 1}\n" + "".join(f"{name}: {{x: 1}}\n" for name in sections)
+    )
+    case = make_case(framework=Nanotron(config=str(file)), hardware="cpu")
+    why = "it needs the package nanotron, which is not installed: pip install 'perfsuite[nanotron]'"
+    assert unsupported(case, detect()) == why
+
+
+def test_nccl_connects_on_first_use() -> None:
+    case = make_case(framework=Nanotron(dp=1, pp=2))
+    assert Nanotron(dp=1, pp=2).plan(case).process_group == "lazy"
+
+
+# --- dry runs -------------------------------------------------------------------------------------------
+
+DRY = make_case(framework=NANOTRON, model="llama-tiny", hardware="cpu")
+
+
+def test_layout_that_does_not_fit_is_a_case_error(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match="dp 1 x tp 3 x pp 1 is 3"):
+        dry_run(DRY.replace(framework=Nanotron(tp=3)), tmp_path)
+
+
+def test_unknown_precision_is_refused_before_a_layout(tmp_path: Path) -> None:
+    """nanotron knows only some precisions; to choose ranks it makes its configuration of one."""
+    with pytest.raises(DryRunError, match="nanotron"):
+        dry_run(DRY.replace(precision="bf16-mixed"), tmp_path)
+
+
+IN_FP32 = Nanotron(dp=8, accumulate_grad_in_fp32=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"framework": Nanotron(pp=8)}, "the stages of a pipeline"),
+        ({"framework": Nanotron(dp=8, resume=True)}, "a checkpoint holds values"),
+        ({"framework": IN_FP32, "precision": "bf16"}, "cuts a storage"),
+    ],
+)
+def test_what_cannot_be_run_dry_says_why(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(guard, "why_not", lambda: None)
+    eight = make_case(hardware="h100", topology=Topology(processes_per_node=8), model="llama-tiny")
+    reason = str(why_not_dry(eight.replace(**changes), make_gpu_machine()))
+    assert reason.startswith("not by a dry run: ")
+    assert said in reason

@@ -1,0 +1,34 @@
+"""Stands in for `gh`, GitHub's own command."""
+
+import json
+from pathlib import Path
+
+from tests.processes import executable
+
+
+class Gh:
+    """A stand-in for `gh` in a directory: keeps its words and what came on its standard input."""
+
+    def __init__(self, directory: Path) -> None:
+        self.program = executable(
+            directory / "gh",
+            f'cd "{directory}"; echo "$@" >> calls',
+            'case "$*" in *"-file -"* | *"@-"* | *"--input -"*) cat >> calls ;; esac',
+            'case "$2" in view | list) cat answer ;; create) echo https://example.org/made ;; esac',
+            'case "$2" in repos/*/commits/*) cat commit ;; esac',
+        )
+        self._calls = directory / "calls"
+        self._answer = directory / "answer"
+        self._commit = directory / "commit"
+
+    @property
+    def calls(self) -> str:
+        return self._calls.read_text() if self._calls.exists() else ""
+
+    def answers(self, content: object) -> None:
+        """Let it print this as JSON where it is asked for a pull request or for issues."""
+        self._answer.write_text(json.dumps(content))
+
+    def knows_commit(self, *parents: str) -> None:
+        """Let it say that any commit it is asked for has these parents."""
+        self._commit.write_text(json.dumps({"parents": [{"sha": sha} for sha in parents]}))

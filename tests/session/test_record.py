@@ -1,0 +1,126 @@
+from pathlib import Path
+
+import pytest
+
+from perfsuite import documents
+from perfsuite.errors import FileError
+from perfsuite.launch.arm import HERE
+from perfsuite.results.session_file import SessionFile
+from perfsuite.results.store import Store
+from perfsuite.session.against_arm import AgainstArm
+from perfsuite.session.mode import Trial
+from perfsuite.session.outputs import lines
+from perfsuite.session.record import Record
+from perfsuite.session.session import Session
+from tests.samples import BEFORE, make_case, make_result, make_run, now
+from tests.session.making import PASSED, RECORDED, Sessions, make_setup
+from tests.suite import waiver
+
+
+def test_unsaved_session_writes_nothing(sessions: Sessions) -> None:
+    sessions.launch(make_run())
+    ours = sessions.make()
+    ours.record.saves = False
+    ours.measure(make_case(), "test")
+    assert Store(sessions.directory / "store").results() == []
+
+
+def test_reports_unwritable_results_once(sessions: Sessions) -> None:
+    sessions.launch(make_run())
+    (sessions.directory / "store").write_text("in the way")
+    ours = sessions.make()
+    assert ours.measure(make_case(), "test").outcome == "passed"
+    (line,) = [line for line in sessions.said if "cannot write" in line]
+    assert str(ours.record.directory.results) in line
+    assert line.endswith("The session goes on; what it measures is shown at its end")
+
+
+def test_a_result_ends_the_running_case(sessions: Sessions) -> None:
+    record = sessions.make().record
+    case = make_case()
+    launches = record.begin(case)
+    launches.runs.append(make_run())
+    running = record.session_file("running")
+    record.add(case, "test", record.directory.case(case.id), Trial.of(launches, PASSED))
+    saved = documents.read(record.directory.results, SessionFile)
+    assert (running.interrupted_case, len(running.interrupted_launches)) == (case.id, 1)
+    assert (saved.interrupted_case, saved.interrupted_launches) == (None, ())
+    assert saved.results[0].runs == (make_run(),)
+
+
+def test_only_the_running_case_has_launches(sessions: Sessions) -> None:
+    record = sessions.make().record
+    launches = record.begin(make_case())
+    launches.add_pair(make_run(), make_run())
+    assert record.launches_of(make_case()).all == [make_run()] * 2
+    assert record.launches_of(make_case(micro_batch=3)).all == []
+
+
+def test_a_new_result_replaces_that_of_an_earlier_part(sessions: Sessions) -> None:
+    earlier = sessions.make().record
+    kept = make_result(now()).replace(nodeid="one")
+    old = kept.replace(nodeid="two")
+    earlier.results = [old, kept]
+    record = sessions.make().record
+    record.go_on(earlier.directory, earlier.session_file("interrupted"))
+    new = old.replace(verdict=RECORDED)
+    record.keep(new)
+    assert record.results == [kept, new]
+
+
+def test_a_regression_in_shadow_mode_fails_nothing(sessions: Sessions) -> None:
+    record = sessions.make(shadow=True).record
+    trial = Trial(verdict=PASSED.replace(outcome="regressed"), runs=(make_run(),))
+    result = record.add(make_case(), "test", record.directory.case("x"), trial)
+    assert (result.shadow, record.tally.failing) == (True, [])
+
+
+def waived_session(sessions: Sessions, *waivers: str) -> Session:
+    """A session of a slow case with a file of these waivers."""
+    (sessions.directory / "perf-waivers.toml").write_text("".join(waivers))
+    slow = make_result(*[now(tokens_per_s=50_000)] * 3)
+    sessions.launch(*slow.runs, verdict=slow.verdict)
+    ours = sessions.make()
+    ours.measure(BEFORE.case, "test")
+    return ours
+
+
+def test_waived_regression_passes_after_judgement(sessions: Sessions) -> None:
+    ours = waived_session(sessions, waiver(tolerated="60%"), waiver(tolerated="60%", metric="tokens"))
+    ours.record.collected = frozenset({BEFORE.case.id})
+    (result,) = documents.read(ours.record.directory.results, SessionFile).results
+    assert (result.outcome, result.excused) == ("regressed", "waived")
+    assert result.waivers == (
+        "waived: tokens/s -49.4%: 60% tolerated until 2999-12-31, @me, https://example.org/1",
+    )
+    assert not ours.setup.options.is_failing(result)
+    assert (ours.record.tally.judged, ours.record.tally.nothing_measured) == (1, False)
+    (said,) = ours.record.session_file("complete").waivers
+    assert "the waiver of tokens for fake-* matches no metric and no count" in said
+    assert f"note: {said}" in lines(ours.record, whole=False, color=False, width=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tolerated": "20%"}, "beyond the waiver"),
+        ({"tolerated": "60%", "until": "2026-01-31"}, "ended on 2026-01-31"),
+    ],
+)
+def test_invalid_waiver_leaves_a_regression_red(sessions: Sessions, fields: dict[str, str], why: str) -> None:
+    ours = waived_session(sessions, waiver(**fields))
+    (result,) = ours.record.results
+    assert (result.excused, ours.setup.options.is_failing(result)) == (None, True)
+    assert why in result.waivers[0]
+
+
+def test_bad_waiver_file_fails_before_measuring(sessions: Sessions) -> None:
+    (sessions.directory / "perf-waivers.toml").write_text("[[waiver]]\ncase = 'x'")
+    with pytest.raises(FileError, match=r"perf-waivers.toml: waiver\.0\.metric: Field required"):
+        sessions.make()
+
+
+def test_two_arms_are_compared_without_waivers(tmp_path: Path) -> None:
+    (tmp_path / "perf-waivers.toml").write_text("not TOML")
+    made = make_setup(tmp_path, [])
+    assert Record(AgainstArm(made, (HERE, HERE))).waivers == ()

@@ -1,0 +1,155 @@
+"""Each feature can be deleted, with its tests and its pages, without breaking the core."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+class Removable(NamedTuple):
+    """A part of perfsuite that can be deleted."""
+
+    package: str
+    paths: tuple[str, ...]  # what is deleted: its code, its tests and its pages
+
+
+def feature(name: str, *pages: str) -> Removable:
+    """Return a feature, which has a folder in `perfsuite/features` and one in `tests/features`."""
+    return Removable(
+        f"perfsuite.features.{name}", (f"perfsuite/features/{name}", f"tests/features/{name}", *pages)
+    )
+
+
+REMOVABLE = {
+    "exports": feature("exports", "docs/dashboards.md"),
+    "github": feature("github", "docs/github.md"),
+    "history": feature("history", "docs/history.md"),
+    "logs": feature("logs", "docs/existing-jobs.md"),
+    "nightly": feature("nightly", "docs/your-repository.md"),
+    "search": feature("search", "docs/bisect.md", "docs/releases"),
+}
+each = pytest.mark.parametrize("name", REMOVABLE)
+
+LONGEST_S = 14 * 60  # below `faulthandler_timeout`, which would end the process of this test
+ABOUT_THE_REPOSITORY = (
+    "tests/features",
+    "tests/test_docs.py",
+    "tests/test_features.py",
+    "tests/test_workflows.py",
+)
+"""Tests that do not run without a feature: those of other features, and those of pages and of workflows.
+
+Pages link to the pages of features, and workflows run their commands. Who deletes a feature edits them.
+"""
+
+
+def tracked() -> list[str]:
+    """Return the files of the repository, new ones too, as git lists them."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+def is_below(name: str, paths: tuple[str, ...]) -> bool:
+    return any(name == path or name.startswith(f"{path}/") for path in paths)
+
+
+def without_entry_points(pyproject: str, package: str) -> str:
+    """Return `pyproject.toml` without the entry points that a package has."""
+    return re.sub(rf'^[\w-]+ = "{re.escape(package)}[.:].*\n', "", pyproject, flags=re.MULTILINE)
+
+
+def test_the_table_has_every_feature() -> None:
+    folders = {file.parent.name for file in (ROOT / "perfsuite" / "features").glob("*/__init__.py")}
+    assert folders <= {*REMOVABLE}
+
+
+@each
+def test_its_paths_exist(name: str) -> None:
+    assert [path for path in REMOVABLE[name].paths if not (ROOT / path).exists()] == []
+
+
+@each
+def test_only_its_own_files_name_it(name: str) -> None:
+    package, paths = REMOVABLE[name]
+    named = re.compile(rf"{re.escape(package)}\b|{re.escape(package.replace('.', '/'))}\b")
+    naming = []
+    for file in tracked():
+        if not is_below(file, paths):
+            text = (ROOT / file).read_text(errors="replace")
+            kept = without_entry_points(text, package) if file == "pyproject.toml" else text
+            if named.search(kept):
+                naming.append(file)
+    assert naming == []
+
+
+def test_only_modules_with_commands_write_to_the_terminal() -> None:
+    """Import-linter checks it in the core; its contract would have to name the features."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    with_commands = {value.partition(":")[0] for value in points["perfsuite.commands"].values()}
+    writing = set()
+    for file in (ROOT / "perfsuite" / "features").rglob("*.py"):
+        if re.search(r"^\s*(import|from) (rich|typer)\b", file.read_text(), re.MULTILINE):
+            writing.add(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    assert writing
+    assert writing <= with_commands
+
+
+@pytest.mark.launch
+@pytest.mark.nightly
+@each
+def test_the_core_passes_without_it(name: str, tmp_path: Path) -> None:
+    package, paths = REMOVABLE[name]
+    for file in tracked():
+        if not is_below(file, paths):
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, tmp_path / file)
+    project = tmp_path / "pyproject.toml"
+    project.write_text(without_entry_points(project.read_text(), package))
+    install_metadata(tmp_path)
+    ignored = [f"--ignore={path}" for path in ABOUT_THE_REPOSITORY]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests",
+        "-m",
+        "unit",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *ignored,
+    ]
+    ran = subprocess.run(
+        [*command, "--numprocesses=3", "--dist=worksteal"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_S,
+    )
+    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-2000:]
+    assert re.search(r"\b\d{4,} passed", ran.stdout)
+
+
+def install_metadata(repository: Path) -> None:
+    """Copy the metadata of the installed perfsuite, with the entry points of this `pyproject.toml`."""
+    known = distribution("perfsuite")
+    (metadata,) = (Path(str(file.locate())) for file in known.files or () if file.name == "METADATA")
+    copied = repository / metadata.parent.name
+    shutil.copytree(metadata.parent, copied)
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    lines = ["[console_scripts]", *(f"{key} = {value}" for key, value in project["scripts"].items())]
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
+    (copied / "entry_points.txt").write_text("\n".join(lines) + "\n")

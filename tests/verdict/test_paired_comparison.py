@@ -1,0 +1,249 @@
+"""Each part of the paired procedure, and what holds for any pairs; rates: test_simulated_pairs.py."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfsuite.verdict import paired_comparison
+from perfsuite.verdict.paired_comparison import (
+    MAX_PAIRS,
+    MIN_CHANGED,
+    MIN_PAIRS,
+    PairedDecision,
+    decided,
+    minimum_detectable_difference,
+    order,
+    pair_differences,
+)
+from tests.samples import deterministic
+
+A = [1.004, 0.993, 1.009, 0.998, 1.001, 1.012, 0.99, 1.003, 0.996, 1.0, 1.007, 0.995]
+B = [1.001, 0.998, 1.004, 1.003, 0.996, 1.007, 0.996, 1.0, 1.001, 0.994, 1.003, 1.0]
+OPPOSITE = {"regressed": "improved", "improved": "regressed"}
+
+costs = st.floats(-0.05, 0.05).map(math.exp)
+some_pairs = st.lists(st.tuples(costs, costs), min_size=1, max_size=MAX_PAIRS)
+
+
+def look(
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    tolerance: float = 0.03,
+    max_pairs: int = MAX_PAIRS,
+    probes: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> PairedDecision:
+    """What all pairs say together, whatever fewer of them said."""
+    probe = None if probes is None else pair_differences(*probes)
+    return paired_comparison._look(pair_differences(a, b), probe, tolerance, max_pairs)
+
+
+def test_three_pairs_pass_and_five_show_a_change() -> None:
+    assert [look([1.0] * pairs, [1.0] * pairs).outcome for pairs in (2, 3)] == ["undecided", "passed"]
+    assert [look([1.0] * pairs, [2.0] * pairs).outcome for pairs in (4, 5)] == ["undecided", "regressed"]
+    assert decided(A[:2], B[:2], tolerance=0.03) == look(A[:2], B[:2]), "undecided: the last look"
+    for missing, enough, too_few in ((0, 5, 4), (1, 8, 7), (2, 10, 9), (3, 12, 11)):
+        for pairs in (enough, too_few):
+            toward = [0.003] * missing + [0.01] * (pairs - missing)
+            assert paired_comparison._is_shown_by_all(toward, 0.01) == (pairs == enough)
+
+
+def test_change_must_survive_without_its_best_pair() -> None:
+    """By 2.6 standard errors of the four others, whose noise is twice as large by a fitted exponent."""
+    noise = {"sigma": 0.01, "error": 2.0, "degrees": 1e9, "z": 2.6}
+    seen = paired_comparison._Evidence(ordered=[], change=0.0, **noise)
+    sure = [paired_comparison._without_the_most([change] * 4 + [9.0], seen) for change in (0.025, 0.027)]
+    assert sure == [False, True]
+    scattered = [-0.01, -0.01, 0.05, 0.05, 9.0]  # half of their own spread is more than that noise
+    assert paired_comparison._without_the_most(scattered, seen._replace(error=1.0)) is False
+
+
+def test_launches_alternate_as_abba() -> None:
+    """Launched as A 1, B 2, B 6, A 3, A 12, B 24."""
+    assert [arm for pair in range(3) for arm in order(pair)] == ["a", "b", "b", "a", "a", "b"]
+    differences = pair_differences([1.0, 3.0, 12.0], [2.0, 6.0, 24.0])
+    assert [math.exp(each) for each in differences.pairs] == pytest.approx([2, 2, 2])
+    assert [math.exp(each) for each in differences.neighbours] == pytest.approx([3, 4])
+    assert pair_differences([1.0], [1.0]) == ([0.0], [])
+    with pytest.raises(ValueError, match="shorter"):
+        pair_differences([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
+@pytest.mark.parametrize("machine", [[1.0] * 12, [1.0, 1.0, 1.0, 2.0, 1.0, 1.5, *[1.0] * 6]])
+def test_finds_change_and_cancels_shared_noise(machine: list[float], change: float, outcome: str) -> None:
+    """The machine is up to twice as slow from pair to pair: noise for the neighbours, none for the pairs."""
+    a, b = ([slow * cost for slow, cost in zip(machine, costs, strict=True)] for costs in (A, B))
+    decision = decided(a, [(1 + change) * cost for cost in b], tolerance=0.03)
+    assert decision.outcome == outcome
+    assert decision.interval[0] < change < decision.interval[1]
+    assert decision.change == pytest.approx(change, abs=0.01)
+    fewest = MIN_PAIRS if outcome == "passed" else MIN_CHANGED
+    assert fewest <= decision.pairs <= fewest + 1
+
+
+def test_neighbours_of_one_arm_tell_of_noise() -> None:
+    """In both, the ratios of all pairs are 1; only in the second do launches of one arm differ."""
+    quiet, noisy = (look(arm, arm) for arm in ([1.0] * 4, [1.0, 1.1, 0.9, 1.0]))
+    assert (quiet.outcome, noisy.outcome == "passed") == ("passed", False)
+    assert noisy.pair_sigma > 5 * quiet.pair_sigma
+    assert quiet.pair_sigma == pytest.approx(0.002 * math.sqrt(2)), "not believed beyond the floor"
+
+
+def test_noise_as_large_as_change_is_inconclusive() -> None:
+    a = [1.0, 1.2, 0.9, 1.1, 0.8, 1.3, 1.0, 0.9]
+    decision = decided(a, [1.1, 1.0, 1.2, 0.9, 1.1, 1.0, 1.2, 0.8], tolerance=0.03)
+    assert (decision.outcome, decision.pairs < len(a)) == ("inconclusive", True)
+    assert decision.minimum_detectable > 0.03
+    b = [1.0, 1.03, 1.0, 1.025, 1.01]
+    outcomes = [look([1.0] * 5, b, max_pairs=most).outcome for most in (MAX_PAIRS, 5)]
+    assert outcomes == ["undecided", "inconclusive"]
+
+
+MACHINE = [1.0, 1.3, 0.9, 1.2, 1.1, 0.8, 1.25, 0.95]
+"""How slow the machine is in the launches of A; those of B come in another order."""
+PROBES = (MACHINE, MACHINE[3:] + MACHINE[:3])
+
+
+def followed(factor: float = 1.0, exponent: float = 0.5) -> tuple[list[float], list[float]]:
+    """Costs of launches that follow their probe."""
+    a, b = (
+        [cost * probe**exponent for cost, probe in zip(costs, probes, strict=False)]
+        for costs, probes in zip((A, B), PROBES, strict=True)
+    )
+    return a, [factor * cost for cost in b]
+
+
+@pytest.mark.parametrize(("change", "outcome"), [(0.0, "passed"), (0.06, "regressed"), (-0.06, "improved")])
+def test_what_follows_the_probe_is_taken_out(change: float, outcome: str) -> None:
+    a, b = followed(1 + change)
+    decision = decided(a, b, tolerance=0.03, probes=PROBES)
+    assert decision.outcome == outcome
+    assert decision.exponent == pytest.approx(0.5, abs=0.05)
+    assert decision.change == pytest.approx(change, abs=0.01)
+    plain = decided(a, b, tolerance=0.03)
+    assert plain.outcome != outcome
+    assert decision.pair_sigma < plain.pair_sigma / 5
+    assert decision.minimum_detectable < plain.minimum_detectable / 5
+
+
+PLAIN = (0.0593571, 0.0495176, 0.0692887, 0.0076816, 0.0136370, 0.0000000)
+FEW = (-0.0009787, -0.0514259, 0.0521513, 0.0091194, 0.0162100, 0.0000000)
+CORRECTED = (-0.0006065, -0.0100627, 0.0089399, 0.0075250, 0.0140821, 0.4787495)
+
+
+def test_figures_of_a_decision_are_what_they_were() -> None:
+    """Plain, by few pairs, and with an exponent estimated from the same launches."""
+    a, b = followed()
+    for decision, expected in (
+        (look(A[:8], [1.06 * cost for cost in B[:8]]), PLAIN),
+        (look(A[:3], B[:3]), FEW),
+        (look(a, b, probes=PROBES), CORRECTED),
+    ):
+        numbers = (decision.change, *decision.interval, decision.pair_sigma, decision.minimum_detectable)
+        assert (*numbers, decision.exponent) == pytest.approx(expected, abs=1e-6)
+
+
+def test_ignores_a_probe_launches_do_not_follow() -> None:
+    """Nor one of three pairs, which are too few for an exponent."""
+    a = A[:8]
+    b = [1.06 * cost for cost in B[:8]]
+    assert decided(a, b, tolerance=0.03, probes=([1.0] * 8, [1.0] * 8)) == decided(a, b, tolerance=0.03)
+    against = [[1 / probe for probe in probes] for probes in PROBES]
+    a, b = followed()
+    assert look(a, b, probes=(against[0], against[1])) == look(a, b)
+    exponents = [look(a[:n], b[:n], probes=(PROBES[0][:n], PROBES[1][:n])).exponent for n in (3, 4)]
+    assert exponents[0] == 0 < exponents[1]
+
+
+def test_differing_probes_need_both_to_agree() -> None:
+    """Arm B slows the whole process, the probe with it: that must not make its slowdown disappear."""
+    a, b = followed(1.2)
+    probes = (PROBES[0], [1.5 * probe for probe in PROBES[1]])
+    slower = [1.5 * cost for cost in b]
+    for costs, most, outcome, disputed in (
+        (b, MAX_PAIRS, "undecided", None),
+        (b, 8, "inconclusive", ("regressed", "passed")),
+        (slower, MAX_PAIRS, "regressed", None),
+    ):
+        decision = look(a, costs, tolerance=0.1, max_pairs=most, probes=probes)
+        assert (decision.outcome, decision.disputed) == (outcome, disputed)
+    surely = (PROBES[0], [5 * probe for probe in PROBES[1]])
+    assert look(a, b, tolerance=0.1, probes=surely) == look(a, b, tolerance=0.1), "then nothing is corrected"
+    # A pass must be likely without the correction: arm B slows step and probe by as much as chance would.
+    a, b = followed(1.09)
+    by_chance = (PROBES[0], [1.2 * probe for probe in PROBES[1]])
+    decision = look(a, b, tolerance=0.1, max_pairs=8, probes=by_chance)
+    assert decision.disputed is not None
+    assert (decision.outcome, decision.disputed[1]) == ("inconclusive", "passed")
+
+
+def test_fitted_exponent_widens_the_error() -> None:
+    """Less certain by what the exponent is not known, the more the probes of the arms differ by chance."""
+    a, b = followed()
+    off = (PROBES[0], [1.1 * probe for probe in PROBES[1]])
+    near, far = (look(a, b, probes=probes) for probes in (PROBES, off))
+    assert (far.exponent, far.pair_sigma) == pytest.approx((near.exponent, near.pair_sigma))
+    errors = []
+    for arms in (PROBES, off):
+        probes = pair_differences(*arms)
+        mean = fmean(probes.pairs)
+        spread = sum((x - mean) ** 2 for x in probes.pairs) + sum(x**2 for x in probes.neighbours)
+        errors.append(math.sqrt(1 + 1.5 * len(MACHINE) * mean**2 / spread))
+    assert errors[1] > 1.01 * errors[0]
+    widths = [math.log1p(each.interval[1]) - math.log1p(each.interval[0]) for each in (near, far)]
+    assert widths[1] / widths[0] == pytest.approx(errors[1] / errors[0])
+
+
+@given(some_pairs)
+@deterministic
+def test_exchanged_arms_give_the_opposite_answer(pairs: list[tuple[float, float]]) -> None:
+    """Where the neighbours tell the same: every launch of a pair is followed by one of the same arm."""
+    a = [1.0] * len(pairs)
+    b = [second / first for first, second in pairs]
+    reverse = [1 / cost for cost in b]
+    first = look(a, b)
+    second = look(a, reverse)
+    assert second.outcome == OPPOSITE.get(first.outcome, first.outcome)
+    assert 1 + second.change == pytest.approx(1 / (1 + first.change))
+
+
+@given(some_pairs, st.floats(0.001, 1000))
+@deterministic
+def test_decisions_are_consistent_in_any_unit(pairs: list[tuple[float, float]], unit: float) -> None:
+    a, b = ([pair[arm] for pair in pairs] for arm in (0, 1))
+    decision = look(a, b)
+    scaled = look([unit * cost for cost in a], [unit * cost for cost in b])
+    assert scaled.outcome == decision.outcome
+    assert scaled.change == pytest.approx(decision.change, abs=1e-9)
+    low, high = decision.interval
+    assert low <= decision.change <= high
+    assert decision.outcome != "regressed" or (low > 0 and high >= 0.03)
+    assert decision.outcome != "improved" or high < 0
+    assert decision.outcome != "passed" or abs(math.log1p(decision.change)) < math.log1p(0.03)
+    assert len(pairs) < MAX_PAIRS or decision.outcome != "undecided"
+
+
+def test_detectable_change_shrinks_with_pairs() -> None:
+    """As the lab's table has it: 7.1 sigma / sqrt(8) by simulation, 6.5 by the formula; 6.0 at 12."""
+    sigma = 1e-6
+    assert minimum_detectable_difference(sigma, 8) == pytest.approx(6.5 * sigma / math.sqrt(8), rel=0.03)
+    assert minimum_detectable_difference(sigma) == pytest.approx(6.0 * sigma / math.sqrt(12), rel=0.03)
+    assert minimum_detectable_difference(1e3) == math.inf
+
+
+def test_a_tolerance_out_of_range_is_named() -> None:
+    with pytest.raises(ValueError, match=r"tolerance is 0\.0, expected a fraction above 0"):
+        decided([1.0], [1.0], tolerance=0.0)
+
+
+def test_fitted_exponent_costs_freedom() -> None:
+    differences = paired_comparison.Differences([0.01, -0.02, 0.03, 0.0, 0.02, -0.01], [0.01] * 5)
+    plain, fitted = (
+        paired_comparison._evidence(differences, each, 2.6).degrees for each in (None, differences)
+    )
+    assert 0.5 < fitted < plain

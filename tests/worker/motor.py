@@ -1,0 +1,81 @@
+"""A library whose engine steps an optimizer of torch, and another package's framework that knows it."""
+
+import importlib
+from typing import Any
+
+from tests.packages import Packages
+
+FRAMEWORK = """
+from typing import Any, ClassVar
+from perfsuite.frameworks import Engine, Library
+from perfsuite.frameworks.fake import Fake
+
+class Driver(Engine):
+    path: ClassVar[str] = "motor.driving:Driver"
+    step: ClassVar[str] = "advance"
+    not_dry: ClassVar[str | None] = "a motor needs fuel"
+
+    def optimizers(self, engine: Any) -> list[Any]:
+        return [engine.inner]
+
+    def sharding(self, engine: Any) -> str | None:
+        return f"motor in {engine.parts} parts"
+
+    def gradient_norm(self, engine: Any) -> float | None:
+        return engine.norm
+
+class Motor(Fake):
+    name: ClassVar[str] = "motor"
+    packages: ClassVar[tuple[str, ...]] = ("perf-motor",)
+    library: ClassVar[Library] = Library(
+        events={"motor.driving:save": "save checkpoint", "motor.driving:Driver.check": "evaluate"},
+        clips=("motor.driving:Driver.clip",),
+        engine=Driver(),
+        shard="motor_part",
+    )
+"""
+LIBRARY = """
+import torch
+
+class Driver(torch.nn.Module):
+    parts = 2
+    norm = None
+
+    def __init__(self, inner):
+        super().__init__()
+        inner.step()  # to make its state
+        self.inner = inner
+
+    def step(self):
+        self.advance()
+
+    def advance(self):
+        for part in range(self.parts):
+            self.inner.step()
+
+    def check(self):
+        return "checked"
+
+    def clip(self):
+        return "clipped"
+
+def elsewhere(inner):
+    inner.step()
+
+def save():
+    return "saved"
+"""
+
+
+def install(packages: Packages) -> None:
+    """Write the library, and install the framework; neither is imported."""
+    folder = packages.directory / "motor"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import torch\n")
+    (folder / "driving.py").write_text(LIBRARY)
+    packages.install("perf-motor", FRAMEWORK, frameworks="motor = perf_motor:Motor")
+
+
+def driving() -> Any:
+    """Import the library's module."""
+    return importlib.import_module("motor.driving")

@@ -1,0 +1,162 @@
+"""Engines of a library that another package's framework knows, in this process."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from perfsuite.errors import MismatchError
+from perfsuite.worker.hooks.imports import AfterImport
+from perfsuite.worker.observation import engines, replicas
+from perfsuite.worker.observation.observe import owner, wrapping
+from tests.packages import Packages
+from tests.worker import motor
+
+
+@pytest.fixture
+def driving(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The library, imported while engines are watched."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    engines.watch()
+    yield motor.driving()
+    assert engines.notes == []
+    engines._created.clear()
+
+
+@pytest.fixture
+def optimizer() -> torch.optim.Optimizer:
+    """An optimizer of a partition that no module owns."""
+    return torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
+
+
+def told_by(optimizer: Any) -> list[str]:
+    """What the clock is told from now on."""
+    told: list[str] = []
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        around = (lambda _: told.append("before"), lambda _: told.append("after"))
+        if not engines.steps(optimizer, *around):
+            told.append("alone")
+
+    optimizer.register_step_pre_hook(hook)
+    optimizer.register_step_post_hook(hook)
+    return told
+
+
+def test_clock_hears_engine_steps_from_the_second(driving: Any, optimizer: Any) -> None:
+    told = told_by(optimizer)
+    engine = driving.Driver(optimizer)
+    assert told == [], "the state is made, nothing is trained"
+    for steps in range(3):
+        engine.step()
+        assert told == ["before", "after"] * steps
+
+
+def test_a_step_beside_an_engine_is_its_own(driving: Any, optimizer: Any) -> None:
+    driving.Driver(optimizer)
+    told = told_by(optimizer)
+    optimizer.step()
+    assert told == ["alone", "alone"]
+
+
+def test_an_engine_is_what_trains(driving: Any, optimizer: Any) -> None:
+    engine = driving.Driver(optimizer)
+    assert owner(optimizer) is engine
+    seen = {"wrapper": "Driver", "sharding": "motor in 2 parts", "wrapped_modules": "1"}
+    assert wrapping(engine) == seen
+
+
+def test_knows_the_engine_of_each_optimizer(driving: Any, optimizer: Any) -> None:
+    other = torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
+    engine = driving.Driver(optimizer)
+    second = driving.Driver(other)
+    assert (engines.of(optimizer), engines.of(other)) == (engine, second)
+
+
+def test_keeps_no_engine_alive(driving: Any, optimizer: Any) -> None:
+    driving.Driver(optimizer)
+    assert engines.of(optimizer) is None
+
+
+def test_notices_engines_of_a_half_imported_library(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script imports the library, which imports torch, which has perfsuite attach."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
+    (packages.directory / "motor" / "__init__.py").write_text("import sys; sys.attach()\n")
+    engine = motor.driving().Driver(optimizer)
+    assert engines.of(optimizer) is engine
+
+
+def test_notices_engines_of_an_imported_library(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    driving = motor.driving()
+    engines.watch()
+    engine = driving.Driver(optimizer)
+    assert engines.of(optimizer) is engine
+
+
+def test_knows_an_older_engine_once_it_steps(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    engine = motor.driving().Driver(optimizer)
+    engines.watch()
+    assert engines.of(optimizer) is None
+    told_by(optimizer)
+    engine.step()
+    assert engines.of(optimizer) is engine
+
+
+def test_reads_the_gradient_norm_an_engine_keeps(driving: Any, optimizer: Any) -> None:
+    assert engines.gradient_norm(optimizer) is None, "in no engine"
+    engine = driving.Driver(optimizer)
+    engine.norm = 1.5
+    assert engines.gradient_norm(optimizer) == 1.5
+
+
+def test_refuses_a_library_that_steps_elsewhere(driving: Any, optimizer: Any) -> None:
+    told_by(optimizer)
+    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, by elsewhere: "):
+        driving.elsewhere(optimizer)
+
+
+def test_says_why_an_engine_cannot_run_dry(driving: Any, optimizer: Any) -> None:
+    assert engines.not_dry() is None, "no engine was created"
+    driving.Driver(optimizer)
+    assert engines.not_dry() == "a motor needs fuel"
+
+
+def test_an_absent_class_becomes_a_note(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    (packages.directory / "motor" / "driving.py").write_text("")
+    engines.watch()
+    motor.driving()
+    (note,) = engines.notes
+    assert note.startswith("not all engines of libraries are known (AttributeError: ")
+    assert "Driver" in note
+    engines.notes.clear()
+
+
+def test_a_librarys_part_of_a_parameter_is_this_ranks(driving: Any) -> None:
+    model: Any = torch.nn.Linear(4, 4, bias=False)
+    assert replicas.replicated(model) == {"weight"}
+    part: Any = torch.ones(2)
+    model.weight.motor_part = part
+    assert replicas.local(model.weight) is part
+    assert replicas.replicated(model) == set()
+
+
+def test_watches_with_one_finder(driving: Any) -> None:
+    engines.watch()
+    assert sum(isinstance(each, AfterImport) for each in sys.meta_path) == 1
