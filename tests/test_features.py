@@ -20,6 +20,7 @@ class Removable(NamedTuple):
 
     package: str
     paths: tuple[str, ...]  # what is deleted: its code, its tests and its pages
+    named_by: tuple[str, ...] = ("tests/pictures",)  # other files that name it and do without it
 
 
 def feature(name: str, *pages: str) -> Removable:
@@ -29,6 +30,20 @@ def feature(name: str, *pages: str) -> Removable:
     )
 
 
+def framework(name: str) -> Removable:
+    """Return a framework with a folder for its code and one for its tests."""
+    paths = (f"perfsuite/frameworks/{name}", f"tests/frameworks/{name}")
+    return Removable(f"perfsuite.frameworks.{name}", paths, OF_ALL_FRAMEWORKS)
+
+
+OF_ALL_FRAMEWORKS = (
+    "perfsuite/__init__.py",  # for type checkers
+    "tests/benchmarks",
+    "tests/gpu",
+    "tests/test_imports.py",
+)
+"""Files that name every framework. The tests among them need each one, or pass over one that is gone."""
+
 REMOVABLE = {
     "exports": feature("exports", "docs/dashboards.md"),
     "github": feature("github", "docs/github.md"),
@@ -36,17 +51,21 @@ REMOVABLE = {
     "logs": feature("logs", "docs/existing-jobs.md"),
     "nightly": feature("nightly", "docs/your-repository.md"),
     "search": feature("search", "docs/bisect.md", "docs/releases"),
+    "slurm": feature("slurm", "docs/slurm.md"),
+    **{name: framework(name) for name in ("deepspeed", "nanotron", "torchtitan")},
 }
 each = pytest.mark.parametrize("name", REMOVABLE)
 
 LONGEST_S = 14 * 60  # below `faulthandler_timeout`, which would end the process of this test
 ABOUT_THE_REPOSITORY = (
     "tests/features",
+    "tests/pictures",
     "tests/test_docs.py",
     "tests/test_features.py",
+    "tests/test_pictures.py",
     "tests/test_workflows.py",
 )
-"""Tests that do not run without a feature: those of other features, and those of pages and of workflows.
+"""Tests that do not run without a feature: those of other features, and those of pages, their pictures and workflows.
 
 Pages link to the pages of features, and workflows run their commands. Who deletes a feature edits them.
 """
@@ -80,11 +99,11 @@ def test_its_paths_exist(name: str) -> None:
 
 @each
 def test_only_its_own_files_name_it(name: str) -> None:
-    package, paths = REMOVABLE[name]
+    package, paths, named_by = REMOVABLE[name]
     named = re.compile(rf"{re.escape(package)}\b|{re.escape(package.replace('.', '/'))}\b")
     naming = []
     for file in tracked():
-        if not is_below(file, paths):
+        if not is_below(file, (*paths, *named_by)):
             text = (ROOT / file).read_text(errors="replace")
             kept = without_entry_points(text, package) if file == "pyproject.toml" else text
             if named.search(kept):
@@ -108,7 +127,7 @@ def test_only_modules_with_commands_write_to_the_terminal() -> None:
 @pytest.mark.nightly
 @each
 def test_the_core_passes_without_it(name: str, tmp_path: Path) -> None:
-    package, paths = REMOVABLE[name]
+    package, paths, _ = REMOVABLE[name]
     for file in tracked():
         if not is_below(file, paths):
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
