@@ -65,7 +65,7 @@ ABOUT_THE_REPOSITORY = (
     "tests/test_pictures.py",
     "tests/test_workflows.py",
 )
-"""Tests that do not run without a feature: those of other features, and those of pages, their pictures and workflows.
+"""Tests that do not run without a feature: those of other features, of pages and pictures, and of workflows.
 
 Pages link to the pages of features, and workflows run their commands. Who deletes a feature edits them.
 """

@@ -3,10 +3,12 @@
 A framework is loaded only once the process imports the module of the same name. Imports no torch.
 """
 
+import contextlib
 import sys
 
 from perfsuite import extensions
 from perfsuite.case.framework import framework_class
+from perfsuite.errors import ExtensionError
 from perfsuite.extensions import FRAMEWORKS
 from perfsuite.frameworks.base import Framework, Library
 
@@ -23,12 +25,25 @@ def of(name: str) -> Library | None:
 
 
 def imported() -> list[Library]:
-    """Return the known libraries among the imported modules. Raises `ExtensionError` for a broken one."""
-    known = (of(name) for name in names() if name in sys.modules)
-    return [library for library in known if library is not None]
+    """Return the known libraries among the imported modules.
+
+    A broken framework of another package is left out. The hooks that wait for its library have noted it.
+    """
+    return [kind.library for kind in _kinds() if kind.library is not None]
 
 
 def packages() -> list[str]:
     """Return the packages of the known libraries among the imported modules."""
-    kinds = (framework_class(name) for name in names() if name in sys.modules and of(name) is not None)
-    return [package for kind in kinds if kind is not None for package in kind.packages]
+    return [package for kind in _kinds() if kind.library is not None for package in kind.packages]
+
+
+def _kinds() -> list[type[Framework]]:
+    """Return the frameworks whose library this process has imported."""
+    kinds = []
+    for name in names():
+        if name in sys.modules:
+            with contextlib.suppress(ExtensionError):
+                kind = framework_class(name)
+                if kind is not None and issubclass(kind, Framework):
+                    kinds.append(kind)
+    return kinds
