@@ -33,7 +33,7 @@ quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (ma
 	tests=$$(.venv/bin/python -m tests.changed $(BASE)) && { [ -z "$$tests" ] || \
 		.venv/bin/pytest $$tests -m unit --numprocesses=3 $(ARGS) || [ $$? -eq 5 ]; }
 
-unit: .venv/installed  ## all tests that start no process (three minutes on two cores)
+unit: .venv/installed  ## all tests that start no process (five minutes on two cores)
 	$(TESTS) -m unit $(ARGS)
 
 smoke: .venv/installed  ## a launch of each framework, and the main paths

@@ -2,7 +2,7 @@
 
 After M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): gradient checkpointing "slows
 down by 20 %"; mixed precision, flash attention, LoRA and QLoRA save memory; weights, gradients and Adam need
-2 N + 2 N + 12 N bytes (`tests/test_published.py`). No figures for the others are published there.
+2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). No figures for the others are published there.
 
     python -m bench_cases.published efficient-finetuning
 

@@ -17,12 +17,14 @@ import grimp
 ROOT = Path(__file__).parent.parent
 EVERYTHING = {"pyproject.toml", "constraints.txt", "conftest.py", "tests/conftest.py"}
 READ_BY = {
-    "docs": "test_docs",
-    "README.md": "test_docs",
-    ".github": "test_workflows",
-    "Makefile": "test_workflows",
+    "docs": "pages.test_docs",
+    "README.md": "pages.test_docs",
+    ".github": "repository.test_workflows",
+    "Makefile": "repository.test_workflows",
 }
 """Files and folders that are no Python, and the tests that read them."""
+OF_NO_ROOM = ("tests.test_", "tests.bench_cases.", "tests.pages.", "tests.repository.", "tests.robustness.")
+"""How the names of test modules begin that are not below a room of the same name."""
 
 
 def changed_files(base: str, root: Path = ROOT) -> set[str]:
@@ -55,7 +57,7 @@ def affected_tests(files: Iterable[str]) -> list[str]:
             reached[first] |= graph.find_downstream_modules(room, as_package=True)  # a template, or C++
     rooms = {_room_of(name) for name in reached["perfsuite"] if name.startswith("perfsuite.")}
     own = {path for room in rooms for path in _of_room(room)}
-    modules = reached["tests"] | {name for name in reached["perfsuite"] if name.startswith("tests.test_")}
+    modules = reached["tests"] | {name for name in reached["perfsuite"] if name.startswith(OF_NO_ROOM)}
     modules |= {f"tests.{READ_BY[first]}" for file in files if (first := PurePath(file).parts[0]) in READ_BY}
     own |= {PurePath(*name.split(".")).with_suffix(".py") for name in modules if ".test_" in name}
     return sorted(str(each) for each in own if not own & set(each.parents) and (ROOT / each).exists())

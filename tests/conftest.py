@@ -17,7 +17,7 @@ from perfsuite.node.machine import detect
 GPU_TESTS = Path(__file__).parent / "gpu"
 PROCESSES = [
     Path(__file__).parent / name
-    for name in ("features/slurm", "gpu", "launch", "node", "test_hard_failures.py")
+    for name in ("features/slurm", "gpu", "launch", "node", "robustness/test_hard_failures.py")
 ]
 """Whose tests start processes as users do. Those of other launch tests are forked."""
 AS_USERS_DO = "--start-smoke-tests-as-users-do"

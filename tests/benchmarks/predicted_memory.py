@@ -6,9 +6,9 @@ has 16,160 MiB.
 """
 
 from bench_cases.published import Row
+from tests.bench_cases.test_published import CASES, PUBLISHED
 from tests.benchmarks import show_table
 from tests.benchmarks.published_dry import dry, memory
-from tests.test_published import CASES, PUBLISHED
 
 MIB = 1 << 20
 HEADINGS = ("model", "batch", "published", "predicted", "error", "the card must have", "verdict")

@@ -11,8 +11,8 @@ from bench_cases.published import Comparison, PublishedFigure, Row
 from perfsuite import Case, TorchTitan
 from perfsuite.dry.driver import dry_run
 from perfsuite.results.run import Run
+from tests.bench_cases.test_published import CASES, PUBLISHED
 from tests.benchmarks import show_table
-from tests.test_published import CASES, PUBLISHED
 
 NAMES = (
     "torchtitan-h100",

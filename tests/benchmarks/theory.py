@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.bench_cases.test_theory import THEORIES, Step, counted
 from tests.benchmarks import show_table
-from tests.test_theory import THEORIES, Step, counted
 
 GIB = 1 << 30
 HEADINGS = ("configuration", "sent, GiB", "calls", "TFLOP", "parameters and optimizer, GiB", "differs")

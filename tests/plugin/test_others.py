@@ -5,7 +5,7 @@ import pytest
 from perfsuite.launch import lock
 from tests.suite import CASES, ID, read_json, run, run_cpu, write_cases
 
-pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("simulated")]
+pytestmark = pytest.mark.usefixtures("simulated")
 
 SLOW = "--perf-inject=slowdown=30%"
 SLEEPS = "import time; time.sleep(0.4); bench(case)"
@@ -102,6 +102,7 @@ def test_looped_test_measures_no_case_twice(recorded: pytest.Pytester) -> None:
     assert len(read_json(recorded)["results"]) == 1
 
 
+@pytest.mark.launch
 def test_faulthandlers_timer_ends_no_session(suite: pytest.Pytester) -> None:
     write_cases(suite, body=SLEEPS)
     result = suite.runpytest_subprocess(

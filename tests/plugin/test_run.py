@@ -7,7 +7,7 @@ import pytest
 
 from tests.suite import CASES, ID, batches, read_json, read_junit, read_report, run, run_cpu, write_cases
 
-pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("simulated")]
+pytestmark = pytest.mark.usefixtures("simulated")
 
 SLOW = "--perf-inject=slowdown=30%"
 FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
@@ -219,6 +219,7 @@ def dry_suite(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
     return suite
 
 
+@pytest.mark.launch
 def test_processes_of_xdist_swallow_no_verdict(dry_suite: pytest.Pytester) -> None:
     dry_suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()").replace("bench(case)", TRIED))
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE, "--perf-missing-baseline=fail")
@@ -228,6 +229,7 @@ def test_processes_of_xdist_swallow_no_verdict(dry_suite: pytest.Pytester) -> No
     assert kept["verdict"]["failure"] == "no_baseline"
 
 
+@pytest.mark.launch
 def test_what_processes_of_xdist_refuse_is_said(dry_suite: pytest.Pytester) -> None:
     dry_suite.makepyfile(test_cases=CASES.replace("bench, case", "case"))
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE)
@@ -235,6 +237,7 @@ def test_what_processes_of_xdist_refuse_is_said(dry_suite: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["ERROR: test_cases.py::test_it* has a case among its parameters, *"])
 
 
+@pytest.mark.launch
 def test_dead_xdist_process_interrupts_a_run(dry_suite: pytest.Pytester) -> None:
     body = BY_CASE.format("import os; os._exit(0)")
     cases = CASES.replace("Fake()", "DDP()").replace("[FAKE, A100]", batches(4, 8))

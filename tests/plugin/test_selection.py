@@ -6,7 +6,7 @@ import pytest
 
 from tests.suite import CASES, ID, batches, read_json, read_report, run, run_cpu, write_cases
 
-pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("simulated")]
+pytestmark = pytest.mark.usefixtures("simulated")
 
 LOST = ID.replace("b4", "b2")
 ONE_LAUNCH = ("--perf-record-launches=1", "--perf-json=out.json", "--perf-report=out")
@@ -147,6 +147,7 @@ def test_other_tests_say_nothing_of_the_cases(reviewed: pytest.Pytester) -> None
     assert unclaimed(reviewed, "tests", "-m", "cpu") == []
 
 
+@pytest.mark.launch
 def test_processes_of_xdist_tell_it(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     conftest = """

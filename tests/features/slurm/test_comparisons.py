@@ -12,10 +12,10 @@ from perfsuite.measure import Launching, launch_once
 from perfsuite.node.machine import detect_cpu
 from perfsuite.results.store import BaselineStore
 from perfsuite.verdict.exact import check
+from tests.bench_cases.test_published import CASES, PUBLISHED
 from tests.case_files import BENCH_CASES
 from tests.features.slurm.allocation import Allocation
 from tests.samples import make_result
-from tests.test_published import CASES, PUBLISHED
 
 TWINS = sorted(
     {row.two_node_twin for comparison in PUBLISHED for row in comparison.rows if row.two_node_twin}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite import DeepSpeed
-from tests.test_warm import ENVIRONMENT, asked_for
+from tests.repository.test_warm import ENVIRONMENT, asked_for
 from tests.warm import kind_of
 
 

@@ -1,5 +1,5 @@
 """Configurations of torchtitan's registry with few layers: debug models with one or two, which train in
-seconds on a CPU, and larger ones with three, which run dry (tests/test_theory.py)."""
+seconds on a CPU, and larger ones with three, which run dry (tests/bench_cases/test_theory.py)."""
 
 from torchtitan.models.deepseek_v3 import config_registry as deepseek
 from torchtitan.models.gpt_oss import config_registry as gpt_oss
@@ -9,7 +9,7 @@ from torchtitan.trainer import Trainer
 
 from bench_cases import torchtitan_configs as own
 
-LAYERS = 3  # of tests/test_theory.py, too
+LAYERS = 3  # of tests/bench_cases/test_theory.py, too
 
 
 def _cut(config: Trainer.Config, layers: int) -> Trainer.Config:

@@ -3,7 +3,7 @@
 The formulas are torchtitan's own: a parameter is gathered in bf16 over its FSDP mesh in forward and in
 backward, and its gradient is reduced in fp32 (docs/fsdp.md); experts have a mesh of their own
 (`ParallelDims.build_mesh`). The head is gathered once more: the loss in chunks calls it after the model.
-`tests/test_theory.py` has more of them, at their full width.
+`tests/bench_cases/test_theory.py` has more of them, at their full width.
 """
 
 from pathlib import Path

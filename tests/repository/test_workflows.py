@@ -24,7 +24,7 @@ from tests.samples import BEFORE, judged, make_case, make_result, write_session
 from tests.suite import measuring
 from tests.synthetic import commit, git
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FAKE = make_case(
     model="llama-tiny", micro_batch=4, topology=Topology(processes_per_node=1), max_warmup_steps=20, steps=50
 )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes import output_of
 
-DAY = Path(__file__).parent / "gpu" / "day.sh"
+DAY = Path(__file__).parents[1] / "gpu" / "day.sh"
 SELECTIONS = sorted(set(re.findall(r"-k (\w+)", DAY.read_text())))
 OPTIONS = sorted(set(re.findall(r"--perf-[\w-]+(?:=[\w%.=]+)?", DAY.read_text())))
 

@@ -28,7 +28,7 @@ from tests.processes import output_of
 from tests.samples import make_case
 from tests.suite import measuring
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HEAVY = (
     "torch",
     "numpy",

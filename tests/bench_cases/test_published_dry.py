@@ -9,11 +9,11 @@ from bench_cases.published import PublishedFigure, Row
 from perfsuite import Case
 from perfsuite.results.rank_report import Failure, Flops
 from perfsuite.results.run import Run
+from tests.bench_cases.test_published import CASES, PUBLISHED
+from tests.bench_cases.test_published_tables import comparison
 from tests.benchmarks import published_dry
 from tests.counted import FACTS
 from tests.samples import make_run
-from tests.test_published import CASES, PUBLISHED
-from tests.test_published_tables import comparison
 
 ROWS = [(each, row) for each in PUBLISHED if each.name in published_dry.NAMES for row in each.rows]
 FIRST, COMPILED = (row for _, row in ROWS[:2])

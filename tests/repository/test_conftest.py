@@ -12,7 +12,8 @@ from perfsuite.extensions import FRAMEWORKS
 from perfsuite.node.machine import detect
 from tests.conftest import is_forked
 
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+TESTS = Path(__file__).parents[1]
+PYPROJECT = TESTS.parent / "pyproject.toml"
 NO_DRIVER = """
 class NVMLError(Exception): ...
 def nvmlInit(): raise NVMLError("no driver")
@@ -23,7 +24,7 @@ IS_HIDDEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVI
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Tests with this project's conftest, on a machine whose first GPU is visible."""
-    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.mkdir("tests"))
+    shutil.copy(TESTS / "conftest.py", pytester.mkdir("tests"))
     (pytester.path / "tests" / "test_any.py").write_text(IS_HIDDEN)
     pytester.mkdir("tests/gpu")
     (pytester.path / "tests" / "gpu" / "test_gpu.py").write_text("def test_it():\n    raise AssertionError\n")
@@ -87,7 +88,7 @@ def test_page(): ...
 
 
 def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None:
-    shutil.copy(Path(__file__).with_name("conftest.py"), pytester.path)
+    shutil.copy(TESTS / "conftest.py", pytester.path)
     pytester.makeini("[pytest]\nmarkers = unit\n launch\n smoke\n nightly\n browser")
     pytester.makepyfile(LAYERED)
     items, _ = pytester.inline_genitems("-p", "no:hypothesispytest")
@@ -101,7 +102,7 @@ def test_every_test_has_the_mark_of_its_layer(pytester: pytest.Pytester) -> None
 
 
 def test_each_framework_has_a_named_smoke_test() -> None:
-    texts = [file.read_text() for file in Path(__file__).parent.rglob("test_*.py")]
+    texts = [file.read_text() for file in TESTS.rglob("test_*.py")]
     assert {name for text in texts for name in re.findall(r'mark\.smoke\("(\w+)"\)', text)} == {
         *extensions.own(FRAMEWORKS)
     }
@@ -121,4 +122,4 @@ def test_each_framework_has_a_named_smoke_test() -> None:
 def test_forks_launches_except_in_smoke_tests(
     marks: set[str], file: str, as_users_do: bool, expected: bool
 ) -> None:
-    assert is_forked(marks, Path(__file__).parent / file, as_users_do=as_users_do) == expected
+    assert is_forked(marks, TESTS / file, as_users_do=as_users_do) == expected

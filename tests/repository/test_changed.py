@@ -37,8 +37,8 @@ def test_tests_changed_rooms_and_their_importers() -> None:
         ("tests/traces.py", {"tests/analysis/test_trace.py"}),
         ("tests/conftest.py", {"tests"}),
         ("pyproject.toml", {"tests"}),
-        ("docs/index.md", {"tests/test_docs.py"}),
-        ("Makefile", {"tests/test_workflows.py"}),
+        ("docs/index.md", {"tests/pages/test_docs.py"}),
+        ("Makefile", {"tests/repository/test_workflows.py"}),
     ],
 )
 def test_any_file_has_its_tests(file: str, tests: set[str]) -> None:

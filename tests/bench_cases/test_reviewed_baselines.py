@@ -10,9 +10,9 @@ from perfsuite.frameworks.base import missing_package
 from perfsuite.results.count_baseline import CountBaseline, target_of
 from perfsuite.results.counts import METHOD, are_alike
 from perfsuite.results.store import BaselineStore
-from tests.test_published import CASES
+from tests.bench_cases.test_published import CASES
 
-COUNTS = BaselineStore(Path(__file__).parents[1] / "baselines").counts
+COUNTS = BaselineStore(Path(__file__).parents[2] / "baselines").counts
 FILES = COUNTS.files()
 ON_A_CPU = [case for case in CASES.values() if "cpu" in case.hardware and case.known_issue is None]
 FULL_SIZE = [case for case in CASES.values() if "cpu" not in case.hardware]

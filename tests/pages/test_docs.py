@@ -22,10 +22,10 @@ from perfsuite.launch.lock import USUAL
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 from tests.doc_pages import MARKS, NEEDS, ROOT, Block, Page, pages
+from tests.repository.test_workflows import CASES as SIMULATED_CASES
+from tests.repository.test_workflows import use_this_interpreter
 from tests.sample_reports import WIDTH, texts, with_samples
 from tests.synthetic import commit, git
-from tests.test_workflows import CASES as SIMULATED_CASES
-from tests.test_workflows import use_this_interpreter
 
 PAGES = pages()
 FOR_USERS = [page for page in PAGES if page.path.parent == ROOT / "docs"]

@@ -9,7 +9,7 @@ from perfsuite import Case, Model
 from perfsuite.case.catalog import MODELS
 from perfsuite.case.hardware import PRODUCTS
 from perfsuite.worker.counting.flops import count
-from tests.test_published import CASES
+from tests.bench_cases.test_published import CASES
 
 NIGHTLY = [
     case

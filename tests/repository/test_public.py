@@ -76,7 +76,7 @@ def test_a_name_is_imported_when_it_is_first_used() -> None:
 
 
 def test_the_version_stands_in_one_place() -> None:
-    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert "version" in settings["project"]["dynamic"]
     assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "perfsuite.__version__"}
     assert version("perfsuite") == perfsuite.__version__

@@ -8,7 +8,7 @@ from typing import get_args
 from perfsuite.results.outcome import Outcome
 from perfsuite.results.rank_report import FailureKind
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PAGES = sorted((TESTS.parent / "docs").rglob("*.md"))
 COLUMNS = ["fault", "how it is seen", "what is reported", "what survives"]
 

@@ -46,7 +46,6 @@ from tests.suite import (
     write_cases,
 )
 
-pytestmark = pytest.mark.launch
 FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
 
 
@@ -194,12 +193,14 @@ def test_skips_what_cannot_run_which_is_no_pass(
     assert "1 skipped" in read_report(suite)[0]
 
 
+@pytest.mark.launch
 def test_refuses_xdist_before_launching(suite: pytest.Pytester) -> None:
     result = run_cpu(suite, "-n", "1", "-p", "no:cacheprovider", status=pytest.ExitCode.USAGE_ERROR)
     result.stdout.fnmatch_lines(["ERROR: perfsuite does not run under pytest-xdist*Run without -n*"])
     assert not (suite.path / ".perfsuite").exists()
 
 
+@pytest.mark.launch
 def test_xdist_fails_cases_next_to_other_tests(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_others="def test_other():\n    pass\n")
     result = run(suite, "-n", "1", "-p", "no:cacheprovider", "--perf-report=out", status=1)
@@ -560,6 +561,7 @@ def test_every_report_has_an_unexpected_error(
         result.stdout.fnmatch_lines([f"{each['case_id']} *failed"])
 
 
+@pytest.mark.launch
 @pytest.mark.fault("Ctrl-C")
 def test_ctrl_c_keeps_results_and_leaves_nothing(suite: pytest.Pytester) -> None:
     """A second case hangs; the interrupt comes while it does."""
@@ -727,6 +729,7 @@ STANDS_IN_FOR_DRY_RUNS = """
 """
 
 
+@pytest.mark.launch
 def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
@@ -737,6 +740,7 @@ def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester, monkeypatch: pyte
     assert case["runs"][0]["counts"][0]["ranks"] == [0]
 
 
+@pytest.mark.launch
 def test_empty_parallel_dry_runs_fail(suite: pytest.Pytester) -> None:
     result = suite.runpytest_subprocess(*SIDE_BY_SIDE)
     assert result.ret == 1, result.outlines

@@ -11,7 +11,7 @@ from perfsuite.case import torch_build
 from tests.processes import python
 
 PACKAGE = Path(perfsuite.__file__).parent
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 FILES = {
     ".".join(("perfsuite", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file
     for file in sorted(PACKAGE.rglob("*.py"))
@@ -43,12 +43,12 @@ NO_TEST_FILE = {
     "perfsuite.session.by_command": "run by cli/test_compare.py and cli/test_dry_run.py",
     "perfsuite.launch.base": "an abstract class: launch/test_launchers.py and others have subclasses",
     "perfsuite.launch.job": "plain data: launch/test_local.py and others launch it",
-    "perfsuite.plugin.ending": "run by test_plugin.py and test_plugin_resume.py, which run pytest",
+    "perfsuite.plugin.ending": "run by plugin/test_sessions.py and plugin/test_resume.py, which run pytest",
     **dict.fromkeys(
         (f"perfsuite.frameworks.common.{name}" for name in ("llama", "sharding")),
         "what they refuse is in frameworks/test_refusals.py",
     ),
-    "perfsuite.session.outputs": "run by cli/test_compare.py, cli/test_dry_run.py and test_plugin.py",
+    "perfsuite.session.outputs": "run by tests of cli/test_compare.py and plugin/test_sessions.py",
     "perfsuite.plugin.settings": "run by plugin/test_options.py, which runs pytest",
     "perfsuite.session.unclaimed": "run by plugin/test_selection.py, which runs pytest",
     "perfsuite.session.mode": "its subclasses are tested",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Removable(NamedTuple):
@@ -37,10 +37,13 @@ def framework(name: str) -> Removable:
 
 
 OF_ALL_FRAMEWORKS = (
+    "bench_cases",
     "perfsuite/__init__.py",  # for type checkers
+    "tests/bench_cases",
     "tests/benchmarks",
     "tests/gpu",
-    "tests/test_imports.py",
+    "tests/repository/test_imports.py",
+    "tests/repository/test_public.py",
 )
 """Files that name every framework. The tests among them need each one, or pass over one that is gone."""
 
@@ -59,11 +62,10 @@ each = pytest.mark.parametrize("name", REMOVABLE)
 LONGEST_S = 14 * 60  # below `faulthandler_timeout`, which would end the process of this test
 ABOUT_THE_REPOSITORY = (
     "tests/features",
+    "tests/pages",
     "tests/pictures",
-    "tests/test_docs.py",
-    "tests/test_features.py",
-    "tests/test_pictures.py",
-    "tests/test_workflows.py",
+    "tests/repository/test_features.py",
+    "tests/repository/test_workflows.py",
 )
 """Tests that do not run without a feature: those of other features, of pages and pictures, and of workflows.
 

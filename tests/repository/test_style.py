@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MOST_TUPLES = 1.5
 """Assignments such as `a, b = x, y` per 1,000 lines. Swaps need them; other values get a line each."""
 MOST_WALRUSES = 1.0

@@ -15,7 +15,7 @@ from packaging.version import Version
 from perfsuite.case.torch_build import MIN_TORCH
 from tests.packages import write_wheel
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 PINS = [Requirement(line) for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
 
