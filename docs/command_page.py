@@ -18,7 +18,7 @@ HEAD = """# Commands
 
 <!-- Made by `python docs/command_page.py` from the commands themselves. -->
 
-A command of `perfsuite` ends with exit status 0; with 1 for a finding (a worsening, a check that failed, a
+A command of `perfsuite` ends with exit status 0; with 1 for a finding (a regression, a check that failed, a
 case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor`,
 `judge` (of logs) and `selftest` end with 3 if the result is unknown. `--help` says more.
 

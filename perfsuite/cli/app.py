@@ -121,8 +121,8 @@ class _Commands(TyperGroup):
                 raise SystemExit(1) from None
             where = "" if error.filename is None else f"{error.filename}: "
             with contextlib.suppress(OSError):
-                told = f"perfsuite: {where}{error.strerror or error}"
-                console(stderr=True).print(told, style="red")
+                message = f"perfsuite: {where}{error.strerror or error}"
+                console(stderr=True).print(message, style="red")
             raise SystemExit(2) from None
 
     def invoke(self, ctx: Any) -> Any:
@@ -138,8 +138,8 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     help="Performance regression tests for distributed training.\n\nExit status: 0, or 1 for a finding (a "
-    "worsening, a fault that was not caught, a check that failed), or 2 for an error; compare, bisect, "
-    "releases, doctor, judge (of logs) and selftest end with 3 where they cannot tell.",
+    "regression, a fault that was not caught, a check that failed), or 2 for an error; compare, bisect, "
+    "releases, doctor, judge (of logs) and selftest end with 3 where they cannot decide.",
     no_args_is_help=True,
     cls=_Commands,
 )

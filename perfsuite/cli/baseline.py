@@ -44,8 +44,8 @@ ANOTHER_MACHINE = (
 @shares("baselines", "store", "as_json")
 def list_baselines(*, shared: Shared) -> None:
     """List every baseline, reviewed or only recorded here: of times and memory, then of counts."""
-    known = BaselineStore(shared.baselines, Store(shared.store).baselines)
-    listed = [_listed(TIMES, known), _listed(COUNTS, known.counts)]
+    store = BaselineStore(shared.baselines, Store(shared.store).baselines)
+    listed = [_listed(TIMES, store), _listed(COUNTS, store.counts)]
     if shared.as_json:
         print_json([row for rows, _ in listed for row in rows])
         return
@@ -53,7 +53,7 @@ def list_baselines(*, shared: Shared) -> None:
         if rows:
             console().print(grid)
     if not any(rows for rows, _ in listed):
-        console().print(f"no baselines in {known}")
+        console().print(f"no baselines in {store}")
 
 
 def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, object]], Table]:
@@ -61,13 +61,13 @@ def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, ob
     grid = plain_table((*shown.headings, "from", "accepted"))
     rows = list[dict[str, object]]()
     folder = shown.headings[0].replace(" ", "_")
-    for known in map(files.read, files.files()):
-        by = None if known.accepted is None else known.accepted.by
-        day = known.recorded_at[:10]
-        made = {folder: known.folder, "case": known.case.id, "day": day, "accepted_by": by}
-        rows.append({**made, **shown.figures(known)})
+    for recorded in map(files.read, files.files()):
+        by = None if recorded.accepted is None else recorded.accepted.by
+        day = recorded.recorded_at[:10]
+        made = {folder: recorded.folder, "case": recorded.case.id, "day": day, "accepted_by": by}
+        rows.append({**made, **shown.figures(recorded)})
         accepted = "local" if by is None else f"by {by}"
-        grid.add_row(known.folder, known.case.id, *shown.cells(known), day, accepted)
+        grid.add_row(recorded.folder, recorded.case.id, *shown.cells(recorded), day, accepted)
     return rows, grid
 
 
@@ -78,39 +78,39 @@ def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared
 
     Below them are the counts of their steps, on every target: counts do not belong to a machine.
     """
-    known = BaselineStore(shared.baselines, Store(shared.store).baselines)
+    store = BaselineStore(shared.baselines, Store(shared.store).baselines)
     machine_class = hardware_class or detect().hardware_class
-    files = known.files(machine_class, case)
-    count_files = known.counts.files(case_ids=case)
+    files = store.files(machine_class, case)
+    count_files = store.counts.files(case_ids=case)
     if not files and not count_files:
         raise FileError(
-            f"no baseline matches {case!r} on {machine_class} in {known}; see: perfsuite baseline list"
+            f"no baseline matches {case!r} on {machine_class} in {store}; see: perfsuite baseline list"
         )
     if shared.as_json:
-        contents = [(file, documents.plain(known.read(file))) for file in files]
-        contents += [(file, documents.plain(known.counts.read(file))) for file in count_files]
+        contents = [(file, documents.plain(store.read(file))) for file in files]
+        contents += [(file, documents.plain(store.counts.read(file))) for file in count_files]
         print_json([{"file": str(file), "baseline": content} for file, content in contents])
         return
     for file in files:
-        times = known.read(file)
-        profile = known.profile_of(Found(times, file))
+        times = store.read(file)
+        profile = store.profile_of(Found(times, file))
         _show(TIMES, times, file, [] if profile is None else profile_lines(profile))
     for file in count_files:
-        counts = known.counts.read(file)
+        counts = store.counts.read(file)
         _show(COUNTS, counts, file)
         console().print("\n".join(spans_of(spans.of_counts(counts.counts))))
         for entry in counts.counts:
             console().print("\n".join(step_of(entry)))
 
 
-def _show(shown: Shown[J], known: J, file: Path, more: Sequence[str] = ()) -> None:
+def _show(shown: Shown[J], recorded: J, file: Path, more: Sequence[str] = ()) -> None:
     lines: list[str] = [f"file: {file}"]
-    accepted = known.accepted
+    accepted = recorded.accepted
     if accepted is not None:
         lines.append(f"accepted by {accepted.by} on {accepted.date} at {accepted.commit or 'no commit'}")
         lines.append(f"reason: {accepted.reason or 'none given'}")
-    console().print(shown.title(known))
-    for line in (*lines, *shown.details(known), *more):
+    console().print(shown.title(recorded))
+    for line in (*lines, *shown.details(recorded), *more):
         console().print(f"  {line}")
 
 
@@ -124,31 +124,31 @@ def diff(
     """Show what changed in the reviewed baselines since a git ref, in numbers rather than lines."""
     root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
     commit = commit_of(ref, cwd=root)
-    known = BaselineStore(shared.baselines.resolve())
+    store = BaselineStore(shared.baselines.resolve())
     listed = git(
-        "diff", "--name-only", "--no-renames", "--ignore-submodules=dirty", commit, "--", str(known), cwd=root
+        "diff", "--name-only", "--no-renames", "--ignore-submodules=dirty", commit, "--", str(store), cwd=root
     )
-    listed += git("ls-files", "--others", "--exclude-standard", "--", str(known), cwd=root)
+    listed += git("ls-files", "--others", "--exclude-standard", "--", str(store), cwd=root)
     files = [root / name for name in sorted(set(listed.splitlines())) if name.endswith(".json")]
-    told = list[tuple[Text, dict[str, object]]]()
+    changes = list[tuple[Text, dict[str, object]]]()
     for file in files:
-        if file.parent.parent == known.profiles.reviewed:
-            told.append(_changed(PROFILES, known.profiles, ref, file, root))
-        elif file.parent.parent == known.counts.reviewed:
-            told.append(_changed(COUNTS, known.counts, commit, file, root))
+        if file.parent.parent == store.profiles.reviewed:
+            changes.append(_changed(PROFILES, store.profiles, ref, file, root))
+        elif file.parent.parent == store.counts.reviewed:
+            changes.append(_changed(COUNTS, store.counts, commit, file, root))
         else:
-            told.append(_changed(TIMES, known, ref, file, root))
+            changes.append(_changed(TIMES, store, ref, file, root))
     if shared.as_json:
-        print_json([row for _, row in told])
+        print_json([row for _, row in changes])
         return
-    for text, _ in told:
+    for text, _ in changes:
         console().print(text)
-    if not told:
+    if not changes:
         console().print(f"no baseline changed since {ref}")
 
 
 def _changed(
-    shown: Shown[B], known: BaselineFiles[B], ref: str, file: Path, root: Path
+    shown: Shown[B], files: BaselineFiles[B], ref: str, file: Path, root: Path
 ) -> tuple[Text, dict[str, object]]:
     """Return the changes in a baseline's file since a git ref, in words and as data."""
     name = str(file.relative_to(root))
@@ -156,13 +156,13 @@ def _changed(
     if git("ls-tree", "--name-only", "--full-tree", ref, "--", name, cwd=root).strip():
         try:
             content = documents.parse(git("show", f"{ref}:{name}", cwd=root))
-            before = known.kind.model_validate(content, context=documents.FROM_FILE)
+            before = files.kind.model_validate(content, context=documents.FROM_FILE)
         except (ValueError, RecursionError) as error:
             raise Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
-    now = documents.read(file, known.kind) if is_there(file) else None
+    now = documents.read(file, files.kind) if is_there(file) else None
     row: dict[str, object] = {"file": name}
-    for key, each in (("before", before), ("now", now)):
-        row[key] = each and documents.plain(each)
+    for key, document in (("before", before), ("now", now)):
+        row[key] = document and documents.plain(document)
     return shown.before_after(before, now), row
 
 

@@ -65,8 +65,8 @@ def _expected(marker: str | None) -> Machine:
     error = hardware_error(marker)
     if error is not None:
         raise CaseError(f"--expect {marker}: {error}")
-    found = detect_cpu("not looked at: --expect cpu") if marker == "cpu" else detect()
-    reason = machine.why_not(found, marker)
+    detected = detect_cpu("not looked at: --expect cpu") if marker == "cpu" else detect()
+    reason = machine.why_not(detected, marker)
     if reason is not None:
-        raise CaseError(f"no {marker} here: {reason}" + (f"; {found.note}" if found.note else ""))
-    return found
+        raise CaseError(f"no {marker} here: {reason}" + (f"; {detected.note}" if detected.note else ""))
+    return detected

@@ -60,14 +60,14 @@ def _show(sessions: list[SessionFile], *, verbose: bool) -> None:
         interruption = summary.interruption(session)
         if interruption is not None:
             out.print(interruption)
-        for line in summary.judge_changes_told([session.judge_changes]):
+        for line in summary.judge_change_lines([session.judge_changes]):
             out.print(line)
         changed = summary.case_changes(session)
         if changed:
             out.print("\n".join(changed))
         out.print()
-        for found in session.preflights:
-            out.print(f"{preflight_text(found)}\n")
+        for preflight in session.preflights:
+            out.print(f"{preflight_text(preflight)}\n")
         for note in (*summary.machine_notes(session.results), *session.waivers):
             out.print(f"note: {note}")
         if session.results:

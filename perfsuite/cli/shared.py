@@ -142,8 +142,8 @@ def read(name: str, value: str | None) -> Any:
 
 def report_directory(out: Path | None) -> Path | None:
     """Return the directory of a report. Raises `CaseError` if it cannot be one."""
-    found: Path | None = BY_NAME["report"].read("--out", None if out is None else str(out))
-    return found
+    directory: Path | None = BY_NAME["report"].read("--out", None if out is None else str(out))
+    return directory
 
 
 def options(**given: Path | str | None) -> Options:

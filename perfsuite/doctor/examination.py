@@ -10,7 +10,7 @@ from perfsuite.extensions import Extension
 
 
 def examine(
-    found: Machine,
+    detected: Machine,
     *,
     quick: bool,
     load_command: Callable[[Extension], object],
@@ -18,21 +18,21 @@ def examine(
 ) -> list[Row]:
     """Run all checks of a machine, which can take minutes. `say` is called to report progress."""
     rows = [
-        *machine.machine_rows(found),
-        *machine.system_rows(found),
-        *gpus.gpu_rows(found),
-        machine.neighbours_row(found),
+        *machine.machine_rows(detected),
+        *machine.system_rows(detected),
+        *gpus.gpu_rows(detected),
+        machine.neighbours_row(detected),
         machine.extensions_row(load_command),
     ]
     say("importing torch" if quick else "training a small model in one process, bare and under the clock")
-    probed = torch_checks.probe(found, quick=quick)
+    probed = torch_checks.probe(detected, quick=quick)
     if isinstance(probed, Row):
         return [*rows, probed]
-    rows += torch_checks.torch_rows(probed, found)
+    rows += torch_checks.torch_rows(probed, detected)
     if probed.memory is not None and probed.clock is not None:
         rows.append(torch_checks.memory_row(probed.memory, probed.expected_peak))
         rows += torch_checks.clock_rows(probed.clock)
     broken = {row.check for row in rows if row.status == "fail"}
     if not quick and not broken & {"torch and GPUs", "extensions"}:  # these failures prevent launches
-        rows += launch_rows(found, say)
+        rows += launch_rows(detected, say)
     return rows

@@ -16,7 +16,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 
 MIN_SHARE_OF_PEAK = 0.4  # of the data sheet's dense peak in a 4096 x 4096 matmul: healthy cards exceed it
-UNTOLD = "NVML does not tell it"
+NOT_REPORTED = "NVML does not report it"
 FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
 
@@ -33,9 +33,9 @@ def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
     notes = [*gpus.finish(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
     if len(cards) < machine.devices:
         return [unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
-    found = "; ".join(notes) or "no fault is known to the driver"
+    faults = "; ".join(notes) or "no fault is known to the driver"
     return [
-        checked("GPU hardware", found, ok=not notes, advice="see to the card first"),
+        checked("GPU hardware", faults, ok=not notes, advice="see to the card first"),
         _power_row(cards),
         _alike_row("clocks", [_mhz(card) for card in cards]),
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
@@ -50,8 +50,8 @@ def _nvlink_rows(cards: Sequence[DeviceHealth], fabric: Sequence[tuple[int, int]
     if any(fabric):
         wrong = [card.name for card, state in zip(cards, fabric, strict=True) if state != FABRIC_IS_UP]
         advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and see dmesg"
-        found = f"not initialized: {', '.join(wrong)}" if wrong else "initialized"
-        rows.append(checked("NVLink fabric", found, ok=not wrong, advice=advice))
+        fabric_text = f"not initialized: {', '.join(wrong)}" if wrong else "initialized"
+        rows.append(checked("NVLink fabric", fabric_text, ok=not wrong, advice=advice))
     return rows
 
 
@@ -61,27 +61,27 @@ def _nvlinks(card: DeviceHealth) -> str | None:
 
 
 def _power_row(cards: Sequence[DeviceHealth]) -> Row:
-    known = [(card, card.power_limit_w, card.power_limit_default_w) for card in cards]
+    power_limits = [(card, card.power_limit_w, card.power_limit_default_w) for card in cards]
     low = [
         f"{card.name} is limited to {limit:.0f} W, its default is {usual:.0f} W"
-        for card, limit, usual in known
+        for card, limit, usual in power_limits
         if limit is not None and usual is not None and limit < usual
     ]
     if low:
         advice = "raise it (nvidia-smi -pl) before baselines are recorded: it sets how fast these GPUs train"
         return unknown("power limit", "; ".join(low), advice)
-    limits = sorted({f"{limit:.0f} W" for _, limit, _ in known if limit is not None})
-    return passed("power limit", ", ".join(limits)) if limits else unknown("power limit", UNTOLD)
+    limits = sorted({f"{limit:.0f} W" for _, limit, _ in power_limits if limit is not None})
+    return passed("power limit", ", ".join(limits)) if limits else unknown("power limit", NOT_REPORTED)
 
 
 def _alike_row(check: str, values: Sequence[str | None]) -> Row:
-    known = {value for value in values if value is not None}
-    if not known:
-        return unknown(check, UNTOLD)
-    if len(known) == 1:
-        return passed(check, known.pop())
-    each = ", ".join(f"GPU {index}: {value or 'unknown'}" for index, value in enumerate(values))
-    return failed(check, each, "set all GPUs alike: the slowest one sets the pace of a step")
+    distinct = {value for value in values if value is not None}
+    if not distinct:
+        return unknown(check, NOT_REPORTED)
+    if len(distinct) == 1:
+        return passed(check, distinct.pop())
+    per_gpu = ", ".join(f"GPU {index}: {value or 'unknown'}" for index, value in enumerate(values))
+    return failed(check, per_gpu, "set all GPUs alike: the slowest one sets the pace of a step")
 
 
 def _mhz(card: DeviceHealth) -> str | None:
@@ -112,7 +112,9 @@ def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
 def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
     lowest = min(rates.values())
     highest = max(rates.values())
-    found = f"{lowest:.4g} to {highest:.4g} over {len(rates)} GPUs" if len(rates) > 1 else f"{lowest:.4g}"
+    rates_text = (
+        f"{lowest:.4g} to {highest:.4g} over {len(rates)} GPUs" if len(rates) > 1 else f"{lowest:.4g}"
+    )
     lag = laggard(rates)
     if lag is not None:
         rank, _, behind = lag
@@ -120,17 +122,17 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
             f"GPU {rank} is {behind:.0%} slower than the fastest: look at its clocks, its power limit, its "
             "link, and who else uses it"
         )
-        return failed(name, found, advice)
+        return failed(name, rates_text, advice)
     peak = machine.peak_flops("bf16") if name == "matmul_tflops" else None
     if peak is not None:
         share = lowest * 1e12 / peak
-        found += f", {share:.0%} of the data sheet's peak"
+        rates_text += f", {share:.0%} of the data sheet's peak"
         if share < MIN_SHARE_OF_PEAK:
             advice = f"at least {MIN_SHARE_OF_PEAK:.0%} is usual: look at clocks, power limit and temperature"
-            return failed(name, found, advice)
+            return failed(name, rates_text, advice)
     elif len(rates) == 1:
         advice = (
             "there is no other GPU here to compare it with: compare it with another machine of this class"
         )
-        return unknown(name, found, advice)
-    return passed(name, found)
+        return unknown(name, rates_text, advice)
+    return passed(name, rates_text)

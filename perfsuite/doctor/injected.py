@@ -79,12 +79,12 @@ def inject_all(
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
         runs, verdict = measure(case, machine, root / "baseline", Reference(policy=policy))
-        found = f"{verdict.outcome} from {plural(len(runs), 'launch')}"
+        observed = f"{verdict.outcome} from {plural(len(runs), 'launch')}"
         if verdict.outcome != "recorded":
             row = unknown if verdict.outcome == "unhealthy" else failed
-            yield row("baseline", found, "; ".join(verdict.reasons))
+            yield row("baseline", observed, "; ".join(verdict.reasons))
             return
-        yield passed("baseline", found)
+        yield passed("baseline", observed)
         recorded = from_runs(verdict.healthy(runs))
         for expected in (*expectations, CLEAN):  # last, to expose processes that a fault left behind
             yield _judged(case, machine, root, expected, recorded)
@@ -100,10 +100,10 @@ def _judged(case: Case, machine: Machine, root: Path, expected: Expectation, rec
     launching = Launching(inject=expected.inject)
     runs, verdict = measure(case, machine, root / f"{expected.inject}", reference, launching)
     if verdict.outcome == "unhealthy":
-        found = f"the machine was unhealthy in {plural(len(runs), 'launch')}, so nothing is known"
-        return unknown(name, found, verdict.reasons[-1])
-    found = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
+        observed = f"the machine was unhealthy in {plural(len(runs), 'launch')}, so nothing is known"
+        return unknown(name, observed, verdict.reasons[-1])
+    observed = verdict.outcome + (f" ({verdict.failure})" if verdict.failure else "")
     wanted = " or ".join(expected.outcomes) + (f" ({expected.failure})" if expected.failure else "")
     advice = "; ".join((f"expected {wanted}", *verdict.reasons))
-    found += f" after {plural(len(runs), 'launch')}"
-    return checked(name, found, ok=expected.is_met(verdict), advice=advice)
+    observed += f" after {plural(len(runs), 'launch')}"
+    return checked(name, observed, ok=expected.is_met(verdict), advice=advice)

@@ -89,8 +89,8 @@ def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
     check = exact.check([run], from_runs([before]))
     findings = check.findings if check is not None else ()
     named = [finding for finding in findings if field is not None and field in finding.field]
-    found = "; ".join(each.sentence for each in (named[:1] or findings)) or "the counts are the same"
-    return checked(name, found, ok=bool(named) if field else not findings, advice=expected)
+    observed = "; ".join(each.sentence for each in (named[:1] or findings)) or "the counts are the same"
+    return checked(name, observed, ok=bool(named) if field else not findings, advice=expected)
 
 
 def _why_nothing_counted(run: Run) -> str | None:

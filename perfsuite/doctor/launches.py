@@ -52,21 +52,21 @@ def well_row(runs: Sequence[Run], verdict: Verdict) -> Row:
 def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
     """Estimate the noise between launches, and check that the gate finds drops of the usual tolerance."""
     healthy = [run for run in verdict.healthy(runs) if run.failure is None]
-    known = class_noise([from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
-    if known is None:
-        found = f"{plural(len(healthy), 'healthy launch')} cannot tell it"
-        return unknown("noise", found, "look again when it is quiet")
-    now = minimum_detectable_drop(noise=known, baseline_launches=len(healthy))
-    reviewed = Noise(sigma=known.sigma, degrees_of_freedom=REVIEWED_DEGREES)
+    noise = class_noise([from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
+    if noise is None:
+        observed = f"{plural(len(healthy), 'healthy launch')} are too few to estimate it"
+        return unknown("noise", observed, "look again when it is quiet")
+    now = minimum_detectable_drop(noise=noise, baseline_launches=len(healthy))
+    reviewed = Noise(sigma=noise.sigma, degrees_of_freedom=REVIEWED_DEGREES)
     later = minimum_detectable_drop(noise=reviewed, baseline_launches=REVIEWED_LAUNCHES)
     allowed = TOKENS_PER_S.tolerance(machine.device)
     by = [f"{TOKENS_PER_S.bound(of_cost):.1%}" for of_cost in (now, later, allowed)]
-    found = (
-        f"{known.sigma:.2%} between launches, so drops of tokens/s by {by[0]} are found now and by {by[1]} "
+    observed = (
+        f"{noise.sigma:.2%} between launches, so drops of tokens/s by {by[0]} are found now and by {by[1]} "
         f"with reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} are allowed"
     )
     advice = (
         f"verdicts here are called blind to drops below {by[1]}: lock the clocks, keep others off, or take "
         "longer steps"
     )
-    return checked("noise", found, ok=later <= allowed, advice=advice)
+    return checked("noise", observed, ok=later <= allowed, advice=advice)

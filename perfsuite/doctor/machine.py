@@ -46,12 +46,12 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
         rows.append(_shared_memory_row(root))
     there = sum(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
     if machine.device == "cuda" and machine.devices < there:
-        found = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
-        found += "processes are skipped, and what others do on the rest slows these unseen"
+        observed = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
+        observed += "processes are skipped, and what others do on the rest slows these unseen"
         advice = (
             "show all (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the rest idle"
         )
-        rows.append(unknown("hidden GPUs", found, advice))
+        rows.append(unknown("hidden GPUs", observed, advice))
     return rows
 
 
@@ -126,6 +126,6 @@ def extensions_row(load_command: Callable[[Extension], object]) -> Row:
         *extensions.problems(LAUNCHERS, load_launcher),
     ]
     names = [f"{each.name} of {each.package}" for group in GROUPS for each in extensions.installed(group)]
-    found = "; ".join(problems) or ", ".join(names) or "none installed"
-    advice = "mend or remove these packages: what needs them fails"
-    return checked("extensions", found, ok=not problems, advice=advice)
+    observed = "; ".join(problems) or ", ".join(names) or "none installed"
+    advice = "repair or remove these packages: everything that needs them fails"
+    return checked("extensions", observed, ok=not problems, advice=advice)

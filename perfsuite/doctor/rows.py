@@ -19,24 +19,24 @@ class Row(Data):
     advice: str | None = None  # the remedy if it did not pass
 
 
-def passed(check: str, found: str) -> Row:
+def passed(check: str, observed: str) -> Row:
     """Return the row of a check that passed."""
-    return Row(check=check, status="pass", found=found)
+    return Row(check=check, status="pass", found=observed)
 
 
-def failed(check: str, found: str, advice: str | None = None) -> Row:
+def failed(check: str, observed: str, advice: str | None = None) -> Row:
     """Return the row of a check that failed."""
-    return Row(check=check, status="fail", found=found, advice=advice)
+    return Row(check=check, status="fail", found=observed, advice=advice)
 
 
-def unknown(check: str, found: str, advice: str | None = None) -> Row:
+def unknown(check: str, observed: str, advice: str | None = None) -> Row:
     """Return the row of a check without a result."""
-    return Row(check=check, status="unknown", found=found, advice=advice)
+    return Row(check=check, status="unknown", found=observed, advice=advice)
 
 
-def checked(check: str, found: str, *, ok: bool, advice: str) -> Row:
+def checked(check: str, observed: str, *, ok: bool, advice: str) -> Row:
     """Return the row of a check that passed, or that failed, with the advice."""
-    return passed(check, found) if ok else failed(check, found, advice)
+    return passed(check, observed) if ok else failed(check, observed, advice)
 
 
 def worst(rows: Iterable[Row]) -> Status:

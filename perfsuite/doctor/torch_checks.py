@@ -60,9 +60,9 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
     check = "torch and GPUs"
     if probed.devices == machine.devices:
         return [*rows, passed(check, f"{reached}, driver {machine.driver}, NCCL {probed.nccl}")]
-    found = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {probed.error or reached}"
+    observed = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {probed.error or reached}"
     advice = "install a torch for a CUDA that this driver knows (pip install torch), or a newer driver"
-    return [*rows, failed(check, found, advice)]
+    return [*rows, failed(check, observed, advice)]
 
 
 def memory_row(memory: Memory, expected: int) -> Row:
@@ -102,10 +102,12 @@ def clock_rows(clock: ClockFacts) -> list[Row]:
 def _overhead_row(clock: ClockFacts) -> Row:
     low, middle, high = (ratio - 1 for ratio in quantiles(clock.overhead, n=4, method="inclusive"))
     check = "cost of measuring"
-    found = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
+    observed = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
     if abs(middle) <= MAX_OVERHEAD:
-        return passed(check, found)
+        return passed(check, observed)
     if low <= MAX_OVERHEAD:  # a quarter of the blocks is fine
-        return unknown(check, found, "the machine scatters too much to tell: look again when it is quiet")
+        return unknown(
+            check, observed, "the machine scatters too much to decide: look again when it is quiet"
+        )
     advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer ones"
-    return failed(check, found, advice)
+    return failed(check, observed, advice)

@@ -63,10 +63,10 @@ def _why(result: Measurement) -> str:
         for check in decisive(judged)
     ]
     if judged.failure is not None:
-        told = ", ".join(check.label for check in decisive(judged))
+        why = ", ".join(check.label for check in decisive(judged))
         if judged.failure in JUDGED_ALL_THE_SAME:
-            told = _cause_first(judged, "regressed", changes)
-        return ": ".join(filter(None, (judged.failure.replace("_", " "), told)))
+            why = _cause_first(judged, "regressed", changes)
+        return ": ".join(filter(None, (judged.failure.replace("_", " "), why)))
     if result.outcome == "unhealthy":
         set_aside = f"{plural(len(judged.unhealthy_launches), 'launch')} set aside"
         return set_aside if result.runs else "; ".join(judged.reasons)
@@ -209,7 +209,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
         "started": _time(session.started_at),
         "time in launches": took(session),
         "perfsuite": session.perfsuite,
-        **arms_told(session.arms),
+        **arm_descriptions(session.arms),
         **({"parts": "; ".join(parts)} if len(parts) > 1 else {}),
     }
 
@@ -231,7 +231,7 @@ def took(session: SessionFile) -> str:
     return f"{sum(run.duration_s for run in runs) / 60:,.1f} min{gpus}"
 
 
-def arms_told(arms: Sequence[ArmFacts]) -> dict[str, str]:
+def arm_descriptions(arms: Sequence[ArmFacts]) -> dict[str, str]:
     """Describe each of two arms, as it was given and as it was resolved; empty without arms."""
     return {
         f"arm {letter}": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
@@ -295,7 +295,7 @@ def judge_changes(branches: Iterable[JudgeChanges | None]) -> list[tuple[str, li
     return sections
 
 
-def judge_changes_told(branches: Iterable[JudgeChanges | None]) -> list[str]:
+def judge_change_lines(branches: Iterable[JudgeChanges | None]) -> list[str]:
     """Return `judge_changes` as lines of text."""
     return [
         line
@@ -339,7 +339,7 @@ def unclaimed(baselines: Sequence[str]) -> tuple[str, list[str]] | None:
     return f"{plural(len(baselines), 'reviewed baseline')} {has} no case", cut(baselines, UNCLAIMED_SHOWN)
 
 
-def unclaimed_told(baselines: Sequence[str]) -> list[str]:
+def unclaimed_lines(baselines: Sequence[str]) -> list[str]:
     """Return `unclaimed` as one line of text."""
     section = unclaimed(baselines)
     return [] if section is None else [f"{section[0]}: {'; '.join(section[1])}"]

@@ -41,12 +41,12 @@ class AgainstBaseline(Mode):
         """Launch a case until its launches decide, and judge their counts."""
         case = task.case
         options = self.options
-        known, required = self._baseline_of(task)  # again: the last holder of the lock may have recorded one
+        stored, required = self._baseline_of(task)  # again: the last holder of the lock may have recorded one
         target = target_of(task.machine, dry=False)
         counts = self.baselines.counts.find(target, case) if options.counts else None
         counts_file = counts.file if counts else self.baselines.counts.local_file(target, case.id)
         reference = Reference(
-            baseline=known.baseline if known else None,
+            baseline=stored.baseline if stored else None,
             counts=counts.baseline if counts else None,
             noise=self.noise(task.machine.hardware_class),
             policy=options.policy,
@@ -58,10 +58,10 @@ class AgainstBaseline(Mode):
             seen = {"launches": verdict.launches, "unhealthy_launches": verdict.unhealthy_launches}
             verdict = required.replace(**seen)
         verdict = with_counts(verdict, runs, reference.counts, str(counts_file), times=reference.baseline)
-        baseline_file = known.file if known else None
+        baseline_file = stored.file if stored else None
         if verdict.is_recorded:
             baseline_file = self.baselines.local_file(runs[-1].machine.hardware_class, case.id)
-        judges = [documents.plain(each.baseline) for each in (known, counts) if each is not None]
+        judges = [documents.plain(each.baseline) for each in (stored, counts) if each is not None]
         return Trial(
             verdict=verdict,
             runs=tuple(runs),
@@ -122,18 +122,18 @@ class AgainstBaseline(Mode):
 
         A local baseline with too few launches does not count.
         """
-        found = self.baselines.find(task.machine.hardware_class, task.case)
+        stored = self.baselines.find(task.machine.hardware_class, task.case)
         options = self.options
         fewest = min(MIN_RECORDED, options.policy.record_launches)
-        if found and (found.baseline.accepted is not None or len(found.baseline.launches) >= fewest):
-            return found, None
+        if stored and (stored.baseline.accepted is not None or len(stored.baseline.launches) >= fewest):
+            return stored, None
         if options.inject is not None:
             why = "--perf-inject needs one to compare with: run once without it"
         elif options.fail_without_baseline:
             why = MISSING_FAILS
         else:
             return None, None
-        of = "" if found is None else f" of {plural(fewest, 'launch')} or more"
+        of = "" if stored is None else f" of {plural(fewest, 'launch')} or more"
         reason = f"no baseline{of} on {task.machine.hardware_class} in {self.baselines}, and {why}"
         return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 

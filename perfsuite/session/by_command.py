@@ -5,7 +5,7 @@ from pathlib import Path
 
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import hardware_error
-from perfsuite.dry import cases as found
+from perfsuite.dry import cases as dry_cases
 from perfsuite.errors import AllocationOverError, CaseError, told
 from perfsuite.report import summary
 from perfsuite.report.console import console, say
@@ -33,19 +33,19 @@ def selected(directory: Path, ids: list[str] | None, expression: str | None) -> 
         raise CaseError("give case ids or -k, not both")
     if not ids and expression is None:
         raise CaseError("no case is named: give case ids, or select cases with -k")
-    return found.by_id(directory, ids) if ids else found.by_expression(directory, str(expression))
+    return dry_cases.by_id(directory, ids) if ids else dry_cases.by_expression(directory, str(expression))
 
 
 def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
     """Return the cases that `host` can run. Raises `CaseError` for one that it cannot, if `are_named`."""
-    found = []
+    able = []
     for case in cases:
         reason = host.why_not(case)
         if reason is None:
-            found.append(case)
+            able.append(case)
         elif are_named:
             raise CaseError(f"{case.id}: {reason}")
-    return found
+    return able
 
 
 def fitting(session: Session, cases: list[Case]) -> list[Case]:
@@ -98,8 +98,8 @@ def _show(session: Session, status: Status, *, as_json: bool) -> None:
     else:
         out = console()
         width = max(out.width, 80) if out.is_terminal else None
-        found = outputs.lines(session.record, whole=True, color=out.is_terminal, width=width)
+        result_lines = outputs.lines(session.record, whole=True, color=out.is_terminal, width=width)
         changed = summary.case_changes(shown)
-        for line in [*found, *([""] if changed else []), *changed]:
+        for line in [*result_lines, *([""] if changed else []), *changed]:
             print(relative(line, Path.cwd()))
     outputs.write_files(session.record, status)

@@ -54,14 +54,14 @@ def case_changes(
         return (), None
     with ThreadPoolExecutor(2) as threads:
         begun = [threads.submit(_tests_of, arm, selection, store) for arm in arms]
-    found = []
-    for letter, each in zip("AB", begun, strict=True):
+    tests_by_arm = []
+    for letter, collection in zip("AB", begun, strict=True):
         try:
-            found.append(each.result())
+            tests_by_arm.append(collection.result())
         except PerfsuiteError as error:
             why = _in_short(str(error))
             return (), f"arm {letter}'s cases could not be collected: {why}: what vanished is unknown"
-    changes = tuple(_changes(*found, asked=selection.asked))
+    changes = tuple(_changes(*tests_by_arm, asked=selection.asked))
     return _of_this_branch(changes, arms, selection, store), None
 
 
@@ -100,11 +100,11 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
         return ()  # a commit before the first case
     store.mkdir(parents=True, exist_ok=True)  # a directory that a container also sees
     with tempfile.TemporaryDirectory(dir=store) as temporary:
-        found = collect(
+        case_list = collect(
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"
         )
     names = {_in_arm(path, arm): names for path, names in selection.names.items()}
-    return tuple(test for test in _tests(found) if _is_asked(test, names))
+    return tuple(test for test in _tests(case_list) if _is_asked(test, names))
 
 
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
@@ -115,9 +115,9 @@ def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
     return not asked or any(name == each or name.startswith((f"{each}[", f"{each}::")) for each in asked)
 
 
-def _tests(found: CaseList) -> tuple[CollectedTest, ...]:
-    older = (CollectedTest(nodeid="", case=case, marks=tuple(case.markers)) for case in found.cases)
-    return found.tests or tuple(older)
+def _tests(case_list: CaseList) -> tuple[CollectedTest, ...]:
+    older = (CollectedTest(nodeid="", case=case, marks=tuple(case.markers)) for case in case_list.cases)
+    return case_list.tests or tuple(older)
 
 
 def _paths(arm: Arm, selection: Selection) -> list[Path]:
@@ -163,14 +163,14 @@ def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: b
             continue
         names = {"case_id": test.case.id, "nodeid": test.nodeid, "asked": asked}
         now = by_id.get(test.case.id)
-        other = instead.get(test.case.id)
+        replacement = instead.get(test.case.id)
         if now is not None:
             change = _same_id(test, now)
             if change is not None:
                 yield CaseChange(kind=change[0], told=change[1], **names)
-        elif other is not None:
-            told = f"{other.case.id}: {differences(test.case, other.case)}"
-            yield CaseChange(kind="changed", told=told, **names)
+        elif replacement is not None:
+            description = f"{replacement.case.id}: {differences(test.case, replacement.case)}"
+            yield CaseChange(kind="changed", told=description, **names)
         else:
             yield CaseChange(kind="deleted", **names)
 
@@ -180,8 +180,8 @@ def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:
     if then.case.hardware != now.case.hardware:
         return "re-marked", f"{', '.join(then.case.hardware)} -> {', '.join(now.case.hardware)}"
     if now.left_out is None:
-        told = differences(then.case, now.case)
-        return ("changed", told) if told else None
+        description = differences(then.case, now.case)
+        return ("changed", description) if description else None
     kind, _, why = now.left_out.partition(": ")
     if kind == "skipped":
         return "skipped", why
@@ -201,10 +201,10 @@ def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest])
     without = defaultdict[tuple[str, str], list[CollectedTest]](list)
     for test in lost:
         without[_function(test)].append(test)
-    found: dict[str, CollectedTest] = {}
+    replacements: dict[str, CollectedTest] = {}
     for function, tests in without.items():
-        found |= _nearest(tests, candidates[function])
-    return found
+        replacements |= _nearest(tests, candidates[function])
+    return replacements
 
 
 def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
@@ -217,13 +217,13 @@ def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dic
     then = [_flat(documents.plain(test.case)) for test in lost]
     now = [_flat(documents.plain(test.case)) for test in new]
     pairs = [(len(_differing(then[at], now[place])), abs(at - place), at, place) for at, place in places]
-    found: dict[str, CollectedTest] = {}
+    nearest: dict[str, CollectedTest] = {}
     taken = set[int]()
     for fields, _, at, place in sorted(pairs):
-        if lost[at].case.id not in found and place not in taken and fields <= SAME_TEST_FIELDS:
-            found[lost[at].case.id] = new[place]
+        if lost[at].case.id not in nearest and place not in taken and fields <= SAME_TEST_FIELDS:
+            nearest[lost[at].case.id] = new[place]
             taken.add(place)
-    return found
+    return nearest
 
 
 def _function(test: CollectedTest) -> tuple[str, str]:
@@ -235,8 +235,8 @@ def _function(test: CollectedTest) -> tuple[str, str]:
 def differences(then: Case, now: Case) -> str:
     """Describe the fields in which two cases differ: `micro_batch 2 -> 1, steps 50 -> 20`."""
     changed = _differing(_flat(documents.plain(then)), _flat(documents.plain(now)))
-    told = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in changed.items()]
-    return ", ".join(cut(told, SHOWN_FIELDS))
+    shown = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in changed.items()]
+    return ", ".join(cut(shown, SHOWN_FIELDS))
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -250,11 +250,11 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
 
 def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Flatten nested values into one mapping by path. Lists are kept whole."""
-    found: dict[str, Any] = {}
-    for name, each in value.items():
-        inner = isinstance(each, dict) and bool(each)
-        found |= _flat(each, f"{before}{name}.") if inner else {f"{before}{name}": each}
-    return found
+    flat: dict[str, Any] = {}
+    for name, entry in value.items():
+        inner = isinstance(entry, dict) and bool(entry)
+        flat |= _flat(entry, f"{before}{name}.") if inner else {f"{before}{name}": entry}
+    return flat
 
 
 def _shown(value: Any) -> str:

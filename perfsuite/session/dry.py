@@ -35,7 +35,7 @@ class Dry(Mode):
         case = task.case
         target = target_of(task.machine, dry=True)
         store = self.baselines.counts
-        known = store.find(target, case)
+        stored = store.find(target, case)
         number = self.options.steps_to_count(case)
         self.setup.progress.begin(case.id, COUNTED_STEP - 1 + number, 1, case.unit)
         run = dry_run(
@@ -46,10 +46,10 @@ class Dry(Mode):
             counted_steps=number,
         )
         launches.runs.append(run)
-        file = known.file if known else store.local_file(target, case.id)
-        verdict = self._uncounted(run, target, is_known=known is not None)
-        verdict = with_counts(verdict, [run], known.baseline if known else None, str(file))
-        if known is None and self.ranks is not None and verdict.counts is not None:
+        file = stored.file if stored else store.local_file(target, case.id)
+        verdict = self._uncounted(run, target, is_known=stored is not None)
+        verdict = with_counts(verdict, [run], stored.baseline if stored else None, str(file))
+        if stored is None and self.ranks is not None and verdict.counts is not None:
             looked_at = verdict.counts.replace(outcome="passed", baseline_file=None, notes=(ONE_RANK,))
             verdict = verdict.replace(counts=looked_at)
         return Trial.of(launches, verdict)

@@ -16,7 +16,7 @@ from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_o
 
 LARGEST = 16 * 2**20  # bytes: larger files are not read
 UNKNOWN = (
-    "cannot tell whether this branch changes its own checks: {error}. Check out the base, too "
+    "it is unknown whether this branch changes its own checks: {error}. Also check out the base "
     "(actions/checkout with fetch-depth: 0)"
 )
 
@@ -36,8 +36,8 @@ def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
             base = _merged_into(options.root, base_branch)
         return JudgeChanges(base=base, sentences=tuple(_since(base, options)))
     except PerfsuiteError as error:
-        told = str(error).splitlines()[0]
-        return JudgeChanges(base=None, sentences=(UNKNOWN.format(error=told),))
+        message = str(error).splitlines()[0]
+        return JudgeChanges(base=None, sentences=(UNKNOWN.format(error=message),))
 
 
 def _merged_into(root: Path, branch: str) -> str:
@@ -90,10 +90,10 @@ def _link(file: Path) -> str | None:
 
 def _places(options: Options, top: Path) -> Places:
     cases = read_ini(options.root).directories().get("cases", str(options.root / CASES))
-    found = [
+    paths = [
         os.path.relpath(each, top) for each in (options.root.resolve(), options.baselines.resolve(), cases)
     ]
-    root, baselines, of_cases = (Path(each).as_posix() for each in found)
+    root, baselines, of_cases = (Path(each).as_posix() for each in paths)
     return Places(root=root, baselines=baselines, cases=of_cases)
 
 

@@ -61,26 +61,26 @@ MOST_TOLERANCE = 0.5  # of a step: enough if the bad arm is many times slower, t
 
 def strict(value: str) -> frozenset[str]:
     """Parse a comma-separated list of outcomes."""
-    found = frozenset(each.strip() for each in value.split(",") if each.strip())
-    if not found <= set(STRICT):
+    outcomes = frozenset(each.strip() for each in value.split(",") if each.strip())
+    if not outcomes <= set(STRICT):
         raise ValueError(f"{' or '.join(STRICT)}, or both with a comma between them")
-    return found
+    return outcomes
 
 
 def seconds(value: str) -> float:
     """Parse a time, such as 40min, 2h or 90s, into seconds."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?(s|min|h)", value.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?(s|min|h)", value.strip())
+    if match is None or not float(match[1]):
         raise ValueError("a time above 0 in s, min or h: 90s, 40min, 2.5h")
-    return float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
 
 
 def shard(value: str) -> tuple[int, int]:
     """Parse the number of this job and the number of all jobs: 2/8."""
-    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", value.strip())
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", value.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError("the number of this job and of how many, 1/8 to 8/8 of 8 jobs")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def path(value: str) -> Path:
@@ -352,10 +352,10 @@ EXCLUDING = (  # an option, the options that it excludes, and why
 
 def check_together(given: set[str]) -> None:
     """Raise `CaseError` if the given options exclude each other."""
-    for one, others, why in EXCLUDING:
-        for other in others:
-            if {one, other} <= given:
-                raise CaseError(f"--perf-{one} with --perf-{other}: {why}; leave one of them out")
+    for name, others, why in EXCLUDING:
+        for excluded in others:
+            if {name, excluded} <= given:
+                raise CaseError(f"--perf-{name} with --perf-{excluded}: {why}; leave one of them out")
     if "max-pairs" in given and "against" not in given:
         raise CaseError("--perf-max-pairs is for --perf-against: add that, or leave it out")
 

@@ -18,18 +18,18 @@ def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> lis
     `whole` explains every case in full, failed ones included. Otherwise a failed case is left to its test.
     """
     measurements = record.results
-    told = [f"note: {note}" for note in summary.machine_notes(measurements)]
-    told += [f"note: {each}" for each in record.remarks]
-    told += summary.judge_changes_told([record.judge_changes])
-    told += [f"{name}: {arm}" for name, arm in summary.arms_told(record.arm_facts).items()]
-    told = [printable(line) for line in told]
+    printed = [f"note: {note}" for note in summary.machine_notes(measurements)]
+    printed += [f"note: {each}" for each in record.remarks]
+    printed += summary.judge_change_lines([record.judge_changes])
+    printed += [f"{name}: {arm}" for name, arm in summary.arm_descriptions(record.arm_facts).items()]
+    printed = [printable(line) for line in printed]
     if measurements:
-        told.append(table(measurements, color=color, width=width))
-    for each in measurements:
-        told_by_its_test = each.outcome == "failed" and each.excused is None and not each.shadow
-        if whole or (summary.needs_words(each) and not told_by_its_test):
-            told += ["", explanation(each, whole=whole)]
-    return told if whole else [*told, *summary.in_short(measurements)]
+        printed.append(table(measurements, color=color, width=width))
+    for result in measurements:
+        reported_by_its_test = result.outcome == "failed" and result.excused is None and not result.shadow
+        if whole or (summary.needs_words(result) and not reported_by_its_test):
+            printed += ["", explanation(result, whole=whole)]
+    return printed if whole else [*printed, *summary.in_short(measurements)]
 
 
 def write_files(record: Record, status: Status) -> None:

@@ -49,19 +49,19 @@ class Planned:
 
 def past_of(files: Sequence[Path]) -> dict[str, Past]:
     """Return the last measurement of each case, by its id, from the newest of these results files."""
-    found: dict[str, Past] = {}
+    past: dict[str, Past] = {}
     for file in files[-SESSIONS_READ:]:
         session = documents.read_or_none(file, SessionFile)
         if session is None:
             continue  # written by another version, or truncated: a plan can do without it
         for result in session.results:
             if result.runs and not result.dry and not any(run.inject for run in result.runs):
-                found[result.case_id] = Past(
+                past[result.case_id] = Past(
                     started_at=session.started_at,
                     outcome=result.outcome,
                     seconds=sum(run.duration_s for run in (*result.before, *result.runs)),
                 )
-    return found
+    return past
 
 
 def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[Planned]:
@@ -73,21 +73,21 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
     """
     by_id = sorted(cases, key=lambda case: case.id)
     turn = today.toordinal() % len(by_id) if by_id else 0
-    known: dict[int, list[float]] = {}
+    seconds_by_size: dict[int, list[float]] = {}
     for case in by_id:
         if case.id in past:
-            known.setdefault(case.topology.world_size, []).append(past[case.id].seconds)
+            seconds_by_size.setdefault(case.topology.world_size, []).append(past[case.id].seconds)
 
     def plan(case: Case) -> Planned:
         last = past.get(case.id)
-        like = known.get(case.topology.world_size)
+        like = seconds_by_size.get(case.topology.world_size)
         seconds = last.seconds if last is not None else median(like) if like else None
         return Planned(case=case, past=last, seconds=seconds)
 
-    def first(each: Planned) -> tuple[int, str]:
-        if each.past is None:
+    def first(entry: Planned) -> tuple[int, str]:
+        if entry.past is None:
             return 1, ""
-        return (0 if each.past.is_open else 2), each.past.started_at
+        return (0 if entry.past.is_open else 2), entry.past.started_at
 
     return sorted(map(plan, [*by_id[turn:], *by_id[:turn]]), key=first)
 
@@ -105,14 +105,14 @@ class Budget:
         left = self.seconds - (monotonic() - self.began)
         return left > 0 and self.costs.get(case.id, 0.0) <= left
 
-    def told(self, case: Case) -> str:
+    def why_not_reached(self, case: Case) -> str:
         """Explain why a case is not reached."""
         cost = self.costs.get(case.id)
-        whole = _told(self.seconds)
+        whole = _shown(self.seconds)
         if cost is not None and cost > self.seconds:
-            needs = f"about {_told(cost)}: give {ceil(cost / 60)}min or more"
+            needs = f"about {_shown(cost)}: give {ceil(cost / 60)}min or more"
             return f"not reached: never within {whole}, as it takes {needs}"
-        takes = "" if cost is None else f", and it takes about {_told(cost)}"
+        takes = "" if cost is None else f", and it takes about {_shown(cost)}"
         return f"not reached: too little is left of the budget of {whole}{takes}"
 
 
@@ -121,7 +121,7 @@ def budget_for(order: Sequence[Planned], seconds: float) -> Budget:
     return Budget(seconds, {each.case.id: each.seconds for each in order if each.seconds is not None})
 
 
-def _told(seconds: float) -> str:
+def _shown(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:,.1f} min"
 
 

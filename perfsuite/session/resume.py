@@ -30,8 +30,8 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
         raise FileError(f"no session in {store.sessions}")
     reasons = differences(content, now)
     if reasons:
-        told = "; ".join(cut(reasons, MOST_DIFFERENCES))
-        raise FileError(f"the newest session, {file.parent}, has {told}")
+        listed = "; ".join(cut(reasons, MOST_DIFFERENCES))
+        raise FileError(f"the newest session, {file.parent}, has {listed}")
     return SessionDir(file.parent), content
 
 
@@ -77,10 +77,10 @@ def holds(result: Measurement, case: Case, machine: Machine, baselines: Baseline
     if not is_decided(result) or not is_of_case:
         return False
     try:
-        found = baselines.find(machine.hardware_class, case)
+        stored = baselines.find(machine.hardware_class, case)
         counted = baselines.counts.find(target_of(machine, dry=False), case)
     except FileError:
         return False
     counts = result.verdict.counts
-    judged_by = (result.baseline_file, found), (counts.baseline_file if counts else None, counted)
+    judged_by = (result.baseline_file, stored), (counts.baseline_file if counts else None, counted)
     return all(before in (None, str(now.file) if now else None) for before, now in judged_by)

@@ -102,7 +102,7 @@ class Session:
             return True
         if self.record.earlier_result(case, nodeid) is not None:
             return True
-        self.record.skip(case, nodeid, self.budget.told(case), not_reached=True)
+        self.record.skip(case, nodeid, self.budget.why_not_reached(case), not_reached=True)
         return False
 
     def measure(self, case: Case, nodeid: str) -> Measurement:

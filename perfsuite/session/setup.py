@@ -201,8 +201,8 @@ class Preflights:
             return ()
         if not framework_of(case).plan(case).needs_torch:
             return ()
-        known = {(len(each.nodes), each.machine.device) for each in self.made}
-        if min(self._bad, default=nodes) >= nodes and (nodes, machine.device) not in known:
+        checked = {(len(each.nodes), each.machine.device) for each in self.made}
+        if min(self._bad, default=nodes) >= nodes and (nodes, machine.device) not in checked:
             self._look(nodes, machine)
         return tuple(self._bad[node] for node in sorted(self._bad) if node < nodes)
 
@@ -225,8 +225,8 @@ class Preflights:
         launcher = self.setup.host.launcher
         allocation = self.setup.host.machine.allocation
         names = [node.name for node in allocation.nodes[:nodes]] if allocation else []
-        found = launcher.check_nodes(machine, nodes, self.new_directory(), names=names)
-        self.made.append(found)
+        preflight = launcher.check_nodes(machine, nodes, self.new_directory(), names=names)
+        self.made.append(preflight)
         self.save()
-        self.setup.progress.say(preflight_text(found))
-        return found
+        self.setup.progress.say(preflight_text(preflight))
+        return preflight

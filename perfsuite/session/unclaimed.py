@@ -26,14 +26,14 @@ def unclaimed(
     directory of the cases if the session has only tests of other directories.
     """
     files = [mode.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
-    found = []
+    reasons = []
     for folder in dict.fromkeys(file.parent for file in files):
         for file in sorted(folder.glob("*.json")):
             case = collected.get(file.stem)
             if file.stem not in claimed and not (case and _is_of_another_night(mode, case, file, markers)):
                 name = relative(str(file), mode.options.root)
-                found.append((file.stem, f"{name}: {_why(case, markers, elsewhere)}"))
-    return found
+                reasons.append((file.stem, f"{name}: {_why(case, markers, elsewhere)}"))
+    return reasons
 
 
 def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, str]]:
@@ -43,20 +43,20 @@ def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, st
     """
     baselines = mode.baselines
     kinds: list[BaselineFiles[Any]] = [baselines, baselines.counts]
-    found: dict[str, str] = {}
-    for known in kinds:
-        for file in sorted(known.reviewed.glob("*/*.json")):
+    reasons: dict[str, str] = {}
+    for store in kinds:
+        for file in sorted(store.reviewed.glob("*/*.json")):
             if file.parent.name.startswith(DRY) != mode.dry:
                 continue
-            document = documents.read_or_none(file, known.kind)
+            document = documents.read_or_none(file, store.kind)
             if document is None:
                 why = "it cannot be read, and no case is selected"
             elif _is_meant(mode, document.case, markers):
                 why = "no case is selected"
             else:
                 continue
-            found.setdefault(file.stem, f"{relative(str(file), mode.options.root)}: {why}")
-    return [*found.items()]
+            reasons.setdefault(file.stem, f"{relative(str(file), mode.options.root)}: {why}")
+    return [*reasons.items()]
 
 
 def _is_meant(mode: Mode, case: Case, markers: Collection[str]) -> bool:

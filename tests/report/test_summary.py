@@ -108,7 +108,7 @@ def test_provenance_is_that_of_the_launches() -> None:
     assert "parts" not in summary.provenance(SESSION.replace(parts=(first,)))
     assert summary.provenance(SESSION.replace(parts=(first, second)))["parts"] == parts
     arms = {"arm A": "main X=1 (commit 0123abcd0123, X 1)", "arm B": ". ()"}
-    assert (summary.arms_told(samples.ARMS), summary.arms_told(())) == (arms, {})
+    assert (summary.arm_descriptions(samples.ARMS), summary.arm_descriptions(())) == (arms, {})
     assert arms.items() <= summary.provenance(SESSION.replace(arms=samples.ARMS)).items()
     assert summary.since(samples.make_compared().verdict) == "not as in arm A"
 

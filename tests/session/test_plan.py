@@ -87,11 +87,11 @@ def test_too_long_case_names_the_budget_it_needs() -> None:
     known = {long.id: past("passed", "2026-01-01", 1800), short.id: past("passed", "2026-01-01", 100)}
     budget = budget_for(planned([long, short], known, DAY), 600)
     assert not budget.allows(long)
-    assert budget.told(long) == (
+    assert budget.why_not_reached(long) == (
         "not reached: never within 10.0 min, as it takes about 30.0 min: give 30min or more"
     )
-    assert "too little is left" in budget.told(short)
-    assert "too little is left" in budget.told(CASES[2])
+    assert "too little is left" in budget.why_not_reached(short)
+    assert "too little is left" in budget.why_not_reached(CASES[2])
 
 
 def test_jobs_share_all_cases_evenly() -> None:

@@ -67,8 +67,8 @@ def issue(
             by_class[result.hardware_class or own_class][0].append(result)
         interrupted = interruption(session)
         if interrupted is not None:
-            for each in {own_class, *(result.hardware_class or own_class for result in session.results)}:
-                cut_short[each].append(interrupted)
+            for affected in {own_class, *(result.hardware_class or own_class for result in session.results)}:
+                cut_short[affected].append(interrupted)
     drifts_found = None if trend is None else documents.read(trend, Trend)
     if drifts_found is not None and not drifts_found.sessions:
         drifts_found = None  # an empty history does not mean that drifts are gone
@@ -76,9 +76,9 @@ def issue(
         by_class[finding.hardware_class][1].append(finding)
     for hardware_class, (measured, drifts) in by_class.items():
         before = open_issue(hardware_class)
-        known = None if drifts_found is None else drifts
+        open_drifts = None if drifts_found is None else drifts
         why = cut_short[hardware_class]
-        calls = steps(hardware_class, measured, before, run_url, known, cut_short=why)
+        calls = steps(hardware_class, measured, before, run_url, open_drifts, cut_short=why)
         for call in calls:
             gh(call)
         done = ", ".join(" ".join(call.arguments[:2]) for call in calls) or "nothing to do"
@@ -180,12 +180,12 @@ class _Merge(Answer):
 def _pull_request(number: int, mark: str) -> PullRequest:
     answer = ask_gh(_Viewed, "pr", "view", str(number), "--json", "headRefOid,comments,commits")
     ours = (each.url for each in answer.comments if each.is_ours and mark in each.body)
-    found = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
+    match = re.search(r"#issuecomment-(\d+)$", next(ours, ""))
     return PullRequest(
         number=number,
         head=answer.head,
         commits=frozenset(each.oid for each in answer.commits),
-        comment=f"repos/{{owner}}/{{repo}}/issues/comments/{found[1]}" if found else None,
+        comment=f"repos/{{owner}}/{{repo}}/issues/comments/{match[1]}" if match else None,
     )
 
 
@@ -202,15 +202,15 @@ def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
             f"the results are of commit {shown}, and a check needs the one commit that was measured: "
             "give it as --commit"
         )
-    known = of.commits | {of.head}
-    if commit in known:
+    commits = of.commits | {of.head}
+    if commit in commits:
         return commit
     try:
         answer = ask_gh(_Merge, "api", f"repos/{{owner}}/{{repo}}/commits/{commit}")
         parents = [each.sha for each in answer.parents]
     except ToolError:  # a commit that was never pushed
         parents = []
-    if len(parents) == 2 and parents[1] in known:
+    if len(parents) == 2 and parents[1] in commits:
         return str(parents[1])
     raise CaseError(
         f"the results are of commit {shown}, which is neither in pull request {of.number} nor a merge of it: "
@@ -288,8 +288,12 @@ def propose(
     git("add", "--", str(baselines), cwd=here)
     git(*COMMITTER, "commit", "--quiet", "-m", f"Baselines of {hardware}", "--", str(baselines), cwd=here)
     git("push", "--quiet", "origin", "HEAD", cwd=here)
-    told = out / BEFORE_AFTER
-    text = visible(read_text(told, errors="replace")) if told.is_file() and not told.is_symlink() else ""
+    before_after = out / BEFORE_AFTER
+    text = (
+        visible(read_text(before_after, errors="replace"))
+        if before_after.is_file() and not before_after.is_symlink()
+        else ""
+    )
     create = ("pr", "create", "--title", f"Baselines of {hardware}", "--body-file", "-", "--head", branch)
     typer.echo(gh(Step(create, f"{unlinked(markdown.text(reason))}\n\n{fenced(text[:LONGEST])}\n")).strip())
 

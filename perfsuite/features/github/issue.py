@@ -83,8 +83,8 @@ def steps(
     bad |= {f"{_DRIFT}{each.case}, {each.metric}": _of_drift(each) for each in drifts or ()}
     good = set() if cut_short else {result.case_id for result in results if _is_good(result)}
     waived = [_of_result(each) for each in results if each.excused == "waived"]
-    known = None if issue is None else issue.subjects
-    for subject in known or ():
+    subjects = None if issue is None else issue.subjects
+    for subject in subjects or ():
         is_gone = subject in good or (drifts is not None and not cut_short and subject.startswith(_DRIFT))
         if not is_gone and subject not in bad:
             why = "not measured or not counted again, or not known"
@@ -102,7 +102,7 @@ def steps(
         return []
     gone = f"Gone: all that this issue was open for is good again or waived ({run_url})."
     close = Step(("issue", "close", str(issue.number), "--comment", gone))
-    return [] if known is None else [close]
+    return [] if subjects is None else [close]
 
 
 def _is_good(result: Measurement) -> bool:
@@ -112,16 +112,21 @@ def _is_good(result: Measurement) -> bool:
 
 
 def _of_result(result: Measurement) -> str:
-    told = explained(result)
-    lines = [*told.why[:MOST_CAUSES], *told.reasons, *told.decisive, *cut(told.findings, MOST_CAUSES)]
-    lines += [*told.excuses, *told.not_counted, *told.changed]
-    outcome, _, evidence = told.verdict.partition(" ")
+    explanation = explained(result)
+    lines = [
+        *explanation.why[:MOST_CAUSES],
+        *explanation.reasons,
+        *explanation.decisive,
+        *cut(explanation.findings, MOST_CAUSES),
+    ]
+    lines += [*explanation.excuses, *explanation.not_counted, *explanation.changed]
+    outcome, _, evidence = explanation.verdict.partition(" ")
     return "\n  - ".join([f"- {code(result.case_id)}: **{outcome}** {evidence}", *map(_plain, lines)])
 
 
 def _of_drift(finding: Drift) -> str:
-    told = "**worse** over many nights; a baseline measured since would accept it"
-    return "\n  - ".join([f"- {code(finding.case)}: {told}", *map(_plain, finding.sentences())])
+    state = "**worse** over many nights; a baseline measured since would accept it"
+    return "\n  - ".join([f"- {code(finding.case)}: {state}", *map(_plain, finding.sentences())])
 
 
 def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short: Sequence[str]) -> str:
@@ -156,8 +161,8 @@ def open_issue(hardware_class: str) -> Issue | None:
     """Return the open issue of a hardware class, or None. Raises `ToolError`."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
     listed = ask_gh(list[_Listed], *search, "--json", "number,title,body")
-    found = (Issue(each.number, each.body) for each in listed if each.title == title(hardware_class))
-    return next(found, None)
+    matching = (Issue(each.number, each.body) for each in listed if each.title == title(hardware_class))
+    return next(matching, None)
 
 
 class Answer(BaseModel):
@@ -178,11 +183,11 @@ def ask_gh(kind: type[T], *arguments: str) -> T:
     try:
         return TypeAdapter(kind).validate_python(json.loads(printed))
     except ValidationError as error:
-        told = " ".join(arguments[:2])
-        raise ToolError(f"gh {told} printed another answer than was asked for: {explain(error)}") from None
+        command = " ".join(arguments[:2])
+        raise ToolError(f"gh {command} printed another answer than was asked for: {explain(error)}") from None
     except (ValueError, RecursionError) as error:
-        told = " ".join(arguments[:2])
-        raise ToolError(f"gh {told} printed no JSON ({error}): {printed[:200]!r}") from None
+        command = " ".join(arguments[:2])
+        raise ToolError(f"gh {command} printed no JSON ({error}): {printed[:200]!r}") from None
 
 
 def gh(step: Step) -> str:

@@ -105,7 +105,7 @@ def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
             out.print(f"left out of {file}: {reason}", style="yellow")
         for path in added.written:
             out.print(f"added: {path}")
-        if added.known:
+        if added.was_added_before:
             out.print(f"there already: {file}")
         kept += added.kept
         written += added.written
@@ -132,8 +132,8 @@ def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> Non
             )
         git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has uncommitted changes
     git("worktree", "prune", cwd=here)
-    known = git("ls-remote", "--heads", "origin", branch, cwd=here)
-    if known:
+    on_origin = git("ls-remote", "--heads", "origin", branch, cwd=here)
+    if on_origin:
         git("fetch", "--quiet", "origin", f"+refs/heads/{branch}:refs/remotes/origin/{branch}", cwd=here)
         is_here = git("branch", "--list", branch, cwd=here)
         if is_here and git("rev-list", f"origin/{branch}..{branch}", cwd=here):
@@ -145,7 +145,7 @@ def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> Non
         git("worktree", "add", "--force", "--detach", str(history_dir), cwd=here)
         git("checkout", "--quiet", "--orphan", branch, cwd=history_dir)
         git("rm", "-r", "--force", "--quiet", "--ignore-unmatch", ".", cwd=history_dir)
-    typer.echo(f"{branch} is in {history_dir}" + ("" if known else ", and new"))
+    typer.echo(f"{branch} is in {history_dir}" + ("" if on_origin else ", and new"))
 
 
 @app.command(hidden=True)
@@ -186,25 +186,25 @@ def failures(
 ) -> None:
     """List what failed, or would have in shadow mode, and what passed later by the same baseline."""
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
-    found = [failure for each in nights for failure in verdicts.failures(each)]
+    failed_nights = [failure for each in nights for failure in verdicts.failures(each)]
     names = ("hardware_class", "case", "night", "verdict", "taken_back")
     grid = plain_table(name.replace("_", " ") for name in names)
     rows = []
-    for night, back in found:
-        told = (night.place.hardware_class, night.case, _day(night.place), night.word)
+    for night, back in failed_nights:
+        cells = (night.place.hardware_class, night.case, _day(night.place), night.word)
         later = None if back is None else _day(back.place)
-        rows.append(dict(zip(names, (*told, later), strict=True)))
-        grid.add_row(*told, later or "no")
-    if found or shared.as_json:
+        rows.append(dict(zip(names, (*cells, later), strict=True)))
+        grid.add_row(*cells, later or "no")
+    if failed_nights or shared.as_json:
         print_rows(rows, grid, as_json=shared.as_json)
     if shared.as_json:
         return
-    backs = [night.place.commit == back.place.commit for night, back in found if back is not None]
-    shadows = sum(night.verdict.shadow for night, _ in found)
+    backs = [night.place.commit == back.place.commit for night, back in failed_nights if back is not None]
+    shadows = sum(night.verdict.shadow for night, _ in failed_nights)
     sessions = plural(len({night.place.file for each in nights for night in each}), "session")
     console().print(
-        f"{shadows} would have failed and {len(found) - shadows} failed in {sessions}: {len(backs)} taken "
-        f"back by a later one, {sum(backs)} of them at the same commit"
+        f"{shadows} would have failed and {len(failed_nights) - shadows} failed in {sessions}: "
+        f"{len(backs)} taken back by a later one, {sum(backs)} of them at the same commit"
     )
 
 
@@ -241,9 +241,9 @@ def list_history(
         outcomes = Counter(result.outcome for _, result in row)
         step_s = history.middle(newest.step_s_p50)
         peak = history.middle(newest.peak_memory_bytes)
-        told = {"hardware_class": of_class, "case": case_id, "sessions": len(row), "first": first}
+        entry = {"hardware_class": of_class, "case": case_id, "sessions": len(row), "first": first}
         figures = {"step_s_p50": step_s, "peak_memory_bytes": peak, "verdicts": outcomes}
-        listed.append({**told, "last": last, **figures})
+        listed.append({**entry, "last": last, **figures})
         counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
         texts = (f"{1000 * (step_s or math.nan):.1f}", amount(peak, "bytes"), counted)
         grid.add_row(of_class, case_id, str(len(row)), first, last, *texts)
@@ -299,11 +299,11 @@ def trend(
 ) -> None:
     """Find when a case got slower or larger, slowly or at once, and what else changed then.
 
-    A reviewed baseline that was measured after a worsening accepts it. The exit status is 1 if a worsening is
-    still there and not accepted. An empty history is not an error.
+    A reviewed baseline that was measured after a regression accepts it. The exit status is 1 if a regression
+    is still there and not accepted. An empty history is not an error.
     """
     require("numpy", purpose="to look for trends")
-    found = trends.trend(
+    result = trends.trend(
         history_dir,
         hardware_class=hardware_class,
         case=case,
@@ -313,29 +313,29 @@ def trend(
         baselines=shared.baselines,
     )
     if shared.as_json:
-        typer.echo(found.as_json(), nl=False)
-    elif not found.sessions:
+        typer.echo(result.as_json(), nl=False)
+    elif not result.sessions:
         typer.echo(f"{history_dir} holds no session yet: nothing was looked at")
     else:
-        _print_trend(found)
-    if found.failing:
+        _print_trend(result)
+    if result.failing:
         raise typer.Exit(1)
 
 
-def _print_trend(found: Trend) -> None:
-    _print_unplaced(found.unplaced)
-    for finding in found.findings:
+def _print_trend(result: Trend) -> None:
+    _print_unplaced(result.unplaced)
+    for finding in result.findings:
         change, *rest = finding.sentences()
-        told = Text.assemble(
+        paragraph = Text.assemble(
             (finding.case, "bold"),
             f" on {finding.hardware_class}\n  {change}: ",
             (finding.state, "red" if finding.open else ""),
             *(f"\n  {sentence}" for sentence in rest),
         )
-        console().print(told)
+        console().print(paragraph)
     console().print(
-        f"{found.series} series in {found.sessions} sessions, changes since {found.since}: "
-        f"{len(found.failing)} worse and still so, {len(found.findings) - len(found.failing)} others"
+        f"{result.series} series in {result.sessions} sessions, changes since {result.since}: "
+        f"{len(result.failing)} worse and still so, {len(result.findings) - len(result.failing)} others"
     )
 
 

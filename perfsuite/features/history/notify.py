@@ -48,8 +48,8 @@ def announce(variable: str, history: Path, added: Sequence[Path], results: Seque
         problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", ""), cut_short))
     except PerfsuiteError as error:
         problem = str(error)
-    told = f"nothing was posted: {problem}" if problem else f"posted, {len(changed)} changed"
-    return f"--notify: {told}"
+    outcome = f"nothing was posted: {problem}" if problem else f"posted, {len(changed)} changed"
+    return f"--notify: {outcome}"
 
 
 def message(
@@ -67,8 +67,8 @@ def message(
     for state in ("red", "undecided", "green"):
         for night in (each for each in changed if each.state == state):
             why = reasons.get((night.place.hardware_class, night.case))
-            told = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
-            lines.append(told + (f": {_safe(why)}" if why else ""))
+            line = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
+            lines.append(line + (f": {_safe(why)}" if why else ""))
     return "\n".join([*cut(lines, MOST + 1 + len(cut_short)), *filter(None, [escape(link, quote=False)])])
 
 
@@ -81,8 +81,8 @@ def post(variable: str, text: str) -> str | None:
     """Post a text to the address in a variable. Returns the reason of a failure, without it, or None."""
     address = os.environ.get(variable, "").strip()
     if not address.startswith(("https://", "http://")):
-        told = "holds no address that begins with https://" if address else "is not set"
-        return f"{variable} {told}"
+        problem = "holds no address that begins with https://" if address else "is not set"
+        return f"{variable} {problem}"
     try:
         content = {"Content-Type": "application/json"}
         request = Request(address, json.dumps({"text": text}).encode(), content)

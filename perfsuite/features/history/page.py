@@ -66,10 +66,10 @@ def write(
     places.sort(key=lambda place: order[place.commit])  # as `trend` sorts them
     cases = store.read_cases(history)
     series = trends.read_series(places, cases)
-    found = trends.trend(history, repo=repo, branch=branch, since=date.min, baselines=baselines)
+    trend = trends.trend(history, repo=repo, branch=branch, since=date.min, baselines=baselines)
     text = render(
         series,
-        found,
+        trend,
         parameters={each.id: each.parameters for each in cases.values()},
         title=f"{repo.resolve().name}, {branch}",
         commit_url=commit_url,
@@ -81,7 +81,7 @@ def write(
 
 def render(
     series: trends.Series,
-    found: Trend,
+    trend: Trend,
     *,
     parameters: Mapping[str, Mapping[str, str]],
     title: str,
@@ -93,14 +93,14 @@ def render(
         if points:
             of_case[key.hardware_class, key.case][METRICS[key.metric]] = (key, points)
     changes = defaultdict[Key, list[Drift]](list)
-    for drift in found.findings:
+    for drift in trend.findings:
         changes[Key(drift.hardware_class, drift.case, drift.metric)].append(drift)
     names = short_names(parameters)
     lines = [
         _line(number, name, metrics, changes, names, parameters, commit_url)
         for number, ((_, name), metrics) in enumerate(sorted(of_case.items()))
     ]
-    lines.sort(key=lambda line: -line["worsening"])
+    lines.sort(key=lambda line: -line["largest_regression"])
     environment = Environment(
         loader=PackageLoader(__name__.rpartition(".")[0]),
         autoescape=True,
@@ -118,7 +118,7 @@ def render(
         title=title,
         lines=lines,
         facts={
-            "sessions": f"{found.sessions:,}",
+            "sessions": f"{trend.sessions:,}",
             "from": _day(days[0]) if days else NONE,
             "to": _day(days[-1]) if days else NONE,
             "perfsuite": __version__,
@@ -153,7 +153,7 @@ def _line(
         "name": names[case],
         "hardware": next(iter(metrics.values()))[0].hardware_class,
         "state": "worse" if open_ones else "steady",
-        "worsening": max(open_ones, default=0.0),
+        "largest_regression": max(open_ones, default=0.0),
         "columns": {
             column: draw(f"c{number}-{column}", *metrics[column]) if column in metrics else None
             for column in ("speed", "memory")
@@ -188,16 +188,16 @@ def _drawn(
     ]
     lowest, highest = (amount(value, unit) for value in limits(values))
     newest = amount(values[-1], unit) + ("" if unit == "bytes" else f" {unit}")
-    told = (
+    description = (
         f"{plural(len(values), 'session')} from {_day(points[0].place.day)} to {_day(points[-1].place.day)}"
     )
-    told += f", from {lowest} to {highest}; newest {newest}. {plural(len(marks), 'change')}."
+    description += f", from {lowest} to {highest}; newest {newest}. {plural(len(marks), 'change')}."
     chart = sparkline(
         values,
         marks,
         key=anchor,
         title=f"{key.metric} of {case}",
-        told=" ".join([told, *(f"{mark.text}." for mark in marks)]),
+        description=" ".join([description, *(f"{mark.text}." for mark in marks)]),
         labels=(lowest, highest),
     )
     per = "sample" if parameters["sequence_length"] == NO_TOKENS else "token"

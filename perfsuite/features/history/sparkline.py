@@ -29,7 +29,7 @@ def sparkline(
     *,
     key: str,
     title: str,
-    told: str,
+    description: str,
     labels: tuple[str, str],
 ) -> Markup:
     """Draw a series with its marks; `labels` are those of `limits`. `key` is unique on the page."""
@@ -66,7 +66,7 @@ def sparkline(
     return Markup(
         '<svg class="spark" role="img" viewBox="0 0 {} {}" aria-labelledby="{key}-t {key}-d">'
         '<title id="{key}-t">{}</title><desc id="{key}-d">{}</desc>{}</svg>'
-    ).format(WIDTH, HEIGHT, title, told, Markup("").join(body), key=key)
+    ).format(WIDTH, HEIGHT, title, description, Markup("").join(body), key=key)
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:

@@ -134,7 +134,7 @@ class Added:
     """The result of adding one `results.json` to a history."""
 
     written: Sequence[Path]  # new files; empty if it was added before, or if nothing of it can be kept
-    known: bool  # whether any of its parts had been added before
+    was_added_before: bool  # whether any of its parts had been added before
     kept: int  # number of its results that the history has now
     left_out: Sequence[str]  # results that cannot be kept, and why
     session: SessionFile  # the session that was added
@@ -153,7 +153,7 @@ def add(history: Path, file: Path) -> Added:
     written = [keep(history, each, cases) for each in sessions]
     return Added(
         written=[path for path in written if path is not None],
-        known=None in written,
+        was_added_before=None in written,
         kept=sum(len(stored.results) for stored in sessions),
         left_out=left_out,
         session=session,
@@ -169,10 +169,12 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     directory = history / session.hardware_class / session.commit
     there = [_read(file, StoredSession) for file in directory.glob(f"{time}-*.json")]
-    known = [_resolved(each, result) for each in there for result in each.results]
-    new = tuple(result for result in session.results if _resolved(session, result) not in known)
-    told = {(case, verdict) for each in there for case, verdict in each.verdicts.items()}
-    verdicts = {case: verdict for case, verdict in session.verdicts.items() if (case, verdict) not in told}
+    kept_results = [_resolved(each, result) for each in there for result in each.results]
+    new = tuple(result for result in session.results if _resolved(session, result) not in kept_results)
+    kept_verdicts = {(case, verdict) for each in there for case, verdict in each.verdicts.items()}
+    verdicts = {
+        case: verdict for case, verdict in session.verdicts.items() if (case, verdict) not in kept_verdicts
+    }
     if not new and not verdicts:
         return None
     session = session.replace(results=new, verdicts=verdicts)
@@ -228,11 +230,11 @@ def read_cases(history: Path) -> dict[str, StoredCase]:
 
 def _read(file: Path, kind: type[D]) -> D:
     """Read a file of a history. Raises `FileError` if its content does not match the digest in its name."""
-    found = documents.read(file, kind)
+    document = documents.read(file, kind)
     content = documents.read_json(file)
     digest = documents.digest(content, 12)
     if file.stem[-12:] == digest:
-        return found
+        return document
     why = "it was edited or damaged. Restore it or delete it"
     # The oldest sessions were named after their `results.json`. They cannot be distinguished from a file that
     # lost its verdicts, so somebody has to vouch for them.

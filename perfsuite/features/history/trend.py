@@ -79,25 +79,25 @@ def trend(
         order = {commit: number for number, commit in enumerate(dates)}
         places.sort(key=lambda place: order[place.commit])  # sessions of one commit stay sorted by time
     cases = store.read_cases(directory)
-    every = read_series(places, cases)
+    all_series = read_series(places, cases)
     wanted = {cases[name].id for name in store.matching(cases, case)}
-    series = {key: points for key, points in every.items() if key.case in wanted}
+    series = {key: points for key, points in all_series.items() if key.case in wanted}
     if not series:
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
     judge = partial(
         _findings,
-        correlations=_correlations(every),
+        correlations=_correlations(all_series),
         order=order,
         baselines=BaselineStore(baselines),
         measured_since=_day(places[-1]) - PERIOD,
     )
     findings = [finding for key, points in series.items() for finding in judge(key, points)]
-    told = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]
+    reported = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]
     return Trend(
         since=from_day,
         sessions=len(places),
         series=len(series),
-        findings=tuple(sorted(told, key=lambda finding: -finding.worsening)),
+        findings=tuple(sorted(reported, key=lambda finding: -finding.worsening)),
         unplaced=unplaced,
     )
 
@@ -105,13 +105,13 @@ def trend(
 def read_series(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
     """Return the series of these sessions, each in the order of the sessions. Raises `FileError`."""
     series = defaultdict[Key, list[Point]](list)
-    known: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
+    distinct: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
     for place in places:
         session = place.read(cases)
         for result in session.results:
             case = cases[result.case]
             around = _circumstances(session, result)
-            around = known.setdefault(frozenset(around.items()), around)
+            around = distinct.setdefault(frozenset(around.items()), around)
             step_s = store.middle(result.step_s_p50)
             figures: dict[MetricName, float | None] = {
                 "samples/s" if case.unit == "samples" else "tokens/s": (
@@ -138,12 +138,12 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str,
 
 def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
     """Estimate the correlation of neighbouring sessions, a property of the machine, by class and metric."""
-    known = defaultdict[tuple[str, MetricName], list[float]](list)
+    estimates = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
         if len(points) >= MIN_FOR_CORRELATION:
             estimate = changepoint.correlation([point.value for point in points])
-            known[key.hardware_class, key.metric].append(estimate)
-    return {key: median(values) for key, values in known.items()}
+            estimates[key.hardware_class, key.metric].append(estimate)
+    return {key: median(values) for key, values in estimates.items()}
 
 
 def _findings(
@@ -162,7 +162,7 @@ def _findings(
         min_change=MIN_CHANGE,
         correlation=correlations.get((key.hardware_class, metric), UNKNOWN_CORRELATION[metric]),
     )
-    found = []
+    drifts = []
     for change in changes:
         inside = points[change.earliest - 1 : change.latest + 1]
         first = inside[0].place
@@ -173,7 +173,7 @@ def _findings(
         file = baselines.reviewed_file(key.hardware_class, key.case)
         accepted = worse and _accepts(file, METRICS[metric], (before, min(after, newest)), _day(last))
         still_worse = worse and newest >= before * (1 + MIN_CHANGE)
-        found.append(
+        drifts.append(
             Drift(
                 **key._asdict(),
                 change=change,
@@ -188,7 +188,7 @@ def _findings(
                 open=still_worse and not accepted and _day(points[-1].place) >= measured_since,
             )
         )
-    return found
+    return drifts
 
 
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:

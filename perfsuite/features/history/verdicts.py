@@ -36,14 +36,14 @@ def by_case(
 ) -> list[list[Night]]:
     """Return the verdicts on each case on each hardware class, oldest first. Raises `FileError`."""
     cases = store.read_cases(history)
-    found = defaultdict[tuple[str, str], list[Night]](list)
+    nights = defaultdict[tuple[str, str], list[Night]](list)
     for place in store.places(history, hardware_class=hardware_class, since=since):
         session = place.read(cases)
         measured = {cases[each.case].id: StoredVerdict(word=each.outcome) for each in session.results}
         for name, verdict in {**measured, **session.verdicts}.items():  # old sessions have no verdicts
             if fnmatchcase(name, case):
-                found[place.hardware_class, name].append(Night(place, name, verdict))
-    return [found[key] for key in sorted(found)]
+                nights[place.hardware_class, name].append(Night(place, name, verdict))
+    return [nights[key] for key in sorted(nights)]
 
 
 def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
@@ -60,9 +60,9 @@ def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
 
 def changed(history: Path, added: Collection[Path]) -> list[Night]:
     """Return the cases of added sessions that changed state since the night before; new cases start green."""
-    found = []
+    changed_nights = []
     for nights in by_case(history):
         new = [night for night in nights if night.place.file in added]
         before = ["green", *(each.state for each in nights[: nights.index(new[0])])][-1] if new else ""
-        found += [night for night in new[-1:] if night.state != before]
-    return found
+        changed_nights += [night for night in new[-1:] if night.state != before]
+    return changed_nights

@@ -111,7 +111,7 @@ def _noise(trace: Trace, baseline: list[float]) -> Noise:
         return Noise(**trace.noise.model_dump())
     if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
-            f"missing, and a baseline of {len(baseline)} does not tell how launches scatter: give 3 or more "
+            f"missing, and a baseline of {len(baseline)} does not show how launches scatter: give 3 or more "
             'launches in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
         )
     return pooled_noise([baseline])
@@ -204,7 +204,7 @@ def _judge_logs(
 ) -> None:
     if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
-            f"--baseline is given {len(baseline)} times, which does not tell how launches scatter: "
+            f"--baseline is given {len(baseline)} times, which does not show how launches scatter: "
             f"give {FEWEST_BASELINE} logs or more"
         )
     name = tag or MEGATRON_TAG

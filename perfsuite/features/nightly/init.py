@@ -201,10 +201,12 @@ def _imported(script: Path) -> list[str]:
             modules |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules.add(node.module.partition(".")[0])
-    known = packages_distributions()
+    distributions = packages_distributions()
     return [
         "torch",
-        *sorted({name for module in modules for name in known.get(module, [])} - {"torch", "perfsuite"}),
+        *sorted(
+            {name for module in modules for name in distributions.get(module, [])} - {"torch", "perfsuite"}
+        ),
     ]
 
 
@@ -265,8 +267,10 @@ def _settings(wanted: Mapping[str, str]) -> None:
     if not missing:
         return
     if ini.values:
-        told = "add to pytest's settings, for the commands of perfsuite:"
-        typer.echo(f"{told} {missing[0]}" if len(missing) == 1 else "\n  ".join([told, *missing]))
+        instruction = "add to pytest's settings, for the commands of perfsuite:"
+        typer.echo(
+            f"{instruction} {missing[0]}" if len(missing) == 1 else "\n  ".join([instruction, *missing])
+        )
     else:
         _write(Path("pytest.ini"), "".join(f"{line}\n" for line in ("[pytest]", *missing)))
 
@@ -275,11 +279,13 @@ def _owners(cases: Path) -> None:
     """Report the lines that a file of code owners should have. Only the project knows the owners."""
     file = next(filter(Path.exists, CODEOWNERS), None)
     text = "" if file is None else read_text(file, errors="replace")
-    known = {line.split()[0] for line in text.splitlines() if line.strip()}
+    patterns = {line.split()[0] for line in text.splitlines() if line.strip()}
     ini = next((name for name in FILES if Path(name).is_file()), "pytest.ini")
     lines = [each.format(ini=ini, cases=cases.as_posix()) for each in OWNED]
-    missing = [f"{line} @OWNER" for line in lines if line not in known]
+    missing = [f"{line} @OWNER" for line in lines if line not in patterns]
     if missing:
         where = f"add to {file}" if file else f"write into {CODEOWNERS[0]}"
-        told = f"so that nobody alone changes what judges, {where}, with your reviewers in place of @OWNER:"
-        typer.echo("\n  ".join([told, *missing]))
+        instruction = (
+            f"so that nobody alone changes what judges, {where}, with your reviewers in place of @OWNER:"
+        )
+        typer.echo("\n  ".join([instruction, *missing]))

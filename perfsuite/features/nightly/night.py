@@ -78,12 +78,12 @@ def night(
         raise CaseError("--json is for --plan, and a night writes results.json: leave it out, or add --plan")
     read("budget", budget)
     store = shared.store
-    known = Store(store).results()
+    earlier_results = Store(store).results()
     summary = out / "summary.md"
     if only_summary and summary.is_file():
         begun = BEGUN.search(read_text(summary, errors="replace"))  # not there: the page has the report
         if begun is not None:
-            later = known[int(begun[1]) :]
+            later = earlier_results[int(begun[1]) :]
             if later:
                 _summarise(summary, later)
         return
@@ -93,7 +93,7 @@ def night(
     def note(why: str) -> None:
         from perfsuite.report import markdown  # imported here, as other commands do not need Jinja
 
-        documents.write_text(summary, NOTHING.format(markdown.text(why), len(known)))
+        documents.write_text(summary, NOTHING.format(markdown.text(why), len(earlier_results)))
 
     note("see the log.")
     if only_summary:
@@ -120,13 +120,13 @@ def night(
                 raise typer.Exit(bad)
         note("pytest wrote no report: see the log.")
         status = run("pytest", *measure)
-        if BEGUN.search(read_text(summary, errors="replace")) and Store(store).results() == known:
+        if BEGUN.search(read_text(summary, errors="replace")) and Store(store).results() == earlier_results:
             why = f"pytest ended with {status} and wrote no report: does a file of the cases end Python?"
             note(why)
             say(f"perfsuite night: nothing was measured: {why}")
             raise typer.Exit(2)
     finally:
-        _summarise(summary, [each for each in Store(store).results() if each not in known])
+        _summarise(summary, [each for each in Store(store).results() if each not in earlier_results])
     say(f"report: {out / 'index.html'}; to keep the results: perfsuite history push {out / 'results.json'}")
     raise typer.Exit(status if status in (0, 1) else 2)
 

@@ -25,29 +25,29 @@ def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json
     never = list[str]()
     reached = list[Planned]()
     used = 0.0
-    for each in order:
-        cost = each.seconds
-        before = each.past
+    for entry in order:
+        cost = entry.seconds
+        before = entry.past
         fits = most_s is None or used + (cost or 0.0) <= most_s
         if fits:
-            reached.append(each)
+            reached.append(entry)
             used += cost or 0.0
         # After a case of unknown cost, the beginning of the next one is unknown.
         is_known = all(done.seconds is not None for done in reached)
         last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
         about = "~" if before is None else ""
         minutes = NOT_KNOWN if cost is None else f"{about}{cost / 60:,.1f}"
-        of_gpus = NOT_KNOWN if each.gpu_hours is None else f"{about}{each.gpu_hours:,.1f}"
+        of_gpus = NOT_KNOWN if entry.gpu_hours is None else f"{about}{entry.gpu_hours:,.1f}"
         after = "not reached"
         if fits:
             after = f"{used / 60:,.1f} min" if is_known else NOT_KNOWN
-        grid.add_row(each.case.id, last, day, minutes, of_gpus, after)
-        known = {"outcome": last, "day": day} if before else {"outcome": None, "day": None}
-        costs = {"expected_s": cost, "gpu_hours": each.gpu_hours}
+        grid.add_row(entry.case.id, last, day, minutes, of_gpus, after)
+        last_result = {"outcome": last, "day": day} if before else {"outcome": None, "day": None}
+        costs = {"expected_s": cost, "gpu_hours": entry.gpu_hours}
         reached_after = used if fits and is_known else None
-        rows.append({"case": each.case.id, **known, **costs, "reached_after_s": reached_after})
+        rows.append({"case": entry.case.id, **last_result, **costs, "reached_after_s": reached_after})
         if limit is not None and cost is not None and cost > limit.seconds:
-            never.append(f"{each.case.id}: {limit.told(each.case)}")
+            never.append(f"{entry.case.id}: {limit.why_not_reached(entry.case)}")
     print_rows(rows, grid, as_json=as_json)
     if as_json:
         return
@@ -57,11 +57,11 @@ def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json
 
 def total(cases: Sequence[Planned]) -> str:
     """Return the total cost of cases, and the number of those whose cost is unknown."""
-    known = [each for each in cases if each.seconds is not None]
-    if not known:
+    with_cost = [each for each in cases if each.seconds is not None]
+    if not with_cost:
         return "no cost is known" if cases else "0.0 min, 0.0 GPU hours"
-    seconds = sum(each.seconds or 0.0 for each in known)
-    hours = sum(each.gpu_hours or 0.0 for each in known)
-    left = len(cases) - len(known)
+    seconds = sum(each.seconds or 0.0 for each in with_cost)
+    hours = sum(each.gpu_hours or 0.0 for each in with_cost)
+    left = len(cases) - len(with_cost)
     more = f" and {plural(left, 'case')} of unknown cost" if left else ""
     return f"{seconds / 60:,.1f} min, {hours:,.1f} GPU hours{more}"

@@ -64,7 +64,7 @@ def bisect(
     With --dry or --counts, it finds since when a step does more. Each commit then takes one run.
 
     A search that was cut short goes on where it was. The exit status is 3 if several commits are left,
-    because the others could not be told apart, or if noise hides whether the bad arm is slower.
+    because the others could not be decided, or if noise hides whether the bad arm is slower.
     """
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     root = Path.cwd()
@@ -80,19 +80,19 @@ def bisect(
         where = {"root": root, "store": options.store}
         history = searching.of_versions(package, good, bad, **where, consent=asks(yes=yes))
     machine_class = host.machine_for(chosen).hardware_class
-    file, known = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
-    if known.steps:
-        say(f"{len(known.steps)} steps are known from {file}")
+    file, begun = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
+    if begun.steps:
+        say(f"{len(begun.steps)} steps are known from {file}")
 
     good_run: list[Run] = []
 
-    def compare(a: Arm, b: Arm, known: BisectFile) -> Measurement:
+    def compare(a: Arm, b: Arm, state: BisectFile) -> Measurement:
         progress = Progress(line=say, cases=1)
         if launches is None or counts:
             known_a = good_run[0] if good_run else None
-            session = by_counts(options, progress, launches, (a, b), known_a, known.metric)
+            session = by_counts(options, progress, launches, (a, b), known_a, state.metric)
         else:
-            how = {"max_pairs": most, "tolerance": known.tolerance, "metric": known.metric}
+            how = {"max_pairs": most, "tolerance": state.tolerance, "metric": state.metric}
             session = by_times(options, progress, launches, (a, b), **how, explains=False)
         try:
             result = session.measure(chosen, chosen.id)
@@ -102,21 +102,21 @@ def bisect(
         finally:
             session.setup.lock.release()
 
-    found = known
+    state = begun
     try:
-        for found in searching.search(known, history, compare):
-            documents.write(file, found)
-            step = found.steps[-1]
-            left = plural(len(found.suspects), "suspect")
+        for state in searching.search(begun, history, compare):
+            documents.write(file, state)
+            step = state.steps[-1]
+            left = plural(len(state.suspects), "suspect")
             say(f"{_name(step.name)}: {as_text(step)}; {left} left")
     except searching.UndecidedError as error:
         say(str(error))
         raise typer.Exit(UNDECIDED) from None
     if shared.as_json:
-        typer.echo(json.dumps(documents.plain(found), indent=1))
+        typer.echo(json.dumps(documents.plain(state), indent=1))
     else:
-        typer.echo("\n".join(result_lines(found, package, root)))
-    raise typer.Exit(0 if len(found.suspects) == 1 else UNDECIDED)
+        typer.echo("\n".join(result_lines(state, package, root)))
+    raise typer.Exit(0 if len(state.suspects) == 1 else UNDECIDED)
 
 
 def _name(name: str) -> str:
@@ -131,22 +131,22 @@ def as_text(step: Step) -> str:
     return f"{step.outcome}, {percent(step.change)}{interval}, {plural(step.launches, 'launch')}"
 
 
-def result_lines(found: BisectFile, package: str | None, root: Path) -> list[str]:
+def result_lines(state: BisectFile, package: str | None, root: Path) -> list[str]:
     """Describe the result of a search in lines of text."""
-    *others, first = found.suspects
-    launches = sum(step.launches for step in found.steps)
-    used = f"{plural(len(found.steps), 'step')}, {plural(launches, 'launch')}"
+    *others, first = state.suspects
+    launches = sum(step.launches for step in state.steps)
+    used = f"{plural(len(state.steps), 'step')}, {plural(launches, 'launch')}"
     skipped = [
-        f"  skipped: {_name(step.name)}: {step.why}" for step in found.steps if step.outcome == "skipped"
+        f"  skipped: {_name(step.name)}: {step.why}" for step in state.steps if step.outcome == "skipped"
     ]
     if others:
-        names = ", ".join(map(_name, found.suspects))
+        names = ", ".join(map(_name, state.suspects))
         return [f"one of these is the first bad one: {names} ({used})", *skipped]
-    assert found.metric is not None
-    step = next(step for step in found.steps if step.name == first)
-    told = f"version of {package}: {first}"
+    assert state.metric is not None
+    step = next(step for step in state.steps if step.name == first)
+    first_bad = f"version of {package}: {first}"
     if package is None:
-        told = "commit: " + git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip()
-    label = f"{described(found.metric).label}: " if step.change is not None else ""
-    change = f"{label}{as_text(step)}, compared with {_name(found.good)}"
-    return [f"the first bad {told}", f"  {change} ({used})", *skipped]
+        first_bad = "commit: " + git("log", "-1", "--format=%H %an %as%n    %s", first, cwd=root).rstrip()
+    label = f"{described(state.metric).label}: " if step.change is not None else ""
+    change = f"{label}{as_text(step)}, compared with {_name(state.good)}"
+    return [f"the first bad {first_bad}", f"  {change} ({used})", *skipped]

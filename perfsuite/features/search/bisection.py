@@ -117,23 +117,23 @@ class History:
     arm: Callable[[str], Arm]  # makes the arm of a candidate, or of the good one
 
 
-def search(known: BisectFile, history: History, compare: Compare) -> Iterator[BisectFile]:
+def search(state: BisectFile, history: History, compare: Compare) -> Iterator[BisectFile]:
     """Test candidates until the first bad one is known, or only skipped ones are left. Yields every step.
 
     Raises `CaseError` if the bad arm is not worse, and `UndecidedError` if this machine cannot decide it.
     """
     good = history.arm(history.good)
-    while (name := known.next) is not None:
-        if known.metric is None:
-            known = _bad_tested(known, compare(good, history.arm(name), known))
+    while (name := state.next) is not None:
+        if state.metric is None:
+            state = _bad_tested(state, compare(good, history.arm(name), state))
         else:
-            known = known.replace(steps=(*known.steps, _tested(known, name, good, history, compare)))
-        yield known
+            state = state.replace(steps=(*state.steps, _tested(state, name, good, history, compare)))
+        yield state
 
 
-def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
+def _bad_tested(state: BisectFile, result: Measurement) -> BisectFile:
     """Choose the metric or count to follow, and half of the bad arm's change as the tolerance."""
-    name = known.candidates[-1]
+    name = state.candidates[-1]
     verdict = result.verdict
     _check_measured(name, result)
     worse = [check for check in verdict.checks if check.outcome == "regressed" and check.change is not None]
@@ -149,16 +149,16 @@ def _bad_tested(known: BisectFile, result: Measurement) -> BisectFile:
         metric = check.metric
         half = min(math.sqrt(1 + cost) - 1, MOST_TOLERANCE)
     else:
-        raise _not_worse(name, known.good, verdict)
-    known = known.replace(metric=metric, tolerance=half)
-    return known.replace(steps=(_told(known, name, verdict),))
+        raise _not_worse(name, state.good, verdict)
+    state = state.replace(metric=metric, tolerance=half)
+    return state.replace(steps=(_judged(state, name, verdict),))
 
 
 def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
     if not verdict.checks:
         why = "; ".join(verdict.reasons) or "search by times, without --dry and --counts"
-        told = f"{name} does no more in a step than {good}: {verdict.outcome}"
-        return CaseError(f"{told}. There is nothing to search for: {why}")
+        comparison = f"{name} does no more in a step than {good}: {verdict.outcome}"
+        return CaseError(f"{comparison}. There is nothing to search for: {why}")
     vague = [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]
     if vague:
         why = f", {vague[0].note}" if vague[0].note else ""
@@ -168,20 +168,20 @@ def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
         )
     shown = verdict.check(TOKENS_PER_S.name)
     by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
-    told = f"{name} is not worse than {good}: {verdict.outcome}{by}"
-    return CaseError(f"{told}. There is nothing to search for, unless a lower --tolerance finds it")
+    comparison = f"{name} is not worse than {good}: {verdict.outcome}{by}"
+    return CaseError(f"{comparison}. There is nothing to search for, unless a lower --tolerance finds it")
 
 
-def _tested(known: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
+def _tested(state: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
     """Compare one candidate with the good arm. Candidates that cannot be built or run are skipped."""
     try:
         arm = history.arm(name)
     except (CaseError, GitError, PackageError) as error:
         return Step(name=name, outcome="skipped", why=str(error))
-    result = compare(good, arm, known)
+    result = compare(good, arm, state)
     if result.outcome != "failed" or any(run.failure for run in result.before):
         _check_measured(name, result)
-    return _told(known, name, result.verdict)
+    return _judged(state, name, result.verdict)
 
 
 def _check_measured(name: str, result: Measurement) -> None:
@@ -194,10 +194,10 @@ def _check_measured(name: str, result: Measurement) -> None:
         raise CaseError(f"{name} cannot be compared with the good arm: {reasons}")
 
 
-def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
+def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
     """Judge a candidate from a comparison, on the metric or count of the search."""
-    assert known.metric is not None
-    assert known.tolerance is not None
+    assert state.metric is not None
+    assert state.tolerance is not None
     step = Step(name=name, outcome="skipped", launches=verdict.launches)
     if verdict.outcome == "failed" or (verdict.outcome == "inconclusive" and not verdict.checks):
         return step.replace(why="; ".join(verdict.reasons))
@@ -205,12 +205,12 @@ def _told(known: BisectFile, name: str, verdict: Verdict) -> Step:
         grown = [
             each.sentence
             for each in _grown(verdict)
-            if each.name == known.metric and abs(each.now - each.before) > known.tolerance
+            if each.name == state.metric and abs(each.now - each.before) > state.tolerance
         ]
         return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
-    check = verdict.check(known.metric)
+    check = verdict.check(state.metric)
     if check is None:
-        return step.replace(why=f"it has no {known.metric}")
+        return step.replace(why=f"it has no {state.metric}")
     step = step.replace(change=check.change, interval=check.interval)
     if check.outcome in ("passed", "improved", "regressed"):
         return step.replace(outcome="bad" if check.outcome == "regressed" else "good")
@@ -260,11 +260,11 @@ def of_versions(
     last = _version("--bad", bad)
     if first >= last:
         raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
-    found = versions(package)
-    between = [each for each in found if first < each <= last and (each == last or not each.is_prerelease)]
+    releases = versions(package)
+    between = [each for each in releases if first < each <= last and (each == last or not each.is_prerelease)]
     if not between or between[-1] != last:
-        known = ", ".join(map(str, found[-10:]))
-        raise CaseError(f"pip finds no {package}=={bad}. The newest that it finds: {known}")
+        newest = ", ".join(map(str, releases[-10:]))
+        raise CaseError(f"pip finds no {package}=={bad}. The newest that it finds: {newest}")
 
     def arm(version: str) -> Arm:
         return resolve("--bad", f"{package}=={version}", root=root, store=store, consent=consent)
@@ -292,12 +292,12 @@ def begun(
     file = store / "bisect" / documents.digest([*key, *others]) / "search.json"
     if not file.exists():
         return file, new
-    found = documents.read(file, BisectFile)
+    stored = documents.read(file, BisectFile)
     for field in ("case_id", "good", "candidates"):
-        if getattr(found, field) != getattr(new, field):
+        if getattr(stored, field) != getattr(new, field):
             raise FileError(
                 f"{file}: field {field} is of another search: it was edited or damaged. "
-                "Delete it to search anew"
+                "Delete it to start a new search"
             )
     # Retry skipped candidates: a network may have been down.
-    return file, found.replace(steps=tuple(step for step in found.steps if step.outcome != "skipped"))
+    return file, stored.replace(steps=tuple(step for step in stored.steps if step.outcome != "skipped"))

@@ -97,8 +97,8 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
         raise CaseError(f"--from or --to: {error}: give a version as 2.11.0") from None
     if end and start > end:
         raise CaseError(f"--from {start} is newer than --to {end}: swap them")
-    found = [each for each in versions(package) if each > start and not each.is_prerelease]
-    later = found if end is None else [*(each for each in found if each < end), end]
+    newer = [each for each in versions(package) if each > start and not each.is_prerelease]
+    later = newer if end is None else [*(each for each in newer if each < end), end]
     if minors:
         later = list({each.release[:2]: each for each in later}.values())
     names = list(dict.fromkeys(map(str, (start, *later))))
@@ -179,16 +179,16 @@ class _Runs:
                 continue
             for case in tuple(left):
                 since, *earlier = before.get(case.id, ("",))
-                found = self._run(case, [*earlier, arm])
-                if isinstance(found, str):
-                    step.unknown.append(f"- {text(case.id)}: {text(found)}")
-                elif _used(found[-1], self.package) is None:
+                outcome = self._run(case, [*earlier, arm])
+                if isinstance(outcome, str):
+                    step.unknown.append(f"- {text(case.id)}: {text(outcome)}")
+                elif _used(outcome[-1], self.package) is None:
                     self.setup.progress.say(f"{case.id} does not use {self.package}, and is left out")
                     left.remove(case)
                 else:
                     before[case.id] = name, arm
                     if earlier:
-                        step.compare(found[0], found[1], since, name)
+                        step.compare(outcome[0], outcome[1], since, name)
             if not left:
                 raise CaseError(f"none of these cases uses {self.package}: name one that imports it")
             last = name
@@ -250,5 +250,7 @@ class _Runs:
 
 def _used(run: Run, package: str) -> str | None:
     """Return the version of a package that a run used; None if it did not use the package."""
-    found = {} if run.observed is None else run.observed.environment
-    return {canonicalize_name(name): found[name] for name in found}.get(canonicalize_name(package))
+    environment = {} if run.observed is None else run.observed.environment
+    return {canonicalize_name(name): environment[name] for name in environment}.get(
+        canonicalize_name(package)
+    )

@@ -67,16 +67,22 @@ class Step:
         arms = {"before": (before,), "runs": (now,), "verdict": judge_counts(before, now)}
         names = {"nodeid": "", "case_id": case.id, "framework": case.framework.name}
         result = Measurement(**names, **arms, baseline_file=None, directory="")
-        told = explained(result)
+        explanation = explained(result)
         differs = may_differ(from_runs([before]).launches, from_runs([now]).launches)
         values = [] if differs is None else [differs]
-        found = (*told.findings, *told.listed, *told.remarks, *told.reasons, *values)
-        self.same += not found
-        if found:
+        differences = (
+            *explanation.findings,
+            *explanation.listed,
+            *explanation.remarks,
+            *explanation.reasons,
+            *values,
+        )
+        self.same += not differences
+        if differences:
             self.rows.append([case.id, *(column.text(result) for column in STEP)])
             when = "" if self.title.startswith(f"{since} ") else f", since {since}"
             self.lines.append(f"- {text(case.id)}{when}")
-            named = (line.replace(ARM_A, since).replace(ARM_B, name) for line in dict.fromkeys(found))
+            named = (line.replace(ARM_A, since).replace(ARM_B, name) for line in dict.fromkeys(differences))
             self.lines += [f"  - {text(line)}" for line in named]
 
 

@@ -74,7 +74,7 @@ def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] 
         raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
         raise SlurmError(
-            f"{command}: no answer in {answer_s:g} s. `scontrol ping` tells whether Slurm's controller is up"
+            f"{command}: no answer in {answer_s:g} s. `scontrol ping` shows whether Slurm's controller is up"
         ) from None
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
@@ -108,33 +108,33 @@ def job(job_id: str) -> SlurmJob:
     printed = _ask_unless(_UNKNOWN_JOB, "scontrol", "show", "job", job_id, "--oneliner")
     if printed is None:
         return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
-    told = fields(printed)
-    nodes = ask("scontrol", "show", "hostnames", told["NodeList"]) if "NodeList" in told else ""
-    return parse_job(job_id, told, tuple(nodes.split()))
+    job_fields = fields(printed)
+    nodes = ask("scontrol", "show", "hostnames", job_fields["NodeList"]) if "NodeList" in job_fields else ""
+    return parse_job(job_id, job_fields, tuple(nodes.split()))
 
 
-def parse_job(job_id: str, told: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
+def parse_job(job_id: str, job_fields: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
     """Return a job from the fields of `scontrol show job` and its expanded nodes."""
-    words = told.get("JobState", "UNKNOWN")
+    words = job_fields.get("JobState", "UNKNOWN")
     states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
-    limit_s, run_s = (parse_duration_s(told.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    limit_s, run_s = (parse_duration_s(job_fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
     return SlurmJob(
         id=job_id,
         state=next((state for state in states if state in ENDED), states[0]),  # if it has ended, how it ended
         state_words=words,
-        reason=told.get("Reason"),
+        reason=job_fields.get("Reason"),
         nodes=nodes,
         left_s=None if limit_s is None or run_s is None else limit_s - run_s,
-        spreads_gpus=any("gpu" in told.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
+        spreads_gpus=any("gpu" in job_fields.get(f"TresPer{each}", "") for each in ("Job", "Task", "Socket")),
     )
 
 
 def fields(line: str) -> dict[str, str]:
     """Return the non-empty fields of a line of `scontrol --oneliner`. The first of duplicates wins."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
-        found.setdefault(name, value.strip())
-    return {name: value for name, value in found.items() if value not in NOTHING}
+        values.setdefault(name, value.strip())
+    return {name: value for name, value in values.items() if value not in NOTHING}
 
 
 def parse_duration_s(text: str) -> int | None:

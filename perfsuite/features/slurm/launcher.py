@@ -128,31 +128,33 @@ class SlurmLauncher(Launcher):
         word = secrets.token_hex(8)
         documents.write_text(probe, word)
         try:
-            told = self._describe(probe)
+            descriptions = self._describe(probe)
         finally:
             probe.unlink()
-        blind = [each.name for each in told if each.probe != word]
+        blind = [each.name for each in descriptions if each.probe != word]
         if blind:
             raise MachineError(
                 f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
                 "node must see this directory. Give one of a shared file system: --perf-store=DIR (of a "
                 "command, --store)"
             )
-        refuse_other_gpus(told)
-        nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in told)
+        refuse_other_gpus(descriptions)
+        nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in descriptions)
         network = {n: value for n, value in variables(os.environ).items() if n.startswith(("NCCL_", "GLOO_"))}
         allocation = Allocation(job_id=self.job_id, nodes=tuple(nodes), variables=network)
-        return alike(told).replace(nodes=len(told), allocation=allocation)
+        return alike(descriptions).replace(nodes=len(descriptions), allocation=allocation)
 
     def _describe(self, probe: Path) -> list[Described]:
         words = [self._python, "-m", "perfsuite.features.slurm.describe", str(probe.resolve())]
         srun = self._srun(len(self._allocated.nodes), "perfsuite-describe", "--input=none")
         done = commands.ask(*srun, *words, answer_s=DESCRIBE_S, environment=_for_srun(os.environ))
-        found = [Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")]
-        missing = set(self._allocated.nodes) - {each.name for each in found}
+        descriptions = [
+            Described.model_validate_json(line) for line in done.splitlines() if line.startswith("{")
+        ]
+        missing = set(self._allocated.nodes) - {each.name for each in descriptions}
         if missing:
             raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
-        return sorted(found, key=lambda each: self._allocated.nodes.index(each.name))
+        return sorted(descriptions, key=lambda each: self._allocated.nodes.index(each.name))
 
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
         """Run a job to its end on the first nodes of the allocation. See `Launcher.launch`."""
@@ -250,11 +252,11 @@ def _has_reported(job: Job) -> bool:
     return len(job.run_dir.all_ranks()) == job.case.topology.world_size
 
 
-def alike(told: Sequence[Described]) -> Machine:
+def alike(nodes: Sequence[Described]) -> Machine:
     """Return the machine that all nodes are. Raises `MachineError` with the names of those that differ."""
-    machines = [each.machine.replace(interconnect=each.interconnect) for each in told]
+    machines = [each.machine.replace(interconnect=each.interconnect) for each in nodes]
     first = machines[0]
-    for each, machine in zip(told, machines, strict=True):
+    for node, machine in zip(nodes, machines, strict=True):
         unlike = [
             f"{field} {getattr(machine, field)!r} instead of {getattr(first, field)!r}"
             for field in ("hardware_class", "devices", "driver", "interconnect")
@@ -262,7 +264,7 @@ def alike(told: Sequence[Described]) -> Machine:
         ]
         if unlike:
             raise MachineError(
-                f"the nodes are unlike: {each.name} has {', '.join(unlike)} of {told[0].name}. What is "
+                f"the nodes are unlike: {node.name} has {', '.join(unlike)} of {nodes[0].name}. What is "
                 "measured on them belongs to no hardware class: leave one out (--exclude of salloc or sbatch)"
             )
     return first
@@ -282,8 +284,8 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
     reasons = map(ENDED_BY_SLURM.search, logs)
     why = next((reason[0] for reason in reasons if reason), None)
     is_aborted = why is not None or ABORTED.search(logs[0]) is not None
-    told = [documents.read_or_none(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
-    if any(each and each.failures and (each.is_over or not is_aborted) for each in told):
+    launch_files = [documents.read_or_none(file, LaunchFile) for file in run_dir.all_launches(nodes).values()]
+    if any(each and each.failures and (each.is_over or not is_aborted) for each in launch_files):
         return None
     if is_aborted:
         message = f"Slurm ended the step: {why or 'somebody cancelled it'}"
@@ -303,14 +305,14 @@ def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in GPU_REQUESTS}
 
 
-def refuse_other_gpus(told: Sequence[Described]) -> None:
+def refuse_other_gpus(nodes: Sequence[Described]) -> None:
     """Raise `MachineError` if a node sees a number of GPUs other than Slurm gave it."""
-    for each in told:
-        seen = each.machine.devices if each.machine.device == "cuda" else 0
-        if each.granted_gpus not in (None, seen):
-            note = "" if each.machine.note is None else f" ({each.machine.note})"
+    for node in nodes:
+        seen = node.machine.devices if node.machine.device == "cuda" else 0
+        if node.granted_gpus not in (None, seen):
+            note = "" if node.machine.note is None else f" ({node.machine.note})"
             raise MachineError(
-                f"{each.name}: Slurm gave a step {each.granted_gpus} GPUs, and it sees {seen}{note}. Look at "
+                f"{node.name}: Slurm gave a step {node.granted_gpus} GPUs, and it sees {seen}{note}. Look at "
                 "nvidia-smi on that node, and leave it out (--exclude of salloc or sbatch); if no GPU is to "
                 "be used, ask for none"
             )

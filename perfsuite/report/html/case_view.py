@@ -35,7 +35,7 @@ def case_view(
         "result": result,
         "commit": session.commit,
         "next_steps": next_steps(result, session),
-        "told": explained(result),
+        "explained": explained(result),
         "cells": {column.heading: column.cell(result) or Cell(NONE, None) for column in columns},
         "checks": tables.checks(result, anchor),
         "findings": None if check is None else counts.table_of_findings(check, result.verdict.against),

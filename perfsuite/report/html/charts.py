@@ -92,10 +92,10 @@ def thin(values: Sequence[float]) -> list[Point]:
 def step_range(runs: Sequence[Run], band: Band | None) -> tuple[float, float]:
     """Return the range of step times, in seconds, that is drawn to scale for a case's launches."""
     measured = [step for run in runs for step in run.measured_steps if math.isfinite(step)]
-    every = measured or [step for run in runs for step in run.step_s if math.isfinite(step)]
-    ordinary = quantiles(every, n=20, method="inclusive") if len(every) > 1 else every or [1.0]
+    step_times = measured or [step for run in runs for step in run.step_s if math.isfinite(step)]
+    ordinary = quantiles(step_times, n=20, method="inclusive") if len(step_times) > 1 else step_times or [1.0]
     marks = [band.baseline_s, band.allowed_s] if band is not None else []
-    low = min([*every, *marks], default=0)
+    low = min([*step_times, *marks], default=0)
     high = max([ordinary[-1], *marks, 1e-6])
     room = max(high - low, 0.05 * high)
     return max(0.0, low - room * ROOM), high + room * ROOM
@@ -162,8 +162,10 @@ def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
     x = _across(max(map(len, curves.values())))
     y = _up(low - room, high + room)
     body = [*_axes(x, y), *(part for curve in curves.values() for part in _curve(curve, x, y))]
-    told = [f"launch {number}: from {curve[0]:.4f} to {curve[-1]:.4f}" for number, curve in curves.items()]
-    return _image(key, "Loss of each launch by step", f"{'; '.join(told)}.", body)
+    descriptions = [
+        f"launch {number}: from {curve[0]:.4f} to {curve[-1]:.4f}" for number, curve in curves.items()
+    ]
+    return _image(key, "Loss of each launch by step", f"{'; '.join(descriptions)}.", body)
 
 
 def interval(check: Check, *, key: str) -> Markup | None:
@@ -188,8 +190,10 @@ def interval(check: Check, *, key: str) -> Markup | None:
         _line("end", x(high), middle - 8, x(high), middle + 8),
         Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(x(check.change), middle),
     ]
-    told = f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
-    return _image(key, f"Change of {check.label}", told, body, CHANGE_SIZE)
+    description = (
+        f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
+    )
+    return _image(key, f"Change of {check.label}", description, body, CHANGE_SIZE)
 
 
 def _change_range(marks: Sequence[float], ends: tuple[float, float]) -> tuple[float, float]:
@@ -201,11 +205,13 @@ def _change_range(marks: Sequence[float], ends: tuple[float, float]) -> tuple[fl
     return low - room, high + room
 
 
-def _image(key: str, title: str, told: str, body: Sequence[Markup], size: Size = (WIDTH, HEIGHT)) -> Markup:
+def _image(
+    key: str, title: str, description: str, body: Sequence[Markup], size: Size = (WIDTH, HEIGHT)
+) -> Markup:
     return Markup(
         '<svg class="chart" role="img" viewBox="0 0 {size[0]} {size[1]}" aria-labelledby="{key}-t {key}-d">'
-        '<title id="{key}-t">{title}</title><desc id="{key}-d">{told}</desc>{body}</svg>'
-    ).format(key=key, title=title, told=told, size=size, body=Markup("").join(body))
+        '<title id="{key}-t">{title}</title><desc id="{key}-d">{description}</desc>{body}</svg>'
+    ).format(key=key, title=title, description=description, size=size, body=Markup("").join(body))
 
 
 def _across(steps: int) -> Scale:

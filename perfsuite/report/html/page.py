@@ -81,7 +81,7 @@ def rendered(
                 [
                     *filter(None, [summary.interruption(each)]),
                     *map(str.strip, summary.case_changes(each)),
-                    *summary.unclaimed_told(each.unclaimed),
+                    *summary.unclaimed_lines(each.unclaimed),
                     *each.waivers,
                 ],
             )
@@ -113,10 +113,10 @@ def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[d
     return sorted(views, key=lambda view: WORST_FIRST.index(summary.verdict(view["result"])))
 
 
-def _preflight(found: Preflight) -> tuple[str, list[Table], list[str]]:
-    seen = [(node.name, node.health) for node in found.nodes if node.health is not None]
-    shown = [nodes.table(found), tables.gpus(seen, of="node", when="meanwhile")]
-    return nodes.title(found), [table for table in shown if table], nodes.notes(found)
+def _preflight(preflight: Preflight) -> tuple[str, list[Table], list[str]]:
+    seen = [(node.name, node.health) for node in preflight.nodes if node.health is not None]
+    shown = [nodes.table(preflight), tables.gpus(seen, of="node", when="meanwhile")]
+    return nodes.title(preflight), [table for table in shown if table], nodes.notes(preflight)
 
 
 def _visible(value: object) -> object:

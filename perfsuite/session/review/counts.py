@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from perfsuite.dry.machine import telling_ranks
 from perfsuite.errors import PerfsuiteError
-from perfsuite.report import counts as told
+from perfsuite.report import counts as count_report
 from perfsuite.report.console import console
 from perfsuite.report.text import plural
 from perfsuite.results.amounts import amount
@@ -18,21 +18,21 @@ from perfsuite.session.review.times import Refused, Shown
 from perfsuite.verdict import exact
 
 
-def _listed(known: CountBaseline) -> dict[str, float | None]:
-    counts = known.counts[0].counts  # those of the first rank
+def _listed(recorded: CountBaseline) -> dict[str, float | None]:
+    counts = recorded.counts[0].counts  # those of the first rank
     return {
-        "collective_bytes": told.moved(counts),
-        "flop": told.flops(counts),
+        "collective_bytes": count_report.moved(counts),
+        "flop": count_report.flops(counts),
         "kernel_calls": sum(counts.kernels.values()),
-        "peak_live_bytes": told.peak(counts),
-        "launches": known.launches,
+        "peak_live_bytes": count_report.peak(counts),
+        "launches": recorded.launches,
     }
 
 
-def _cells(known: CountBaseline) -> list[str]:
-    *figures, peak, launches = _listed(known).values()
-    told = [amount(each, unit) for each, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
-    return [*told, "not counted" if peak is None else amount(peak, "bytes"), str(launches)]
+def _cells(recorded: CountBaseline) -> list[str]:
+    *figures, peak, launches = _listed(recorded).values()
+    cells = [amount(each, unit) for each, unit in zip(figures, ("bytes", "FLOP", "calls"), strict=True)]
+    return [*cells, "not counted" if peak is None else amount(peak, "bytes"), str(launches)]
 
 
 def can_be_accepted(run: Run) -> bool:
@@ -71,8 +71,8 @@ def accepted(
         return {entry.counts.method for entry in run.counts}, versions_of(run)
 
     now = from_runs([run for run in counted if way(run) == way(newest)], accepted=acceptance)
-    known = reviewed.find(now.target, now.case)
-    before = known.baseline if known else None
+    stored = reviewed.find(now.target, now.case)
+    before = stored.baseline if stored else None
     if before is not None:
         lost = exact.missing_ranks(before, now)
         if lost:
@@ -106,20 +106,24 @@ def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[st
         versions = exact.changed_versions(before.versions, now.versions)
         if versions:
             lines.append(f"versions: {', '.join(versions)}")
-        found = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
-        lines += told.once(found, by_rank=len(now.counts) > 1) or ["the counts are the same"]
+        differences = [(each.sentence, each.ranks) for each in exact.count_differences(before, now)]
+        lines += count_report.once(differences, by_rank=len(now.counts) > 1) or ["the counts are the same"]
     if before and now:
         lines += computed.of_counts(before, now)
     return lines + (_unsteady(now) if now else [])
 
 
-def _details(known: CountBaseline) -> list[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in known.versions.items()) or "not observed"
-    return [f"of {plural(known.launches, 'launch')}; versions: {versions}", *_unsteady(known)]
+def _details(recorded: CountBaseline) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in recorded.versions.items()) or "not observed"
+    return [f"of {plural(recorded.launches, 'launch')}; versions: {versions}", *_unsteady(recorded)]
 
 
-def _unsteady(known: CountBaseline) -> list[str]:
-    return [f"not judged, because its launches differ: {', '.join(known.unsteady)}"] if known.unsteady else []
+def _unsteady(recorded: CountBaseline) -> list[str]:
+    return (
+        [f"not judged, because its launches differ: {', '.join(recorded.unsteady)}"]
+        if recorded.unsteady
+        else []
+    )
 
 
 COUNTS = Shown(

@@ -1,4 +1,4 @@
-"""Measure cases anew, and make what was measured their reviewed baselines."""
+"""Measure cases again, and make the results their reviewed baselines."""
 
 import shutil
 import subprocess

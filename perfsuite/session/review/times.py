@@ -34,7 +34,7 @@ from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.profiled import compared
 
 B = TypeVar("B", bound=BaselineDocument)
-MAX_WORSENING = 0.005  # largest worsening of a baseline that needs no reason, relative
+MAX_REGRESSION = 0.005  # largest regression of a baseline that needs no reason, relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class Shown(Generic[B]):
     # The lines about the differences between two baselines; None stands for a missing one.
     changes: Callable[[B | None, B | None], list[str]]
 
-    def title(self, known: B) -> Text:
+    def title(self, recorded: B) -> Text:
         """Return the case of a baseline and its folder."""
-        return Text.assemble((known.case.id, "bold"), f" {self.on} {known.folder}")
+        return Text.assemble((recorded.case.id, "bold"), f" {self.on} {recorded.folder}")
 
     def before_after(self, before: B | None, now: B | None) -> Text:
         """Describe the differences between two baselines of a case, one of which may be missing."""
@@ -75,25 +75,25 @@ class Refused(PerfsuiteError):
     """These runs cannot become a baseline."""
 
 
-def _listed(known: Baseline) -> dict[str, float | None]:
+def _listed(recorded: Baseline) -> dict[str, float | None]:
     medians = (TOKENS_PER_S.name, PEAK_MEMORY.name)
-    found = {in_unit(name, known.case.unit): known.median(name) for name in medians}
-    return {**found, "launches": len(known.launches)}
+    figures = {in_unit(name, recorded.case.unit): recorded.median(name) for name in medians}
+    return {**figures, "launches": len(recorded.launches)}
 
 
-def _cells(known: Baseline) -> list[str]:
-    speed, peak, launches = _listed(known).values()
-    told = "not measured" if speed is None else summary.speed(speed, known.case.unit, "tokens")
-    return [told, amount(peak, PEAK_MEMORY.unit), str(launches)]
+def _cells(recorded: Baseline) -> list[str]:
+    speed, peak, launches = _listed(recorded).values()
+    speed_text = "not measured" if speed is None else summary.speed(speed, recorded.case.unit, "tokens")
+    return [speed_text, amount(peak, PEAK_MEMORY.unit), str(launches)]
 
 
-def _details(known: Baseline) -> list[str]:
+def _details(recorded: Baseline) -> list[str]:
     lines = []
-    for metric in metrics_of(_figures(known)):
-        values = ", ".join(amount(value, metric.unit) for value in known.values(metric.name))
-        label = metric.counting(known.case.unit).label
-        lines.append(f"{label}: {values or 'not measured'}{_noise(known, metric)}")
-    observed = known.observed
+    for metric in metrics_of(_figures(recorded)):
+        values = ", ".join(amount(value, metric.unit) for value in recorded.values(metric.name))
+        label = metric.counting(recorded.case.unit).label
+        lines.append(f"{label}: {values or 'not measured'}{_noise(recorded, metric)}")
+    observed = recorded.observed
     if observed is not None:
         for name, entries in (("settings", observed.settings), ("environment", observed.environment)):
             lines.append(f"{name}: " + ", ".join(f"{key}={value}" for key, value in entries.items()))
@@ -125,8 +125,8 @@ def accepted(
     cannot become a baseline, or if they need a reason.
     """
     newest = launches[-1].run
-    known = reviewed.find(newest.machine.hardware_class, newest.case)
-    before = known.baseline if known else None
+    stored = reviewed.find(newest.machine.hardware_class, newest.case)
+    before = stored.baseline if stored else None
     left_out = Counter[str]()
     chosen = _choose(launches, before, another_machine, left_out)
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
@@ -189,7 +189,7 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
                 raise Refused(f"{label} is in the baseline and was not seen: say why with --reason")
         if new is None:
             raise Refused(f"{label} is in the baseline and was not measured")
-        allowed = MAX_WORSENING if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
+        allowed = MAX_REGRESSION if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
         if isinstance(metric, SpanSeconds):
             allowed = metric.bound(allowed)
         less, more = (old, new) if metric.better == "lower" else (new, old)
@@ -205,14 +205,14 @@ def _figures(*baselines: Baseline | None) -> list[Figures]:
     return [launch.figures for shown in baselines if shown is not None for launch in shown.launches]
 
 
-def _launches(known: Baseline) -> str:
-    sessions = len({launch.session for launch in known.launches})
-    return f"{len(known.launches)} of {plural(sessions, 'session')}"
+def _launches(recorded: Baseline) -> str:
+    sessions = len({launch.session for launch in recorded.launches})
+    return f"{len(recorded.launches)} of {plural(sessions, 'session')}"
 
 
 def _noise(shown: Baseline, metric: Metric) -> str:
-    known = class_noise([shown]).of(metric)
-    return f" +- {known.sigma:.1%}" if known is not None else ""
+    noise = class_noise([shown]).of(metric)
+    return f" +- {noise.sigma:.1%}" if noise is not None else ""
 
 
 TIMES = Shown(
@@ -232,8 +232,8 @@ def profile_lines(profile: LaunchProfile) -> list[str]:
 def _profile_changes(before: ProfileBaseline | None, now: ProfileBaseline | None) -> list[str]:
     if before is None or now is None:
         return [f"profile: {'new' if before is None else 'removed'}"]
-    found = compared(before.profile, now.profile, "the baseline")
-    return [*(found.calls or ("a step calls the same",)), *found.hints, *found.notes]
+    difference = compared(before.profile, now.profile, "the baseline")
+    return [*(difference.calls or ("a step calls the same",)), *difference.hints, *difference.notes]
 
 
 PROFILES = Shown[ProfileBaseline](on="profiled on", changes=_profile_changes)

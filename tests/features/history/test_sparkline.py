@@ -9,7 +9,7 @@ Element = ElementTree.Element
 
 def drawn(values: list[float], *marks: Mark, labels: tuple[str, str] = ("low", "high")) -> Element:
     return ElementTree.fromstring(
-        sparkline(values, marks, key="k", title="<speed>", told="three & more", labels=labels)
+        sparkline(values, marks, key="k", title="<speed>", description="three & more", labels=labels)
     )
 
 

@@ -52,7 +52,7 @@ def sessions_of(history: Path) -> list[StoredSession]:
 def test_finds_a_session_by_class_commit_and_case(history: Path) -> None:
     added = add(history, kept(RUN, RUN))
     [written] = added.written
-    assert (added.kept, added.known, added.left_out) == (1, False, [])
+    assert (added.kept, added.was_added_before, added.left_out) == (1, False, [])
     assert written.parent == history / "cpu-test-2c" / COMMIT
     assert written.name.startswith("20260102T030405Z-")
     [session] = sessions_of(history)
@@ -105,7 +105,7 @@ def test_adding_a_session_twice_changes_nothing(history: Path) -> None:
     copy = history.parent / "elsewhere.json"
     copy.write_text(json.dumps(json.loads((history.parent / "results.json").read_text())))
     added = store.add(history, copy)
-    assert (added.written, added.known, added.kept) == ([], True, 1)
+    assert (added.written, added.was_added_before, added.kept) == ([], True, 1)
     assert files() == before
     add(history, kept(RUN, RUN))
     assert len({place.file for place in store.places(history)}) == 2
@@ -123,7 +123,7 @@ def test_keeps_results_once_by_their_session_part(history: Path) -> None:
     add(history, early, parts=(killed,), status="running")
     assert len(add(history, early, again, parts=(killed,), status="running").written) == 1
     added = add(history, early, again, late, parts=went_on)
-    assert (added.known, added.kept, len(added.written)) == (True, 3, 1)
+    assert (added.was_added_before, added.kept, len(added.written)) == (True, 3, 1)
     sessions = [(each.started_at.isoformat(), len(each.results)) for each in sessions_of(history)]
     assert sessions == [(first, 1), (first, 1), (second, 1)]
     assert add(history, early, again, late, parts=went_on).written == []

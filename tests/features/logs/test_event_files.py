@@ -158,7 +158,7 @@ def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...])
             (["a", *more], "without --baseline one file of traces is judged")
             for more in (["b"], ["--tag", "x"], ["--tolerance", "3%"])
         ),
-        (["a", *against("b", "c")], "--baseline is given 2 times, which does not tell"),
+        (["a", *against("b", "c")], "--baseline is given 2 times, which does not show"),
         (["a", *against("b", "b", "b")], "cannot read b: No such file or directory"),
         (["log", *against("log", "log", "log")], "log is named twice: name a log of its own for each launch"),
         (["a", *against("b"), "--tolerance", "much"], "for '--tolerance': 'much', expected above 0%"),

@@ -116,7 +116,7 @@ def test_uses_at_most_fifteen_launches() -> None:
     assert fewer["outcome"] == "inconclusive"
 
 
-SCATTER = 'does not tell how launches scatter: give 3 or more launches in "baseline", or "noise": {"sigma": '
+SCATTER = 'does not show how launches scatter: give 3 or more launches in "baseline", or "noise": {"sigma": '
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ def view(result: Measurement) -> SimpleNamespace:
 
 def test_band_is_the_baselines_step_and_tolerance() -> None:
     seen = view(never_run())
-    assert not any((seen.steps, seen.health, seen.told.tracebacks, seen.checks, seen.launches, seen.before))
+    assert not any(
+        (seen.steps, seen.health, seen.explained.tracebacks, seen.checks, seen.launches, seen.before)
+    )
     assert (seen.loss, seen.band, seen.findings, seen.ranks) == (None, None, None, ())
     result = make_gpu_result(2, "regressed")
     band = view(result).band

@@ -72,8 +72,8 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
     for (hardware_class, commit), sessions in nights.items():
         file = out / "results" / hardware_class / f"{commit}{FILE}"
         for name, values in _write_night(file, sessions, cases, slots, dates[commit]).items():
-            for known, new in zip(parameters[name], values, strict=True):
-                known.update(new)
+            for collected, new in zip(parameters[name], values, strict=True):
+                collected.update(new)
     _write(out / "results" / "benchmarks.json", {"version": 2, **_listed(parameters)}, indent=1)
     return Exported(commits=frozenset(place.commit for place in places), unplaced=unplaced)
 
@@ -89,12 +89,12 @@ def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
     """Return the slot of each case. Raises `FileError` if two models have the same name in asv."""
     slots = {name: asv.slot(case.parameters) for name, case in cases.items()}
     models: dict[str, str] = {}
-    for name, one in slots.items():
+    for name, slot in slots.items():
         model = cases[name].parameters["model"]
-        other = models.setdefault(one.group, model)
-        if other != model:
+        first_model = models.setdefault(slot.group, model)
+        if first_model != model:
             raise FileError(
-                f"models {other!r} and {model!r} are one name to asv: {one.group.split('.')[0]!r}. "
+                f"models {first_model!r} and {model!r} are one name to asv: {slot.group.split('.')[0]!r}. "
                 "Rename one of them in its cases."
             )
     return slots

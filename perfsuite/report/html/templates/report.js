@@ -41,8 +41,8 @@
     const verdicts = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
     let shown = 0;
     for (const row of rows) {
-      const told = `${row.dataset.id} ${row.textContent}`.toLowerCase();
-      const fits = verdicts.has(row.dataset.verdict) && words.every((word) => told.includes(word));
+      const searched = `${row.dataset.id} ${row.textContent}`.toLowerCase();
+      const fits = verdicts.has(row.dataset.verdict) && words.every((word) => searched.includes(word));
       row.hidden = document.getElementById(row.dataset.case).hidden = !fits;
       shown += fits;
     }
