@@ -286,8 +286,8 @@ def _from_here(path: str | None) -> str | None:
 def _found(program: str) -> str | None:
     """Return the absolute path of a program, looking next to this Python first; None if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(program, path=path)
-    return None if found is None else str(Path(found).absolute())
+    executable = shutil.which(program, path=path)
+    return None if executable is None else str(Path(executable).absolute())
 
 
 _IN_DIGEST = frozenset({"path", "module", "command", "arguments", "cwd", "env"})
