@@ -22,8 +22,7 @@ from perfsuite.plugin.collection import (
     uses_bench,
 )
 from perfsuite.plugin.others import NOT_SIDE_BY_SIDE
-from perfsuite.report import summary
-from perfsuite.report import terminal as report
+from perfsuite.report import summary, terminal
 from perfsuite.report.safe_text import printable, visible
 from perfsuite.results.session_file import Measurement
 
@@ -151,7 +150,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
 
 
 def _explanation(item: pytest.Item, measurement: Measurement) -> str:
-    return report.explanation(measurement, whole=item.config.get_verbosity() > 0)
+    return terminal.explanation(measurement, whole=item.config.get_verbosity() > 0)
 
 
 def _is_shadow(item: pytest.Item) -> bool:
