@@ -52,7 +52,9 @@ class Extension:
     def _way_out(self) -> str:
         if self.package == PERFSUITE:
             return INSTALL[0].upper() + INSTALL[1:]
-        return f"Mend it (pip install --upgrade {self.package}) or remove it (pip uninstall {self.package})"
+        return (
+            f"Upgrade it (pip install --upgrade {self.package}) or remove it (pip uninstall {self.package})"
+        )
 
 
 @functools.cache
@@ -73,11 +75,11 @@ def own(group: Group) -> Mapping[str, Extension]:
 def installed(group: Group) -> tuple[Extension, ...]:
     """Return other packages' extensions in a group, sorted by name; nothing is imported. Read only once."""
     extensions = []
-    for each in entry_points(group=group):
-        assert each.dist is not None  # it was found in a distribution
-        if each.dist.name != PERFSUITE:
-            extensions.append(_extension(group, each.dist, each))
-    return tuple(sorted(extensions, key=lambda each: (each.name, each.package)))
+    for entry_point in entry_points(group=group):
+        assert entry_point.dist is not None  # it was found in a distribution
+        if entry_point.dist.name != PERFSUITE:
+            extensions.append(_extension(group, entry_point.dist, entry_point))
+    return tuple(sorted(extensions, key=lambda extension: (extension.name, extension.package)))
 
 
 def _extension(group: Group, package: Distribution, entry_point: EntryPoint) -> Extension:

@@ -121,8 +121,8 @@ def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Refe
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False
-    found = check(runs, reference.counts)
-    return found is not None and found.outcome in ("regressed", "improved")
+    count_check = check(runs, reference.counts)
+    return count_check is not None and count_check.outcome in ("regressed", "improved")
 
 
 def launch_watched(

@@ -20,7 +20,7 @@ def test_imports_nothing_before_it_is_needed(packages: Packages) -> None:
         found.load()
     assert str(caught.value) == (
         "k8s = 'perf_broken:K8s' of perf-broken 1.5 (perfsuite.launchers) cannot be imported: "
-        "RuntimeError: imported. Mend it (pip install --upgrade perf-broken) or remove it "
+        "RuntimeError: imported. Upgrade it (pip install --upgrade perf-broken) or remove it "
         "(pip uninstall perf-broken)."
     )
 

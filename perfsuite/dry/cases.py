@@ -21,13 +21,13 @@ NO_TESTS_COLLECTED = 5  # pytest's exit status for an empty selection
 
 def by_id(directory: Path, ids: Sequence[str]) -> list[Case]:
     """Return the cases with these ids in the tests of `directory`. Raises `CaseError` for an unknown id."""
-    known = {case.id: case for case in _collected(directory)}
+    cases = {case.id: case for case in _collected(directory)}
     for case_id in ids:
-        if case_id not in known:
-            near = get_close_matches(case_id, known, n=3, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)} others"
+        if case_id not in cases:
+            near = get_close_matches(case_id, cases, n=3, cutoff=0.4)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(cases)} others"
             raise CaseError(f"no case in {directory} is called {case_id!r}: {hint} (-k selects by a part)")
-    return [known[case_id] for case_id in ids]
+    return [cases[case_id] for case_id in ids]
 
 
 def by_expression(directory: Path, expression: str, marker: str = "") -> list[Case]:

@@ -44,7 +44,7 @@ class _Idle:
     def is_capturing(self) -> bool:
         return False
 
-    def elapsed_time(self, other: Any) -> float:
+    def elapsed_time(self, end_event: Any) -> float:
         return 0.0
 
     def wait(self, *args: Any) -> None: ...

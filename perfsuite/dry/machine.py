@@ -36,8 +36,8 @@ def product(hardware: tuple[str, ...]) -> str:
     """Return the first product in the table that matches an entry of a case's `hardware`."""
     for entry in hardware:
         parts = entry.split("-")
-        for name, known in PRODUCTS.items():
-            if known.hardware_class.split("-")[: len(parts)] == parts:
+        for name, accelerator in PRODUCTS.items():
+            if accelerator.hardware_class.split("-")[: len(parts)] == parts:
                 return name
     return ANY_GPU
 

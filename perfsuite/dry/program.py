@@ -19,7 +19,7 @@ import torch
 from perfsuite.case.case import Topology
 from perfsuite.dry.machine import OF_ONE_DEVICE, RANKS_MEET
 from perfsuite.errors import DryRunError, MismatchError, ScriptError
-from perfsuite.frameworks.common.patches import found, module, replace
+from perfsuite.frameworks.common.patches import attribute, module, replace
 from perfsuite.node.ranks import rank_variables
 
 PYTHON = re.compile(r"python[\d.]*")
@@ -105,7 +105,7 @@ def _replace_launchers(rank: int, world_size: int) -> None:
 
     if importlib.util.find_spec("accelerate") is not None:
         accelerate = module("accelerate.utils")
-        prepare = found(accelerate, "prepare_simple_launcher_cmd_env")
+        prepare = attribute(accelerate, "prepare_simple_launcher_cmd_env")
         replace(accelerate, "prepare_simple_launcher_cmd_env", one_process)
     replace(module("torch.distributed.launcher.api"), "elastic_launch", ElasticLaunch)
     replace(torch.multiprocessing, "spawn", spawn)

@@ -21,7 +21,7 @@ from perfsuite.dry.rank import DryRank, Enough
 from perfsuite.errors import DryRunError, MismatchError, PerfsuiteError, ScriptError
 from perfsuite.frameworks.common import pretend as wrappers
 from perfsuite.frameworks.common import private
-from perfsuite.frameworks.common.patches import found, module, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import attribute, module, nothing, replace, wrap
 from perfsuite.frameworks.common.private import (
     SingleProcessDataLoaderIter,
     current_dispatch_mode_stack,
@@ -253,7 +253,7 @@ def _save_nothing() -> None:
 def _load_data_here() -> None:
     """Load data in this process, with their values. The work of loader workers is not part of a step."""
     owner, next_data = private.place("next_data")
-    load = found(owner, next_data)
+    load = attribute(owner, next_data)
 
     def with_values(self: Any) -> Any:
         values.WholeNumbersAreReal.loads_data = True

@@ -170,17 +170,17 @@ def pretend_tensors() -> None:
 _DATA: Any = torch.Tensor.data  # a descriptor
 
 
-def _set_data(self: Any, other: Any) -> None:
-    """Let `tensor.data = other` move a tensor to the device of `other`, as when FSDP2 moves a model.
+def _set_data(self: Any, data: Any) -> None:
+    """Let `tensor.data = data` move a tensor to the device of `data`, as when FSDP2 moves a model.
 
     A tensor that has kept its values, such as a whole number in a buffer, becomes a fake one there.
     """
-    if isinstance(other, FakeTensor) and not isinstance(self, FakeTensor):
-        _swap(self, other.detach().requires_grad_(self.requires_grad))
+    if isinstance(data, FakeTensor) and not isinstance(self, FakeTensor):
+        _swap(self, data.detach().requires_grad_(self.requires_grad))
         return
-    _DATA.__set__(self, other)
-    if isinstance(other, FakeTensor):
-        self.fake_device = other.fake_device
+    _DATA.__set__(self, data)
+    if isinstance(data, FakeTensor):
+        self.fake_device = data.fake_device
 
 
 def _parameter_of_its_class(new: Any) -> Any:
@@ -283,17 +283,17 @@ def _format(self: Any, spec: str) -> str:
     return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
 
-def _swap(one: Any, other: Any) -> None:
+def _swap(first: Any, second: Any) -> None:
     """Stand in for `torch.utils.swap_tensors`, with which modules move: torch's rejects weak references."""
-    swap_tensor_impl(one, other)
+    swap_tensor_impl(first, second)
     slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
-    for name in ("__class__", "__dict__", *{*slots(type(one)), *slots(type(other))}):
-        values = [(tensor, getattr(tensor, name)) for tensor in (one, other) if hasattr(tensor, name)]
+    for name in ("__class__", "__dict__", *{*slots(type(first)), *slots(type(second))}):
+        values = [(tensor, getattr(tensor, name)) for tensor in (first, second) if hasattr(tensor, name)]
         for tensor, _ in values:
             if name not in ("__class__", "__dict__"):
                 delattr(tensor, name)
         for tensor, value in values:
-            setattr(other if tensor is one else one, name, value)
+            setattr(second if tensor is first else first, name, value)
 
 
 COALESCED = (  # collectives of several tensors, for which torch has no rule; each returns a `Work`

@@ -49,8 +49,8 @@ class FSDP2(Framework):
             return reason
         if self.tensor_parallel > 1:
             if self.shard_group is not None or self.float8 is not None:
-                other = "shard_group (3-D mesh)" if self.shard_group is not None else "float8"
-                return f"tensor_parallel={self.tensor_parallel} does not go with {other}"
+                option = "shard_group (3-D mesh)" if self.shard_group is not None else "float8"
+                return f"tensor_parallel={self.tensor_parallel} does not go with {option}"
             return sharding.tensor_parallel_unsupported(case, "tensor_parallel", self.tensor_parallel)
         hybrid = None if self.shard_group is None else sharding.hybrid_unsupported(self.shard_group, case)
         return hybrid or sharding.sharded_quantization_unsupported(case)

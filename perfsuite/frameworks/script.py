@@ -202,7 +202,7 @@ class Script(Framework):
             top = self.module.partition(".")[0]
             if PathFinder.find_spec(top, [self.cwd]) is None and importlib.util.find_spec(top) is None:
                 raise CaseError(f"module={self.module!r}: no module {top} in {self.cwd} or installed here")
-        if self.command is not None and _found(self.command[0]) is None:
+        if self.command is not None and _executable(self.command[0]) is None:
             raise CaseError(
                 f"command: {self.command[0]!r} is not on PATH, nor next to {sys.executable}. "
                 "Install what brings it, or give its path."
@@ -229,7 +229,7 @@ class Script(Framework):
         what = ("-m", str(self.module)) if self.file is None else (str(self.file.absolute()),)
         words: tuple[str, ...] = (sys.executable, "-u", *what, *self.arguments)
         if self.command is not None:
-            words = (_found(self.command[0]) or self.command[0], *self.command[1:])
+            words = (_executable(self.command[0]) or self.command[0], *self.command[1:])
         command = Command(words=words, directory=self.cwd, starts_ranks=self.command is not None)
         return LaunchPlan(environment=self.env, command=command)
 
@@ -283,11 +283,11 @@ def _from_here(path: str | None) -> str | None:
     return str(where.relative_to(Path.cwd())) if where.is_relative_to(Path.cwd()) else path
 
 
-def _found(program: str) -> str | None:
+def _executable(program: str) -> str | None:
     """Return the absolute path of a program, looking next to this Python first; None if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(program, path=path)
-    return None if found is None else str(Path(found).absolute())
+    executable = shutil.which(program, path=path)
+    return None if executable is None else str(Path(executable).absolute())
 
 
 _IN_DIGEST = frozenset({"path", "module", "command", "arguments", "cwd", "env"})

@@ -161,13 +161,13 @@ class Trainer(ByAccelerate):
 
     def _arguments(self, case: Case, *, on_cpu: bool) -> dict[str, Any]:
         mode = case.activation_checkpointing
-        every = {"every_n_layers": int(mode.removeprefix("every-"))} if mode.startswith("every-") else {}
+        interval = {"every_n_layers": int(mode.removeprefix("every-"))} if mode.startswith("every-") else {}
         arguments: dict[str, Any] = {
             "max_steps": case.total_steps,
             "per_device_train_batch_size": case.micro_batch,
             "gradient_accumulation_steps": case.gradient_accumulation,
             "gradient_checkpointing": mode != "none",
-            "gradient_checkpointing_kwargs": {"use_reentrant": False, **every},
+            "gradient_checkpointing_kwargs": {"use_reentrant": False, **interval},
             "bf16": case.precision == "bf16-mixed" and self.float8 is None,
             "use_cpu": on_cpu,
             "seed": case.seed,

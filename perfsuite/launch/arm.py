@@ -70,8 +70,8 @@ class Arm:
         # With a lock file, this process's PYTHONPATH would shadow the packages of the lock file.
         others = self.given.get("PYTHONPATH", None if self.lock else os.environ.get("PYTHONPATH"))
         path = os.pathsep.join(filter(None, [*self.paths, self.packages, others]))
-        found = {**self.given, "PYTHONPATH": path}
-        return found if self.moved is None else {**found, MOVED: os.pathsep.join(self.moved)}
+        variables = {**self.given, "PYTHONPATH": path}
+        return variables if self.moved is None else {**variables, MOVED: os.pathsep.join(self.moved)}
 
     @property
     def facts(self) -> dict[str, str]:
@@ -86,14 +86,15 @@ class Arm:
             },
         }
 
-    def has_packages_of(self, other: Arm) -> bool:
+    def has_packages_of(self, second_arm: Arm) -> bool:
         """Return whether launches of both use the same packages and variables, maybe at different commits."""
-        mine, theirs = ((arm.python, arm.given, arm.packages) for arm in (self, other))
+        mine, theirs = ((arm.python, arm.given, arm.packages) for arm in (self, second_arm))
         return mine == theirs
 
-    def acts_as(self, other: Arm) -> bool:
+    def acts_as(self, second_arm: Arm) -> bool:
         """Return whether launches of both are the same: same commit, packages and variables."""
-        return self.has_packages_of(other) and (self.commit, self.dirty) == (other.commit, other.dirty)
+        is_same_commit = (self.commit, self.dirty) == (second_arm.commit, second_arm.dirty)
+        return is_same_commit and self.has_packages_of(second_arm)
 
 
 HERE = Arm()  # this environment, in any repository
@@ -204,11 +205,11 @@ def merge_base(a: Arm, b: Arm, root: Path) -> str | None:
     """
     if a.moved is None or a.commit is None:
         return None
-    other = "HEAD" if b.moved is None or b.commit is None else b.commit
+    commit_b = "HEAD" if b.moved is None or b.commit is None else b.commit
     try:
-        return git("merge-base", a.commit, other, cwd=root).strip()
+        return git("merge-base", a.commit, commit_b, cwd=root).strip()
     except GitError as error:
-        raise GitError(f"{a.commit[:12]} and {other[:12]} have no common commit here ({error})") from None
+        raise GitError(f"{a.commit[:12]} and {commit_b[:12]} have no common commit here ({error})") from None
 
 
 def at_commit(arm: Arm, commit: str, store: Path) -> Arm:
@@ -230,9 +231,9 @@ def _environments(words: Iterable[str]) -> tuple[list[str], list[str]]:
             raise CaseError(f"{word!r} is an option; {WORDS}")
         elif word != ".":
             commits.append(word)
-    for what, found in (("interpreters", pythons), ("commits", commits)):
-        if len(found) > 1:
-            raise CaseError(f"it names two {what}, {' and '.join(found[:2])}: give one of them")
+    for what, names in (("interpreters", pythons), ("commits", commits)):
+        if len(names) > 1:
+            raise CaseError(f"it names two {what}, {' and '.join(names[:2])}: give one of them")
     return pythons, commits
 
 
@@ -323,8 +324,8 @@ def ask(arm: Arm, code: str) -> str:
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.splitlines()[-1]
         # Leave out docker's advice.
-        told = [line for line in done.stderr.splitlines() if line.strip() and "--help" not in line]
-        said = told[-1] if told else f"exit status {done.returncode}"
+        lines = [line for line in done.stderr.splitlines() if line.strip() and "--help" not in line]
+        said = lines[-1] if lines else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         said = f"no answer in {ANSWER_S} s"
     except OSError as error:

@@ -184,8 +184,8 @@ def would_install(*requirements: str, python: str) -> list[Package]:
         if file.exists():
             listed = json.loads(file.read_text(encoding="utf-8"))
             return [Package(name=name, version=_version(of), url=url) for name, of, url in listed]
-        found = json.loads(report.read_text(encoding="utf-8"))["install"]
-        return [Package(**_known(each["metadata"]), url=each["download_info"]["url"]) for each in found]
+        entries = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return [Package(**_known(each["metadata"]), url=each["download_info"]["url"]) for each in entries]
 
 
 def _known(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -310,6 +310,6 @@ def run(
     if done.returncode:
         why = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         lines = why.splitlines()  # pip's last line may only refer to its manual
-        told = next((line for line in lines if line.startswith("ERROR: Cannot install")), lines[-1])
-        raise PackageError(f"{said}: {told}")
+        reason = next((line for line in lines if line.startswith("ERROR: Cannot install")), lines[-1])
+        raise PackageError(f"{said}: {reason}")
     return done.stdout

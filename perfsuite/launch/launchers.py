@@ -51,9 +51,9 @@ def launcher(name: str | None = None, read: Read | None = None) -> Launcher:
     here.
     """
     name = name or _default()
-    found = _load(name)
+    launcher_class = _load(name)
     read = read or _of_ini()
-    return found(**{_argument(name, each): read(each) for each in found.settings})
+    return launcher_class(**{_argument(name, each): read(each) for each in launcher_class.settings})
 
 
 def load(extension: Extension) -> type[Launcher]:
@@ -73,8 +73,8 @@ def load(extension: Extension) -> type[Launcher]:
 def _load(name: str) -> type[Launcher]:
     extension = extensions.find(LAUNCHERS, name)
     if extension is None:
-        known = ", ".join(extensions.names(LAUNCHERS))
-        raise CaseError(f"there is no launcher {name!r}; known are {known}")
+        names = ", ".join(extensions.names(LAUNCHERS))
+        raise CaseError(f"there is no launcher {name!r}; known are {names}")
     return load(extension)
 
 

@@ -59,12 +59,12 @@ def preflight(
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
     ended = launch(Job(run_dir=run_dir, case=case, machine=machine))
-    found, failure = _nodes(run_dir, case, names, ended)
+    probed_nodes, failure = _nodes(run_dir, case, names, ended)
     seen = Preflight(
         started_at=started_at,
         duration_s=round(time.monotonic() - began, 3),
         machine=machine,
-        nodes=tuple(found),
+        nodes=tuple(probed_nodes),
         failure=failure,
         directory=str(directory),
     )
@@ -147,15 +147,15 @@ def judged(preflight: Preflight) -> Preflight:
 
 def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine) -> list[str]:
     share = GPU_SHARE if machine.device == "cuda" else CPU_SHARE
-    found = []
+    problems = []
     for name, words in JUDGED.items():
         others = [(each.rates[name], each.name) for each in nodes if each is not node and name in each.rates]
         best, whose = max(others, default=(0.0, ""))
         if node.rates.get(name, math.inf) < share * best:
-            found.append(
+            problems.append(
                 f"{words.format(node.rates[name])}, {whose} has {best:.3g} (at least {share:.0%} is healthy)"
             )
-    return found
+    return problems
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:

@@ -58,12 +58,12 @@ def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
     own = sum(spent for (pid, _), spent in _spent(before, after).items() if pid == own_pid)
     share = (after.processes_s - before.processes_s - own) / total
     steal = (after.steal_s - before.steal_s) / total
-    found = []
+    reasons = []
     if share > FOREIGN_CPU_SHARE:
-        found.append(f"{share:.0%} of the cores' time used by {who(before, after, own_pid)}")
+        reasons.append(f"{share:.0%} of the cores' time used by {who(before, after, own_pid)}")
     if steal > STEAL_SHARE:
-        found.append(f"{steal:.0%} of the cores' time taken by the hypervisor")
-    return found
+        reasons.append(f"{steal:.0%} of the cores' time taken by the hypervisor")
+    return reasons
 
 
 def who(before: Cores, after: Cores, own_pid: int) -> str:
@@ -88,8 +88,8 @@ def name_of(pid: int) -> str:
         return f"a process (pid {pid})"
     is_code = any(re.fullmatch("-[A-Za-z]*c", word) for word in words)
     first = [] if is_code else [word for word in words if not word.startswith("-")][:1]
-    told = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in [program, *first])
-    name = "".join(letter if letter.isprintable() else "?" for letter in told)
+    command = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in [program, *first])
+    name = "".join(letter if letter.isprintable() else "?" for letter in command)
     return f"{name[:LONGEST_NAME]} (pid {pid})"
 
 
@@ -98,7 +98,7 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
 
     In a container, NVML does not list processes of others. Then only the memory in use shows them.
     """
-    found = []
+    users = []
     nvml.nvmlInit()
     try:
         for index, handle in enumerate(visible_handles(nvml)[:devices]):
@@ -106,12 +106,12 @@ def gpu_users(nvml: Any, devices: int) -> list[str]:
             held = sum(process.usedGpuMemory or 0 for process in processes)
             if held > FOREIGN_MEMORY_BYTES:
                 names = ", ".join(name_of(process.pid) for process in processes[:NAMED])
-                found.append(f"{amount(held, 'bytes')} of GPU {index} held by {names}")
+                users.append(f"{amount(held, 'bytes')} of GPU {index} held by {names}")
             elif (used := nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used) > HELD_BYTES:
-                found.append(f"{amount(used, 'bytes')} of GPU {index} whose holder NVML does not tell")
+                users.append(f"{amount(used, 'bytes')} of GPU {index} whose holder NVML does not report")
     finally:
         nvml.nvmlShutdown()
-    return found
+    return users
 
 
 def see_gpus(devices: int) -> list[str]:

@@ -101,7 +101,7 @@ def case_of(item: pytest.Item) -> Case | None:
 
 def cases_in(values: Iterable[object]) -> list[Case]:
     """Return the cases in these values, including nested ones in containers and dataclasses, each id once."""
-    found = dict[str, Case]()
+    cases = dict[str, Case]()
     seen = set[int]()  # a list may contain itself
     left = [*values][::-1]
     while left:
@@ -110,14 +110,14 @@ def cases_in(values: Iterable[object]) -> list[Case]:
             continue
         seen.add(id(value))
         if isinstance(value, Case):
-            found.setdefault(value.id, value)
+            cases.setdefault(value.id, value)
         elif isinstance(value, dict):
             left += [*value.values()][::-1]
         elif isinstance(value, list | tuple | set | frozenset):
             left += [*value][::-1]
         elif dataclasses.is_dataclass(value):
             left += [getattr(value, field.name, None) for field in dataclasses.fields(value)][::-1]
-    return [*found.values()]
+    return [*cases.values()]
 
 
 def uses_bench(item: pytest.Item) -> bool:
@@ -265,15 +265,15 @@ def _install(config: pytest.Config) -> None:
 def _collected_tests(collected: list[pytest.Item], selected: list[pytest.Item]) -> tuple[CollectedTest, ...]:
     """Describe every collected test, including those that an option or a hook deselected."""
     left = set(selected)
-    found = []
+    tests = []
     for item in collected:
         case = case_of(item)
         if case is None:
             continue
         why = skip_mark(item) if item in left else "deselected"
         marks = {mark.name for mark in item.iter_markers()} - NOT_SELECTABLE
-        found.append(CollectedTest(nodeid=item.nodeid, case=case, marks=tuple(sorted(marks)), left_out=why))
-    return tuple(found)
+        tests.append(CollectedTest(nodeid=item.nodeid, case=case, marks=tuple(sorted(marks)), left_out=why))
+    return tuple(tests)
 
 
 def skip_mark(item: pytest.Item) -> str | None:
@@ -315,7 +315,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
             "run without -p no:benchmark"
         )
     _check_root(config)
-    known: dict[str, tuple[pytest.Item, Case]] = {}
+    by_id: dict[str, tuple[pytest.Item, Case]] = {}
     for item in benchmarks:
         _note_lost_cases(item)
         if EMPTY in item.stash:
@@ -323,7 +323,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
         case = case_of(item)
         if case is None:
             raise pytest.UsageError(f"{item.nodeid}: {NO_CASE}")
-        first, same = known.setdefault(case.id, (item, case))
+        first, same = by_id.setdefault(case.id, (item, case))
         with usage_error():
             check_same(same, case)
         if first is not item:
@@ -332,8 +332,8 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
                 f"{first.nodeid} and {item.nodeid} measure the same case, {case.id}, and would share a "
                 f"baseline: leave one of them out, or change a field of its case{more}"
             )
-    config.stash[COLLECTED] = {case_id: case for case_id, (_, case) in known.items()}
-    config.stash[SESSION].record.collected = frozenset(known)
+    config.stash[COLLECTED] = {case_id: case for case_id, (_, case) in by_id.items()}
+    config.stash[SESSION].record.collected = frozenset(by_id)
     _check_marker_names(config, items)
 
 
@@ -411,12 +411,12 @@ def _note_lost_cases(item: pytest.Item) -> None:
 
 def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse a marker in `-m` that neither pytest nor any test knows: it would select no case."""
-    known = {re.split("[:(]", line)[0].strip() for line in config.getini("markers")}
-    known |= {mark.name for item in items for mark in item.iter_markers()}
+    marker_names = {re.split("[:(]", line)[0].strip() for line in config.getini("markers")}
+    marker_names |= {mark.name for item in items for mark in item.iter_markers()}
     for name in re.findall(MARKER_NAME, config.option.markexpr):
-        if name and name not in {*known, "and", "or"}:
+        if name and name not in {*marker_names, "and", "or"}:
             family = name.partition("-")[0]  # `a100` of `a100-80gb`, which can be the hardware of a case
-            near = [family] if family in known else get_close_matches(name, known, n=1)
+            near = [family] if family in marker_names else get_close_matches(name, marker_names, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Hardware is one of {', '.join(ACCELERATORS)}."
             raise pytest.UsageError(
                 f"-m {config.option.markexpr!r}: no marker is named {name}. "

@@ -154,7 +154,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminal.write_line(shown(config, line))
     if config.stash.get(CUT_SHORT, False):
         terminal.section("perfsuite: not every case was run", red=True, bold=True)
-        terminal.write_line("pytest was told to end, or to leave tests out, while it ran: not a pass")
+        terminal.write_line("pytest ended early, or left out tests while it ran: not a pass")
     if record.running is not None:
         terminal.write_line(f"interrupted, not judged: {record.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
@@ -167,24 +167,24 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if _nothing_measured(config) and not tally.judged:  # a failure of the code is a verdict on it
         _write_nothing_measured(terminal, config, record)
     elif tally.judged < tally.to_judge:
-        told = f"{tally.judged} of {plural(tally.to_judge, 'case')} judged"
+        message = f"{tally.judged} of {plural(tally.to_judge, 'case')} judged"
         if tally.too_few_judged:
             terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
-            told += f", --perf-min-judged asks for {record.options.min_judged:.0%}: not a pass"
-        terminal.write_line(told)
+            message += f", --perf-min-judged asks for {record.options.min_judged:.0%}: not a pass"
+        terminal.write_line(message)
 
 
 def _write_swallowed(terminal: Any, config: pytest.Config, record: Record) -> None:
     """Report tests that ignored their verdicts."""
     ended = config.stash.get(TEST_ENDED, {})
-    swallowed = [each for each in record.tally.failing if ended.get(each.nodeid, "failed") != "failed"]
+    swallowed = [result for result in record.tally.failing if ended.get(result.nodeid, "failed") != "failed"]
     if not swallowed:
         return
     verb = "verdict was" if len(swallowed) == 1 else "verdicts were"
     terminal.section(f"perfsuite: {len(swallowed)} {verb} swallowed by the test", red=True, bold=True)
-    for each in swallowed:
-        how = ended[each.nodeid]
-        terminal.write_line(shown(config, f"{each.nodeid}: {each.outcome}, and its test ended as {how}"))
+    for result in swallowed:
+        how = ended[result.nodeid]
+        terminal.write_line(shown(config, f"{result.nodeid}: {result.outcome}, and its test ended as {how}"))
     terminal.write_line(
         "The exit status follows the verdict. To expect a failure, declare known_issue in the case or waive "
         "it in perf-waivers.toml"
@@ -196,16 +196,16 @@ def _write_unclaimed(terminal: Any, config: pytest.Config, record: Record) -> No
     if record.deselected:
         deselected = plural(len(record.deselected), "reviewed baseline")
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
-        for told in record.deselected:
-            terminal.write_line(f"  {shown(config, told)}")
+        for baseline in record.deselected:
+            terminal.write_line(f"  {shown(config, baseline)}")
     unclaimed = summary.unclaimed(record.unclaimed)
     if unclaimed is None:
         return
     heading, baselines = unclaimed
     color = {"red": True} if record.misses_baselines else {"yellow": True}
     terminal.section(f"perfsuite: {heading}", bold=True, **color)
-    for told in baselines:
-        terminal.write_line(f"  {shown(config, told)}")
+    for baseline in baselines:
+        terminal.write_line(f"  {shown(config, baseline)}")
     fails = "--perf-missing-baseline=fail: not a pass. " if record.misses_baselines else ""
     terminal.write_line(f"{fails}Was a case lost? If it was removed on purpose, delete its baseline")
 
@@ -260,9 +260,9 @@ class CollectsFromWorkers:
             return
         results, skipped = sent
         self.config.stash[SELECTED] = self.config.stash.get(SELECTED, 0) + 1
-        self.record.skipped += [Skipped.model_validate(each) for each in skipped]
-        for each in results:
-            self.record.keep(Measurement.model_validate(each, context=documents.FROM_FILE))
+        self.record.skipped += [Skipped.model_validate(skip) for skip in skipped]
+        for result in results:
+            self.record.keep(Measurement.model_validate(result, context=documents.FROM_FILE))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -273,12 +273,12 @@ class CollectsFromWorkers:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take over what an ended process found when collecting, as nobody would see its own output."""
-        told = getattr(node, "workeroutput", {})
-        if "perf_refused" in told:
-            self.config.stash[REFUSED] = told["perf_refused"]
-        if "perf_unclaimed" in told:
-            self.record.unclaimed = tuple(told["perf_unclaimed"])
-            self.record.deselected = tuple(told["perf_deselected"])
+        output = getattr(node, "workeroutput", {})
+        if "perf_refused" in output:
+            self.config.stash[REFUSED] = output["perf_refused"]
+        if "perf_unclaimed" in output:
+            self.record.unclaimed = tuple(output["perf_unclaimed"])
+            self.record.deselected = tuple(output["perf_deselected"])
 
 
 class HoldsInterrupts:

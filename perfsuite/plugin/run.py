@@ -22,8 +22,7 @@ from perfsuite.plugin.collection import (
     uses_bench,
 )
 from perfsuite.plugin.others import NOT_SIDE_BY_SIDE
-from perfsuite.report import summary
-from perfsuite.report import terminal as report
+from perfsuite.report import summary, terminal
 from perfsuite.report.safe_text import printable, visible
 from perfsuite.results.session_file import Measurement
 
@@ -72,15 +71,15 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
     """Measure a case and fail the test if it regressed: `def test_llama(bench, case): bench(case)`."""
     item = request.node
     thread = threading.get_ident()
-    known = case_of(item)
+    parameter = case_of(item)
     # Collection does not see `request.getfixturevalue`.
-    if not uses_bench(item) or known is None:
+    if not uses_bench(item) or parameter is None:
         pytest.fail(NO_CASE, pytrace=False)
     cases: list[Case] = []
     refused = [NEVER_CALLED]
 
     def measure(case: Case) -> Measurement:
-        why = _why_refused(case, known, is_first=not cases)
+        why = _why_refused(case, parameter, is_first=not cases)
         if why is None and threading.get_ident() != thread:
             why = "bench was called in another thread, where its verdict would be lost: call it in the test"
         if why is not None:
@@ -96,19 +95,21 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
         pytest.fail(refused[-1], pytrace=False)
 
 
-def _why_refused(given: object, known: Case, *, is_first: bool) -> str | None:
-    """Return why bench refuses its argument in a test of the case `known`; None if it accepts it."""
-    if given == known:
+def _why_refused(given: object, parameter: Case, *, is_first: bool) -> str | None:
+    """Return why bench refuses its argument in a test whose case is `parameter`; None if it accepts it."""
+    if given == parameter:
         return None if is_first else "bench measures one case per test: parametrize the test instead"
     if not isinstance(given, Case):
-        return f"bench was given {given!r:.80}: give it the case that is the test's parameter, {known.id}"
+        return f"bench was given {given!r:.80}: give it the case that is the test's parameter, {parameter.id}"
     name = given.id
-    if name == known.id:
-        differing = (field for field in Case.model_fields if getattr(given, field) != getattr(known, field))
+    if name == parameter.id:
+        differing = (
+            field for field in Case.model_fields if getattr(given, field) != getattr(parameter, field)
+        )
         name = f"another one of that id, with another {', '.join(differing)}"
     return (
-        f"bench measures the case that is the test's parameter, {known.id}, and was given {name}. Make that "
-        'case a parameter: @pytest.mark.parametrize("case", [case.replace(...)])'
+        f"bench measures the case that is the test's parameter, {parameter.id}, and was given {name}. Make "
+        'that case a parameter: @pytest.mark.parametrize("case", [case.replace(...)])'
     )
 
 
@@ -149,7 +150,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
 
 
 def _explanation(item: pytest.Item, measurement: Measurement) -> str:
-    return report.explanation(measurement, whole=item.config.get_verbosity() > 0)
+    return terminal.explanation(measurement, whole=item.config.get_verbosity() > 0)
 
 
 def _is_shadow(item: pytest.Item) -> bool:

@@ -153,8 +153,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not selected:
         if asks_for_cases(config):
             with usage_error():
-                found = without_any_case(ours.mode, hardware_of(config.option.markexpr))
-            ours.record.unclaimed = tuple(told for _, told in found)
+                baselines = without_any_case(ours.mode, hardware_of(config.option.markexpr))
+            ours.record.unclaimed = tuple(description for _, description in baselines)
         return
     if not collected:
         return
@@ -164,12 +164,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     of_others: frozenset[str] = config.stash.get(OF_OTHER_JOBS, frozenset())
     with usage_error():
         markers = hardware_of(config.option.markexpr)
-        found = unclaimed(ours.mode, collected, selected | of_others, markers, elsewhere)
+        baselines = unclaimed(ours.mode, collected, selected | of_others, markers, elsewhere)
     by_mark = _left_out_by_mark(config)
-    ours.record.unclaimed = tuple(told for case_id, told in found if case_id not in by_mark)
+    ours.record.unclaimed = tuple(description for case_id, description in baselines if case_id not in by_mark)
     ours.record.deselected = tuple(
-        f"{told.partition(': ')[0]}: deselected by -m of the settings"
-        for case_id, told in found
+        f"{description.partition(': ')[0]}: deselected by -m of the settings"
+        for case_id, description in baselines
         if case_id in by_mark
     )
     if is_worker(config):
@@ -187,7 +187,7 @@ def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
     expression = private.expression(config.option.markexpr)
     if expression is None:
         return frozenset()
-    found = set[str]()
+    case_ids = set[str]()
     for item in config.stash[BENCHMARKS]:
         case = case_of(item)
         if case is None:
@@ -196,8 +196,8 @@ def _left_out_by_mark(config: pytest.Config) -> frozenset[str]:
         own = {mark.name for mark in marks} - {*case.markers}
         rests = ([mark for mark in marks if mark.name != name] for name in own)
         if not _matches(expression, marks) and any(_matches(expression, rest) for rest in rests):
-            found.add(case.id)
-    return frozenset(found)
+            case_ids.add(case.id)
+    return frozenset(case_ids)
 
 
 def _matches(expression: Any, marks: Sequence[pytest.Mark]) -> bool:

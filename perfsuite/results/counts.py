@@ -70,9 +70,9 @@ class Collective(Data):
     bytes: int  # size of the whole message that is gathered, scattered, reduced or sent, over all calls
 
 
-def are_alike(method: str, other: str) -> bool:
+def are_alike(first_method: str, second_method: str) -> bool:
     """Return whether counts of two methods are compared (without host reads, if one is the previous one)."""
-    return method == other or {method, other} == {METHOD, READS_OF_THE_HOST}
+    return first_method == second_method or {first_method, second_method} == {METHOD, READS_OF_THE_HOST}
 
 
 def group_name(ranks: int, apart: int) -> str:

@@ -377,10 +377,10 @@ def differing(launches: Iterable[Counts]) -> set[str]:
     """
     first, *others = launches
     fields = set[str]()
-    for other in others:
-        fields.update(_differing(first, other))
-        for name in first.spans.keys() | other.spans.keys():
-            then, now = (_of_span(counts, name) for counts in (first, other))
+    for launch in others:
+        fields.update(_differing(first, launch))
+        for name in first.spans.keys() | launch.spans.keys():
+            then, now = (_of_span(counts, name) for counts in (first, launch))
             if then is not None and now is not None:
                 fields.update(f"{name}: {field}" for field in _differing(then, now))
     return fields
@@ -391,10 +391,10 @@ def _of_span(counts: Counts, name: str) -> Counts | None:
     return counts.in_step(steps[name]) if name in steps else counts.spans.get(name)
 
 
-def _differing(first: Counts, other: Counts) -> Iterator[str]:
-    for quantity in quantities((first, other)):
+def _differing(first: Counts, second: Counts) -> Iterator[str]:
+    for quantity in quantities((first, second)):
         bound = (quantity.floor if quantity.is_python else quantity.allowed)(first)
-        for change in quantity.changes(first, other):
+        for change in quantity.changes(first, second):
             if abs(change.now - change.before) > bound:
                 yield change.field
 

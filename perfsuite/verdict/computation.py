@@ -209,10 +209,10 @@ def _of_unknown_precision(then: Dtypes, now: Dtypes) -> Iterator[str]:
 
 
 def _change(what: str, then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> str:
-    return f"{what}: {_told(then[what])} -> {_told(now[what])}"
+    return f"{what}: {_elements_text(then[what])} -> {_elements_text(now[what])}"
 
 
-def _told(elements: Mapping[str, int]) -> str:
+def _elements_text(elements: Mapping[str, int]) -> str:
     numbers = _known(elements)
     if len(numbers) == 1:
         return next(iter(numbers))

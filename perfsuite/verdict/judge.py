@@ -409,13 +409,13 @@ def negligible(metric: Metric) -> str:
     return NEGLIGIBLE_SPAN if isinstance(metric, SpanSeconds) else NEGLIGIBLE
 
 
-def _agreed(check: Check, other: Check, why: str) -> Check:
-    """Return `check` if `other` agrees, else a weaker outcome. One of them is corrected by the probe."""
-    if check.outcome == other.outcome:
+def _agreed(check: Check, second_check: Check, why: str) -> Check:
+    """Return `check` if `second_check` agrees, else a weaker outcome. The probe has corrected one of them."""
+    if check.outcome == second_check.outcome:
         return check
-    if "undecided" in (check.outcome, other.outcome):
+    if "undecided" in (check.outcome, second_check.outcome):
         return check.replace(outcome="undecided")
-    corrected, raw = (check, other) if check.probe_exponent is not None else (other, check)
+    corrected, raw = (check, second_check) if check.probe_exponent is not None else (second_check, check)
     return check.replace(outcome="inconclusive", note=disagreement(raw.outcome, corrected.outcome, why))
 
 

@@ -37,10 +37,12 @@ class ExtraMetrics:
     def result(self) -> dict[str, float]:
         """Return the value of each metric that has one. Raises `ExtensionError` for the first failure."""
         values = {name: self._call(name, recorder.result) for name, recorder in self._recorders.items()}
-        told = {name: self._call(name, float, value) for name, value in values.items() if value is not None}
+        numbers = {
+            name: self._call(name, float, value) for name, value in values.items() if value is not None
+        }
         if self._error is not None:
             raise self._error
-        return told
+        return numbers
 
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._error is not None:
@@ -49,8 +51,8 @@ class ExtraMetrics:
             return function(*arguments)
         except Exception as error:
             self._error = ExtensionError(
-                f"the recorder of metric {name!r} failed: {type(error).__name__}: {error}. Mend the package "
-                "that brings it, or uninstall it"
+                f"the recorder of metric {name!r} failed: {type(error).__name__}: {error}. Fix the package "
+                "that provides it, or uninstall it"
             )
             self._error.__cause__ = error
             return None

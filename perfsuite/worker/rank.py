@@ -303,10 +303,10 @@ class Rank:
         phases.spans = None
         if self.recorder.collector is not None:
             self.recorder.collector.stop()
-        for each in (self.recorder.counting, self.recorder.profiling, self.observer):
+        for hook in (self.recorder.counting, self.recorder.profiling, self.observer):
             with contextlib.suppress(Exception):
-                if each is not None:
-                    each.abandon()
+                if hook is not None:
+                    hook.abandon()
 
     def write(self, report: RankReport) -> None:
         """Write what this rank measured, or what an injected fault turns it into."""
@@ -377,15 +377,15 @@ def _in_a_line(error: BaseException) -> str:
 
     Libraries that import lazily raise an error of their own, which may say nothing but where to look.
     """
-    told = _told(error)
+    message = _class_and_message(error)
     root = _root(error)
     if root is error:
-        return told
-    cause = _told(root)
-    return told if cause.partition(": ")[2] in told else f"{told.rstrip(':. ')}: caused by {cause}"
+        return message
+    cause = _class_and_message(root)
+    return message if cause.partition(": ")[2] in message else f"{message.rstrip(':. ')}: caused by {cause}"
 
 
-def _told(error: BaseException) -> str:
+def _class_and_message(error: BaseException) -> str:
     return f"{type(error).__name__}: {_first_line(errors.message_of(error))}"
 
 

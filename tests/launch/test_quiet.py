@@ -110,7 +110,7 @@ def card(holders: dict[int, int | None], *, unlisted: int = 0) -> dict[str, Any]
         (1, [card({}), card({BUSY: 3000})], []),
         (2, [card({BUSY: 256}), card({BUSY: None})], []),
         (1, [card({}, unlisted=1000)], []),  # of processes in another container
-        (1, [card({}, unlisted=70_000)], ["68.4 GiB of GPU 0 whose holder NVML does not tell"]),
+        (1, [card({}, unlisted=70_000)], ["68.4 GiB of GPU 0 whose holder NVML does not report"]),
     ],
 )
 def test_reports_who_holds_gpu_memory(

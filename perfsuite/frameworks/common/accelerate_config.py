@@ -162,8 +162,8 @@ class LaunchConfig(ConfigFile):
         try:
             _ = config.fields
         except ValidationError as error:
-            known = ", ".join((*LaunchFields.model_fields, *FsdpFields.model_fields))
-            raise FileError(f"{path}: {explain(error)}. Known fields: {known}.") from None
+            field_names = ", ".join((*LaunchFields.model_fields, *FsdpFields.model_fields))
+            raise FileError(f"{path}: {explain(error)}. Known fields: {field_names}.") from None
         return config
 
     @cached_property

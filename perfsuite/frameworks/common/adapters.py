@@ -37,7 +37,7 @@ def adaptable(model: nn.Module) -> list[Layer]:
 
     If peft has prepared parts of the model, only their layers are returned.
     """
-    found: dict[tuple[int, str], Layer] = {}
+    layers: dict[tuple[int, str], Layer] = {}
     for number, root in enumerate(_prepared(model) or [model]):
         get_head = getattr(root, "get_output_embeddings", None)
         head = get_head() if callable(get_head) else None
@@ -47,11 +47,11 @@ def adaptable(model: nn.Module) -> list[Layer]:
                 continue
             key = number, ".".join(parts)
             adapters = _adapters(module)
-            if adapters or (is_linear(module) and key not in found):
+            if adapters or (is_linear(module) and key not in layers):
                 base = getattr(module, "base_layer", module)
                 is_head = head is not None and head in (module, base)
-                found[key] = Layer(name=key[1], module=base, is_head=is_head, adapters=adapters)
-    return list(found.values())
+                layers[key] = Layer(name=key[1], module=base, is_head=is_head, adapters=adapters)
+    return list(layers.values())
 
 
 def adapted(layers: Sequence[Layer]) -> list[Layer]:
@@ -100,26 +100,26 @@ def described(
     layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]], *, exactly: bool = True
 ) -> str:
     """Describe adapters of `layers` by rank and alpha. With `exactly`, no others share the description."""
-    told = []
+    descriptions = []
     for rank, alpha in sorted({pair for pairs in of.values() for pair in pairs}):
         group = [layer for layer in of if (rank, alpha) in of[layer]]
         names = sorted(set(_ends(layers, group))) if exactly else short_names(group)
-        told.append(f"rank {rank}, alpha {alpha}, on {' '.join(names)}")
-    return "; ".join(told)
+        descriptions.append(f"rank {rank}, alpha {alpha}, on {' '.join(names)}")
+    return "; ".join(descriptions)
 
 
 def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
     """Return the `LoRA(...)` for a case file that describes the adapters of these layers, at least one."""
     with_adapter = adapted(layers)
-    found = {layer: max(layer.adapters) for layer in with_adapter}
-    (rank, alpha), _ = Counter(found.values()).most_common(1)[0]
+    pairs = {layer: max(layer.adapters) for layer in with_adapter}
+    (rank, alpha), _ = Counter(pairs.values()).most_common(1)[0]
     words = [f"rank={rank}", f"alpha={alpha}"]
     if set(chosen(LoRA(rank=1, alpha=1), layers, blocks)) != set(with_adapter):
         words.append(f"targets={_targets(layers, with_adapter)}")
     for index, (name, usual) in enumerate((("rank_pattern", rank), ("alpha_pattern", alpha))):
         pattern = {}
-        for value in sorted({pair[index] for pair in found.values()} - {usual}):
-            group = [layer for layer in with_adapter if found[layer][index] == value]
+        for value in sorted({pair[index] for pair in pairs.values()} - {usual}):
+            group = [layer for layer in with_adapter if pairs[layer][index] == value]
             pattern.update({re.escape(end): value for end in _ends(with_adapter, group)})
         if pattern:
             words.append(f"{name}={json.dumps(pattern, sort_keys=True)}")

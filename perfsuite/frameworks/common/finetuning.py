@@ -102,7 +102,7 @@ def observed(model: nn.Module) -> dict[str, str]:
         return {"trained": "all"}
     adapters_only = all(_is_adapter(name) for name, trained in trains.items() if trained)
     kinds = [kind for kind in map(quantization_of, model.modules()) if kind is not None]
-    told = {
+    settings = {
         "trained": "adapters only" if adapters_only else "others",
         "quantised_layers": " ".join([str(len(kinds)), *sorted(set(kinds))]),
     }
@@ -110,10 +110,10 @@ def observed(model: nn.Module) -> dict[str, str]:
     adapted = adapters.adapted(layers)
     if adapted:
         described = adapters.described(layers, {layer: layer.adapters for layer in adapted})
-        told |= {"adapters": str(len(adapted)), "lora": described}
+        settings |= {"adapters": str(len(adapted)), "lora": described}
     elif adapters_only:
-        told["lora"] = NOT_PEFTS + (" and ".join(map(str, sorted(_ranks_not_pefts(model)))) or "not seen")
-    return told
+        settings["lora"] = NOT_PEFTS + (" and ".join(map(str, sorted(_ranks_not_pefts(model)))) or "not seen")
+    return settings
 
 
 def expected(

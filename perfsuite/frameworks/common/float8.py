@@ -111,9 +111,9 @@ def with_float8(flops: Flops | None, model: Any) -> Flops | None:
 
 def low_precision(things: Iterable[Any]) -> str:
     """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
-    found = Counter(map(_kind, things))
-    kinds = sorted(name for name in found if name.startswith(LOW_PRECISION))
-    return ", ".join(f"{found[name]} {name}" for name in kinds) or "none"
+    counts = Counter(map(_kind, things))
+    kinds = sorted(name for name in counts if name.startswith(LOW_PRECISION))
+    return ", ".join(f"{counts[name]} {name}" for name in kinds) or "none"
 
 
 def _kind(thing: Any) -> str:
@@ -129,14 +129,14 @@ def flops_in_float8(modules: Iterable[Any]) -> float | None:
     the gradient of the weight in more bits.
     """
     flops = 0.0
-    for each in modules:
-        kind = _kind(each)
+    for module in modules:
+        kind = _kind(module)
         if not kind.startswith(LOW_PRECISION):
             continue
-        recipe = getattr(each, "config", None)
+        recipe = getattr(module, "config", None)
         if kind not in ("Float8Linear", "MXFP8Linear") or getattr(recipe, "emulate", False):
             return None
         of_weight = getattr(recipe, "cast_config_input_for_grad_weight", None)
         is_whole = of_weight is not None and of_weight.scaling_type.name == "DISABLED"
-        flops += (4.0 if is_whole else 6.0) * each.weight.numel()
+        flops += (4.0 if is_whole else 6.0) * module.weight.numel()
     return flops

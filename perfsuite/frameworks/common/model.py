@@ -49,10 +49,10 @@ def transformers_config(model: Model) -> Any:
         usual = AutoConfig.for_model(model_type)
     except ValueError as error:
         raise MismatchError(f"{model.name}: transformers has no model_type {model_type!r}") from error
-    known = {*usual.to_dict(), *usual.attribute_map, *_NOT_OF_THE_MODEL, "head_dim"}
-    if "rope_parameters" in known:
-        known |= _ROPE
-    unknown = sorted(set(settings) - known)
+    keys = {*usual.to_dict(), *usual.attribute_map, *_NOT_OF_THE_MODEL, "head_dim"}
+    if "rope_parameters" in keys:
+        keys |= _ROPE
+    unknown = sorted(set(settings) - keys)
     if unknown:
         raise MismatchError(
             f"{model.name}: {type(usual).__name__} has no {', '.join(unknown)}: correct the spelling, or "

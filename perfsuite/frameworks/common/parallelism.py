@@ -82,8 +82,8 @@ class Degrees(Data):
         if self.cp_size > 1 and machine.device == "cpu":
             return f"cp_size={self.cp_size}: a CPU has no kernel for it: run the case dry, as on a GPU"
         if self.cp_size > 1 and (case.attention != "sdpa" or case.precision == "fp32" or case.compile):
-            told = f"{case.attention!r}, precision {case.precision!r}, compile {case.compile}"
-            return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {told}"
+            settings = f"{case.attention!r}, precision {case.precision!r}, compile {case.compile}"
+            return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {settings}"
         split = self.tp_size > 1
         for package in ("accelerate", "transformers") if split else ("accelerate",):
             installed = importlib.metadata.version(package)
@@ -176,16 +176,16 @@ class Degrees(Data):
         if self.tp_size == 1:
             model: Any = build_model(case, device)
             if self.cp_size > 1 and not any(name.endswith("self_attn") for name, _ in model.named_modules()):
-                told = f"drops the mask of modules named self_attn, which {type(model).__name__} has not"
-                raise MismatchError(f"cp_size={self.cp_size}: accelerate {told}: give another model")
+                problem = f"drops the mask of modules named self_attn, which {type(model).__name__} has not"
+                raise MismatchError(f"cp_size={self.cp_size}: accelerate {problem}: give another model")
             return model
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         model = model_without_weights(case, device)
         plan, _, _ = resolve_parallel_plans(model)(DistributedConfig(tp_size=self.tp_size))
-        known = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight has one name
-        plan = {name: style for name, style in plan.items() if name in known}
+        names = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight has one name
+        plan = {name: style for name, style in plan.items() if name in names}
         apply_tensor_parallelism(model, config.get_device_mesh(device.type)["tp"], plan)
         model.tie_weights()
         initialise(model, blocks(model), seed=case.seed, device=device)
@@ -219,8 +219,8 @@ class ByAccelerate(Framework):
     @classmethod
     def _no_other_axis(cls, given: Any) -> Any:
         if "sp_size" in given:
-            told = f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone"
-            raise ValueError(f"{told}, not with FSDP2; give cp_size in its place")
+            problem = f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone"
+            raise ValueError(f"{problem}, not with FSDP2; give cp_size in its place")
         return given
 
     @property

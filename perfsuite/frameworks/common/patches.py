@@ -9,7 +9,7 @@ from typing import Any
 from perfsuite.errors import DryRunError
 
 
-def found(owner: Any, name: str) -> Any:
+def attribute(owner: Any, name: str) -> Any:
     """Return `owner.name`, which may be private. Raises `DryRunError` if there is no such name."""
     try:
         return getattr(owner, name)
@@ -21,13 +21,13 @@ def found(owner: Any, name: str) -> Any:
 
 def replace(owner: Any, name: str, by: Any) -> None:
     """Set `owner.name` in this process. Like the next two, raises `DryRunError` if there is no such name."""
-    found(owner, name)
+    attribute(owner, name)
     setattr(owner, name, by)
 
 
 def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
     """Do the same as `replace`, and also in every loaded module that has imported the object by name."""
-    before = found(owner, name)
+    before = attribute(owner, name)
     for module in (owner, *sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is before:
             setattr(module, name, by)
@@ -35,7 +35,7 @@ def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
     """Replace `owner.name` with the result of calling `around` on it."""
-    setattr(owner, name, around(found(owner, name)))
+    setattr(owner, name, around(attribute(owner, name)))
 
 
 def module(name: str) -> Any:

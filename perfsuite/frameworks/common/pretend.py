@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from perfsuite.frameworks.common import private
-from perfsuite.frameworks.common.patches import found, nothing, replace, wrap
+from perfsuite.frameworks.common.patches import attribute, nothing, replace, wrap
 from perfsuite.frameworks.common.private import cdata
 
 
@@ -27,8 +27,8 @@ def fsdp1() -> None:
 def ddp() -> None:
     """Let DDP wrap fake tensors, for the rest of this process."""
     replace(*private.place("verify_shapes"), nothing)
-    assign = found(*private.place("bucket_assignment"))
-    first_bytes = found(*private.place("first_bucket_bytes"))
+    assign = attribute(*private.place("bucket_assignment"))
+    first_bytes = attribute(*private.place("first_bucket_bytes"))
 
     def with_pretended_reducer(init: Any) -> Any:
         @functools.wraps(init)

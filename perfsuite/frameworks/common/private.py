@@ -80,10 +80,10 @@ class Name(NamedTuple):
             return Attribute(self)
         owner = self.owner()
         try:
-            found = getattr(owner, self.last) if self.path else owner
+            value = getattr(owner, self.last) if self.path else owner
         except AttributeError:
             raise self.missing() from None
-        return attrgetter(self.last) if self.kind == "reader" else found
+        return attrgetter(self.last) if self.kind == "reader" else value
 
     def missing(self) -> PrivateNameError:
         """Return the error for a version that lacks the name."""

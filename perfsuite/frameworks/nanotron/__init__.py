@@ -149,22 +149,23 @@ class Nanotron(Framework):
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
         """Build nanotron's trainer from a file in the launch's directory: the options' or the user's."""
         from perfsuite.frameworks.common.model import transformers_config
-        from perfsuite.frameworks.nanotron import trainer as own
+        from perfsuite.frameworks.nanotron import trainer as nanotron_trainer
 
         transformers_config(case.model)  # rejects keys that no Llama has, which would otherwise be ignored
         patched = _load(case, ranks.device)  # already imported, so this only returns what was changed
         if self.config is not None:
-            trainer, batches = own.started(case, self.config.text, ranks)
+            trainer, batches = nanotron_trainer.started(case, self.config.text, ranks)
         else:
             config = self.from_options(case, ranks.directory, fused_adam=ranks.device.type == "cuda")
-            trainer, batches = (own.resumed if self.resume else own.started)(case, config, ranks)
+            start = nanotron_trainer.resumed if self.resume else nanotron_trainer.started
+            trainer, batches = start(case, config, ranks)
         trainer.config.tokens.train_steps = trainer.start_iteration_step + case.total_steps
 
         def run(steps: int) -> list[Tensor]:
             trainer.train(batches)
-            return own.losses_on_every_rank(trainer, ranks)
+            return nanotron_trainer.losses_on_every_rank(trainer, ranks)
 
-        settings = {**own.settings_of(trainer), "patched": patched}
+        settings = {**nanotron_trainer.settings_of(trainer), "patched": patched}
         if self.config is not None:
             settings["config_sha256"] = self.config.digest
         return Workload(

@@ -110,8 +110,8 @@ class TorchTitan(Framework):
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ROPES:
-            known = " and ".join(ROPES)
-            return f"torchtitan's llama3 knows rope_type {known}, {case.model.name} has {kind!r}"
+            rope_types = " and ".join(ROPES)
+            return f"torchtitan's llama3 knows rope_type {rope_types}, {case.model.name} has {kind!r}"
         heads = config.get("num_attention_heads", USUAL_SHAPE["num_attention_heads"])
         for key in ("num_attention_heads", "num_key_value_heads"):
             count = config.get(key) or heads

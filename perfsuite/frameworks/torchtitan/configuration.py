@@ -85,8 +85,10 @@ def expected(case: Case) -> dict[str, str]:
         dims = ParallelDims.from_config(config.parallelism, world_size)
     except AssertionError:
         degrees = ((name, value) for name, value in asdict(config.parallelism).items() if "_degree" in name)
-        told = ", ".join(f"{name} {value}" for name, value in degrees if "expert" not in name)
-        raise MismatchError(f"{told}: these do not multiply to the case's {world_size} processes") from None
+        degrees_text = ", ".join(f"{name} {value}" for name, value in degrees if "expert" not in name)
+        raise MismatchError(
+            f"{degrees_text}: these do not multiply to the case's {world_size} processes"
+        ) from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
     problems = [*_conflicts(config, dims, case), *_impossible(config, dims, experts)]

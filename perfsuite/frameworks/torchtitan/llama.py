@@ -111,17 +111,17 @@ class EveryNthAC(FullAC):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(FullAC.Config):  # type: ignore[misc]
-        """Every `every`-th block is recomputed."""
+        """Every `interval`-th block is recomputed."""
 
-        every: int
+        interval: int
 
     def _wrap_block(self, module: Any, *, base_fqn: str) -> Any:
         index = int(base_fqn.removeprefix("layers."))
-        return super()._wrap_block(module, base_fqn=base_fqn) if index % self.config.every == 0 else module
+        return super()._wrap_block(module, base_fqn=base_fqn) if index % self.config.interval == 0 else module
 
 
 def activation_checkpoint(mode: str) -> Any:
     """Return torchtitan's policy for a case's `activation_checkpointing`."""
     if mode.startswith("every-"):
-        return EveryNthAC.Config(every=int(mode.removeprefix("every-")))
+        return EveryNthAC.Config(interval=int(mode.removeprefix("every-")))
     return {"none": None, "full": FullAC.Config(), "selective-op": SelectiveAC.Config()}[mode]

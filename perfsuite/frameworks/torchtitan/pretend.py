@@ -24,8 +24,8 @@ def pretend(expected: Mapping[str, str]) -> None:
     accepts values of another size than queries. Its memory is similar, and nothing is masked.
     """
     attention = module("torchtitan.models.common.attention")
-    told = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
-    for kind in told:
+    pretended = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
+    for kind in pretended:
         replace(kind, "forward", _one_kernel)
     decoder = module("torchtitan.models.common.decoder").Decoder
     for kind in (decoder, *decoder.__subclasses__()):
@@ -39,8 +39,8 @@ def pretend(expected: Mapping[str, str]) -> None:
         replace(*private.place("send_meta"), nothing)
         replace(*private.place("recv_meta"), _shape)
         wrap(*private.place("metadata_inference"), _knows_positions)
-    told = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **told}
-    replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", told)
+    pretended = {module("torchtitan.models.common.moe").GroupedExperts: ROUTING, **pretended}
+    replace(module("perfsuite.frameworks.torchtitan.trainer"), "PRETENDED", pretended)
 
 
 def _one_kernel(

@@ -173,9 +173,9 @@ class _Calls:
         atexit.register(self.end)  # in case no step is made: names are gone when Python ends
         sys.setprofile(self._hook)
 
-    def rename(self, part: str, other: str) -> None:
+    def rename(self, part: str, new_part: str) -> None:
         """Attribute the calls counted in one part to another one."""
-        to = self._by_part.setdefault(other, {})
+        to = self._by_part.setdefault(new_part, {})
         for function, number in self._by_part.pop(part, {}).items():
             to[function] = to.get(function, 0) + number
 
@@ -224,7 +224,7 @@ def _counting(
     codes = dict[int, _Code]()
     has_failed = False
 
-    def known(frame: FrameType) -> _Code:
+    def remember(frame: FrameType) -> _Code:
         code = frame.f_code
         module = str(frame.f_globals.get("__name__", ""))
         is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
@@ -232,8 +232,8 @@ def _counting(
         # The code of `find_and_load` claims to be from another file.
         counts = not (is_import or is_ours or module == __name__)
         function = (module, code.co_qualname) if counts else None
-        codes[id(code)] = found = _Code(code, function, is_ours and code.co_name not in WRAPPERS)
-        return found
+        codes[id(code)] = entry = _Code(code, function, is_ours and code.co_name not in WRAPPERS)
+        return entry
 
     def count(frame: FrameType, event: str, _: Any) -> None:
         nonlocal has_failed
@@ -245,11 +245,11 @@ def _counting(
                 give_up(error)
 
     def add(frame: FrameType) -> None:
-        function = (codes.get(id(frame.f_code)) or known(frame)).function
+        function = (codes.get(id(frame.f_code)) or remember(frame)).function
         if function is None:
             return
         caller = frame.f_back
-        if caller is not None and (codes.get(id(caller.f_code)) or known(caller)).calls_for_us:
+        if caller is not None and (codes.get(id(caller.f_code)) or remember(caller)).calls_for_us:
             return
         if clock.is_over:  # another thread has ended the counting
             sys.setprofile(None)
@@ -344,8 +344,8 @@ def watch(owner: Any, name: str, part: str) -> None:
             return function(*args, **kwargs)
 
     watched.__dict__.update(getattr(function, "__dict__", {}))
-    for each in ("__name__", "__qualname__", "__module__", "__doc__"):
-        setattr(watched, each, getattr(function, each, None))
+    for attribute in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(watched, attribute, getattr(function, attribute, None))
     watched.__wrapped__ = function  # type: ignore[attr-defined]
     watched.is_timed = True  # type: ignore[attr-defined]
     for module in (owner, *list(sys.modules.values())):

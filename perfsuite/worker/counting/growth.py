@@ -112,12 +112,12 @@ class Growth:
             return {}
         new = defaultdict[str, list[int]](list)
         oldest = gc.get_objects(2)
-        begin = next((at for at, each in enumerate(oldest, 1) if each is self._mark), len(oldest))
+        begin = next((at for at, instance in enumerate(oldest, 1) if instance is self._mark), len(oldest))
         for generation in (oldest[begin:], gc.get_objects(1), gc.get_objects(0)):
-            for each in generation:
-                name = type(each).__name__
+            for instance in generation:
+                name = type(instance).__name__
                 if grown.get(name, 0) > 0 and len(new[name]) < MOST_NEW:
-                    new[name].append(id(each))
+                    new[name].append(id(instance))
         # The collector does not track tuples of numbers, but it tracks lists, which the census would count.
         return {name: tuple(identities) for name, identities in new.items()}
 

@@ -38,7 +38,7 @@ class Watch:
         self._collectives = replicas.collectives_begun()
         self.stepped: list[Any] = []  # the optimizers
 
-    def found(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
+    def reasons(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
         """Return why the step did more than `counts` says. Call it first of all after `counter` is left."""
         one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
         gradients = _gradients(self.stepped)
@@ -99,6 +99,6 @@ def _too_few_flops(
 
 def _gradients(optimizers: list[Any]) -> Gradients:
     """Return the dense gradients of the optimizers' parameters. A sparse one shows nothing."""
-    each = {id(p): p for p in parameters_of(*optimizers) if p.grad is not None}
-    gradients = [(parameter, local(parameter.grad)) for parameter in each.values()]
+    parameters = {id(p): p for p in parameters_of(*optimizers) if p.grad is not None}
+    gradients = [(parameter, local(parameter.grad)) for parameter in parameters.values()]
     return [(parameter, gradient) for parameter, gradient in gradients if gradient.layout == torch.strided]

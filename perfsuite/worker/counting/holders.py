@@ -105,8 +105,8 @@ class _Search:
             # A link that is reached again passes on only what is new.
             if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
-                other = following.get(place)
-                following[place] = link._replace(ends=new | (0 if other is None else other.ends))
+                previous = following.get(place)
+                following[place] = link._replace(ends=new | (0 if previous is None else previous.ends))
         return sorted(following.values(), key=lambda link: -link.ends.bit_count())[:MOST_FOLLOWED]
 
     def _name(self, link: _Link, variables: Mapping[int, str]) -> str | None:

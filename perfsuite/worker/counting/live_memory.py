@@ -110,14 +110,14 @@ class LiveMemory:
 
     def end_step(self) -> StepMemory:
         """Replay the step that ends, and begin the next one."""
-        told = self._replayed()
+        memory = self._replayed()
         if not self._steps:
             self._at_first = self._start
         self._steps.append(self._changes)
         self._start = list(self._bytes)
         self._changes = []
         self._used = [0] * len(self._bytes)
-        return told
+        return memory
 
     def log(self) -> MemoryLog:
         """Return what happened in the steps that have ended."""
@@ -131,10 +131,10 @@ class LiveMemory:
         address = cdata(storage)
         size = storage.nbytes()
         if address in self._living:
-            known, _ = self._living[address]
-            if self._part[known] != RECEIVED:
-                self._change(known, size)  # grown by an operator whose `out=` was too small
-            return known
+            number, _ = self._living[address]
+            if self._part[number] != RECEIVED:
+                self._change(number, size)  # grown by an operator whose `out=` was too small
+            return number
         if part == RECEIVED:
             size = 0
         number = len(self._bytes)

@@ -49,8 +49,8 @@ def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
     """Return what these workers did for a batch, added up; None without workers or if one was not counted."""
     files = (documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile) for pid in worker_pids)
     batches = [None if file is None else file.batch for file in files]
-    known = [batch for batch in batches if batch is not None]
-    return _sum(known) if known and len(known) == len(batches) else None
+    counted = [batch for batch in batches if batch is not None]
+    return _sum(counted) if counted and len(counted) == len(batches) else None
 
 
 def _sum(batches: list[WorkerBatch]) -> WorkerBatch:

@@ -149,12 +149,12 @@ class Counting:
         self._read_late()
         self._norm = None
         if self._watch is not None:
-            self.hidden = self._watch.found(counter, counts, self._model())
+            self.hidden = self._watch.reasons(counter, counts, self._model())
         self.counts = counts
 
     def _add(self, reported: Counts, counts: Counts, counter: StepCounter) -> None:
         """Keep the counts of a later step, if everything that it did was seen."""
-        hidden = () if self._watch is None else self._watch.found(counter, counts, self._model())
+        hidden = () if self._watch is None else self._watch.reasons(counter, counts, self._model())
         counts = counts.replace(
             python=python_unless_alike(counts.python, reported.python),
             memory=_memory_unless_alike(counts.memory, reported.memory),

@@ -72,8 +72,8 @@ class AfterImport:
         self._asking.now = True
         try:
             others = (each for each in tuple(sys.meta_path) if each is not self)
-            found = (each.find_spec(name, path, target) for each in others if hasattr(each, "find_spec"))
-            spec = next((spec for spec in found if spec is not None), None)
+            specs = (each.find_spec(name, path, target) for each in others if hasattr(each, "find_spec"))
+            spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 self._act_around(spec.loader, name)
             elif spec is not None:  # a folder without `__init__.py`, which executes nothing

@@ -128,8 +128,8 @@ class Search:
     def look(self) -> bool:
         """Look for functions that are still missing. Return whether all have been found."""
         # A list, so that each is looked for even if another is missing.
-        found = [named.look() for named in self.named]
-        return all(found)
+        are_found = [named.look() for named in self.named]
+        return all(are_found)
 
     def _find_main(self) -> None:
         for named in self.named:
@@ -148,13 +148,13 @@ class Search:
 
 def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> None:
     """Replace a function, also in modules that have it from `from module import name`."""
-    for each in (owner, *list(sys.modules.values())):
+    for module in (owner, *list(sys.modules.values())):
         try:
-            names = object.__getattribute__(each, "__dict__")  # `getattr` would load a lazy module
+            names = object.__getattribute__(module, "__dict__")  # `getattr` would load a lazy module
         except AttributeError:
             continue
         if names.get(name) is function:
-            setattr(each, name, wrapped)
+            setattr(module, name, wrapped)
 
 
 def _names_of_main() -> tuple[str | None, ...]:

@@ -20,8 +20,8 @@ def choices(cache: Path) -> dict[str, str]:
     """
     of_triton = (_of_triton(file) for file in cache.glob("*/*.best_config"))
     of_products = (_of_products(file) for file in cache.glob("cache/*"))
-    found = {name: choice for each in (*of_triton, *of_products) for name, choice in each.items()}
-    return dict(sorted(found.items()))
+    by_kernel = {name: choice for each in (*of_triton, *of_products) for name, choice in each.items()}
+    return dict(sorted(by_kernel.items()))
 
 
 def _of_triton(file: Path) -> dict[str, str]:

@@ -25,14 +25,14 @@ def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | Non
     stepped = parameters_of(optimizer)
     gradients = _gradients(parameters) or _gradients(stepped)
     state = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, Tensor)]
-    found = {
+    elements_by_role = {
         "parameters": _elements(parameters),
         "stepped weights": _elements(stepped),
         "gradients": _elements(gradients),
         "optimizer state": _elements(each for each in state if each.dim()),
         "linear layers": dict(linear_layers or {}),
     }
-    return {what: elements for what, elements in found.items() if elements}
+    return {what: elements for what, elements in elements_by_role.items() if elements}
 
 
 def _gradients(parameters: Iterable[Any]) -> list[Any]:

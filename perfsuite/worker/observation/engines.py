@@ -75,13 +75,13 @@ def _keep(kind: Engine, engine: Any) -> None:
 
 def of(optimizer: Any) -> Any:
     """Return the living engine that steps `optimizer`; None if there is none."""
-    engine, _ = _found(optimizer)
+    engine, _ = _engine_of(optimizer)
     return engine
 
 
 def gradient_norm(optimizer: Any) -> float | None:
     """Return the norm that the engine of `optimizer` knows; None without an engine, or if it knows none."""
-    engine, kind = _found(optimizer)
+    engine, kind = _engine_of(optimizer)
     return None if kind is None else kind.gradient_norm(engine)
 
 
@@ -110,7 +110,7 @@ def steps(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], 
     return any(_is_part(kind, optimizer, before, after) for kind in _kinds())
 
 
-def _found(optimizer: Any) -> tuple[Any, Engine | None]:
+def _engine_of(optimizer: Any) -> tuple[Any, Engine | None]:
     for kind, engines in among(_living):
         for engine in engines:
             if any(each is optimizer for each in kind.optimizers(engine)):

@@ -272,23 +272,23 @@ def wrapping(model: nn.Module) -> dict[str, str]:
     from torch.nn.parallel import DistributedDataParallel
 
     modules = list(model.modules())
-    found: dict[str, list[Any]] = {
+    wrappers: dict[str, list[Any]] = {
         kind.__name__: [module for module in modules if isinstance(module, kind)]
         for kind in (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     }
-    shardings = {module.sharding_strategy.name for module in found["FullyShardedDataParallel"]}
+    shardings = {module.sharding_strategy.name for module in wrappers["FullyShardedDataParallel"]}
     tensors = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
     shardings |= {", ".join(map(_placement, tensor.placements)) for tensor in tensors}
     meshes = [tensor.device_mesh for tensor in tensors if tensor.device_mesh.mesh_dim_names]
     axes = [dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)) for mesh in meshes]
     for kind, instances in engines.among(modules):
-        found[kind.path.rpartition(":")[2]] = instances
+        wrappers[kind.path.rpartition(":")[2]] = instances
         shardings |= {*filter(None, map(kind.sharding, instances))}
     return {
-        "wrapper": " + ".join(name for name, instances in found.items() if instances) or "none",
+        "wrapper": " + ".join(name for name, instances in wrappers.items() if instances) or "none",
         "sharding": " and ".join(sorted(shardings)) or "none",
         **({"mesh": meshes_text(axes)} if axes else {}),
-        "wrapped_modules": str(sum(map(len, found.values()))),
+        "wrapped_modules": str(sum(map(len, wrappers.values()))),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from perfsuite.worker.observation.frozen import unfrozen
 
 T = TypeVar("T")
-TOLD = 6  # number of optimizers that a message names; it counts the others
+MOST_NAMED = 6  # number of optimizers that a message names; it counts the others
 
 
 @dataclass(eq=False)
@@ -76,8 +76,8 @@ class Optimizers:
     def begin(self, there: Iterable[Any] = ()) -> None:
         """Begin with the clock's first step, as `notes` does. `there` are all optimizers built so far."""
         self._there.update(there)
-        for each in self.seen:
-            each.steps_since = 0
+        for optimizer in self.seen:
+            optimizer.steps_since = 0
 
     def notes(self) -> tuple[str, ...]:
         """Return which optimizers step at another rate than the clock, after the clock's last step."""
@@ -92,8 +92,8 @@ class Optimizers:
 
     def summary(self) -> str:
         """Return which optimizers stepped and how often, for a message."""
-        steps = ", ".join(f"{each.name} ({each.steps} steps)" for each in self.seen[:TOLD])
-        more = f" and {len(self.seen) - TOLD} more" if len(self.seen) > TOLD else ""
+        steps = ", ".join(f"{each.name} ({each.steps} steps)" for each in self.seen[:MOST_NAMED])
+        more = f" and {len(self.seen) - MOST_NAMED} more" if len(self.seen) > MOST_NAMED else ""
         return f"Those that stepped: {steps}{more}" if steps else "None of torch stepped"
 
     def _of(self, optimizer: Any) -> Stepping:

@@ -47,11 +47,11 @@ def squares(gradients: Iterable[Any]) -> float | None:
     everything, as in DDP, its sum is that of the job.
     """
     with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
-        known = [gradient for gradient in gradients if gradient is not None]
-        copies = [_copies(each) for each in known]
-        if copies == [each.device_mesh.size() if hasattr(each, "device_mesh") else 1 for each in known]:
-            copies = [1] * len(known)
-        held = [each.coalesce().values() if each.is_sparse else each for each in map(local, known)]
+        existing = [gradient for gradient in gradients if gradient is not None]
+        copies = [_copies(each) for each in existing]
+        if copies == [each.device_mesh.size() if hasattr(each, "device_mesh") else 1 for each in existing]:
+            copies = [1] * len(existing)
+        held = [each.coalesce().values() if each.is_sparse else each for each in map(local, existing)]
         terms = [
             float(torch.linalg.vector_norm(each, dtype=torch.float32)) ** 2 * (1 / count)
             for each, count in zip(held, copies, strict=True)

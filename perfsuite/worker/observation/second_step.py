@@ -196,14 +196,14 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 def attention_kernel(value: Tensor) -> str | None:
     """Return the attention that made `value`, from the names of the autograd nodes near it, or None."""
-    found = None
+    kernel = None
     for node in islice(nodes_of(value), NODES_NEAR):
         name = re.sub(r"(Backward)?\d*$", "", node.name())
         if re.search("attention|attn|mha", name, re.IGNORECASE):
             return name.removeprefix("ScaledDotProduct")
         if "softmax" in name.lower():
-            found = UNFUSED  # it may be a router's, so go on
-    return found
+            kernel = UNFUSED  # it may be a router's, so go on
+    return kernel
 
 
 def nodes_of(value: Tensor) -> Iterator[Any]:

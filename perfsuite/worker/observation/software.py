@@ -49,11 +49,11 @@ def imported() -> dict[str, str]:
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}
-    found = dict[str, str]()
+    versions = dict[str, str]()
     for name in sorted(names - NOT_THEIRS):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # its metadata are incomplete
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def program() -> dict[str, str]:

@@ -37,12 +37,12 @@ Run = Callable[[int], list[Any]]
 
 def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
     """Write a `DoctorFile`. With `quick`, it covers only torch, without training."""
-    found = DoctorFile() if kind == "cpu" else reached_gpus()
-    if not quick and (kind == "cpu" or found.devices):
+    facts = DoctorFile() if kind == "cpu" else reached_gpus()
+    if not quick and (kind == "cpu" or facts.devices):
         device = torch.device("cuda:0" if kind == "cuda" else "cpu")
         memory, expected = peak_memory(device)
-        found = found.replace(memory=memory, expected_peak=expected, clock=clock_facts(device))
-    documents.write(Path(path), found)
+        facts = facts.replace(memory=memory, expected_peak=expected, clock=clock_facts(device))
+    documents.write(Path(path), facts)
 
 
 def reached_gpus() -> DoctorFile:

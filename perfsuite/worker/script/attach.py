@@ -103,8 +103,8 @@ def _named(framework: Any) -> list[NamedFunction]:
 
 def started_rank() -> int | None:
     """Return the rank that a launcher or the agent gave this process; None if it got none."""
-    told = os.environ.get("RANK") or os.environ.get(RANK)
-    return None if told is None else int(told)
+    rank = os.environ.get("RANK") or os.environ.get(RANK)
+    return None if rank is None else int(rank)
 
 
 class Attached:

@@ -87,8 +87,8 @@ class Claim:
 
     def given(self) -> Evidence | None:
         """Return what the model was given; None if that is not recorded yet."""
-        told = self._all(GIVEN)
-        return Evidence.model_validate_json(told[-1]) if told else None
+        lines = self._all(GIVEN)
+        return Evidence.model_validate_json(lines[-1]) if lines else None
 
     def is_twice(self) -> bool:
         """Return whether two processes have trained as this rank."""
@@ -102,16 +102,16 @@ class Claim:
             "own; processes that train together need a process group"
         )
 
-    def _add(self, word: str, told: str = "") -> None:
+    def _add(self, word: str, value: str = "") -> None:
         with self._path.open("a") as file:
-            file.write(f"{word} {told}\n")
+            file.write(f"{word} {value}\n")
 
     def _all(self, wanted: str) -> list[str]:
         whole, _, _ = (
             read_text(self._path, LARGEST_OWN).rpartition("\n") if self._path.exists() else ("", "", "")
         )
         lines = (line.partition(" ") for line in whole.splitlines())
-        return [told for word, _, told in lines if word == wanted]
+        return [value for word, _, value in lines if word == wanted]
 
 
 class ScriptRank(Rank):
@@ -179,10 +179,10 @@ class ScriptRank(Rank):
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
         if self.report.rank == 0:  # rank 0 checks for all, because ranks may have different numbers of tokens
-            told = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
+            evidence = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
-            of_ranks = [report.replace(evidence=each) for each in told]
-            if None not in told:
+            of_ranks = [report.replace(evidence=of_rank) for of_rank in evidence]
+            if None not in evidence:
                 why = agreement.tokens_differ(of_ranks, self.case)
                 if why is not None:
                     raise MismatchError(why)

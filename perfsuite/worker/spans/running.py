@@ -32,7 +32,7 @@ class Running:
         self._after_s = after_s
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._told: str | None = None
+        self._reported: str | None = None
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -45,17 +45,17 @@ class Running:
         """Write or remove the file, if it is due."""
         with self._lock, contextlib.suppress(OSError):  # such as a full disk; the report will show it
             name = self._name_of(self._after_s)
-            if name == self._told:
+            if name == self._reported:
                 return
             if name is None:
                 self._file.unlink(missing_ok=True)
             else:
                 self._file.write_text(name)
-            self._told = name
+            self._reported = name
 
     def ended(self) -> None:
         """Remove the file of a span that has ended, because the process may be about to end."""
-        if self._told is not None:
+        if self._reported is not None:
             self.look()
 
     def _look_on(self) -> None:

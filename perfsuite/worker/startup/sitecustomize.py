@@ -29,8 +29,8 @@ class AfterTorch:
         cls._asking.now = True
         try:
             others = (each for each in tuple(sys.meta_path) if each is not cls and hasattr(each, "find_spec"))
-            found = (finder.find_spec(name, path, target) for finder in others)
-            spec = next((spec for spec in found if spec is not None), None)
+            specs = (finder.find_spec(name, path, target) for finder in others)
+            spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 _then_attach(spec.loader)
         except Exception as error:  # the other finders run next, as they would without this one

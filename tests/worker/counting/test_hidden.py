@@ -369,7 +369,7 @@ def test_collectives_that_began_and_were_not_seen(
     message = collective("all_reduce", count=seen)
     counts = Counts(flops={"backward": 10**9}, collectives=(message, message.replace(ranks=1, count=99)))
     counter: Any = types.SimpleNamespace(collectives={operator})
-    assert hidden.Watch().found(counter, counts, nn.Linear(1, 1)) == is_told * (
+    assert hidden.Watch().reasons(counter, counts, nn.Linear(1, 1)) == is_told * (
         "10 collectives began in the process groups, and 1 of them were seen: others are called by another "
         "thread, or without torch's dispatcher",
     )
@@ -419,9 +419,9 @@ def as_rank(rank: int, file: str) -> None:
         watch = hidden.Watch()
         with counter:
             call()
-        found = watch.found(counter, counter.end_step(), nn.Linear(1, 1))
+        reasons = watch.reasons(counter, counter.end_step(), nn.Linear(1, 1))
         assert counter.error is None
-        assert len(found) == (number >= len(shown)), (number, found)
+        assert len(reasons) == (number >= len(shown)), (number, reasons)
     dist.barrier()
     dist.destroy_process_group()
 

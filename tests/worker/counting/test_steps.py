@@ -153,10 +153,10 @@ def test_later_steps_error_keeps_earlier_ones() -> None:
 
 
 def test_unseen_work_excludes_a_later_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(watch: Watch, counter: StepCounter, counts: Counts, model: Any) -> tuple[str, ...]:
+    def reasons(watch: Watch, counter: StepCounter, counts: Counts, model: Any) -> tuple[str, ...]:
         return ("a CUDA graph was replayed",) if counts.step == 6 else ()
 
-    monkeypatch.setattr(Watch, "found", found)
+    monkeypatch.setattr(Watch, "reasons", reasons)
     counting = Loop(StepsToCount(until=7, late=None)).run(steps=8)
 
     assert known(counting.result()).also_counted == (5, 7)
