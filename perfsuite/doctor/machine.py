@@ -76,7 +76,7 @@ def _cores_row(machine: Machine, root: Path) -> Row:
         "cores",
         f"{cores} cores are visible, and a cgroup grants the time of {int(quota) / int(period):.1f}",
         "start the container with whole cores (--cpuset-cpus) in place of a share of their time: "
-        "a process that has used its share stands still until the next period",
+        "a process that has used its share is paused until the next period",
     )
 
 

@@ -28,7 +28,7 @@ class Installed(NamedTuple):
     @property
     def settings(self) -> list[Setting]:
         """The settings of all launchers that can be used."""
-        return [setting for found in self.usable.values() for setting in found.settings]
+        return [setting for launcher_class in self.usable.values() for setting in launcher_class.settings]
 
 
 def installed() -> Installed:
@@ -85,7 +85,7 @@ def _argument(name: str, setting: Setting) -> str:
 
 def _default() -> str:
     """Return the launcher that is meant for where this process runs, or the local one."""
-    meant = [name for name, found in installed().usable.items() if found.is_default()]
+    meant = [name for name, launcher_class in installed().usable.items() if launcher_class.is_default()]
     if len(meant) > 1:
         raise CaseError(f"the launchers {' and '.join(meant)} are both meant for here: name one of them")
     return meant[0] if meant else LOCAL

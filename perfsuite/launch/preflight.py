@@ -127,7 +127,7 @@ def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str])
         [node for node in nodes if not run_dir.launch(node).exists()],
         sorted({rank // per_node for rank in silent}),
     )
-    return next((found for found in signs if 0 < len(found) < len(names)), [])
+    return next((suspects for suspects in signs if 0 < len(suspects) < len(names)), [])
 
 
 def judged(preflight: Preflight) -> Preflight:

@@ -20,9 +20,9 @@ def short_names(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
             alike[_framework(of_case), of_case["model"], of_case["topology"]].append(case_id)
     for (framework, model, topology), case_ids in alike.items():
         parts = {case_id: _parts(parameters[case_id]) for case_id in case_ids}
-        telling = _differing(list(parts.values()))
+        distinguishing = _differing(list(parts.values()))
         for case_id, texts in parts.items():
-            shown = [texts[number] for number in telling if texts[number]]
+            shown = [texts[number] for number in distinguishing if texts[number]]
             names[case_id] = SEPARATOR.join([framework, model, *shown, topology])
     return names
 

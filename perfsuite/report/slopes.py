@@ -13,13 +13,13 @@ def sentences(runs: Sequence[Run]) -> list[str]:
     """Describe the slopes of the last launch in words."""
     slopes = runs[-1].slopes if runs else ()
     return [
-        f"{name}: {change} in {STEPS:,} steps, {interval}" for name, change, interval in map(_told, slopes)
+        f"{name}: {change} in {STEPS:,} steps, {interval}" for name, change, interval in map(_cells, slopes)
     ]
 
 
 def table(runs: Sequence[Run]) -> Table:
     """Return the slopes of all launches as a table."""
-    rows = [(str(number), *_told(slope)) for number, run in enumerate(runs, 1) for slope in run.slopes]
+    rows = [(str(number), *_cells(slope)) for number, run in enumerate(runs, 1) for slope in run.slopes]
     caption = (
         f"How much more there is after {STEPS:,} steps, as a line through the measured steps shows. The "
         "interval takes the values as independent of each other."
@@ -28,7 +28,7 @@ def table(runs: Sequence[Run]) -> Table:
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2)
 
 
-def _told(slope: Slope) -> tuple[str, str, str]:
+def _cells(slope: Slope) -> tuple[str, str, str]:
     change, low, high = (_change(each, slope) for each in (slope.per_step, *slope.interval))
     name = slope.name if slope.rank is None else f"{slope.name} of rank {slope.rank}"
     return name, change, f"{low} to {high}"

@@ -55,7 +55,7 @@ def read_log(path: Path, tag: str) -> StepLog:
                     raise FileError(f"{file}: {tag!r} is {value} in step {event.step}, expected {expected}")
                 if event.step in values:
                     raise FileError(
-                        f"{path}: step {event.step} of {tag!r} stands there twice, as where several launches "
+                        f"{path}: step {event.step} of {tag!r} appears twice, as where several launches "
                         "wrote to one directory. Name the event file of one launch"
                     )
                 values[event.step] = value

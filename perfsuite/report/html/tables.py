@@ -17,8 +17,8 @@ T = TypeVar("T")
 TIMES = (metrics.TOKENS_PER_S, metrics.STEP_S_P50, metrics.STEP_S_P95, metrics.STEP_JITTER)
 
 
-def _known(value: T | None, tell: Callable[[T], str]) -> str:
-    return NONE if value is None else tell(value)
+def _known(value: T | None, as_text: Callable[[T], str]) -> str:
+    return NONE if value is None else as_text(value)
 
 
 def checks(result: Measurement, anchor: str) -> Table:

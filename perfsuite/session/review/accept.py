@@ -146,14 +146,14 @@ def accept(
 def _acceptance(reason: str | None) -> Acceptance:
     """Return who accepts (git's user name, or the login), when, at which commit, and why."""
     return Acceptance(
-        by=_told_by_git("config", "user.name") or _login(),
+        by=_from_git("config", "user.name") or _login(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=_told_by_git("rev-parse", "HEAD"),
+        commit=_from_git("rev-parse", "HEAD"),
         reason=reason,
     )
 
 
-def _told_by_git(*arguments: str) -> str | None:
+def _from_git(*arguments: str) -> str | None:
     with contextlib.suppress(GitError):
         return git(*arguments, cwd=Path()).strip()
     return None

@@ -94,7 +94,7 @@ def _of_field(
     )
     for key in dict.fromkeys([*then, *today]):
         if then.get(key) != today.get(key):
-            values = (_told(side[key]) if key in side else MISSING for side in (then, today))
+            values = (_shown(side[key]) if key in side else MISSING for side in (then, today))
             yield f"{key}: {' -> '.join(values)}"
 
 
@@ -107,5 +107,5 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

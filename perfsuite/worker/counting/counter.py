@@ -414,7 +414,9 @@ def _keep_from_dynamo() -> None:
 
 def _written(func: Any, args: Sequence[Any]) -> list[Tensor]:
     pairs = zip(schema(func).arguments, args, strict=False)
-    return _tensors([value for told, value in pairs if told.alias_info and told.alias_info.is_write])
+    return _tensors(
+        [value for argument, value in pairs if argument.alias_info and argument.alias_info.is_write]
+    )
 
 
 def _tensors(values: Any) -> list[Tensor]:

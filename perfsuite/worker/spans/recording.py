@@ -116,7 +116,7 @@ class Spans:
         if is_part or os.getpid() != self._pid:  # a forked process has no report
             return None
         is_counted = (thread, name) not in self._first
-        if is_counted and len({*(known for _, known in [*self._first]), name}) > MOST_NAMES:
+        if is_counted and len({*(span_name for _, span_name in [*self._first]), name}) > MOST_NAMES:
             self.note(f"only the first {MOST_NAMES} names of events and phases are reported")
             return None
         span = Span(

@@ -45,7 +45,7 @@ def test_reads_an_event_file_or_a_directory(tmp_path: Path) -> None:
     write_events(directory, {MEGATRON_TAG: [0.125]}, first_step=4)  # training was resumed
     assert read_log(directory, MEGATRON_TAG).series == [1.5, 0.25, 0.5, 0.125]
     write_events(directory, {MEGATRON_TAG: [0.25]})
-    with pytest.raises(FileError, match="step 1 of 'iteration-time' stands there twice"):
+    with pytest.raises(FileError, match="step 1 of 'iteration-time' appears twice"):
         read_log(directory, MEGATRON_TAG)
 
 
