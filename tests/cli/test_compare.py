@@ -14,6 +14,7 @@ from perfsuite import Model, Script, documents, extensions
 from perfsuite.cli import compare
 from perfsuite.dry import driver, guard
 from perfsuite.errors import AllocationOverError, CaseError
+from perfsuite.extensions import COMMANDS
 from perfsuite.inputs.git import git
 from perfsuite.results.outcome import Outcome, Verdict
 from perfsuite.results.session_file import CaseChange, SessionFile
@@ -100,8 +101,14 @@ def test_the_exit_status_tells_if_arm_b_is_worse(verdicts: Verdicts, outcome: Ou
     assert [type(mode) for mode in verdicts.modes] == [AgainstArm, ByDryRuns]
 
 
+def have_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have one command, and the launchers that are installed."""
+    names = extensions.names
+    monkeypatch.setattr(extensions, "names", lambda group: [name] if group == COMMANDS else names(group))
+
+
 def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "names", lambda group: ["bisect"])
+    have_command(monkeypatch, "bisect")
     verdicts.outcome = "regressed"
     found = "Which commit did it: perfsuite bisect"
     said = command("main~1", "--dry", CASE.id, status=1).stderr
@@ -113,7 +120,7 @@ def test_regressed_commit_suggests_a_bisect(verdicts: Verdicts, monkeypatch: pyt
 
 
 def test_suggests_no_bisect_where_there_is_none(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "names", lambda group: ["compare"])
+    have_command(monkeypatch, "compare")
     verdicts.outcome = "regressed"
     assert "bisect" not in command("main~1", "--dry", CASE.id, status=1).stderr
 
