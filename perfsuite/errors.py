@@ -66,10 +66,10 @@ class ToolError(PerfsuiteError):
     """Another program, such as `gh` or `asv`, failed or is missing: names it, and gives its message."""
 
 
-MAX_TOLD = 20_000  # most characters to keep of an error's message or traceback
+MAX_TEXT = 20_000  # most characters to keep of an error's message or traceback
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the message of an error as `readable` text, with its class unless perfsuite raised it."""
     message = message_of(error)
     return message if isinstance(error, PerfsuiteError) else f"{type(error).__name__}: {message}"
@@ -86,10 +86,10 @@ def message_of(error: BaseException) -> str:
 def readable(text: str) -> str:
     """Return text of others as it can be stored and shown.
 
-    Lone surrogates are escaped and secrets are masked. Beyond `MAX_TOLD` characters, the middle is left out.
+    Lone surrogates are escaped and secrets are masked. Beyond `MAX_TEXT` characters, the middle is left out.
     """
     text = masked(text.encode("utf-8", "backslashreplace").decode())
-    if len(text) <= MAX_TOLD:
+    if len(text) <= MAX_TEXT:
         return text
-    half = MAX_TOLD // 2 - 50
+    half = MAX_TEXT // 2 - 50
     return f"{text[:half]} [... {len(text) - 2 * half:,} characters left out ...] {text[-half:]}"

@@ -1,6 +1,6 @@
 import pytest
 
-from perfsuite.errors import MAX_TOLD, CaseError, readable, told
+from perfsuite.errors import MAX_TEXT, CaseError, error_text, readable
 
 
 class Unspeakable(Exception):
@@ -18,13 +18,13 @@ class Unspeakable(Exception):
     ],
 )
 def test_reports_any_error_in_writable_words(error: Exception, expected: str) -> None:
-    assert told(error) == expected
+    assert error_text(error) == expected
 
 
 def test_cuts_the_middle_of_a_long_message() -> None:
-    text = told(RuntimeError("A" * 10**6 + "Z"))
-    assert len(text) <= MAX_TOLD
+    text = error_text(RuntimeError("A" * 10**6 + "Z"))
+    assert len(text) <= MAX_TEXT
     assert text.startswith("RuntimeError: AAA")
     assert text.endswith("AZ")
     assert " characters left out ...]" in text
-    assert readable("A" * MAX_TOLD) == "A" * MAX_TOLD
+    assert readable("A" * MAX_TEXT) == "A" * MAX_TEXT

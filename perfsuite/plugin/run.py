@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite import documents
 from perfsuite.case.case import Case
-from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError, told
+from perfsuite.errors import AllocationOverError, CaseError, PerfsuiteError, error_text
 from perfsuite.plugin.benchmark import CLOCK, replay, replay_nothing, set_clock
 from perfsuite.plugin.collection import (
     EMPTY,
@@ -57,7 +57,7 @@ def _skip_if_impossible(item: pytest.Item, case: Case) -> None:
     except Exception as error:
         item.stash[MEASUREMENT] = session.record_error(case, item.nodeid, error)
         if isinstance(error, PerfsuiteError) or _is_shadow(item):
-            raise _failed(item, told(error)) from None
+            raise _failed(item, error_text(error)) from None
         raise
     if reason is not None:
         session.record.skip(case, item.nodeid, reason)
@@ -123,10 +123,10 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
         if session.record.measured > before:
             item.stash[MEASUREMENT] = session.record.results[-1]
         if isinstance(error, AllocationOverError):
-            told_how = "--perf-resume measures what is left in another allocation"
-            raise pytest.exit.Exception(f"perfsuite: {error}. {told_how}") from None
+            advice = "--perf-resume measures what is left in another allocation"
+            raise pytest.exit.Exception(f"perfsuite: {error}. {advice}") from None
         if isinstance(error, PerfsuiteError) or (isinstance(error, Exception) and _is_shadow(item)):
-            raise _failed(item, told(error)) from None
+            raise _failed(item, error_text(error)) from None
         raise
     item.stash[MEASUREMENT] = measurement
     properties = {
@@ -214,7 +214,7 @@ def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytes
     if call.excinfo is not None:
         error = call.excinfo.value
         is_outcome = isinstance(error, (pytest.fail.Exception, pytest.skip.Exception))
-        item.stash[WHY] = str(error) if is_outcome else told(error)
+        item.stash[WHY] = str(error) if is_outcome else error_text(error)
 
 
 def _note_unmeasured(item: pytest.Item) -> None:

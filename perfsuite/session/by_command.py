@@ -6,7 +6,7 @@ from pathlib import Path
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import hardware_error
 from perfsuite.dry import cases as dry_cases
-from perfsuite.errors import AllocationOverError, CaseError, told
+from perfsuite.errors import AllocationOverError, CaseError, error_text
 from perfsuite.report import summary
 from perfsuite.report.console import console, say
 from perfsuite.report.text import relative
@@ -71,7 +71,7 @@ def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
                 raise
             except Exception as error:  # it is a failed result; other cases may succeed
                 refused += 1
-                why = told(error)
+                why = error_text(error)
                 say(why if case.id in why else f"{case.id}: {why}")
         status = "complete"
     finally:  # an interrupt, or the end of an allocation, also leaves the results so far

@@ -9,7 +9,7 @@ from typing import ClassVar
 from perfsuite.analysis.health import is_shared
 from perfsuite.case.case import Case
 from perfsuite.case.hardware import Machine
-from perfsuite.errors import told
+from perfsuite.errors import error_text
 from perfsuite.launch.arm import Arm
 from perfsuite.results import count_baseline
 from perfsuite.results.baseline import Baseline
@@ -105,7 +105,7 @@ class Mode(ABC):
         try:
             return self.profile(result, task)
         except Exception as error:
-            why = TakenProfile(why_none=told(error))
+            why = TakenProfile(why_none=error_text(error))
             return result.replace(
                 profile=why, verdict=result.verdict.replace(profiled=explained(None, why, ""))
             )

@@ -50,7 +50,7 @@ def write_files(record: Record, status: Status) -> None:
             if path is not None:
                 write(path, record.session_file(status))
         except Exception as error:  # the next file may be of another kind, on another disk
-            problems.append(errors.told(error))
+            problems.append(errors.error_text(error))
     if problems:
         raise FileError("; ".join(problems))
 

@@ -193,7 +193,7 @@ class Record:
             documents.write(self.directory.results, self.session_file("running"))
             problem = None
         except Exception as error:  # whatever the error, other cases can still be measured
-            problem = f"{errors.told(error)} The session goes on; what it measures is shown at its end"
+            problem = f"{errors.error_text(error)} The session goes on; what it measures is shown at its end"
             if problem != self._unsaved:
                 self.mode.setup.progress.say(problem)
         self._unsaved = problem

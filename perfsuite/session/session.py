@@ -168,7 +168,7 @@ class Session:
         directory = directory or self.record.directory.case(case.id)
         launches = self.record.launches_of(case)
         where = "" if isinstance(error, errors.PerfsuiteError) else f" ({_traceback(error, directory)})"
-        reasons = (f"{errors.told(error)}{where}",)
+        reasons = (f"{errors.error_text(error)}{where}",)
         count = len(launches.runs)
         verdict = Verdict(outcome="failed", launches=count, failure="error", reasons=reasons)
         return self.record.add(case, nodeid, directory, Trial.of(launches, verdict))
@@ -191,5 +191,5 @@ def _traceback(error: Exception, directory: Path) -> str:
     try:
         documents.write_text(file, errors.readable("".join(traceback.format_exception(error))))
     except Exception as unwritten:  # the attributes of an error can raise, too
-        return f"its traceback was not kept: {errors.told(unwritten)}"
+        return f"its traceback was not kept: {errors.error_text(unwritten)}"
     return f"its traceback: {file}"

@@ -164,7 +164,7 @@ class Rank:
 
             self.recorder.counting = Counting(self.model, steps)
         except Exception as error:
-            self.notes.append(f"what a step does was not counted: {errors.told(error)}")
+            self.notes.append(f"what a step does was not counted: {errors.error_text(error)}")
 
     def start(self) -> None:
         """Report to the driver that training begins, then start the clock."""

@@ -8,7 +8,7 @@ import torch
 
 from perfsuite import documents
 from perfsuite.case.case import CaseFile
-from perfsuite.errors import MAX_TOLD, ExtensionError, FileError, MismatchError, PrivateNameError
+from perfsuite.errors import MAX_TEXT, ExtensionError, FileError, MismatchError, PrivateNameError
 from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory, Observed, RankReport
@@ -192,7 +192,7 @@ def test_the_cause_is_the_last_error_of_a_chain() -> None:
 def test_writes_even_unencodable_errors(tmp_path: Path, error: Exception, message: str, end: str) -> None:
     file = RunDir(tmp_path).rank(1)
     write_failure(RunDir(tmp_path), empty_report(1, 2), failure_of(error, 1))
-    assert file.stat().st_size < 3 * MAX_TOLD
+    assert file.stat().st_size < 3 * MAX_TEXT
     read = documents.read(file, RankReport)
     assert (read.rank, read.world_size, read.clock, read.step_s) == (1, 2, "none", ())
     failure = known(read.failure)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from perfsuite.errors import told
+from perfsuite.errors import error_text
 from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.private import (
     active_fake_mode,
@@ -49,7 +49,7 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *args, **kwargs)
         except Exception as error:
-            self._give_up(told(error))
+            self._give_up(error_text(error))
 
     return guarded
 
@@ -209,7 +209,8 @@ class Counting:
             compiled = software.compiled_counts()
         except Exception as error:
             self.notes.append(
-                f"what a step does was not counted: what torch.compile made is not known ({told(error)})"
+                "what a step does was not counted: what torch.compile made is not known "
+                f"({error_text(error)})"
             )
             self.counts = None
             return None

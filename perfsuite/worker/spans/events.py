@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from perfsuite.errors import told
+from perfsuite.errors import error_text
 from perfsuite.frameworks.base import Event, Library
 from perfsuite.frameworks.common import private
 from perfsuite.worker.clock import loaders
@@ -118,7 +118,7 @@ def watch() -> None:
     by_module[private.NAMES["write_data"].module].append(_wrap_shards)
 
     def failed(error: Exception) -> None:
-        spans.note(f"not all events are recognised ({told(error)})")
+        spans.note(f"not all events are recognised ({error_text(error)})")
 
     def act(module: ModuleType) -> None:
         for wrap in by_module[module.__name__]:

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from perfsuite.errors import PerfsuiteError, told
+from perfsuite.errors import PerfsuiteError, error_text
 from perfsuite.launch.launchers import launcher
 from perfsuite.launch.lock import LOCK_FILE
 from perfsuite.launch.quiet import cores, others
@@ -40,7 +40,7 @@ def run(pair: Pair) -> Result:
         finally:
             session.setup.lock.release()
     except PerfsuiteError as error:
-        first = told(error).splitlines()[0]
+        first = error_text(error).splitlines()[0]
         return Result(name=pair.name, outcome="cannot run", first=first, seconds=0)
     return replace(judged(pair, measured, round(time.monotonic() - began)), busy=busy)
 
