@@ -66,7 +66,7 @@ QUANTITIES: Mapping[QuantityName, Metric] = {
     "peak_memory_bytes": PEAK_MEMORY,
     "reserved_memory_bytes": replace(RESERVED_MEMORY, label="memory"),
     "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage"),
-    # Time per token over that of the row it is relative to; 1.2 is 20 % slower. See `_measured`.
+    # Time per token over that of the row it is relative to; 1.2 is 20% slower. See `_measured`.
     "relative_time": replace(TOKENS_PER_S, label="relative time"),
     # The source does not say what the figure is: shown next to tokens/s, without a ratio.
     "unstated": replace(TOKENS_PER_S, label="throughput"),
@@ -74,7 +74,7 @@ QUANTITIES: Mapping[QuantityName, Metric] = {
 """The same figure here for each quantity that a source publishes, with the source's word for it."""
 _WRITTEN: Mapping[QuantityName, Callable[[float], str]] = {
     "step_s": lambda step_s: f"{1e3 * step_s:,.0f} ms",
-    "gpu_utilisation": "{:.1f} %".format,
+    "gpu_utilisation": "{:.1f}%".format,
     "relative_time": "{:.2f}".format,
     "unstated": "{:,.0f} tokens/s".format,
 }

@@ -1,7 +1,7 @@
 """What options for efficient training cost and save on one node: memory and tokens/s, one option at a time.
 
 After M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): gradient checkpointing "slows
-down by 20 %"; mixed precision, flash attention, LoRA and QLoRA save memory; weights, gradients and Adam need
+down by 20%"; mixed precision, flash attention, LoRA and QLoRA save memory; weights, gradients and Adam need
 2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). No figures for the others are published there.
 
     python -m bench_cases.published efficient-finetuning

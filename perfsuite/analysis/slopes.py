@@ -8,7 +8,7 @@ from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run, Slope, SlopeUnit
 
 FEWEST = 5  # fewest values from which a slope is estimated
-HALF_WIDTH = NormalDist().inv_cdf(0.975)  # half width of a 95 % interval, in standard errors
+HALF_WIDTH = NormalDist().inv_cdf(0.975)  # half width of a 95% interval, in standard errors
 
 
 def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:

@@ -29,7 +29,7 @@ class Fault(Data):
 
     kind: Literal["slowdown", "leak", "stall"] | Plain | Structural
     size: float = 0
-    """`slowdown`, `leak`: a share of the step time or of the peak memory (0.3 for 30 %). `stall`: a number of
+    """`slowdown`, `leak`: a share of the step time or of the peak memory (0.3 for 30%). `stall`: a number of
     steps. 0 for all others, which have no size."""
 
     @property

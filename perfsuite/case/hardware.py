@@ -128,7 +128,7 @@ class Machine(Data):
         """The dense peak of one device at a case's precision in FLOP/s, or None: it is never guessed.
 
         Of `float8`, also with scales of blocks, the datasheets of all `PRODUCTS` that have it (compute
-        capability 8.9 or more) give twice the peak of 16 bits; that of the L40S, which rounds, 1 % more.
+        capability 8.9 or more) give twice the peak of 16 bits; that of the L40S, which rounds, 1% more.
         """
         is_float8 = precision == "float8"
         if is_float8 and (self.compute_capability or (0, 0)) < (8, 9):

@@ -75,7 +75,7 @@ def _compared(speed: Column) -> list[Column]:
     return [
         Column(f"{speed.heading} A", lambda result: speed.cell(result.replace(runs=result.before))),
         Column("B", speed.cell),
-        _change("B vs A (99 %)", TOKENS_PER_S, interval=True),
+        _change("B vs A (99%)", TOKENS_PER_S, interval=True),
         _change("memory B vs A", PEAK_MEMORY, interval=True),
         Column(
             "pairs",

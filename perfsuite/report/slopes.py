@@ -24,7 +24,7 @@ def table(runs: Sequence[Run]) -> Table:
         f"How much more there is after {STEPS:,} steps, as a line through the measured steps shows. The "
         "interval takes the values as independent of each other."
     )
-    headers = ("launch", "of", f"in {STEPS:,} steps", "95 % interval")
+    headers = ("launch", "of", f"in {STEPS:,} steps", "95% interval")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2)
 
 

@@ -46,7 +46,7 @@ def sentence(check: Check, against: str | None = None) -> str:
         of_a_step = " of a step" if isinstance(described(check.metric), PartOfStep) else ""
         text += f": {abs(check.change):.1%}{of_a_step} {less if round(check.change, 3) < 0 else 'more'}"
         if check.interval is not None:
-            text += f" (99 % interval {between(check.interval)})"
+            text += f" (99% interval {between(check.interval)})"
         text += f", {check.allowed:.1%} allowed: {check.outcome}"
         if check.outcome == "regressed" and abs(check.change) <= check.allowed:
             text += " (surely worse, and the tolerance is not ruled out)"

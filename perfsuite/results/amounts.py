@@ -44,7 +44,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:
-    """Return whether two amounts, rounded to `digits`, keep their ratio within 1 %. A 0 always does."""
+    """Return whether two amounts, rounded to `digits`, keep their ratio within 1%. A 0 always does."""
     then = round(before / factor, digits)
     today = round(now / factor, digits)
     if then == today or not then or not today:
@@ -71,7 +71,7 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {  # other units; an unlisted u
     "samples/s": rate,
     "s": duration,
     "share": "{:.1%}".format,
-    "%": "{:.0f} %".format,
+    "%": "{:.0f}%".format,
     "ratio": "{:.2f}".format,
     "": "{:,.2f}".format,
     "TFLOP/s": "{:.2f}".format,

@@ -99,13 +99,13 @@ class Metric:
         return value if self.better == "lower" else 1 / value
 
     def worsening(self, now: float, before: float) -> float:
-        """Return the relative growth of the cost: +0.05 is 5 % slower, or larger."""
+        """Return the relative growth of the cost: +0.05 is 5% slower, or larger."""
         return self.cost(now) / self.cost(before) - 1
 
     def change(self, of_cost: float) -> float:
         """Return the relative change of the figure, which reports tell, for that of its cost.
 
-        15 % more seconds per token (+0.15) are 13 % fewer tokens/s (-0.13). -1 and infinity belong together.
+        15% more seconds per token (+0.15) are 13% fewer tokens/s (-0.13). -1 and infinity belong together.
         """
         if self.better == "lower":
             return of_cost

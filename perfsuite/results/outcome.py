@@ -52,7 +52,7 @@ UNJUDGED: frozenset[Outcome] = frozenset({"inconclusive", "unhealthy", "recorded
 class Check(Data):
     """One metric of the launches, judged against the baseline.
 
-    All changes are those of the figure itself: -0.2 is 20 % fewer tokens/s, which is worse, and +0.2 is 20 %
+    All changes are those of the figure itself: -0.2 is 20% fewer tokens/s, which is worse, and +0.2 is 20%
     more memory, which is also worse. The statistics judge costs; see `Metric.change`.
     """
 
@@ -62,9 +62,9 @@ class Check(Data):
     outcome: Outcome
     measured: float | None  # median of the launches
     baseline: float | None  # median of the baseline's launches
-    allowed: float  # largest regression that passes: 0.13 is 13 % fewer tokens/s, or 13 % more bytes
+    allowed: float  # largest regression that passes: 0.13 is 13% fewer tokens/s, or 13% more bytes
     change: float | None = None  # estimated relative change of the figure
-    interval: tuple[float, float] | None = None  # 99 % interval of `change`, with the baseline's uncertainty
+    interval: tuple[float, float] | None = None  # 99% interval of `change`, with the baseline's uncertainty
     minimum_detectable: float | None = None  # smallest regression that is found 95 times in 100
     probe_exponent: float | None = None  # exponent of the probe's correction for machine speed; None: none
     note: str | None = None

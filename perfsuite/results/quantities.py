@@ -37,7 +37,7 @@ MODULES_FLOOR = 50
 """Difference in imported modules that is not judged: the number varies between releases of a library. To
 import one takes a millisecond or two."""
 PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
-PYTHON_FEW = 20  # calls by which they may vary in any case: 2 % of a short part is next to nothing
+PYTHON_FEW = 20  # calls by which they may vary in any case: 2% of a short part is next to nothing
 OF_A_WORKER = "of a loader's worker per batch"
 LOOSE = 0.005  # share by which memory varies between launches: threads free their memory at any time
 

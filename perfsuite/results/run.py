@@ -92,7 +92,7 @@ class Slope(Data):
     name: str  # `step time`, `resident memory`, ...
     unit: SlopeUnit
     per_step: float
-    interval: tuple[float, float]  # 95 % interval of `per_step`, as if the values were independent
+    interval: tuple[float, float]  # 95% interval of `per_step`, as if the values were independent
     rank: int | None = None  # of several ranks, the one that grows most; None: all ranks together
 
 

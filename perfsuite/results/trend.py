@@ -19,12 +19,12 @@ class ChangePoint(Data):
     """A change of level between two neighbouring points of a series."""
 
     index: int  # index of the first point of the new level
-    earliest: int  # smallest index at which the change may be, at 99 % confidence
+    earliest: int  # smallest index at which the change may be, at 99% confidence
     latest: int  # largest such index
     before: float  # level before the change, in the unit of the series
     after: float  # level after it
-    relative: float  # size of the change: +0.05 is 5 % more
-    interval: tuple[float, float]  # 99 % confidence interval of `relative`
+    relative: float  # size of the change: +0.05 is 5% more
+    interval: tuple[float, float]  # 99% confidence interval of `relative`
 
 
 class Drift(Data):
@@ -34,7 +34,7 @@ class Drift(Data):
     case: str
     metric: MetricName
     change: ChangePoint  # its indices count the sessions of this series
-    first_day: date  # day of the last session before the change, at 99 % confidence
+    first_day: date  # day of the last session before the change, at 99% confidence
     last_day: date  # day of the first session after it
     first_commit: str  # commit of the last session before the change
     last_commit: str  # commit of the first session after it
@@ -56,7 +56,7 @@ class Drift(Data):
 
     @property
     def worsening(self) -> float:
-        """Relative growth of the cost: +0.05 is 5 % more seconds per token, or bytes."""
+        """Relative growth of the cost: +0.05 is 5% more seconds per token, or bytes."""
         return METRICS[self.metric].change(self.change.relative)
 
     def sentences(self) -> list[str]:
@@ -64,7 +64,7 @@ class Drift(Data):
         low, high = self.change.interval
         count = "" if self.commits_between is None else f", commits: {self.commits_between}"
         return [
-            f"{self.metric}: {self.change.relative:+.1%} (99 % interval {low:+.1%} to {high:+.1%})",
+            f"{self.metric}: {self.change.relative:+.1%} (99% interval {low:+.1%} to {high:+.1%})",
             f"between {self.first_day} and {self.last_day}, "
             f"{self.first_commit[:8]}..{self.last_commit[:8]}{count}",
             *(f"changed there: {difference}" for difference in self.environment),

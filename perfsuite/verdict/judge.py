@@ -39,7 +39,7 @@ UNKNOWN_NOISE = "the noise between launches is unknown: accept a baseline of mor
 TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by times (--perf-max-launches)"
 SESSIONS_APART = 0.2
 """Growth of a time on a CPU that two sessions can show with the same code: once, the CPU time of a step was
-15 % higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
+15% higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
 WARM_BY = 2  # launches after which a start-up should be warm: the first may fill the compile cache
 ONE_SESSION = "sessions on a CPU may differ so: accept two of them (perfsuite baseline accept --sessions 2)"
 OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"

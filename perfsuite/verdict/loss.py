@@ -43,7 +43,7 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
     spike = _spike(then)
     for launch in now:
         for position, (value, (mean, allowed)) in enumerate(zip(launch.loss, usual, strict=False)):
-            share = f"the loss over {10 * position} to {10 * position + 10} % of the steps is {value:.4f}"
+            share = f"the loss over {10 * position} to {10 * position + 10}% of the steps is {value:.4f}"
             if position >= spike:
                 highest, above = usual[spike]
                 if not value <= highest + above:
@@ -144,8 +144,8 @@ def _loss_change(position: int, before: float, now: float, allowed: float) -> st
 
 
 def part_of_steps(part: int, parts: int) -> str:
-    """Name one of `parts` equal parts of the steps, counted from 0: `over 50 to 60 % of the steps`."""
-    return f"over {100 * part // parts} to {100 * (part + 1) // parts} % of the steps"
+    """Name one of `parts` equal parts of the steps, counted from 0: `over 50 to 60% of the steps`."""
+    return f"over {100 * part // parts} to {100 * (part + 1) // parts}% of the steps"
 
 
 def _limit(allowed: float, before: float) -> str:

@@ -32,7 +32,7 @@ MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) to estimate
 MIN_DEGREES_OF_EXPONENT = 20  # fewest degrees of freedom to believe an estimated probe exponent of 0
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # metrics that follow the machine's speed
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
-"""Upper 87.5 % confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
+"""Upper 87.5% confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
 freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
 few sessions can agree by chance. The last factor is used from 9 degrees of freedom (10 sessions) on."""
 

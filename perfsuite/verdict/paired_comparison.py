@@ -37,7 +37,7 @@ from perfsuite.verdict.sequential import SIGMA_FLOOR, Outcome
 
 MAX_PAIRS = 12  # most pairs: the thresholds are tuned to it, and more looks raise more false alarms
 MIN_PAIRS = 3  # fewest pairs that can decide anything: with two, one slow launch would decide
-MIN_CHANGED = 5  # fewest pairs that can show a change: 2 / 4^5 is 0.2 %
+MIN_CHANGED = 5  # fewest pairs that can show a change: 2 / 4^5 is 0.2%
 
 _PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # lower limit of the noise of a pair: that of two launches
 _SHARED_LAUNCH = 1.5
@@ -50,7 +50,7 @@ _Z_CHANGE = 2.6  # regressed, improved
 _Z_CORRECTED = 2.8  # regressed, improved where an exponent was estimated from the same launches
 _Z_PASS = 2.3  # passed
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
-_Z_POWER = 3.0  # 1.645 for a power of 95 %, the rest for clipping and early looks
+_Z_POWER = 3.0  # 1.645 for a power of 95%, the rest for clipping and early looks
 _Z_PROBE_MAY_DIFFER = 1.6  # between the arms
 _Z_PROBE_DIFFERS = 4.0
 _LIKELY_PASS = 0.6  # share of the tolerance: below it, an uncorrected change makes `passed` likely
@@ -59,11 +59,11 @@ _SHOWN = 0.4  # least share of the change that a pair must have to show it
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDecision:
-    """The outcome after the pairs so far. Changes are those of the cost: +0.03 is B 3 % slower than A."""
+    """The outcome after the pairs so far. Changes are those of the cost: +0.03 is B 3% slower than A."""
 
     outcome: Outcome
     change: float  # estimated relative change from A to B
-    interval: tuple[float, float]  # 99 % confidence interval of `change` at this look
+    interval: tuple[float, float]  # 99% confidence interval of `change` at this look
     pairs: int
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
     minimum_detectable: float  # `minimum_detectable_difference` with this noise and the pairs allowed
@@ -123,12 +123,12 @@ def decided(
     """Compare the pairs so far; `a[k]` and `b[k]` are the costs of pair k, in one unit, in `order(k)`.
 
     Returns the decision of the first look that decides, or of the last look if none does: call it again after
-    one more pair while it is "undecided". `tolerance` is the relative change that matters: 0.03 is 3 %.
+    one more pair while it is "undecided". `tolerance` is the relative change that matters: 0.03 is 3%.
     `probes` are the seconds of the probe in the launches of A and of B, if the probe uses the same software
     in both. Raises ValueError for a tolerance out of range.
     """
     if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
+        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3%")
     for pairs in range(1, len(a) + 1):
         probe = None if probes is None else pair_differences(*(arm[:pairs] for arm in probes))
         decision = _look(pair_differences(a[:pairs], b[:pairs]), probe, tolerance, max_pairs)
@@ -140,11 +140,11 @@ def decided(
 def minimum_detectable_difference(
     pair_sigma: float, max_pairs: int = MAX_PAIRS, z: float = _Z_CHANGE
 ) -> float:
-    """Return the smallest change that is found 95 times in 100, relative: 0.03 is 3 %.
+    """Return the smallest change that is found 95 times in 100, relative: 0.03 is 3%.
 
     `pair_sigma` is the standard deviation of log(B / A) between pairs: sqrt(2) times that between launches,
     if the machine does not drift. The formula is (T + 3.0) sigma / sqrt(N), where T is the quantile of
-    Student's t at which a change is reported. It is up to 10 % optimistic from 8 pairs on; below, single
+    Student's t at which a change is reported. It is up to 10% optimistic from 8 pairs on; below, single
     launches matter.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from statistics import NormalDist, median
 
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
-"""Half width of a two-sided 99 % interval of a normal, in standard errors: 2.576. Three digits, because all
+"""Half width of a two-sided 99% interval of a normal, in standard errors: 2.576. Three digits, because all
 published tables were simulated with them."""
-Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95 % quantile of a normal: 1.645
-LOCATION_CLIP = 2.0  # in sigmas; 99 % as efficient as the mean on normal data
+Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95% quantile of a normal: 1.645
+LOCATION_CLIP = 2.0  # in sigmas; 99% as efficient as the mean on normal data
 SCALE_CLIP = 1.5  # in sigmas; tolerates one outlier among five launches
 SCALE_EFFICIENCY = 0.8  # efficiency of the clipped variance relative to the plain one, by simulation
 _SCALE_CLIPPED_SQUARE = 0.7784655  # E[min(z^2, SCALE_CLIP^2)] of a standard normal z
@@ -64,8 +64,8 @@ def clipped_variance(
 def t_quantile(z: float, degrees: float) -> float:
     """Return the quantile of Student's t at the tail probability of the normal quantile `z`.
 
-    This is Wallace's formula, solved for t. For z up to 3.2 it is within 1.2 % of the exact value from 6
-    degrees of freedom on. Below, it is too wide, by 8 % at 3 and 28 % at 2, which makes fewer false alarms.
+    This is Wallace's formula, solved for t. For z up to 3.2 it is within 1.2% of the exact value from 6
+    degrees of freedom on. Below, it is too wide, by 8% at 3 and 28% at 2, which makes fewer false alarms.
     """
     exponent = (z * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
     return math.sqrt(degrees * math.expm1(exponent)) if exponent < 700 else math.inf

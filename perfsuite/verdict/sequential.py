@@ -36,13 +36,13 @@ from perfsuite.verdict.robust import (
 Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"]
 
 MAX_LAUNCHES = 15
-"""Most launches of a case in a session. With noise 1 % and tolerance 3 %, 10 would be enough (98 % of drops
+"""Most launches of a case in a session. With noise 1% and tolerance 3%, 10 would be enough (98% of drops
 found). 15 find a drop of twice the noise 95 times in 100 (10: 85, 20: 97). Unchanged code needs hardly more
 launches for it: 1.7 to 2.9 on average."""
 FEWEST_LAUNCHES = 3  # to show a change: with 2, if 1 launch in 20 is slow, 1 session in 400 is a false alarm
 SIGMA_FLOOR = 0.002
-"""Lower limit of the noise between launches, 0.2 %. Consecutive launches share temperature, node and file
-cache: a few that agree to 0.05 % do not show that next week's will."""
+"""Lower limit of the noise between launches, 0.2%. Consecutive launches share temperature, node and file
+cache: a few that agree to 0.05% do not show that next week's will."""
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
 _Z_CHANGE = 3.2  # regressed, improved: one-sided 1 in 1,500 at one look, stricter because of several looks
@@ -50,7 +50,7 @@ _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which grows without bound as the noise falls
 _Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case that is this far below the baseline is launched again
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
-_Z_POWER = 2.3  # 1.645 for a power of 95 %, the rest for clipping and early passes
+_Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
 _OWN_SPREAD = 0.9  # share of the case's own standard deviation that is used if it exceeds the class's
 _DISAGREEMENT = 0.5  # share of the standard deviation of today's launches, used likewise
 
@@ -69,11 +69,11 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The outcome after the launches so far. Changes are relative: +0.03 is 3 % more seconds per step."""
+    """The outcome after the launches so far. Changes are relative: +0.03 is 3% more seconds per step."""
 
     outcome: Outcome
     estimate: float  # estimated change
-    interval: tuple[float, float]  # 99 %, of the change at this look, with the baseline's uncertainty
+    interval: tuple[float, float]  # 99%, of the change at this look, with the baseline's uncertainty
     tolerance: float
     launches_used: int
     minimum_detectable_drop: float  # `minimum_detectable_drop` with the noise that this decision used
@@ -110,10 +110,10 @@ def decide(
     """Compare today's launches with the baseline's; all are seconds per step, in one unit.
 
     Call it after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
-    the relative slowdown that must not pass: 0.03 is 3 %. Raises ValueError for one out of range.
+    the relative slowdown that must not pass: 0.03 is 3%. Raises ValueError for one out of range.
     """
     if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3 %")
+        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3%")
     reference = sorted_logs(baseline)
     logs = sorted_logs(launches)
     noise = _noise_of_case(reference, logs, noise)
@@ -151,7 +151,7 @@ def decide(
 def minimum_detectable_drop(
     *, noise: Noise, baseline_launches: int, max_launches: int = MAX_LAUNCHES
 ) -> float:
-    """Return the smallest slowdown that the gate detects 95 times in 100, relative: 0.03 is 3 %.
+    """Return the smallest slowdown that the gate detects 95 times in 100, relative: 0.03 is 3%.
 
     In simulation it is detected 95 to 97 times in 100 with normal noise known from the hardware class, and 92
     times with noise known from only five launches or with heavy tails. A gate whose tolerance is below this

@@ -1,6 +1,6 @@
 """What `perfsuite compare` says of real launches while another process uses one core in bursts.
 
-In turn a comparison of unchanged code with itself, and one with a slowdown of 10 % put into arm B. Prints a
+In turn a comparison of unchanged code with itself, and one with a slowdown of 10% put into arm B. Prints a
 line of each, and at the end how often each outcome was seen. Nothing else should run on the machine. A
 comparison takes some minutes.
 """
@@ -82,7 +82,7 @@ def compare(case: Case, directory: Path, *, inject: str | None) -> Verdict:
 
 
 def told(verdict: Verdict, metric: str) -> str:
-    """What a comparison says of one metric: `passed, +1.2 % (-3.4 to +5.9 %)`."""
+    """What a comparison says of one metric: `passed, +1.2% (-3.4 to +5.9%)`."""
     check = verdict.check(metric)
     if check is None or check.change is None or check.interval is None:
         return "not judged"

@@ -21,13 +21,13 @@ from tests.benchmarks.simulated_pairs import FOLLOWING, arms, days, judge_day, s
 
 SIGMA = 0.01
 TOLERANCE = 0.03
-MACHINES = {"none": (0.0, 0.0), "2 %": (0.02, 0.0), "5 %": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
+MACHINES = {"none": (0.0, 0.0), "2%": (0.02, 0.0), "5%": (0.05, 0.0), "none, two speeds": (0.0, 0.10)}
 """The drift of each machine, and by how much the slower launches of one with two speeds are slower."""
 CHANGES = (0.0, 0.01, 0.02, 0.03)
-WAYS = ("drift", "way", "false alarms", "finds 1 %", "2 %", "3 %", "launches, unchanged / 3 %")
+WAYS = ("drift", "way", "false alarms", "finds 1%", "2%", "3%", "launches, unchanged / 3%")
 CORRECTIONS = (
-    *("corrected", "false alarms", "unchanged: passed", "finds 10 %", "launches, unchanged / 10 %"),
-    "passed, of 10 % that B does to the probe, too",
+    *("corrected", "false alarms", "unchanged: passed", "finds 10%", "launches, unchanged / 10%"),
+    "passed, of 10% that B does to the probe, too",
 )
 BASE = 5
 """Launches of arm A before those of arm B."""
@@ -85,8 +85,8 @@ def by_each_way(machine: str, trials: int) -> Iterator[list[str]]:
         false = sum(outcome in ("regressed", "improved") for outcome, _ in found[0.0]) / trials
         power = [sum(each == "regressed" for each, _ in found[change]) / trials for change in CHANGES[1:]]
         used = [sum(launches for _, launches in found[change]) / trials for change in (0.0, 0.03)]
-        cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f} %"]
-        yield [*cells, *(f"{100 * share:.0f} %" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
+        cells = [machine, way.__name__.replace("_", " "), f"{100 * false:.2f}%"]
+        yield [*cells, *(f"{100 * share:.0f}%" for share in power), f"{used[0]:.1f} / {used[1]:.1f}"]
 
 
 def corrected(corrects: bool, trials: int) -> list[str]:
@@ -95,12 +95,12 @@ def corrected(corrects: bool, trials: int) -> list[str]:
     table = simulate(**FOLLOWING, corrects=corrects, trials=trials, seed=11)
     none = table.row(0.0)
     slow = table.row(0.1)
-    cells = ["yes" if corrects else "no", f"{100 * (none.regressed + none.improved):.2f} %"]
-    cells += [f"{100 * none.passed:.0f} %", f"{100 * slow.regressed:.0f} %"]
+    cells = ["yes" if corrects else "no", f"{100 * (none.regressed + none.improved):.2f}%"]
+    cells += [f"{100 * none.passed:.0f}%", f"{100 * slow.regressed:.0f}%"]
     return [
         *cells,
         f"{2 * none.mean_pairs:.1f} / {2 * slow.mean_pairs:.1f}",
-        f"{100 * slowed.row(0.1).passed:.0f} %",
+        f"{100 * slowed.row(0.1).passed:.0f}%",
     ]
 
 

@@ -28,8 +28,8 @@ SHARES = "passed improved regressed inconclusive mean_launches fixed_5_percent f
 class Table(SimpleNamespace):
     """A simulated judge: `rows` of shares of the trials, 0 to 1, each of a `true` change, and its own rating.
 
-    The change +0.03 is 3 % more seconds per step. `fixed_5_percent` is the share in which one sample is
-    over 5 % above one baseline sample, `fixed_tolerance` the same with the tolerance as threshold. The
+    The change +0.03 is 3% more seconds per step. `fixed_5_percent` is the share in which one sample is
+    over 5% above one baseline sample, `fixed_tolerance` the same with the tolerance as threshold. The
     `minimum_detectable_drop` is the median over the trials at the change nearest to 0, `blind` the share of
     the same trials whose decision calls the gate blind.
     """
@@ -42,17 +42,17 @@ class Table(SimpleNamespace):
     def __str__(self) -> str:
         """Return a Markdown table, shares in percent."""
         heads = ["true drop", "regressed", "inconclusive", "passed", "improved", "launches"]
-        heads += ["fixed 5 %", "fixed at tolerance"]
+        heads += ["fixed 5%", "fixed at tolerance"]
         lines = [self.title, "", f"| {' | '.join(heads)} |", "| ---: " * len(heads) + "|"]
         for row in self.rows:
             shares = [row.regressed, row.inconclusive, row.passed, row.improved]
-            cells = [f"{100 * row.true:g} %", *(f"{100 * share:.3f}" for share in shares)]
+            cells = [f"{100 * row.true:g}%", *(f"{100 * share:.3f}" for share in shares)]
             cells.append(f"{row.mean_launches:.2f}")
             cells += [f"{100 * share:.2f}" for share in (row.fixed_5_percent, row.fixed_tolerance)]
             lines.append(f"| {' | '.join(cells)} |")
         drop = 100 * self.minimum_detectable_drop
         blind = 100 * self.blind
-        lines += ["", f"minimum detectable drop {drop:.2f} % (median), blind in {blind:.1f} %"]
+        lines += ["", f"minimum detectable drop {drop:.2f}% (median), blind in {blind:.1f}%"]
         return "\n".join(lines)
 
 
@@ -73,7 +73,7 @@ def simulate(
     """Simulate one gate. The same draws serve all drops; equal arguments give equal tables.
 
     log(seconds) is a normal of standard deviation `sigma`; if it `is_contaminated`, `sigma` times Student's t
-    with 3 degrees of freedom, and one launch in 20, baselines included, is 10 % slower. `pooled_degrees`:
+    with 3 degrees of freedom, and one launch in 20, baselines included, is 10% slower. `pooled_degrees`:
     degrees of freedom of the class's noise; as many baselines are drawn as give them. None: the noise is
     known from one baseline alone. `session_sigma`: standard deviation of a shift common to today's launches,
     in log(seconds); `known_session_sigma`: what the gate is told of it.
@@ -96,7 +96,7 @@ def simulate(
                 blind += decision.blind
     scatter = "contaminated" if is_contaminated else "normal"
     return Table(
-        title=f"sigma {100 * sigma:g} % ({scatter}), tolerance {100 * tolerance:g} %, "
+        title=f"sigma {100 * sigma:g}% ({scatter}), tolerance {100 * tolerance:g}%, "
         f"{groups} baselines of {baseline_launches}, at most {max_launches} launches, "
         f"{trials} trials",
         rows=rows(outcomes, trials, SHARES),

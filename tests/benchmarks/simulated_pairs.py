@@ -1,9 +1,9 @@
 """Simulates what a paired comparison detects on a machine that drifts, with the same `decide` that judges.
 
 One simulated day is log(seconds) of 24 launches in a row: normal noise between launches, one launch in 20
-that is 10 % slow, and the machine's drift. A drift of d is a random walk of standard deviation d after 24
+that is 10% slow, and the machine's drift. A drift of d is a random walk of standard deviation d after 24
 launches; besides, a share 1.4 d of the launches begins a time of some 6 launches in which the machine is 5 to
-30 % slower or faster. The effect of arm B is added where it is launched. A machine may have two speeds
+30% slower or faster. The effect of arm B is added where it is launched. A machine may have two speeds
 besides: each launch then has either with the same probability.
 
 On a machine with a probe that the launches follow, log(probe seconds) of a launch is normal noise, too;
@@ -63,7 +63,7 @@ def simulate(
 
     `sigma` is the standard deviation of log(seconds) between launches, `drift` that of the machine's walk
     after 24 launches. By `two_speeds` the slower launches of a machine with two speeds are slower, relative:
-    0.1 is 10 %. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
+    0.1 is 10%. With a `probe_sigma`, the standard deviation of log(probe seconds), there is a probe that the
     launches follow by the `exponent`; the judge is told of it if it `corrects`. With `slows_probe`, arm B
     changes the probe as much as its steps.
     """

@@ -156,7 +156,7 @@ def test_float8_trains_alike_when_sharded(tmp_path: Path) -> None:
     ids=["accelerate", "trainer"],
 )
 def test_accelerate_float8_trains_nearly_alike(framework: Framework, gathers: bool, tmp_path: Path) -> None:
-    """What rounding changes grows from step to step: later the losses of some CPUs are 5 % apart."""
+    """What rounding changes grows from step to step: later the losses of some CPUs are 5% apart."""
     run = measured(COUNTED.replace(framework=framework, precision="bf16-mixed"), tmp_path)
     assert run.loss[:10] == pytest.approx(learnt(COUNTED).loss[:10], rel=0.01)
     gathered = {each.dtype for each in run.counts[0].counts.collectives if each.kind == "all_gather"}

@@ -86,7 +86,7 @@ def test_explains_and_reports_a_slowdown(recorded: pytest.Pytester) -> None:
     slow.stdout.fnmatch_lines(
         [
             f"*{ID}: regressed*",
-            "*tokens/s: 39,*, baseline 51,*: 23.0% fewer (99 % interval *),*",
+            "*tokens/s: 39,*, baseline 51,*: 23.0% fewer (99% interval *),*",
             f"  baseline: {local}",
             "*1 regressed*",
         ]
@@ -100,7 +100,7 @@ def test_explains_and_reports_a_slowdown(recorded: pytest.Pytester) -> None:
     assert properties["perf_hardware_class"] == told["machine"]["hardware_class"]
     assert properties["perf_launches"] == str(len(told["results"][0]["runs"]))
     (failure,) = case.iter("failure")
-    assert "% fewer (99 % interval" in str(failure.text) + str(failure.get("message"))
+    assert "% fewer (99% interval" in str(failure.text) + str(failure.get("message"))
     assert told["results"][0]["verdict"]["checks"][0]["outcome"] == "regressed"
     page, summary = read_report(recorded)
     assert "<h1>1 regressed</h1>" in page
@@ -111,7 +111,7 @@ def test_compared_arm_writes_no_baseline(suite: pytest.Pytester) -> None:
     same = run_cpu(suite, "--perf-against=.", "--perf-json=out.json", "--perf-report=out")
     same.stdout.fnmatch_lines(
         [
-            "*tokens/s A *B *B vs A (99 %)*memory B vs A *pairs *verdict*",
+            "*tokens/s A *B *B vs A (99%)*memory B vs A *pairs *verdict*",
             ID,
             "*0.0% (*3 of 3 *passed*",
             f"*{ID}: passed after 3 pairs of launches*",

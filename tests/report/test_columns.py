@@ -76,7 +76,7 @@ def test_launch_columns_need_a_launched_case() -> None:
 
 def test_two_arms_appear_side_by_side() -> None:
     columns = of_cases([make_compared(0.7)], [figure(MFU)])
-    headings = ["tokens/s A", "B", "B vs A (99 %)", "memory B vs A", "pairs"]
+    headings = ["tokens/s A", "B", "B vs A (99%)", "memory B vs A", "pairs"]
     assert [column.heading for column in columns] == headings
     a, b, change, memory, pairs = (column.text(make_compared(0.7)) for column in columns)
     assert (a, b, memory, pairs) == ("98,765", "69,136", "+0.0% (-1.6% to +1.6%)", "5 of 5")

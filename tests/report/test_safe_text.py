@@ -10,7 +10,7 @@ def test_escapes_text_for_terminal_and_github() -> None:
     assert printable("\ud800") == "\\xd800"
     text = "a::b\n  \t::add-mask::x\n::stop-commands::y\nlog: ##[error]z"
     assert printable(text) == "a::b\n  \t: :add-mask::x\n: :stop-commands::y\nlog: ## [error]z"
-    assert printable("±0.5 % · µs → 12 GiB\n\ttab") == "±0.5 % · µs → 12 GiB\n\ttab"
+    assert printable("±0.5% · µs → 12 GiB\n\ttab") == "±0.5% · µs → 12 GiB\n\ttab"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_labels_figures_that_nothing_judges() -> None:
         "tokens/s per device: 49,382",
         "95th percentile of a step: 45.6 ms",
         "p95/p50 of a step: 1.10",
-        "GPU utilisation: 97 %",
+        "GPU utilisation: 97%",
         "energy: 32.10 mJ per token",
     ]
     assert "reported by fake: 100,000 tokens/s (+1.3% against this clock)" in shown
@@ -122,7 +122,7 @@ def test_explains_a_failed_case_in_twelve_lines() -> None:
 def test_short_form_shows_only_what_decided() -> None:
     first, why, speed, *others = explanation(SLOWER, whole=False).splitlines()
     assert (first, why) == (f"{SLOWER.case_id}: regressed after 3 launches", f"  {counted.EXPLAINED}")
-    assert speed.startswith("  tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval")
+    assert speed.startswith("  tokens/s: 4,336, baseline 4,669: 7.3% fewer (99% interval")
     text = "\n".join(others)
     assert "regressed: host reads in forward 1 -> 2" in text
     assert "changed since the baseline: torch: 2.12.1 -> 2.13.0" in text

@@ -15,7 +15,7 @@ VAGUE = {"change": 0.0, "interval": (-1.0, math.inf), "minimum_detectable": 0.1}
 JOULES = {"metric": "energy_per_token_j", "unit": "J", "change": 0.05, "minimum_detectable": 0.13}
 SPEED = "tokens/s: 98,765, baseline 123,456"
 SIZE = "peak memory: 80.0 MiB, baseline 64.0 MiB"
-USUALLY = f"{SPEED}: 1.0% more (99 % interval -20.0% to +30.0%), 13.0% allowed"
+USUALLY = f"{SPEED}: 1.0% more (99% interval -20.0% to +30.0%), 13.0% allowed"
 BLIND = "; blind: this gate finds only changes of {} or more reliably"
 NEW = "corrected for the machine's own speed (probe, exponent 0.50); new"
 SURELY = "regressed (surely worse, and the tolerance is not ruled out)"
@@ -23,7 +23,7 @@ UNSURE = "passed (a regression of this size is ruled out; the improvement is not
 
 
 def changed(words: str, low_to_high: str, outcome: str) -> str:
-    return f"{SPEED}: {words} (99 % interval {low_to_high}), 13.0% allowed: {outcome}"
+    return f"{SPEED}: {words} (99% interval {low_to_high}), 13.0% allowed: {outcome}"
 
 
 def test_sentence_says_change_certainty_and_limit() -> None:
@@ -87,7 +87,7 @@ def test_paths_are_told_from_the_root_directory() -> None:
 
 
 def test_wraps_lines_at_words_with_an_ellipsis() -> None:
-    words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99 % interval -8.1% to -6.4%), 2.9% allowed: passed"
+    words = "tokens/s: 4,336, baseline 4,669: 7.3% fewer (99% interval -8.1% to -6.4%), 2.9% allowed: passed"
     for before in range(60):
         lines = wrapped(f"{'x' * before} {words}; 29.9 -> 59.8 GiB a step")
         assert max(map(len, lines)) <= WIDTH

@@ -24,7 +24,7 @@ GIB = 2**30
         ("samples/s", [99.96, 12.34, -0.1234, 0.0], ["100", "12.3", "-0.123", "0"]),
         ("", [1.2345, None], ["1.23", "not measured"]),
         ("share", [0.423], ["42.3%"]),
-        ("%", [97.4], ["97 %"]),
+        ("%", [97.4], ["97%"]),
         ("ratio", [1.104], ["1.10"]),
         ("s", [0.0123, 9.9999, 10.0], ["12.3 ms", "9,999.9 ms", "10.00 s"]),
         ("TFLOP/s", [412.345], ["412.35"]),
@@ -41,7 +41,7 @@ def test_difference_has_a_sign_and_full_precision() -> None:
     differences = [(1, "calls"), (-3, "calls"), (128, "bytes"), (-MIB, "bytes"), (0, "bytes")]
     assert [signed(*each) for each in differences] == ["+1", "-3", "+128 bytes", "-1.00 MiB", "0 bytes"]
     assert arrow(978_000_000, 1_107_000_000, "FLOP") == "0.98 -> 1.11 GFLOP", (
-        "1.0 -> 1.1 would tell 10 % of 13"
+        "1.0 -> 1.1 would tell 10% of 13"
     )
     assert arrow(400 * MIB, 5 * GIB, "bytes") == "0.39 -> 5.00 GiB"
     assert arrow(0, 3 * GIB, "bytes") == "0 -> 3.0 GiB"

@@ -57,7 +57,7 @@ def test_worsening_is_a_growth_of_the_cost() -> None:
 @pytest.mark.parametrize(("commits", "count"), [(None, ""), (0, ", commits: 0"), (2, ", commits: 2")])
 def test_sentences_name_size_place_and_causes(commits: int | None, count: str) -> None:
     assert drift(commits_between=commits).sentences() == [
-        "peak memory: +2.0% (99 % interval +1.0% to +3.0%)",
+        "peak memory: +2.0% (99% interval +1.0% to +3.0%)",
         f"between 2026-01-01 and 2026-01-03, aaaaaaaa..bbbbbbbb{count}",
         "changed there: torch: 2.13.0 -> 2.14.0",
     ]

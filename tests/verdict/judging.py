@@ -74,7 +74,7 @@ def outcomes(verdict: Verdict) -> dict[str, Outcome]:
 
 
 def of_sessions(*factors: float) -> Baseline:
-    """On a GPU, where 3 % are allowed: five launches of each session, each faster or slower as a whole."""
+    """On a GPU, where 3% are allowed: five launches of each session, each faster or slower as a whole."""
     speeds = [factor * speed for factor in factors for speed in USUAL[:5]]
     names = [str(number) for number in range(len(factors)) for _ in range(5)]
     return from_runs(make_launches(*speeds, machine=H100), sessions=names)

@@ -57,7 +57,7 @@ def test_tolerance_is_for_speed_or_one_metric() -> None:
     slower = arm(B, 0.93)
     larger = arm(B, 0.99, peak_memory_bytes=1.15 * 64 * MIB)
     for b in (slower, larger):
-        assert compared(arm(), b).outcome == "passed", "15 or 20 % are allowed on a CPU"
+        assert compared(arm(), b).outcome == "passed", "15 or 20% are allowed on a CPU"
     verdict = compared(arm(), slower, tolerance=0.03)
     assert outcomes(verdict)["tokens_per_s"] == verdict.outcome == "regressed"
     assert [check.allowed for check in verdict.checks[:2]] == pytest.approx([1 - 1 / 1.03, 1 - 1 / 1.2])
@@ -150,7 +150,7 @@ def test_other_loss_fails_but_scaled_one_is_noted() -> None:
     verdict = compared([with_loss(1)] * 5, [with_loss(1.3, speed=0.7)] * 5)
     assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "loss", 10)
     assert check_of(verdict, "tokens_per_s").outcome == "regressed"
-    assert "the loss over 0 to 10 % of the steps is 5.1" in verdict.reasons[0]
+    assert "the loss over 0 to 10% of the steps is 5.1" in verdict.reasons[0]
     assert ", arm A's 3.97" in verdict.reasons[0]
     a, scaled, four = (
         [run.replace(loss=with_loss(factor).loss) for run in arm(A[:3], unclipped_norm=norm)]

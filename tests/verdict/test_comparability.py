@@ -211,7 +211,7 @@ def test_straggling_gpu_is_unhealthy_by_itself(baseline: Baseline | None) -> Non
 
 @pytest.mark.parametrize("changed", ["nccl", "torch", "driver", "cuda", "cudnn"])
 def test_new_software_blames_no_machine(changed: str) -> None:
-    """A new NCCL whose all-reduce is 15 % slower is what the gate is for."""
+    """A new NCCL whose all-reduce is 15% slower is what the gate is for."""
     before, after = (
         [with_stack(run.replace(device_probe={"all_reduce": rate})) for run in usual(speed, machine=H100)]
         for rate, speed in ((200, 1), (170, 0.92))

@@ -143,7 +143,7 @@ def tokened(tokens: float | None, **changes: Any) -> Run:
 
 
 def test_other_tokens_are_another_computation() -> None:
-    """63 in place of 64 is 1.6 % less work, and no improvement."""
+    """63 in place of 64 is 1.6% less work, and no improvement."""
     more = launch(MORE, figures=make_figures(tokens_given=64.0))
     said = "the model was given 63 in the second step, and 64 there"
     for mode, verdict in each_mode(more, tokened(63.0)).items():

@@ -118,7 +118,7 @@ def test_more_is_regressed_and_fewer_improved(field: str, more: Counts) -> None:
     ],
 )
 def test_lists_other_splits_and_tiny_changes(now: Counts) -> None:
-    """64 KiB, and 0.1 % of the FLOPs; in a dry run, where nothing is noise."""
+    """64 KiB, and 0.1% of the FLOPs; in a dry run, where nothing is noise."""
     dry = judged(launch(now, dry=True), before=launch(dry=True))
     check = judged(now)
     assert (dry.outcome, {outcome for outcome, _ in findings(dry)}) == ("passed", {"passed"})
@@ -470,7 +470,7 @@ def test_does_not_judge_stalls_without_a_baseline() -> None:
 
 
 def test_python_calls_are_listed_up_to_a_fifth() -> None:
-    """By less than 2 % they may differ, as a progress bar is drawn by time."""
+    """By less than 2% they may differ, as a progress bar is drawn by time."""
     field = "Python 3.11 calls in forward"
     for forward, listed, unsteady in ((6_200, [], ()), (8_000, [field], ()), (9_000, [field], (field,))):
         now = python(forward=forward, backward=4_000)

@@ -62,7 +62,7 @@ def gpu(factor: float = 1, **figures: Any) -> list[Run]:
 
 
 def test_slowness_of_other_sessions_is_allowed() -> None:
-    """Sessions of unchanged code differ by 2 %. Who knows one of them calls the next one regressed."""
+    """Sessions of unchanged code differ by 2%. Who knows one of them calls the next one regressed."""
     one = of_sessions(1.0)
     three = of_sessions(1.0, 0.98, 1.01)
     for speed, noise, outcome, blind in (
@@ -75,7 +75,7 @@ def test_slowness_of_other_sessions_is_allowed() -> None:
 
 @pytest.mark.parametrize(("less", "more", "outcome"), [(0.84, 0.82, "regressed"), (1.19, 1.22, "improved")])
 def test_lone_cpu_session_allows_a_fifth(less: float, more: float, outcome: str) -> None:
-    """Once a step took 15 % more CPU time an hour later, by the same code."""
+    """Once a step took 15% more CPU time an hour later, by the same code."""
 
     def check(runs: list[Run], baseline: Baseline = BASELINE, metric: str = "tokens_per_s") -> Check:
         return check_of(session(runs, baseline, class_noise([baseline]), min_launches=3), metric)
@@ -161,7 +161,7 @@ ONE_LOSS = from_runs([with_loss(1)] * 5)
 @pytest.mark.parametrize(
     ("said", "launches", "runs", "how"),
     [
-        # 9 % slower with a noise of 6 % neither passes nor regresses. More than that is found by as few.
+        # 9% slower with a noise of 6% neither passes nor regresses. More than that is found by as few.
         *(("inconclusive", n, usual(0.92), {"noise": SIX_PERCENT, "max_launches": n}) for n in (3, 6, 15)),
         ("inconclusive", 9, usual(0.92), {"noise": SIX_PERCENT, "max_launches": 3, "min_launches": 9}),
         ("regressed", 3, usual(0.8), {"max_launches": 3}),
@@ -277,7 +277,7 @@ WITHOUT_LOSS = make_run(machine=H100, loss=())
 
 
 def stalling(rng: random.Random, share: float) -> Run:
-    """50 steps with noise of 1 %, and of 0.5 % between launches; a share of them takes twice as long."""
+    """50 steps with noise of 1%, and of 0.5% between launches; a share of them takes twice as long."""
     speed = rng.lognormvariate(0, 0.005)
     steps = [speed * rng.lognormvariate(0, 0.01) * (2 if rng.random() < share else 1) for _ in range(50)]
     figures = make_figures(tokens_per_s=1000 / median(steps), tokens_per_s_mean=1000 / fmean(steps))

@@ -176,7 +176,7 @@ def test_two_launches_each_show_other_gradients() -> None:
 
 
 def test_two_launches_each_show_another_loss() -> None:
-    difference = "the loss over 50 to 60 % of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
+    difference = "the loss over 50 to 60% of the steps: 3.3500 -> 3.6850 (at most 2.0% is allowed)"
     one = with_loss(1)
     late = with_loss(1.1, first=12)
     assert once(one, with_loss(1.019)) is None
@@ -240,7 +240,7 @@ def test_inconstant_multiple_is_another_loss() -> None:
 
 
 def test_loss_finding_names_place_value_and_usual() -> None:
-    said = "the loss over 50 to 60 % of the steps is 3.6850, the baseline's 3.3500 +- 0.0670"
+    said = "the loss over 50 to 60% of the steps is 3.6850, the baseline's 3.3500 +- 0.0670"
     assert judged([with_loss(1.1, first=12)], FIVE).reasons == (said,)
 
 
@@ -252,7 +252,7 @@ def unseeded(rng: random.Random, sigma: float, factor: float = 1) -> tuple[float
 @pytest.mark.parametrize("launches", [3, 5, 10])
 @pytest.mark.parametrize("sigma", [0.005, 0.01, 0.02])
 def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> None:
-    """Not in 200 nights; with 6 standard deviations of each tenth alone it was one in 4 (2 %, 3 launches)."""
+    """Not in 200 nights; with 6 standard deviations of each tenth alone it was one in 4 (2%, 3 launches)."""
     rng = random.Random(4)
     for _ in range(200):
         baseline = [unseeded(rng, sigma) for _ in range(launches)]
@@ -269,7 +269,7 @@ def test_always_scattering_loss_is_not_another(sigma: float, launches: int) -> N
     ],
 )
 def test_a_loss_of_unseeded_data_is_not_another(first: float, last: float, sigma: float, steps: int) -> None:
-    """Not in 300 nights (2,000 were simulated); by the spread of each tenth alone in up to 1.7 %."""
+    """Not in 300 nights (2,000 were simulated); by the spread of each tenth alone in up to 1.7%."""
     rng = random.Random(1)
 
     def launch() -> tuple[float, ...]:
@@ -373,7 +373,7 @@ def test_after_a_spike_only_a_higher_loss_fails() -> None:
         said = reason_of([SPIKE] * 5, (*SPIKE[:tenth], loss, *SPIKE[tenth + 1 :]))
         assert said is not None
     assert "x 4.000 in every step" in str(reason_of([SPIKE] * 5, tuple(4 * loss for loss in SPIKE)))
-    highest = "the loss over 90 to 100 % of the steps is 9.3000, the baseline's highest 9.0000 + 0.1800"
+    highest = "the loss over 90 to 100% of the steps is 9.3000, the baseline's highest 9.0000 + 0.1800"
     assert said == highest
 
 
@@ -400,7 +400,7 @@ def changed(curve: tuple[float, ...], tenths: range, factor: float) -> tuple[flo
 @pytest.mark.parametrize("factor", [1e-9, -3.0, 1.4, 1e6, math.inf])
 @pytest.mark.parametrize("launches", [3, 5, 10])
 def test_one_odd_launch_excuses_no_other_loss(odd: range, factor: float, launches: int) -> None:
-    """However odd: a new launch may differ by 17 % at most after three launches, by 7 % after five."""
+    """However odd: a new launch may differ by 17% at most after three launches, by 7% after five."""
     baseline = [changed(TENTHS, odd, factor), *[TENTHS] * (launches - 1)]
     assert reason_of(baseline, TENTHS) is None
     assert reason_of(baseline, changed(TENTHS, range(6, 10), 1.25 if launches == 3 else 1.1)) is not None
@@ -433,7 +433,7 @@ def test_counts_find_other_loss_despite_odd_launch(odd: range) -> None:
     assert steadily_differ(then, then[1:]) is None
     assert (
         steadily_differ(then, now)
-        == "the loss over 60 to 70 % of the steps: 4.0000 -> 4.4000 (at most 2.0% is allowed)"
+        == "the loss over 60 to 70% of the steps: 4.0000 -> 4.4000 (at most 2.0% is allowed)"
     )
 
 

@@ -30,7 +30,7 @@ ONE = from_runs(make_launches(*SPEEDS))
 
 
 def drifting(seed: int, *, own: float = 0.003, launches: int = 5, **figures: Any) -> list[Run]:
-    """Launches that scatter by 5 %: by what the machine does, which the probe sees, and a bit of `own`."""
+    """Launches that scatter by 5%: by what the machine does, which the probe sees, and a bit of `own`."""
     rng = random.Random(seed)
     runs = []
     for _ in range(launches):
@@ -262,7 +262,7 @@ def test_more_sessions_lower_their_noise() -> None:
 
 
 def test_probe_explained_session_is_no_noise() -> None:
-    """The machine runs 30 % slower on one day of three, and the probe sees it."""
+    """The machine runs 30% slower on one day of three, and the probe sees it."""
 
     def slowed(run: Run) -> Run:
         speed = run.figures.tokens_per_s or 0
@@ -278,7 +278,7 @@ def test_probe_explained_session_is_no_noise() -> None:
 
 
 def false_alarms(within: float, between: float, sessions: int, *, trials: int = 2_000) -> tuple[float, float]:
-    """Shares of sessions of unchanged code that are called regressed, and blind, at a tolerance of 3 %.
+    """Shares of sessions of unchanged code that are called regressed, and blind, at a tolerance of 3%.
 
     Each trial pools 10 cases, all of them of the same sessions, and judges the first of them.
     """
@@ -322,7 +322,7 @@ def test_splits_noise_if_half_of_it_is_repeated() -> None:
 @pytest.mark.parametrize("sessions", [2, 3, 5])
 @pytest.mark.parametrize("within", [0.003, 0.01])
 def test_sessions_1_percent_apart_rarely_alarm(within: float, sessions: int) -> None:
-    """They are 5 in 100 where sessions are taken to be alike. A gate that cannot see 3 % says so."""
+    """They are 5 in 100 where sessions are taken to be alike. A gate that cannot see 3% says so."""
     alarms, blind = false_alarms(within, 0.01, sessions)
     assert alarms <= 0.009
     assert blind > 0.9

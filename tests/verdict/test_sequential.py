@@ -112,11 +112,11 @@ def test_one_bad_launch_is_harmless() -> None:
         ([1.012, 1.02, 1.016], {}, "undecided"),
         ([1.012, 1.02, 1.016], {"max_launches": 3}, "inconclusive"),
         ([1.02], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # well inside the tolerance
-        # 1.645 standard errors below the baseline, 1.7 % here, earns a launch while that may be improved
+        # 1.645 standard errors below the baseline, 1.7% here, earns a launch while that may be improved
         ([0.995], {}, "passed"),
         *(([0.98], {"max_launches": most}, "undecided") for most in (MAX_LAUNCHES, 3)),
         ([0.98, 0.982, 0.981], {"max_launches": 3}, "passed"),  # it looked faster at the last
-        ([0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # 3 % faster is excluded
+        ([0.99, 0.985], {"noise": QUIET, "baseline": TIGHT}, "passed"),  # 3% faster is excluded
         ([1.0] * 3, {"tolerance": 0.999, "max_launches": 3}, "passed"),  # limits are allowed
     ],
 )

@@ -1,6 +1,6 @@
 """How the gate is simulated, and the figures that it is built for, at a reduced size and a fixed seed.
 
-Bounds of simulations leave room for the noise of 2,000 trials: 0.1 % is 2 of them.
+Bounds of simulations leave room for the noise of 2,000 trials: 0.1% is 2 of them.
 """
 
 import math
@@ -39,7 +39,7 @@ def test_draws_baselines_for_the_requested_freedom() -> None:
         usual: dict[str, Any] = {"sigma": 0.01, "drops": (0.0,), "trials": 1}
         table = simulate(baseline_launches=launches, pooled_degrees=degrees, **usual)
         drawn = f"{baselines} baselines of {launches}, at most {MAX_LAUNCHES} launches, 1 trials"
-        assert table.title == f"sigma 1 % (normal), tolerance 3 %, {drawn}"
+        assert table.title == f"sigma 1% (normal), tolerance 3%, {drawn}"
 
 
 def draw(
@@ -82,7 +82,7 @@ def test_known_session_noise_raises_the_minimum() -> None:
 
 @pytest.mark.simulation
 def test_finds_a_tolerance_sized_drop() -> None:
-    """Baseline of 10, noise 1 % known from its class, tolerance 3 %. Fixed thresholds stand beside it."""
+    """Baseline of 10, noise 1% known from its class, tolerance 3%. Fixed thresholds stand beside it."""
     table = simulate(sigma=0.01, drops=(-0.03, 0.0, 0.02, 0.03, 0.05), trials=TRIALS, seed=1)
     faster, same, _, slower, slowest = table.rows
     assert max(same.regressed, same.improved) <= 0.0015

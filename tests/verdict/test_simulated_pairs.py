@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.simulated_pairs import FOLLOWING, _followed, days, judge_day, simulate
 
 MODERATE = 0.015
-"""A drift of 0.3 % a launch; in one launch of 48 a slower or faster time begins."""
+"""A drift of 0.3% a launch; in one launch of 48 a slower or faster time begins."""
 
 
 def test_without_scatter_each_change_has_one_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_the_effect_is_that_of_arm_b() -> None:
 
 @pytest.mark.simulation
 def test_finds_changes_and_rarely_false_ones() -> None:
-    """Noise 1 %, tolerance 3 %."""
+    """Noise 1%, tolerance 3%."""
     same, slower = simulate(sigma=0.01, drift=MODERATE, changes=(0.0, 0.03), trials=4_000, seed=1).rows
     assert same.regressed + same.improved <= 0.003
     assert same.passed > 0.85
@@ -73,7 +73,7 @@ def test_false_alarms_are_few_with_any_drift(drift: float) -> None:
 @pytest.mark.simulation
 @pytest.mark.parametrize(("sigma", "two_speeds"), [(0.005, 0.05), (0.01, 0.1), (0.02, 0.15)])
 def test_two_speed_machine_rarely_alarms(sigma: float, two_speeds: float) -> None:
-    """Before most pairs had to show a change, 3 to 4.5 % of such comparisons called one."""
+    """Before most pairs had to show a change, 3 to 4.5% of such comparisons called one."""
     table = simulate(sigma=sigma, drift=0.0, changes=(0.0, 0.3), two_speeds=two_speeds, trials=2_000, seed=5)
     none = table.row(0.0)
     large = table.row(0.3)

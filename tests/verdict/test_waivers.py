@@ -18,7 +18,7 @@ TODAY = date(2026, 11, 24)
 YESTERDAY = date(2026, 11, 23)
 ISSUE = "https://example.org/1"
 CASE = BEFORE.case.id
-SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0 %
+SLOW = make_result(*[now(tokens_per_s=80_000)] * 3)  # -19.0%
 SLOW_WITH_STALLS = make_result(*[now(tokens_per_s=80_000, tokens_per_s_mean=79_000)] * 3)  # as any slowdown
 GOOD = make_result(BEFORE)
 
@@ -54,7 +54,7 @@ NEW = make_finding(quantity="host reads", field="host reads in backward", unit="
         (SLOW, {}),  # by a metric's name
         (SLOW, {"metric": "tokens/s"}),  # by its label
         (SLOW, {"metric": "tokens*", "case": CASE}),
-        (SLOW, {"tolerated": "19.1 %"}),  # just
+        (SLOW, {"tolerated": "19.1%"}),  # just
         (SLOW, {"until": TODAY}),  # on its last day
         (make_image_result(), {"case": "*", "metric": "samples_*", "tolerated": "60%"}),
         (counted(GATHER), {"metric": "all_gather of 64 ranks"}),  # a quantity

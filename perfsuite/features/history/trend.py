@@ -25,8 +25,8 @@ MIN_CHANGE = 0.005  # smallest change that is reported, relative
 MIN_FOR_CORRELATION = 30  # fewest sessions of a series to estimate the correlation of neighbouring sessions
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
 """Assumed correlation of series with fewer than 30 sessions: 0.3 for speed (a machine has good and bad
-weeks), 0 for memory. With good and bad weeks (AR(1) with 0.7), 18 % of series have a false alarm in their
-first month if 0 is assumed, and 1 % with 0.3; a step of 5 % at 1 % noise is then found after 8 nights instead
+weeks), 0 for memory. With good and bad weeks (AR(1) with 0.7), 18% of series have a false alarm in their
+first month if 0 is assumed, and 1% with 0.3; a step of 5% at 1% noise is then found after 8 nights instead
 of 3."""
 
 

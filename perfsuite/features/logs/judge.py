@@ -34,7 +34,7 @@ SHORT_SERIES = 15  # fewest steps of a launch in which the end of warm-up is sea
 MAX_WARMUP = 20  # most steps of warm-up: 2/7 of a real launch's 70 steps, and the same share of fewer
 
 FEWEST_BASELINE = 3  # fewest launches of a baseline that show the scatter
-HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99 % interval':^20}  launches  tolerance  detects"
+HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99% interval':^20}  launches  tolerance  detects"
 
 # The upper bound keeps sums finite: no step takes 30 million years.
 Seconds = Annotated[float, Field(gt=0, lt=LONGEST)]

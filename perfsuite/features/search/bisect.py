@@ -127,7 +127,7 @@ def as_text(step: Step) -> str:
     """Describe the result of a step."""
     if step.change is None:
         return f"{step.outcome} ({step.why})"
-    interval = "" if step.interval is None else f" (99 % interval {between(step.interval)})"
+    interval = "" if step.interval is None else f" (99% interval {between(step.interval)})"
     return f"{step.outcome}, {percent(step.change)}{interval}, {plural(step.launches, 'launch')}"
 
 

@@ -36,9 +36,9 @@ class Step(Data):
     name: str  # the commit, or the version
     # The words of `git bisect`. `skipped`: it is unknown whether it is good.
     outcome: Literal["good", "bad", "skipped"]
-    # Relative change of the metric from the good arm: -0.05 is 5 % fewer tokens/s, +0.05 is more memory.
+    # Relative change of the metric from the good arm: -0.05 is 5% fewer tokens/s, +0.05 is more memory.
     change: float | None = None
-    interval: tuple[float, float] | None = None  # 99 % interval of `change`
+    interval: tuple[float, float] | None = None  # 99% interval of `change`
     launches: int = 0
     why: str = ""  # why it was skipped, or a finding of its counts
 

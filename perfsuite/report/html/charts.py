@@ -169,7 +169,7 @@ def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
 
 
 def interval(check: Check, *, key: str) -> Markup | None:
-    """Draw a metric's change with its 99 % interval on an axis in percent, with zero and the tolerance."""
+    """Draw a metric's change with its 99% interval on an axis in percent, with zero and the tolerance."""
     if check.change is None or not math.isfinite(check.change):
         return None
     low, high = check.interval or (check.change, check.change)
@@ -191,7 +191,7 @@ def interval(check: Check, *, key: str) -> Markup | None:
         Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(x(check.change), middle),
     ]
     description = (
-        f"{percent(check.change)}, 99 % interval {between((low, high))}, {check.allowed:.1%} allowed."
+        f"{percent(check.change)}, 99% interval {between((low, high))}, {check.allowed:.1%} allowed."
     )
     return _image(key, f"Change of {check.label}", description, body, CHANGE_SIZE)
 

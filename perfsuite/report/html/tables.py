@@ -39,14 +39,14 @@ def checks(result: Measurement, anchor: str) -> Table:
     ]
     caption = (
         f"The change is that of the figure: fewer {result.unit}/s are worse, and so are more bytes. In the "
-        "chart the dot is the estimate, the bar its 99 % interval, the solid line no change, the dashed line "
+        "chart the dot is the estimate, the bar its 99% interval, the solid line no change, the dashed line "
         "what is allowed. That of data wait is a share of the step."
     )
     if any(check.probe_exponent is not None for check in result.verdict.checks):
         caption += " Corrected for the machine's own speed, it is not the ratio of these two figures."
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
-    headers = ("metric", "verdict", "change", *sides, "99 % interval", "allowed", "can find", "chart")
+    headers = ("metric", "verdict", "change", *sides, "99% interval", "allowed", "can find", "chart")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2, last_text_columns=1)
 
 
@@ -146,7 +146,7 @@ def _device(device: DeviceHealth) -> tuple[str, ...]:
         _known(device.power_w, "{:,.0f} W".format),
         _known(device.energy_j, "{:,.0f} J".format),
         _known(device.temperature_c, "{:.0f} °C".format),
-        _known(device.utilisation, "{:.0f} %".format),
+        _known(device.utilisation, "{:.0f}%".format),
         _known(device.foreign_memory_bytes, lambda size: amount(size, "bytes")),
         _known(device.throttled, _throttled),
     )

@@ -2,7 +2,7 @@
 
 Beside perfsuite: asv's own detector (its regressions page), and Apache Otava if an interpreter that has it is
 given, since its pins do not go together with torch's. Every detector gets the same series and reports changes
-of 0.5 % and more.
+of 0.5% and more.
 
     python -m tests.features.history.drift [--series 60] [--otava /path/to/python]
 """
@@ -139,7 +139,7 @@ def main() -> None:
         )
         detectors |= {f"Otava, p = {p:g}": partial(otavas, process, p) for p in (0.001, 0.00001)}
     count = chosen.series
-    print(f"{count} series each; nights until found, median / 95 %; looking nightly, later every third night")
+    print(f"{count} series each; nights until found, median / 95%; looking nightly, later every third night")
     show_table(["", *detectors], rows([*detectors.values()], count))
     if process is not None:
         process.communicate()

@@ -71,7 +71,7 @@ def test_finds_and_measures_a_slow_drift() -> None:
 
 
 def good_and_bad_weeks(share: float, nights: int, seed: int) -> list[float]:
-    """Each night keeps a share of the luck of the one before; 1 % noise, no change."""
+    """Each night keeps a share of the luck of the one before; 1% noise, no change."""
     luck = random.Random(seed)
     now = luck.gauss(0, 0.01)
     found = []

@@ -20,7 +20,7 @@ URL = "https://example.org/commit/"
 
 
 def levels(case: int, night: int) -> Level:
-    """The first case is 3 % slower from night 40 on, the second takes 5 % more memory for a while."""
+    """The first case is 3% slower from night 40 on, the second takes 5% more memory for a while."""
     return Level(
         step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.05 * (case == 1 and 20 <= night < 45)
     )

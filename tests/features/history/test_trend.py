@@ -32,7 +32,7 @@ invoke = partial(commands.run, "history", "trend")
 
 
 def levels(case: int, night: int) -> Level:
-    """The first case gets 3 % slower on night 40, the second takes 2 % more memory on night 50."""
+    """The first case gets 3% slower on night 40, the second takes 2% more memory on night 50."""
     return Level(step_s=1 + 0.03 * (case == 0 and night >= 40), memory=1 + 0.02 * (case == 1 and night >= 50))
 
 

@@ -145,7 +145,7 @@ def test_judges_a_megatron_job_by_its_event_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Two launches that are 40 % slower are no regression yet, and no pass either."""
+    """Two launches that are 40% slower are no regression yet, and no pass either."""
     before = [write_events(tmp_path / f"b{seed}", {MEGATRON_TAG: steps_of(seed)}) for seed in range(3)]
     now = [write_events(tmp_path / f"n{seed}", {MEGATRON_TAG: steps_of(seed, level=0.7)}) for seed in (7, 8)]
     assert "inconclusive" in run(*now, *against(*before), *words, status=3).stdout

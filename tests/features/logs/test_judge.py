@@ -55,7 +55,7 @@ def bad(line: Any) -> tuple[str, str]:
 
 
 def test_each_answer_names_its_tolerance() -> None:
-    """With a digit of it lost, 25 % slower would pass, and nobody could see why."""
+    """With a digit of it lost, 25% slower would pass, and nobody could see why."""
     line = trace(launches=slower(UNCHANGED, 0.25), tolerance=0.3, noise=QUIET)
     (answer,) = judged(line)
     assert (answer["outcome"], answer["tolerance"]) == ("passed", 0.3)

@@ -56,7 +56,7 @@ class Launches:
 
 @pytest.fixture
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launches:
-    """Four commits after the first, of which the third makes steps slower by 10 %."""
+    """Four commits after the first, of which the third makes steps slower by 10%."""
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     stand_in = Launches()
     for number in range(BAD + 1):
@@ -92,7 +92,7 @@ def test_names_and_remembers_the_first_bad_commit(launches: Launches) -> None:
     assert first.startswith(f"the first bad commit: {every[FIRST_BAD]} Ada ")
     assert message.strip() == "11.0000 ms"
     used = len(launches.arms)
-    assert change.startswith("  tokens/s: bad, -9.1% (99 % interval -")
+    assert change.startswith("  tokens/s: bad, -9.1% (99% interval -")
     assert change.endswith(f" launches, compared with {every[GOOD][:12]} (3 steps, {used} launches)")
     assert "4 suspects left" in result.stderr
     again = command("--good", every[GOOD], "--json")

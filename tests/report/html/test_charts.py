@@ -81,7 +81,7 @@ def test_step_chart_marks_but_clips_stalls() -> None:
     [line] = parts(svg, "line")
     heights = [float(point.split(",")[1]) for point in line["points"].split()]
     assert min(heights) == charts.TOP
-    assert max(heights) - sorted(heights)[1] > 3  # 1 % is seen
+    assert max(heights) - sorted(heights)[1] > 3  # 1% is seen
     peak = line["points"].split()[40].split(",")[0]
     assert mark["points"].endswith(f" {peak},{charts.TOP:.1f}")
     assert parts(step_chart((9.0, 3.0, *[0.1] * 40), (2, 42)), "off") == [], "warm-up has no marks"
@@ -131,7 +131,7 @@ def labels(svg: str) -> list[str]:
 
 def test_a_change_is_drawn_between_zero_and_limit() -> None:
     svg = interval()
-    assert told(svg) == "-10.0%, 99 % interval -12.0% to -8.0%, 3.0% allowed."
+    assert told(svg) == "-10.0%, 99% interval -12.0% to -8.0%, 3.0% allowed."
     [zero], [allowed], [bar], [dot] = (
         parts(svg, kind) for kind in ("axis", "allowed", "interval", "estimate")
     )

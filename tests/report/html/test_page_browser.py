@@ -164,7 +164,7 @@ def test_a_phone_shows_each_metrics_change(page: Browser) -> None:
     page.screen(390)
     page.wait_for_frame()
     seen = page.evaluate("""[...document.querySelectorAll('.case > details[open] table')]
-      .filter((table) => table.textContent.includes('99 % interval'))
+      .filter((table) => table.textContent.includes('99% interval'))
       .flatMap((table) => [...table.querySelectorAll('th, td')])
       .filter((cell) => cell.cellIndex === 2)
       .map((cell) => [cell, cell.closest('.scroll')].map((each) => each.getBoundingClientRect().right))

@@ -15,9 +15,9 @@ def test_checks_show_metric_baseline_and_blindness() -> None:
     told = ("metric", "verdict", "measured", "baseline", "allowed")
     assert [speed[name] for name in told] == ["tokens/s", "regressed", "4,336", "4,669", "2.9%"]
     assert speed["change"].startswith("-7.")
-    assert " to -" in speed["99 % interval"]
+    assert " to -" in speed["99% interval"]
     assert speed["chart"].startswith("<svg")
-    assert (memory["change"], memory["99 % interval"]) == ("+0.0%", NONE)
+    assert (memory["change"], memory["99% interval"]) == ("+0.0%", NONE)
     result = make_result(now())
     [first, *others] = result.verdict.checks
     blind = first.replace(minimum_detectable=0.5, probe_exponent=0.8)

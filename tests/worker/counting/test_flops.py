@@ -50,7 +50,7 @@ def test_the_formula_is_what_torch_counts(model: Model, sequences: int, sequence
 
 
 def test_mamba_counts_include_the_small_scan() -> None:
-    """Linear layers are counted exactly; the scan's product of states of 16 is left out, 4.4 % when tiny.
+    """Linear layers are counted exactly; the scan's product of states of 16 is left out, 4.4% when tiny.
 
     torch counts the backward of a depthwise convolution as that of a full one, so convolutions are set aside.
     """

@@ -76,7 +76,7 @@ def in_order(values: set[str]) -> list[str]:
 
 
 def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
-    """Return half the 99 % interval of a launch, in logarithms, pooled over the night; None for memory."""
+    """Return half the 99% interval of a launch, in logarithms, pooled over the night; None for memory."""
     if metric == "peak_memory":
         return None
     try:
