@@ -81,7 +81,7 @@ def sentence(text: str) -> str:
 
 def launcher_of(name: str | None) -> AnyLauncher:
     """Return the launcher that `--launcher` names, or the default one; say which ones cannot be used."""
-    for problem in launchers.installed().problems.values():
+    for problem in launchers.installed(BY_NAME).problems.values():
         say(problem)
     return launchers.launcher(name)
 

@@ -3,13 +3,13 @@
 Launchers are imported whenever pytest starts, because their settings are options of pytest.
 """
 
-from collections.abc import Callable, Mapping
-from inspect import isabstract
+from collections.abc import Callable, Collection, Mapping
+from inspect import isabstract, signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfsuite import extensions
-from perfsuite.errors import CaseError, ExtensionError
+from perfsuite.errors import CaseError, ExtensionError, error_text
 from perfsuite.extensions import LAUNCHERS, Extension
 from perfsuite.inputs.ini import read_ini
 from perfsuite.inputs.setting import Setting
@@ -31,13 +31,18 @@ class Installed(NamedTuple):
         return [setting for launcher_class in self.usable.values() for setting in launcher_class.settings]
 
 
-def installed() -> Installed:
-    """Import every installed launcher."""
+def installed(reserved: Collection[str] = ()) -> Installed:
+    """Import every installed launcher. Other options have the `reserved` names, without `--perf-`."""
     usable = {}
     problems = {}
     for name in extensions.names(LAUNCHERS):
         try:
-            usable[name] = _load(name)
+            launcher_class = _load(name)
+            taken = [setting.name for setting in launcher_class.settings if setting.name in reserved]
+            if taken:
+                problem = f"its setting {taken[0]!r} has the name of an option of perfsuite"
+                raise ExtensionError(f"the launcher {name!r} cannot be used: {problem}")
+            usable[name] = launcher_class
         except ExtensionError as error:
             problems[name] = str(error)
     return Installed(usable, problems)
@@ -64,9 +69,19 @@ def load(extension: Extension) -> type[Launcher]:
     if isabstract(loaded):
         missing = " and ".join(sorted(loaded.__abstractmethods__))
         raise extension.error(f"it has no method {missing}: add that")
+    arguments = []
     for setting in loaded.settings:
+        if not isinstance(setting, Setting):
+            raise extension.error(f"its settings have {setting!r}: make that a {Setting.__module__}.Setting")
         if not setting.name.startswith(f"{extension.name}-"):
             raise extension.error(f"rename its setting {setting.name!r} to '{extension.name}-...'")
+        arguments.append(_argument(extension.name, setting))
+    if len(set(arguments)) < len(arguments):
+        raise extension.error("two of its settings have one name: rename one")
+    try:
+        signature(loaded).bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        raise extension.error(f"it cannot be called with its settings ({error}): correct that") from None
     return loaded
 
 
@@ -85,10 +100,20 @@ def _argument(name: str, setting: Setting) -> str:
 
 def _default() -> str:
     """Return the launcher that is meant for where this process runs, or the local one."""
-    meant = [name for name, launcher_class in installed().usable.items() if launcher_class.is_default()]
+    meant = [name for name, launcher_class in installed().usable.items() if _is_default(name, launcher_class)]
     if len(meant) > 1:
         raise CaseError(f"the launchers {' and '.join(meant)} are both meant for here: name one of them")
     return meant[0] if meant else LOCAL
+
+
+def _is_default(name: str, launcher_class: type[Launcher]) -> bool:
+    try:
+        return launcher_class.is_default()
+    except Exception as error:
+        raise ExtensionError(
+            f"the launcher {name!r} does not say whether it is the default ({error_text(error)}): name "
+            "another (--perf-launcher local), or fix its package"
+        ) from error
 
 
 def _of_ini() -> Read:

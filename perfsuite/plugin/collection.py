@@ -25,6 +25,7 @@ from perfsuite.results.store import BASELINES
 from perfsuite.session import plan
 from perfsuite.session.case_changes import Selection, case_changes
 from perfsuite.session.mode import Mode
+from perfsuite.session.option_table import BY_NAME
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
@@ -226,7 +227,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     terminal = terminal_of(session.config)
     progress.is_live = terminal is not None and terminal.isatty
     if benchmarks and not runs_no_test(session.config):
-        for problem in installed().problems.values():
+        for problem in installed(BY_NAME).problems.values():
             progress.say(problem)
         with usage_error():
             progress.cases = sum(_may_run(host, case_of(item)) for item in benchmarks)

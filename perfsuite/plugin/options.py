@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perfsuite.case.hardware import ACCELERATORS
+from perfsuite.errors import ExtensionError
 from perfsuite.inputs.ini import read_ini
 from perfsuite.inputs.setting import Setting
 from perfsuite.launch.launchers import installed, launcher
@@ -31,7 +32,7 @@ from perfsuite.report.safe_text import printable
 from perfsuite.session import against_arm
 from perfsuite.session.against_baseline import AgainstBaseline
 from perfsuite.session.dry import dry_session
-from perfsuite.session.option_table import OPTIONS, check_together, options_of
+from perfsuite.session.option_table import BY_NAME, OPTIONS, check_together, options_of
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host, Setup
 
@@ -40,7 +41,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     """Add the `--perf-*` options, with ini keys for those that a repository may want to set."""
     pluginmanager.register(CommandLine(parser), CommandLine.NAME)
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
-    for option in (*OPTIONS, *installed().settings):
+    try:
+        of_launchers = installed(BY_NAME).settings
+    except ExtensionError as error:  # perfsuite's own metadata are missing
+        raise pytest.UsageError(str(error)) from None
+    for option in (*OPTIONS, *of_launchers):
         takes: dict[str, Any] = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
         group.addoption(option.spelled, help=option.help_with_default.replace("%", "%%"), **takes)
         if option.ini and option.is_flag:
@@ -79,7 +84,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def values(config: pytest.Config) -> dict[str, Any]:
     """Return the value of every option, by its name. Raises `UsageError` with the allowed values."""
-    launchers = installed()
+    launchers = installed(BY_NAME)
     ours = [setting.key for setting in (*OPTIONS, *launchers.settings) if setting.ini]
     # Nobody knows the settings of a launcher that cannot be used.
     check_settings(config, ours, [Setting(name=f"{name}-", help="").key for name in launchers.problems])

@@ -19,6 +19,22 @@ from perfsuite.launch.local import LocalLauncher
 class Pods(LocalLauncher):
     settings = [Setting(name="pool", help="the pool")]
 """
+NO_SETTING = """
+from perfsuite.launch.local import LocalLauncher
+
+class Pods(LocalLauncher):
+    settings = ["pool"]
+"""
+TWICE = MISNAMED.replace("[Setting(", "2 * [Setting(").replace('"pool"', '"k8s-pool"')
+WITHOUT_ARGUMENT = MISNAMED.replace('"pool"', '"k8s-pool"') + "    def __init__(self): pass"
+TAKEN = """
+from perfsuite.inputs.setting import Setting
+from perfsuite.launch.local import LocalLauncher
+
+class Pods(LocalLauncher):
+    settings = [Setting(name="min-launches", help="")]
+    def __init__(self, launches=None): pass
+"""
 
 
 def given(name: str | None = None) -> tuple[object, object]:
@@ -79,8 +95,11 @@ def test_two_that_are_meant_for_here_are_refused(packages: Packages) -> None:
             "it has no method launch and machine: add that",
         ),
         (MISNAMED, "rename its setting 'pool' to 'k8s-...'"),
+        (NO_SETTING, "its settings have 'pool': make that a perfsuite.inputs.setting.Setting"),
+        (TWICE, "two of its settings have one name: rename one"),
+        (WITHOUT_ARGUMENT, "it cannot be called with its settings .*'pool'.*: correct that"),
     ],
-    ids=["import", "no subclass", "no class", "abstract", "name"],
+    ids=["import", "no subclass", "no class", "abstract", "name", "no setting", "twice", "no argument"],
 )
 def test_names_a_launcher_that_cannot_be_used(packages: Packages, code: str, problem: str) -> None:
     packages.install("perf-bad", code, launchers="k8s = perf_bad:Pods")
@@ -91,3 +110,19 @@ def test_names_a_launcher_that_cannot_be_used(packages: Packages, code: str, pro
     with pytest.raises(ExtensionError, match=problem) as caught:
         launcher("k8s")
     assert found.problems["k8s"] == str(caught.value)
+
+
+def test_refuses_a_setting_named_as_an_option(packages: Packages) -> None:
+    packages.install("perf-bad", TAKEN, launchers="min = perf_bad:Pods")
+    assert "min" in installed().usable
+    found = installed({"min-launches"})
+    assert "its setting 'min-launches' has the name of an option" in found.problems["min"]
+    assert [setting.name for setting in found.settings if setting.name == "min-launches"] == []
+
+
+def test_names_a_launcher_whose_default_fails(packages: Packages) -> None:
+    bad = MEANT_FOR_HERE.replace("return True", "1 / 0")
+    packages.install("perfsuite-k8s", PODS + bad, launchers="k8s = perfsuite_k8s:Pods")
+    with pytest.raises(ExtensionError, match=r"'k8s' does not say .*ZeroDivisionError"):
+        launcher()
+    assert isinstance(launcher("local"), LocalLauncher)

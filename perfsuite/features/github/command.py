@@ -300,6 +300,8 @@ def propose(
 
 def _copied(source: Path, baselines: Path) -> int:
     """Copy only files of baselines, as the job that measured them may have run untrusted code."""
+    if baselines.is_relative_to(Path.cwd()):  # pytest's ini file names it from its own directory
+        baselines = baselines.relative_to(Path.cwd())
     if baselines.is_absolute():
         raise CaseError(
             f"--baselines {baselines}: give it relative to the repository, as it is in the artifact"

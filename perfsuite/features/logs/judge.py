@@ -1,7 +1,7 @@
 """`perfsuite judge`: judge step times from other measurements with the engine of the plugin.
 
 A line is a trace, an object of JSON with the fields of `Trace`, or with `--baseline` there are logs of
-launches (`cli.judge_logs`). The docs' page on existing jobs explains both.
+launches (`event_files`). The docs' page on existing jobs explains both.
 """
 
 import codecs

@@ -22,6 +22,7 @@ from perfsuite.results.store import Store
 from perfsuite.session.by_command import check_asked
 from perfsuite.session.jobs import refused, run
 from perfsuite.session.outputs import write_report
+from perfsuite.session.plan import shard as shard_of
 
 NOTHING = "Nothing was measured: {}\n\n<!-- sessions before: {} -->\n"
 """A summary until there is a report: the reason, and the number of sessions of earlier nights."""
@@ -67,13 +68,18 @@ def night(
     to cost what others on as many GPUs did (`~`).
     """
     check_asked(hardware, shared.cases)
-    read("shard", shard)
-    report_directory(out)
+    jobs = read("shard", shard)
     if plan:
-        show_plan(
-            by_expression(shared.cases, k or "", hardware), shared.store, budget, as_json=shared.as_json
-        )
+        if pytest_options or only_summary:
+            other = "--only-summary" if only_summary else "more options of pytest"
+            raise CaseError(f"--plan with {other}: a plan launches nothing; leave one of them out")
+        cases = by_expression(shared.cases, k or "", hardware)
+        if jobs is not None:
+            of_job = shard_of(cases, *jobs)
+            cases = [case for case in cases if case.id in of_job]
+        show_plan(cases, shared.store, budget, as_json=shared.as_json)
         return
+    report_directory(out)
     if shared.as_json:
         raise CaseError("--json is for --plan, and a night writes results.json: leave it out, or add --plan")
     read("budget", budget)

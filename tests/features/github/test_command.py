@@ -256,7 +256,8 @@ def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: 
     (measured / "baselines" / "dir").symlink_to(tmp_path)
     (measured / "out" / "before-after.txt").symlink_to(secret)
     (clone / ".git" / "info" / "exclude").write_text("out/\n")
-    propose("--measured", "out/measured", "--out", "out/measured/out")
+    absolute = clone / "baselines"  # as pytest's ini file gives it
+    propose("--measured", "out/measured", "--out", "out/measured/out", "--baselines", str(absolute))
     assert committed() == "baselines/cpu/case.json"
     assert git(clone, "status", "--porcelain") == ""
     assert "the token" not in gh.calls
@@ -265,7 +266,7 @@ def test_of_an_artifact_only_baselines_are_taken(clone: Path, gh: Gh, tmp_path: 
 def test_pull_request_needs_changes_gh_and_a_reason(clone: Path, gh: Gh) -> None:
     assert "nothing in baselines differs from the commit" in propose(status=2)
     assert "there is no directory out/baselines" in propose("--measured", "out", status=2)
-    absolute = ("--measured", "out", "--baselines", str(clone))
+    absolute = ("--measured", "out", "--baselines", str(clone.parent))
     assert "give it relative to the repository" in propose(*absolute, status=2)
     for name, others in (("hardware", "--reason=x"), ("reason", "--hardware=h100")):
         told = error_of("github", "propose", f"--{name}= ", others)

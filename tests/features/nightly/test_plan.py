@@ -72,3 +72,20 @@ def test_what_cannot_be_planned_is_refused() -> None:
     assert "--budget=soon: give a time above 0 in s, min or h" in soon
     nosuch = error_of("night", "--plan", "--hardware", "h100", "--cases", "nosuch")
     assert "--cases nosuch: no such directory" in nosuch
+
+
+def test_plans_the_cases_of_one_job() -> None:
+    night = ("night", "--plan", "--hardware", "h100", "--json")
+    first, second = (rows(run(*night, "--shard", f"{number}/2").stdout) for number in (1, 2))
+    assert (len(first), len(second)) == (2, 1)
+    assert {row["case"] for row in (*first, *second)} == {case.id for case in CASES}
+
+
+def test_a_plan_writes_no_report() -> None:
+    Path("out").touch()
+    assert len(rows(run("night", "--plan", "--hardware", "h100", "--json").stdout)) == 3
+
+
+@pytest.mark.parametrize("more", [("--only-summary",), ("--", "-x")])
+def test_refuses_what_a_plan_would_ignore(more: tuple[str, ...]) -> None:
+    assert "a plan launches nothing" in error_of("night", "--plan", "--hardware", "h100", *more)
