@@ -76,6 +76,13 @@ def install(packages: Packages) -> None:
     packages.install("perf-motor", FRAMEWORK, frameworks="motor = perf_motor:Motor")
 
 
+def install_as_one_file(packages: Packages) -> None:
+    """Do the same for a library that is a single file."""
+    (packages.directory / "motor.py").write_text(LIBRARY)
+    framework = FRAMEWORK.replace("motor.driving:", "motor:")
+    packages.install("perf-motor", framework, frameworks="motor = perf_motor:Motor")
+
+
 def driving() -> Any:
     """Import the library's module."""
     return importlib.import_module("motor.driving")

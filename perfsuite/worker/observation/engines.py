@@ -153,8 +153,13 @@ def _callers(library: str) -> list[tuple[str, Any]]:
     return [
         (frame.f_code.co_name, frame.f_locals.get("self"))
         for frame, _ in traceback.walk_stack(sys._getframe())
-        if str(frame.f_globals.get("__name__", "")).startswith(f"{library}.")
+        if _is_of(library, frame.f_globals.get("__name__"))
     ]
+
+
+def _is_of(library: str, module: object) -> bool:
+    """Return whether a module is the library itself, which may be a single file, or is in it."""
+    return isinstance(module, str) and (module == library or module.startswith(f"{library}."))
 
 
 def _with_version(library: str) -> str:

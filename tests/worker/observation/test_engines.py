@@ -1,5 +1,6 @@
 """Engines of a library that another package's framework knows, in this process."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,19 @@ def test_clock_hears_engine_steps_from_the_second(driving: Any, optimizer: Any) 
     told = told_by(optimizer)
     engine = driving.Driver(optimizer)
     assert told == [], "the state is made, nothing is trained"
+    for steps in range(3):
+        engine.step()
+        assert told == ["before", "after"] * steps
+
+
+def test_clock_hears_engines_of_a_single_file(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install_as_one_file(packages)
+    engines.watch()
+    engine = importlib.import_module("motor").Driver(optimizer)
+    told = told_by(optimizer)
     for steps in range(3):
         engine.step()
         assert told == ["before", "after"] * steps
