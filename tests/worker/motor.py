@@ -59,6 +59,16 @@ class Driver(torch.nn.Module):
     def clip(self):
         return "clipped"
 
+class Gear:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def step(self):
+        self.advance()
+
+    def advance(self):
+        self.inner.step()
+
 def elsewhere(inner):
     inner.step()
 

@@ -126,8 +126,11 @@ def _is_part(
     callers = _callers(library)
     if not callers:
         return False
-    engine = next((self_ for name, self_ in callers if name == kind.step), None)
-    if engine is None and not any(name == "__init__" for name, _ in callers):
+    # Other objects of the library, such as wrappers of optimizers, may have a method of the same name.
+    of_kind = _class(kind) or ()
+    steppers = (self_ for function, self_ in callers if function == kind.step)
+    engine = next((self_ for self_ in steppers if isinstance(self_, of_kind)), None)
+    if engine is None and not any(function == "__init__" for function, _ in callers):
         raise MismatchError(
             f"{_with_version(library)} steps {type(optimizer).__name__} outside of {name}.{kind.step}, by "
             f"{callers[0][0]}: what is one step of training is not known. Train with the methods of a "

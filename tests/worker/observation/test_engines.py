@@ -69,6 +69,20 @@ def test_clock_hears_engines_of_a_single_file(
         assert told == ["before", "after"] * steps
 
 
+def test_a_wrapper_with_the_engines_method_is_no_engine(driving: Any, optimizer: Any) -> None:
+    engine = driving.Driver(driving.Gear(optimizer))
+    told = told_by(optimizer)
+    for steps in range(3):
+        engine.step()
+        assert told == ["before", "after"] * steps
+
+
+def test_refuses_a_step_of_a_wrapper_alone(driving: Any, optimizer: Any) -> None:
+    told_by(optimizer)
+    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, by advance: "):
+        driving.Gear(optimizer).step()
+
+
 def test_a_step_beside_an_engine_is_its_own(driving: Any, optimizer: Any) -> None:
     driving.Driver(optimizer)
     told = told_by(optimizer)
