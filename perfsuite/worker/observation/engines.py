@@ -21,7 +21,7 @@ from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
-_created: list[Engine] = []  # the kind of each of them, which may be gone
+_created: list[Engine] = []  # the kind of each of them, which may be gone, and of those whose creation failed
 _imports: AfterImport | None = None
 notes: list[str] = []  # why engines are not noticed
 
@@ -60,15 +60,15 @@ def notice(engine: Engine, module: ModuleType) -> None:
 
     @functools.wraps(create)
     def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        _created.append(engine)  # even if the constructor fails, as in a dry run
         create(self, *args, **kwargs)
-        _keep(engine, self)
+        _keep(self)
 
     watched.is_watched = True  # type: ignore[attr-defined]
     kind.__init__ = watched
 
 
-def _keep(kind: Engine, engine: Any) -> None:
-    _created.append(kind)
+def _keep(engine: Any) -> None:
     with contextlib.suppress(TypeError):  # it has no hash, or no weak references
         _living.add(engine)
 
@@ -97,7 +97,7 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
 
 
 def not_dry() -> str | None:
-    """Return why what trains in this process cannot run dry; None if it has created no such engine."""
+    """Return why what trains in this process cannot run dry; None if it has begun to create no such engine."""
     return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
 
 
@@ -137,7 +137,8 @@ def _is_part(
             f"{name}, with another version of {library}, or without it"
         )
     if engine is not None and kind.step not in vars(engine):
-        _keep(kind, engine)  # it may be older than `watch`
+        _created.append(kind)  # it may be older than `watch`
+        _keep(engine)
         step = getattr(engine, kind.step)
 
         @functools.wraps(step)

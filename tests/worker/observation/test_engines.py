@@ -164,6 +164,12 @@ def test_says_why_an_engine_cannot_run_dry(driving: Any, optimizer: Any) -> None
     assert engines.not_dry() == "a motor needs fuel"
 
 
+def test_says_why_if_an_engine_cannot_be_created(driving: Any) -> None:
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'step'"):
+        driving.Driver(None)
+    assert engines.not_dry() == "a motor needs fuel"
+
+
 def test_an_absent_class_becomes_a_note(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     motor.install(packages)
