@@ -179,9 +179,11 @@ class Rank:
             self.recorder.between_steps = self._extra.boundary
         if self.plan.needs_torch:
             from perfsuite.worker.clock import loaders
+            from perfsuite.worker.observation import engines
             from perfsuite.worker.spans import events
 
             self.recorder.data_wait = loaders.begin()
+            engines.look_again()
             if phases.spans is not None:
                 events.look_again()
                 phases.spans.train(lambda: self.recorder.steps, self.run_dir.running(self.report.rank))

@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.timers import SimulatedTimer
+from perfsuite.worker.observation import engines
 from perfsuite.worker.observation.observe import Observer
 from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
 from tests.samples import known, make_case
@@ -48,6 +50,17 @@ def test_report_has_times_tokens_probe_and_memory(tmp_path: Path) -> None:
     assert (report.probe_s, report.observed, report.evidence, report.failure) == ((), None, None, None)
     rank.workload = Workload(run=lambda steps: [], data_parallel=1)
     assert rank.finish().memory is None
+
+
+def test_looks_again_for_engines_when_training_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = simulated(tmp_path)
+    rank.plan = dataclasses.replace(rank.plan, needs_torch=True)
+    looked: list[int] = []
+    monkeypatch.setattr(engines, "look_again", lambda: looked.append(rank.recorder.steps))
+    rank.start()
+    assert looked == [0], "once, before the first step"
 
 
 @pytest.mark.fault("something else runs")

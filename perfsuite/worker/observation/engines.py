@@ -21,7 +21,7 @@ from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
-_created: list[Engine] = []  # the kind of each of them, which may be gone, and of those whose creation failed
+_created: list[Engine] = []  # the kind of each of them, which may be gone or incomplete
 _imports: AfterImport | None = None
 notes: list[str] = []  # why engines are not noticed
 
@@ -29,8 +29,9 @@ notes: list[str] = []  # why engines are not noticed
 def watch() -> None:
     """Notice each engine that is created from now on.
 
-    No engine can exist yet where this is called as soon as torch has been imported: libraries of engines
-    import torch themselves, and a class is watched as soon as its module has been executed.
+    Call it as soon as torch has been imported. A class is watched once its module has been executed. If that
+    module is the one that imports torch, it is still being executed: call `look_again` later. An engine that
+    is created before is known once it steps.
     """
     global _imports
     notes.clear()
@@ -49,6 +50,12 @@ def watch() -> None:
 
     imports = _imports = AfterImport({}, failed, before=dict.fromkeys(libraries.names(), begins))
     imports.begin()
+
+
+def look_again() -> None:
+    """Watch classes whose modules were still being imported when `watch` was called."""
+    if _imports is not None:
+        _imports.look()
 
 
 def notice(engine: Engine, module: ModuleType) -> None:
@@ -97,7 +104,7 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
 
 
 def not_dry() -> str | None:
-    """Return why what trains in this process cannot run dry; None if it has begun to create no such engine."""
+    """Return why what trains in this process cannot run dry; None if it began to create no such engine."""
     return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
 
 

@@ -121,6 +121,21 @@ def test_notices_engines_of_a_half_imported_library(
     assert engines.of(optimizer) is engine
 
 
+def test_looks_again_for_a_half_imported_engine(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module of the engine imports torch first of all, which has perfsuite attach."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
+    (packages.directory / "motor" / "__init__.py").write_text("")
+    (packages.directory / "motor" / "driving.py").write_text(f"import sys; sys.attach()\n{motor.LIBRARY}")
+    driving = motor.driving()
+    engines.look_again()
+    engine = driving.Driver(optimizer)
+    assert engines.of(optimizer) is engine
+
+
 def test_notices_engines_of_an_imported_library(
     packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
