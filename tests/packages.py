@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from perfsuite import extensions
 from perfsuite.case import framework
+from perfsuite.worker.hooks import libraries
 
 MINE = """
 from typing import Any, ClassVar
@@ -93,7 +94,8 @@ class Packages:
 
 def forget() -> None:
     """Read the metadata of installed packages anew, as a new process would."""
-    for cached in (extensions.installed, framework.load, framework._check_findable, framework._package):
+    of_cases = (framework.load, framework._check_findable, framework._package)
+    for cached in (extensions.installed, *of_cases, libraries.names, libraries._kind):
         cached.cache_clear()
 
 

@@ -46,6 +46,7 @@ WAIT_S = 60  # seconds that a rank waits for the others' reports; if it left, th
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """System errors that are the machine's fault: a disk that is full or cannot be written to."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
+GRAPHS_UNKNOWN = "whether torch.compile made graphs is not known: this version of torch does not count them"
 LEAVE_S = 30  # seconds that a rank has to exit after all measurements, before the kernel ends it
 
 
@@ -179,9 +180,11 @@ class Rank:
             self.recorder.between_steps = self._extra.boundary
         if self.plan.needs_torch:
             from perfsuite.worker.clock import loaders
+            from perfsuite.worker.observation import engines
             from perfsuite.worker.spans import events
 
             self.recorder.data_wait = loaders.begin()
+            engines.look_again()
             if phases.spans is not None:
                 events.look_again()
                 phases.spans.train(lambda: self.recorder.steps, self.run_dir.running(self.report.rank))
@@ -239,10 +242,13 @@ class Rank:
         if phases.spans is not None:
             self.notes += phases.spans.notes
         self.notes += engines.notes
+        graphs = software.compiled_graphs()
+        if graphs is None:
+            self.notes.append(GRAPHS_UNKNOWN)
         observed = observer.result()  # before `evidence`, which compares with the fingerprint that it takes
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())
-        if report.rank == 0 and software.compiled_graphs():
+        if report.rank == 0 and graphs:
             report = report.replace(autotuned=autotuned.choices(self.run_dir.inductor_cache))
         report = report.replace(
             observed=observed, evidence=observer.evidence(), dtypes=observer.dtypes, notes=notes

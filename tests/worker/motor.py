@@ -59,6 +59,16 @@ class Driver(torch.nn.Module):
     def clip(self):
         return "clipped"
 
+class Gear:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def step(self):
+        self.advance()
+
+    def advance(self):
+        self.inner.step()
+
 def elsewhere(inner):
     inner.step()
 
@@ -74,6 +84,13 @@ def install(packages: Packages) -> None:
     (folder / "__init__.py").write_text("import torch\n")
     (folder / "driving.py").write_text(LIBRARY)
     packages.install("perf-motor", FRAMEWORK, frameworks="motor = perf_motor:Motor")
+
+
+def install_as_one_file(packages: Packages) -> None:
+    """Do the same for a library that is a single file."""
+    (packages.directory / "motor.py").write_text(LIBRARY)
+    framework = FRAMEWORK.replace("motor.driving:", "motor:")
+    packages.install("perf-motor", framework, frameworks="motor = perf_motor:Motor")
 
 
 def driving() -> Any:

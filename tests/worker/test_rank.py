@@ -1,6 +1,9 @@
+import dataclasses
 import errno
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -14,8 +17,9 @@ from perfsuite.frameworks.fake import Fake
 from perfsuite.results.rank_report import Evidence, Failure, FailureKind, Memory, Observed, RankReport
 from perfsuite.results.run_dir import RunDir
 from perfsuite.worker.clock.timers import SimulatedTimer
+from perfsuite.worker.observation import engines
 from perfsuite.worker.observation.observe import Observer
-from perfsuite.worker.rank import Rank, empty_report, failure_of, write_failure
+from perfsuite.worker.rank import GRAPHS_UNKNOWN, Rank, empty_report, failure_of, write_failure
 from tests.samples import known, make_case
 from tests.test_errors import Unspeakable
 
@@ -48,6 +52,32 @@ def test_report_has_times_tokens_probe_and_memory(tmp_path: Path) -> None:
     assert (report.probe_s, report.observed, report.evidence, report.failure) == ((), None, None, None)
     rank.workload = Workload(run=lambda steps: [], data_parallel=1)
     assert rank.finish().memory is None
+
+
+def test_looks_again_for_engines_when_training_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = simulated(tmp_path)
+    rank.plan = dataclasses.replace(rank.plan, needs_torch=True)
+    looked: list[int] = []
+    monkeypatch.setattr(engines, "look_again", lambda: looked.append(rank.recorder.steps))
+    rank.start()
+    assert looked == [0], "once, before the first step"
+
+
+def test_unknown_compilation_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = simulated(tmp_path)
+    observed = Observed(settings={"wrapper": "none"}, environment={})
+    evidence = Evidence(data_parallel=2)
+    for name, value in (("result", observed), ("evidence", evidence), ("check", None)):
+        monkeypatch.setattr(Observer, name, Mock(return_value=value))
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
+    rank.observe()
+    rank.start()
+    rank.workload.run(3)
+    report = rank.finish()
+    assert report.failure is None
+    assert GRAPHS_UNKNOWN in report.notes
 
 
 @pytest.mark.fault("something else runs")

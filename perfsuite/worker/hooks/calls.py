@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from perfsuite.worker.hooks.named import wrap_method
+
 BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # classes of DeepEP
 # Name prefixes of methods that communicate.
 SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
@@ -55,12 +57,14 @@ def _notice(owner: Any, name: str, said: str, counter: Counter[str] = seen) -> N
 
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
     """Call `look` with the arguments before each call of a function, and mark it with `is_watched`."""
-    original = getattr(owner, name)
 
-    @functools.wraps(original)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        look(*args, **kwargs)
-        return original(*args, **kwargs)
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            look(*args, **kwargs)
+            return original(*args, **kwargs)
 
-    watched.is_watched = True  # type: ignore[attr-defined]
-    setattr(owner, name, watched)
+        watched.is_watched = True  # type: ignore[attr-defined]
+        return watched
+
+    wrap_method(owner, name, wrap)

@@ -1,9 +1,10 @@
 """Find what frameworks know of the libraries that this process imports (`frameworks.base.Library`).
 
-A framework is loaded only once the process imports the module of the same name. Imports no torch.
+A framework is loaded only once the process imports the module of the same name. What was found is kept, as
+the clock asks in each step of training. Imports no torch.
 """
 
-import contextlib
+import functools
 import sys
 
 from perfsuite import extensions
@@ -13,9 +14,10 @@ from perfsuite.extensions import FRAMEWORKS
 from perfsuite.frameworks.base import Framework, Library
 
 
-def names() -> list[str]:
+@functools.cache
+def names() -> tuple[str, ...]:
     """Return the names of the modules that a framework may know."""
-    return extensions.names(FRAMEWORKS)
+    return tuple(extensions.names(FRAMEWORKS))
 
 
 def of(name: str) -> Library | None:
@@ -39,11 +41,15 @@ def packages() -> list[str]:
 
 def _kinds() -> list[type[Framework]]:
     """Return the frameworks whose library this process has imported."""
-    kinds = []
-    for name in names():
-        if name in sys.modules:
-            with contextlib.suppress(ExtensionError):
-                kind = framework_class(name)
-                if kind is not None and issubclass(kind, Framework):
-                    kinds.append(kind)
-    return kinds
+    found = [_kind(name) for name in names() if name in sys.modules]
+    return [kind for kind in found if kind is not None]
+
+
+@functools.cache
+def _kind(name: str) -> type[Framework] | None:
+    """Return the framework of this name; None if it only has options or is broken. It is not tried again."""
+    try:
+        kind = framework_class(name)
+    except ExtensionError:
+        return None
+    return kind if kind is not None and issubclass(kind, Framework) else None

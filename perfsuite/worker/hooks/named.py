@@ -146,6 +146,18 @@ class Search:
             sys.setprofile(self._before)
 
 
+def wrap_method(owner: Any, name: str, wrap: Wrap) -> None:
+    """Wrap a function of a class, module or object. A static or class method of a class remains one."""
+    function = getattr(owner, name)
+    # Reading a static or class method from its class returns a plain or bound function. As an attribute of
+    # the class, that would get the object as one more argument.
+    as_defined = inspect.getattr_static(owner, name, None) if isinstance(owner, type) else None
+    if isinstance(as_defined, staticmethod | classmethod):
+        setattr(owner, name, type(as_defined)(wrap(as_defined.__func__)))
+    else:
+        setattr(owner, name, wrap(function))
+
+
 def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> None:
     """Replace a function, also in modules that have it from `from module import name`."""
     for module in (owner, *list(sys.modules.values())):

@@ -21,7 +21,7 @@ from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
-_created: list[Engine] = []  # the kind of each of them, which may be gone
+_created: list[Engine] = []  # the kind of each of them, which may be gone or incomplete
 _imports: AfterImport | None = None
 notes: list[str] = []  # why engines are not noticed
 
@@ -29,8 +29,9 @@ notes: list[str] = []  # why engines are not noticed
 def watch() -> None:
     """Notice each engine that is created from now on.
 
-    No engine can exist yet where this is called as soon as torch has been imported: libraries of engines
-    import torch themselves, and a class is watched as soon as its module has been executed.
+    Call it as soon as torch has been imported. A class is watched once its module has been executed. If that
+    module is the one that imports torch, it is still being executed: call `look_again` later. An engine that
+    is created before is known once it steps.
     """
     global _imports
     notes.clear()
@@ -51,6 +52,12 @@ def watch() -> None:
     imports.begin()
 
 
+def look_again() -> None:
+    """Watch classes whose modules were still being imported when `watch` was called."""
+    if _imports is not None:
+        _imports.look()
+
+
 def notice(engine: Engine, module: ModuleType) -> None:
     """Notice the engines that a module creates."""
     kind: Any = getattr(module, engine.path.partition(":")[2])
@@ -60,15 +67,15 @@ def notice(engine: Engine, module: ModuleType) -> None:
 
     @functools.wraps(create)
     def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        _created.append(engine)  # even if the constructor fails, as in a dry run
         create(self, *args, **kwargs)
-        _keep(engine, self)
+        _keep(self)
 
     watched.is_watched = True  # type: ignore[attr-defined]
     kind.__init__ = watched
 
 
-def _keep(kind: Engine, engine: Any) -> None:
-    _created.append(kind)
+def _keep(engine: Any) -> None:
     with contextlib.suppress(TypeError):  # it has no hash, or no weak references
         _living.add(engine)
 
@@ -97,7 +104,7 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
 
 
 def not_dry() -> str | None:
-    """Return why what trains in this process cannot run dry; None if it has created no such engine."""
+    """Return why what trains in this process cannot run dry; None if it began to create no such engine."""
     return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
 
 
@@ -126,15 +133,19 @@ def _is_part(
     callers = _callers(library)
     if not callers:
         return False
-    engine = next((self_ for name, self_ in callers if name == kind.step), None)
-    if engine is None and not any(name == "__init__" for name, _ in callers):
+    # Other objects of the library, such as wrappers of optimizers, may have a method of the same name.
+    of_kind = _class(kind) or ()
+    steppers = (self_ for function, self_ in callers if function == kind.step)
+    engine = next((self_ for self_ in steppers if isinstance(self_, of_kind)), None)
+    if engine is None and not any(function == "__init__" for function, _ in callers):
         raise MismatchError(
             f"{_with_version(library)} steps {type(optimizer).__name__} outside of {name}.{kind.step}, by "
             f"{callers[0][0]}: what is one step of training is not known. Train with the methods of a "
             f"{name}, with another version of {library}, or without it"
         )
     if engine is not None and kind.step not in vars(engine):
-        _keep(kind, engine)  # it may be older than `watch`
+        _created.append(kind)  # it may be older than `watch`
+        _keep(engine)
         step = getattr(engine, kind.step)
 
         @functools.wraps(step)
@@ -153,8 +164,13 @@ def _callers(library: str) -> list[tuple[str, Any]]:
     return [
         (frame.f_code.co_name, frame.f_locals.get("self"))
         for frame, _ in traceback.walk_stack(sys._getframe())
-        if str(frame.f_globals.get("__name__", "")).startswith(f"{library}.")
+        if _is_of(library, frame.f_globals.get("__name__"))
     ]
+
+
+def _is_of(library: str, module: object) -> bool:
+    """Return whether a module is the library itself, which may be a single file, or is in it."""
+    return isinstance(module, str) and (module == library or module.startswith(f"{library}."))
 
 
 def _with_version(library: str) -> str:

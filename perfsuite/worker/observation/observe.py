@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from perfsuite.frameworks.base import Workload
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
+GRAPHS_NOT_OBSERVED = "not observed (torch does not count graphs)"
 # For a model without attention, such as Mamba; only a case's default attention matches it.
 NO_ATTENTION = "none"
 ADAPTERS = ("trained", "lora", "adapters")
@@ -77,8 +78,9 @@ class Observer:
             if self._has_values:
                 self._before = replicas.fingerprint(self.model)
                 self._collectives_before = replicas.collectives_begun()
-            is_compiled = self.case.compile or software.compiled_graphs() > 0
-            self._second_step = SecondStep(self.model, inside=not is_compiled)
+            # Hooks inside a compiled model would change its graphs, so it counts as compiled if unknown.
+            may_be_compiled = self.case.compile or software.compiled_graphs() != 0
+            self._second_step = SecondStep(self.model, inside=not may_be_compiled)
             self.optimizer = optimizer
         elif optimizer is self.optimizer and not self._settings:
             self._settings = self._look()
@@ -103,7 +105,7 @@ class Observer:
             **self._settings,
             # A rank of FSDP1 may hold only frozen parameters, and then has nothing that changes.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
-            "compiled": "yes" if software.compiled_graphs() else "no",
+            "compiled": _compiled(),
         }
         environment = software.environment(self.case.framework.packages)
         # A script's second batch may or may not have padding.
@@ -183,7 +185,7 @@ class Observer:
             "optimizer_parameters": "the model's",
             "parameters_changed": "yes",
             "attention": None if may_be_any else case.attention,
-            "compiled": "yes" if case.compile else None,
+            "compiled": "yes" if case.compile and settings.get("compiled") != GRAPHS_NOT_OBSERVED else None,
             **finetuning.expected(case, self.model, self._blocks(), settings.get("lora")),
         }
         if self._second_step.inside:
@@ -305,6 +307,14 @@ def _attention(model: nn.Module) -> dict[str, str]:
         return {"attention": attn_implementation(config)}
     # transformers uses the package if it can be imported, and silently falls back if it cannot.
     return {"attention": NO_ATTENTION, "mamba_ssm": "loaded" if "mamba_ssm" in sys.modules else "none"}
+
+
+def _compiled() -> str:
+    """Return whether torch.compile has made a graph."""
+    graphs = software.compiled_graphs()
+    if graphs is None:
+        return GRAPHS_NOT_OBSERVED
+    return "yes" if graphs else "no"
 
 
 def _placement(placement: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from perfsuite.errors import PrivateNameError
 from perfsuite.frameworks.common import private
 from perfsuite.results.counts import Compiled, spans
 from perfsuite.results.environment import variables
@@ -83,32 +84,44 @@ def arithmetic(device: str) -> dict[str, str]:
 
 
 def _dynamo() -> Mapping[str, Mapping[str, int]]:
-    """Return the counters of torch.compile; empty if it was never loaded."""
+    """Return the counters of torch.compile; empty if it was never loaded. Raises `PrivateNameError`."""
     return private.if_loaded("dynamo_counters") or {}
 
 
-def compiled_graphs() -> int:
-    """Return how many graphs torch.compile has made in this process."""
-    return _dynamo().get("stats", Counter[str]()).get("unique_graphs", 0)
+def compiled_graphs() -> int | None:
+    """Return how many graphs torch.compile has made in this process; None if this torch does not say."""
+    with contextlib.suppress(PrivateNameError):
+        return _graphs(_dynamo())
+    return None
 
 
 def is_compiled_anew() -> bool:
-    """Return whether inductor compiled a graph that was not in its cache."""
-    return _dynamo().get("inductor", {}).get("fxgraph_cache_miss", 0) > 0
+    """Return whether inductor is known to have compiled a graph that was not in its cache."""
+    with contextlib.suppress(PrivateNameError):
+        return _dynamo().get("inductor", {}).get("fxgraph_cache_miss", 0) > 0
+    return False
 
 
 def compiled_counts() -> Compiled | None:
-    """Return what torch.compile has made; None if nothing. Kernels from inductor's cache count as well."""
-    if not compiled_graphs():
+    """Return what torch.compile has made; None if nothing. Kernels from inductor's cache count as well.
+
+    Raises `PrivateNameError`.
+    """
+    counters = _dynamo()
+    if not _graphs(counters):
         return None
     breaks = Counter[str]()
-    for reason, count in _dynamo().get("graph_break", {}).items():
+    for reason, count in counters.get("graph_break", {}).items():
         breaks[reason.splitlines()[0]] += count  # the following lines name places in files
     metrics = private.compilation_metrics()
     return Compiled(
-        graphs=compiled_graphs(),
+        graphs=_graphs(counters),
         breaks=dict(breaks),
         recompilations=sum(metric.recompile_reason is not None for metric in metrics),
         kernels=private.if_loaded("inductor_kernels") or 0,
-        extern_calls=_dynamo().get("inductor", {}).get("extern_calls", 0),
+        extern_calls=counters.get("inductor", {}).get("extern_calls", 0),
     )
+
+
+def _graphs(counters: Mapping[str, Mapping[str, int]]) -> int:
+    return counters.get("stats", {}).get("unique_graphs", 0)

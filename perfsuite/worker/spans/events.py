@@ -27,7 +27,7 @@ from perfsuite.worker.clock import loaders
 from perfsuite.worker.clock.startup_clock import PERFSUITE, Part
 from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
-from perfsuite.worker.hooks.named import replace_everywhere
+from perfsuite.worker.hooks.named import replace_everywhere, wrap_method
 from perfsuite.worker.observation.replicas import collectives_begun
 from perfsuite.worker.spans import phases
 from perfsuite.worker.spans.phases import watched as span_of
@@ -165,17 +165,21 @@ def _wrap(recognised: Recognised, module: ModuleType) -> None:
         return
     if hasattr(function, "is_event"):  # it is watched already
         return
-    if recognised.file is not None:
-        wrapped = _of_a_file(function, recognised.event, recognised.file)
-    elif name == ASYNC:
-        wrapped = _in_the_background(function, recognised.event)
-    else:
-        wrapped = span_of(function, recognised.event, is_event=True)
-    wrapped.is_event = True
+
+    def wrap(function: Callable[..., Any]) -> Any:
+        if recognised.file is not None:
+            wrapped = _of_a_file(function, recognised.event, recognised.file)
+        elif name == ASYNC:
+            wrapped = _in_the_background(function, recognised.event)
+        else:
+            wrapped = span_of(function, recognised.event, is_event=True)
+        wrapped.is_event = True
+        return wrapped
+
     if parents:
-        setattr(owner, name, wrapped)
+        wrap_method(owner, name, wrap)
     else:
-        replace_everywhere(owner, name, function, wrapped)
+        replace_everywhere(owner, name, function, wrap(function))
 
 
 def _of_a_file(function: Callable[..., Any], event: str, file: File) -> Any:

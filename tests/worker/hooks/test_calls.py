@@ -47,3 +47,37 @@ def test_replaces_only_methods_that_send(monkeypatch: pytest.MonkeyPatch) -> Non
     calls.watch_packages()
     assert (Buffer().combine(), Buffer.combine_limit, Buffer.size) == ("sent", 8, size)
     assert (calls.seen - before).total() == 1
+
+
+class Engine:
+    """A class of a library, with each kind of method."""
+
+    def step(self, value: str) -> tuple[type, str]:
+        return type(self), value
+
+    @classmethod
+    def load(cls, value: str) -> tuple[type, str]:
+        return cls, value
+
+    @staticmethod
+    def clip(value: str) -> tuple[type, str]:
+        return Engine, value
+
+
+@pytest.mark.parametrize("name", ["step", "load", "clip"])
+def test_watched_methods_are_called_as_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, name, vars(Engine)[name])
+    seen: list[Any] = []
+    calls.before(Engine, name, lambda *args: seen.append(args[-1]))
+    assert getattr(Engine(), name)("x") == (Engine, "x")
+    assert getattr(Engine, name).is_watched
+    assert seen == ["x"]
+
+
+def test_an_inherited_class_method_keeps_its_class() -> None:
+    class Derived(Engine):
+        """It inherits its methods."""
+
+    calls.before(Derived, "load", lambda *_: None)
+    assert Derived().load("x") == (Derived, "x")
+    assert not hasattr(Engine.load, "is_watched")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from perfsuite import extensions
 from perfsuite.errors import ExtensionError
 from perfsuite.worker.hooks import libraries
 from tests.packages import Packages
@@ -41,3 +42,41 @@ def test_leaves_a_broken_framework_out(packages: Packages) -> None:
         libraries.of("motor")
     assert libraries.imported() == []
     assert "perf-motor" not in libraries.packages()
+
+
+def test_imports_a_broken_framework_once(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock asks in each step."""
+    tries: list[str] = []
+    monkeypatch.setattr(sys, "tried", tries.append, raising=False)
+    motor.install(packages)
+    broken = "import sys; sys.tried('once')\nimport nothing_like_this"
+    (packages.directory / "perf_motor.py").write_text(broken)
+    importlib.import_module("motor")
+    for _ in range(3):
+        assert libraries.imported() == []
+    assert tries == ["once"]
+
+
+def test_reads_the_names_of_frameworks_once(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+
+    def names(group: str) -> list[str]:
+        reads.append(group)
+        return []
+
+    monkeypatch.setattr(extensions, "names", names)
+    for _ in range(3):
+        libraries.imported()
+    assert reads == [extensions.FRAMEWORKS]
+
+
+def test_finds_a_library_imported_after_others(packages: Packages) -> None:
+    motor.install(packages)
+    importlib.import_module("motor")
+    (first,) = libraries.imported()
+    other = motor.FRAMEWORK.replace("motor.", "boat.").replace('"motor"', '"boat"')
+    packages.install("perf-boat", other, frameworks="boat = perf_boat:Motor")
+    (packages.directory / "boat.py").write_text("")
+    assert [library.engine for library in libraries.imported()] == [first.engine]
+    importlib.import_module("boat")
+    assert len(libraries.imported()) == 2

@@ -1,5 +1,6 @@
 """Engines of a library that another package's framework knows, in this process."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +56,33 @@ def test_clock_hears_engine_steps_from_the_second(driving: Any, optimizer: Any) 
         assert told == ["before", "after"] * steps
 
 
+def test_clock_hears_engines_of_a_single_file(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install_as_one_file(packages)
+    engines.watch()
+    engine = importlib.import_module("motor").Driver(optimizer)
+    told = told_by(optimizer)
+    for steps in range(3):
+        engine.step()
+        assert told == ["before", "after"] * steps
+
+
+def test_a_wrapper_with_the_engines_method_is_no_engine(driving: Any, optimizer: Any) -> None:
+    engine = driving.Driver(driving.Gear(optimizer))
+    told = told_by(optimizer)
+    for steps in range(3):
+        engine.step()
+        assert told == ["before", "after"] * steps
+
+
+def test_refuses_a_step_of_a_wrapper_alone(driving: Any, optimizer: Any) -> None:
+    told_by(optimizer)
+    with pytest.raises(MismatchError, match=r"^motor steps SGD outside of Driver\.advance, by advance: "):
+        driving.Gear(optimizer).step()
+
+
 def test_a_step_beside_an_engine_is_its_own(driving: Any, optimizer: Any) -> None:
     driving.Driver(optimizer)
     told = told_by(optimizer)
@@ -90,6 +118,21 @@ def test_notices_engines_of_a_half_imported_library(
     monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
     (packages.directory / "motor" / "__init__.py").write_text("import sys; sys.attach()\n")
     engine = motor.driving().Driver(optimizer)
+    assert engines.of(optimizer) is engine
+
+
+def test_looks_again_for_a_half_imported_engine(
+    packages: Packages, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module of the engine imports torch first of all, which has perfsuite attach."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    motor.install(packages)
+    monkeypatch.setattr(sys, "attach", engines.watch, raising=False)
+    (packages.directory / "motor" / "__init__.py").write_text("")
+    (packages.directory / "motor" / "driving.py").write_text(f"import sys; sys.attach()\n{motor.LIBRARY}")
+    driving = motor.driving()
+    engines.look_again()
+    engine = driving.Driver(optimizer)
     assert engines.of(optimizer) is engine
 
 
@@ -133,6 +176,12 @@ def test_refuses_a_library_that_steps_elsewhere(driving: Any, optimizer: Any) ->
 def test_says_why_an_engine_cannot_run_dry(driving: Any, optimizer: Any) -> None:
     assert engines.not_dry() is None, "no engine was created"
     driving.Driver(optimizer)
+    assert engines.not_dry() == "a motor needs fuel"
+
+
+def test_says_why_if_an_engine_cannot_be_created(driving: Any) -> None:
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'step'"):
+        driving.Driver(None)
     assert engines.not_dry() == "a motor needs fuel"
 
 

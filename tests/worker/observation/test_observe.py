@@ -12,7 +12,7 @@ from perfsuite.frameworks.base import Workload
 from perfsuite.frameworks.common.model import build_model, build_optimizer, synthetic_batches
 from perfsuite.results.rank_report import Observed
 from perfsuite.worker.observation import second_step
-from perfsuite.worker.observation.observe import Observer, Owners, _attention, owner
+from perfsuite.worker.observation.observe import GRAPHS_NOT_OBSERVED, Observer, Owners, _attention, owner
 from perfsuite.worker.observation.second_step import NOT_OBSERVED
 from tests.samples import make_case
 
@@ -155,6 +155,20 @@ def test_refuses_a_compiled_case_without_a_graph() -> None:
     assert result.settings["compiled"] == "no"
     said = refused(observer, as_ddp(result), compile=True)
     assert said.startswith("compiled: the case asks for 'yes', but 'no' ran")
+
+
+def test_unknown_compilation_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch._dynamo.utils.counters")
+    observer, result = observed(in_one_process())
+    assert result.settings["compiled"] == GRAPHS_NOT_OBSERVED
+    observer.case = observer.case.replace(compile=True)
+    observer.check(as_ddp(result))
+
+
+def test_leaves_a_model_that_may_be_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch._dynamo.utils.counters")
+    observer, _ = observed(in_one_process())
+    assert not observer._second_step.inside
 
 
 def test_evidence_is_of_step_two_and_replicas() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from perfsuite.errors import PrivateNameError
 from perfsuite.worker.observation import software
 from tests.packages import Packages
 from tests.processes import python
@@ -112,6 +113,24 @@ def test_graphs_of_torch_compile_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert software.compiled_graphs() == 3
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
     assert software.compiled_graphs() == 0
+
+
+@pytest.fixture
+def no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch whose counters of torch.compile have another name."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
+
+
+@pytest.mark.usefixtures("no_counters")
+def test_graphs_are_unknown_without_torchs_counters() -> None:
+    assert software.compiled_graphs() is None
+    assert not software.is_compiled_anew()
+
+
+@pytest.mark.usefixtures("no_counters")
+def test_unknown_graphs_are_not_counted_as_none() -> None:
+    with pytest.raises(PrivateNameError, match=r"what torch\.compile made is not known"):
+        software.compiled_counts()
 
 
 def test_names_imported_distributions_and_versions() -> None:

@@ -194,6 +194,33 @@ def test_functions_that_a_framework_names_are_events(spans: Spans, packages: Pac
     assert names(current) == {SAVE: 1, EVALUATE: 1}
 
 
+class Engine:
+    """A class of a library, with each kind of method."""
+
+    def save(self, path: str) -> tuple[type, str]:
+        return type(self), path
+
+    @classmethod
+    def load(cls, path: str) -> tuple[type, str]:
+        return cls, path
+
+    @staticmethod
+    def check(path: str) -> tuple[type, str]:
+        return Engine, path
+
+
+@pytest.mark.parametrize(("name", "event"), [("save", SAVE), ("load", LOAD), ("check", EVALUATE)])
+def test_recognised_methods_are_called_as_before(
+    spans: Spans, name: str, event: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, name, vars(Engine)[name])
+    recognised = Recognised(__name__, f"Engine.{name}", event)
+    for _ in range(2):  # the second time, it is watched already
+        events._wrap(recognised, sys.modules[__name__])
+    assert getattr(Engine(), name)("x") == (Engine, "x")
+    assert names(spans) == {event: 1}
+
+
 def test_outermost_saver_names_the_event(spans: Spans, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
