@@ -1,7 +1,7 @@
 """Prepare one case for the HTML page: its figures as tables of text, its series as charts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from perfsuite.case.case import Unit
@@ -21,9 +21,17 @@ MOST_ENTRIES = 8  # entries of ranks on the page: if 64 ranks all differ in byte
 
 
 def case_view(
-    result: Measurement, session: SessionFile, *, anchor: str, columns: Sequence[Column]
+    result: Measurement,
+    session: SessionFile,
+    *,
+    anchor: str,
+    columns: Sequence[Column],
+    commands: Collection[str],
 ) -> dict[str, Any]:
-    """Return a case's content for the template. `anchor` is unique; `columns` are those of the overview."""
+    """Return a case's content for the template.
+
+    `anchor` is unique; `columns` are those of the overview; `commands` names the commands of perfsuite.
+    """
     runs = result.runs
     check = result.verdict.counts
     band = _band(result)
@@ -34,7 +42,7 @@ def case_view(
         "anchor": anchor,
         "result": result,
         "commit": session.commit,
-        "next_steps": next_steps(result, session),
+        "next_steps": next_steps(result, session, commands=commands),
         "explained": explained(result),
         "cells": {column.heading: column.cell(result) or Cell(NONE, None) for column in columns},
         "checks": tables.checks(result, anchor),

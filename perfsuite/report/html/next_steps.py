@@ -2,13 +2,19 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from perfsuite.results.baseline import MIN_ACCEPTED
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 
 GOOD = "COMMIT"  # replaces a commit that only the reader knows
 REASON = "WHY"
+ACCEPTANCE = {
+    "regressed": "Is it meant? Accept it",
+    "improved": "Keep the improvement",
+    "recorded": "Review it",
+}  # purposes of accepting a baseline, by outcome
 
 
 class NextStep(NamedTuple):
@@ -18,38 +24,68 @@ class NextStep(NamedTuple):
     command: str
 
 
-def next_steps(result: Measurement, session: SessionFile) -> list[NextStep]:
-    """Return the commands for a case; the last one measures it again."""
+def next_steps(result: Measurement, session: SessionFile, *, commands: Collection[str]) -> list[NextStep]:
+    """Return the steps for a case; the last one measures it again. `commands` names those of perfsuite."""
     again = NextStep("Count it again" if result.dry else "Measure it again", _again(result, session))
-    is_injected = _inject(result) is not None
-    return [again] if is_injected else [*_searches(result, session), *_acceptance(result, session), again]
+    if _inject(result) is not None:
+        return [again]
+    bisection = _bisection(result, session) if "bisect" in commands else ()
+    return [*_comparison(result, session), *bisection, *_acceptance(result, session), again]
 
 
-def _searches(result: Measurement, session: SessionFile) -> Iterator[NextStep]:
-    if result.outcome != "regressed" or result.excused is not None:
-        return
-    way = _way(result)
-    if session.arms:
-        commit = _only_commit(session.arms[0])
-        if commit is not None:
-            bad = session.arms[1].text
-            words = ("bisect", "--good", commit, *(() if bad == "." else ("--bad", bad)))
-            yield NextStep("Which commit is it?", _command(*words, *way, result.case_id))
-        return
-    against = _command("compare", "--against", GOOD, *way, result.case_id)
-    yield NextStep(f"Is it the code? ({GOOD}: one that was fast enough)", against)
-    yield NextStep("Which commit is it?", _command("bisect", "--good", GOOD, *way, result.case_id))
+def _comparison(result: Measurement, session: SessionFile) -> Iterator[NextStep]:
+    if _is_searched(result) and not session.arms and session.commit is not None:
+        against = _command("compare", "--against", GOOD, *_way(result), result.case_id)
+        yield NextStep(f"Is it the code? ({GOOD}: one that was fast enough)", against)
+
+
+def _bisection(result: Measurement, session: SessionFile) -> Iterator[NextStep]:
+    ends = _ends(session)
+    if _is_searched(result) and ends is not None:
+        yield NextStep("Which commit is it?", _command("bisect", *ends, *_way(result), result.case_id))
+
+
+def _is_searched(result: Measurement) -> bool:
+    return result.outcome == "regressed" and result.excused is None
+
+
+def _ends(session: SessionFile) -> tuple[str, ...] | None:
+    """Return the options that name the good and the bad commit; None where bisect would refuse to search."""
+    if not session.arms:
+        is_committed = session.commit is not None and not session.dirty
+        return ("--good", GOOD) if is_committed else None
+    good, bad = session.arms
+    is_same_python = good.facts.get("interpreter") == bad.facts.get("interpreter")
+    if not (_is_commit(good) and is_same_python):
+        return None
+    if bad.text == ".":
+        return ("--good", good.text) if _is_committed(bad) else None
+    return ("--good", good.text, "--bad", bad.text) if _is_commit(bad) else None
+
+
+def _is_commit(arm: ArmFacts) -> bool:
+    """Return whether an arm was given as a commit and nothing else: no variable, release, image or lock file.
+
+    An interpreter, which is also a single word, differs in its facts.
+    """
+    return arm.text != "." and re.fullmatch(r"[^\s=:]+", arm.text) is not None and _is_committed(arm)
+
+
+def _is_committed(arm: ArmFacts) -> bool:
+    """Return whether the arm's commit is known and there are no uncommitted changes, which its facts name."""
+    return re.fullmatch(r"[0-9a-f]+", arm.facts.get("commit", "")) is not None
 
 
 def _acceptance(result: Measurement, session: SessionFile) -> Iterator[NextStep]:
-    if session.arms or result.excused is not None:
+    if session.arms or result.excused is not None or result.outcome not in ACCEPTANCE:
         return
-    counts = ("--counts",) if _way(result) else ()
-    if result.outcome in ("regressed", "improved"):
-        purpose = "Is it meant? Accept it" if result.outcome == "regressed" else "Keep the improvement"
-        yield NextStep(purpose, _command("baseline", "accept", *counts, "--reason", REASON, result.case_id))
-    elif result.outcome == "recorded":
-        yield NextStep("Review it", _command("baseline", "accept", *counts, result.case_id))
+    only_counts = ("--only-counts",) if _way(result) else ()
+    if not only_counts and len(result.verdict.healthy(result.runs)) < MIN_ACCEPTED:
+        enough = shlex.join(["pytest", result.nodeid, f"--perf-min-launches={MIN_ACCEPTED}"])
+        yield NextStep(f"To accept it, measure {MIN_ACCEPTED} launches first", enough)
+    reason = () if result.outcome == "recorded" else ("--reason", REASON)
+    accept = _command("baseline", "accept", *only_counts, *reason, result.case_id)
+    yield NextStep(ACCEPTANCE[result.outcome], accept)
 
 
 def _way(result: Measurement) -> tuple[str, ...]:
@@ -60,11 +96,6 @@ def _way(result: Measurement) -> tuple[str, ...]:
     counts = result.verdict.counts
     by_counts = counts is not None and counts.outcome == result.outcome
     return ("--counts",) if by_counts and not by_times else ()
-
-
-def _only_commit(arm: ArmFacts) -> str | None:
-    """Return the commit of an arm that is a commit and nothing else: no variable, release, image or path."""
-    return arm.text if re.fullmatch(r"[^\s=:/]+", arm.text) and arm.text != "." else None
 
 
 def _again(result: Measurement, session: SessionFile) -> str:

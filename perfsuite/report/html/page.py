@@ -14,6 +14,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from perfsuite import extensions
+from perfsuite.extensions import COMMANDS
 from perfsuite.report import counts, nodes, summary
 from perfsuite.report.columns import Column, extras, of_cases
 from perfsuite.report.html import tables
@@ -102,6 +104,7 @@ def rendered(
 def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[dict[str, Any]]:
     """Return every case, worst first, else in the order of measurement."""
     taken: Counter[str] = Counter()
+    commands = extensions.names(COMMANDS)
     views = []
     for session in sessions:
         for result in session.results:
@@ -109,7 +112,8 @@ def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[d
             taken[anchor] += 1
             if taken[anchor] > 1:
                 anchor += f":{taken[anchor]}"
-            views.append(case_view(result, session, anchor=anchor, columns=columns))
+            view = case_view(result, session, anchor=anchor, columns=columns, commands=commands)
+            views.append(view)
     return sorted(views, key=lambda view: WORST_FIRST.index(summary.verdict(view["result"])))
 
 

@@ -11,7 +11,9 @@ from tests.sessions import make_gpu_result, make_session
 
 def view(result: Measurement) -> SimpleNamespace:
     columns = overview("tokens")
-    return SimpleNamespace(**case_view(result, make_session(0), anchor="case-x", columns=columns))
+    return SimpleNamespace(
+        **case_view(result, make_session(0), anchor="case-x", columns=columns, commands=())
+    )
 
 
 def test_band_is_the_baselines_step_and_tolerance() -> None:

@@ -191,7 +191,7 @@ def test_a_case_tells_all_there_is(page: str) -> None:
     ]
     assert "torch: 2.12.1 -&gt; 2.13.0" in part
     assert part.count('<svg class="chart"') == 3 + 1 + len(GATED)
-    assert said.said("pre")[3].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
+    assert said.said("pre")[4].startswith("pytest 'bench_cases/test_llama.py::test_llama[fake-gpt2-xl")
     crashed = section(page, "fake-llama-3.2-1b-s256-b1-")
     never = of(samples.never_run())
     assert ("crash: NCCL error" in crashed, "Changed since the baseline" in crashed) == (True, False)
