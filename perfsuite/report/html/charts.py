@@ -186,14 +186,24 @@ def interval(check: Check, *, key: str) -> Markup | None:
         _line("axis", x(0), 0, x(0), CHANGE_FOOT),
         _line("allowed", x(allowed), 0, x(allowed), CHANGE_FOOT),
         _rect("interval", x(low), middle - 5, x(high) - x(low), 10),
-        _line("end", x(low), middle - 8, x(low), middle + 8),
-        _line("end", x(high), middle - 8, x(high), middle + 8),
+        _end(x, low, middle),
+        _end(x, high, middle),
         Markup('<circle class="estimate" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(x(check.change), middle),
     ]
     description = (
         f"{percent(check.change)}, 99% interval {between((low, high))}, {check.allowed:.1%} allowed."
     )
     return _image(key, f"Change of {check.label}", description, body, CHANGE_SIZE)
+
+
+def _end(x: Scale, value: float, middle: float) -> Markup:
+    """Draw one end of an interval: a cap, or an arrowhead at the edge if the end is off the scale."""
+    at = x(value)
+    if x.low <= value <= x.high:
+        return _line("end", at, middle - 8, at, middle + 8)
+    tip = at - 8 if value < x.low else at + 8
+    points = f"{at:.1f},{middle - 8:.1f} {at:.1f},{middle + 8:.1f} {tip:.1f},{middle:.1f}"
+    return Markup('<polygon class="beyond" points="{}"/>').format(points)
 
 
 def _change_range(marks: Sequence[float], ends: tuple[float, float]) -> tuple[float, float]:

@@ -159,6 +159,23 @@ def test_open_intervals_reach_the_edges() -> None:
     assert (float(bar["x"]), float(bar["width"])) == pytest.approx((34, 276), abs=22)
 
 
+@pytest.mark.parametrize(
+    ("ends", "caps"),
+    [((-0.12, -0.08), 2), ((-1.0, -0.08), 1), ((-0.12, math.inf), 1), ((-1.0, math.inf), 0)],
+)
+def test_only_ends_on_the_axis_have_caps(ends: tuple[float, float], caps: int) -> None:
+    svg = interval(interval=ends)
+    assert len(parts(svg, "end")) == caps
+    assert len(parts(svg, "beyond")) == 2 - caps
+
+
+def test_an_arrowhead_shows_on_which_side_an_end_is() -> None:
+    [arrow] = parts(interval(interval=(-1.0, -0.08)), "beyond")
+    assert arrow["points"] == "12.0,6.5 12.0,22.5 4.0,14.5"
+    [arrow] = parts(interval(interval=(-0.12, math.inf)), "beyond")
+    assert arrow["points"] == "288.0,6.5 288.0,22.5 296.0,14.5"
+
+
 def test_unknown_changes_have_no_chart() -> None:
     for change in (None, math.nan):
         assert charts.interval(metric_check(change=change, interval=None), key="k") is None
