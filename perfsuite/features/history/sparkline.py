@@ -55,7 +55,10 @@ def sparkline(
         body += [dot.format(*point.split(",")) for point in points]
     for start, end in pairwise([0, *(mark.first for mark in marks), len(values)]):
         level = median(values[start:end])
-        ends = f"{place(start - 0.3, level)} {place(end - 0.7, level)}"
+        # A level begins shortly before its first session and ends shortly after its last, inside the chart.
+        first = max(start - 0.3, 0)
+        last = min(end - 0.7, len(values) - 1)
+        ends = f"{place(first, level)} {place(last, level)}"
         body.append(Markup('<polyline class="level" points="{}"/>').format(ends))
     text = Markup('<text x="{}" y="{}">{}</text>')
     bottom, top = (HEIGHT - EDGE - (value - low) * down + 4 for value in limits(values))

@@ -21,14 +21,28 @@ def heights(line: Element) -> list[float]:
     return [float(point.split(",")[1]) for point in (line.get("points") or "").split()]
 
 
+def across(line: Element) -> list[float]:
+    return [float(point.split(",")[0]) for point in (line.get("points") or "").split()]
+
+
 def test_a_change_is_marked_between_its_levels() -> None:
     svg = drawn([100.0] * 10 + [90.0] * 10, Mark(10, "worse", "2024-01-11, abc: -10%"))
     [mark] = of_class(svg, "change")
     before, after = of_class(svg, "level")
-    ends = [float(each.split(",")[0]) for each in (before.get("points") or "").split()]
-    assert ends[1] < float(mark.get("x1") or 0) < float((after.get("points") or "").split(",")[0])
+    assert across(before)[1] < float(mark.get("x1") or 0) < across(after)[0]
     assert heights(before)[0] < heights(after)[0]
     assert mark.findtext("title") == "2024-01-11, abc: -10%"
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 3, 5, 10])
+def test_levels_stay_between_first_and_last_session(sessions: int) -> None:
+    marks = [Mark(sessions - 1, "worse", "-10%")] if sessions > 1 else []
+    svg = drawn([100.0] * sessions, *marks)
+    [values] = of_class(svg, "values")
+    levels = of_class(svg, "level")
+    assert len(levels) == 1 + len(marks)
+    for level in levels:
+        assert min(across(values)) <= min(across(level)) <= max(across(level)) <= max(across(values))
 
 
 def test_small_noise_does_not_look_large() -> None:
@@ -54,7 +68,7 @@ def test_all_is_within_the_frame_and_described() -> None:
     svg = drawn([float(number) for number in range(200)])
     [line] = of_class(svg, "values")
     assert 0 <= min(heights(line)) <= max(heights(line)) <= HEIGHT
-    assert max(float(each.split(",")[0]) for each in (line.get("points") or "").split()) < WIDTH
+    assert max(across(line)) < WIDTH
     assert len(of_class(svg, "value")) == 0 < DOTS
     by_id = {each.get("id"): each.text for each in svg.iter()}
     assert [by_id[name] for name in (svg.get("aria-labelledby") or "").split()] == ["<speed>", "three & more"]
