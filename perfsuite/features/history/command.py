@@ -254,7 +254,9 @@ def list_history(
 
 
 @app.command()
+@shares("baselines")
 def publish(
+    *,
     out: Annotated[
         Path, typer.Option("--out", help="Directory for the pages alone, whose files are replaced.")
     ],
@@ -264,14 +266,17 @@ def publish(
     commit_url: Annotated[
         str, typer.Option(help="Address to which the hash of a commit is appended, for links to it.")
     ] = "#",
+    shared: Shared,
 ) -> None:
     """Make OUT/html/history.html, a page of a history, and asv's pages, which load scripts from a CDN."""
-    require("asv", purpose="to publish a history")
+    require("asv", "numpy", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
     html = asv.publish(out, commits=exported.commits)
     kept = f"{plural(len(exported.commits), 'commit')}, {len(exported.unplaced)} left out"
-    own = page.write(html, history_dir, repo, branch=branch, commit_url=commit_url)
+    own = page.write(
+        html, history_dir, repo, branch=branch, commit_url=commit_url, baselines=shared.baselines
+    )
     console().print(f"pages of {kept}: {own}")
     console().print(f"asv's pages, beside it, need a server: python -m http.server --directory {html}")
 

@@ -5,9 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite import documents
+from perfsuite.features.history import page
 from tests.cli import commands
-from tests.samples import COMMIT, make_case, make_figures, make_result, make_run, write_session
-from tests.synthetic import commit, git
+from tests.features.history.nights import TOKENS_PER_STEP, Level, write_history
+from tests.samples import (
+    COMMIT,
+    make_baseline,
+    make_case,
+    make_figures,
+    make_result,
+    make_run,
+    write_session,
+)
+from tests.synthetic import commit, git, make_repository
 
 RUN = make_run(figures=make_figures(step_s_p50=0.25))
 
@@ -168,6 +179,44 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
         assert result.stdout == ""
         install = "which is not installed: pip install 'perfsuite[history]'"
         assert result.stderr == f"perfsuite history: {needs}, {install}\n"
+
+
+def test_publish_names_numpy_if_only_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "numpy" else find_spec(name)
+    )
+    assert "to publish a history: it needs the package numpy, which is not installed" in commands.error_of(
+        "history", "publish", "--out", "out"
+    )
+
+
+@pytest.fixture(scope="module")
+def regressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository and its history, in which a case became slower, and a baseline that accepts this."""
+    root = tmp_path_factory.mktemp("regressed")
+    case = make_case(hardware="h100")
+    commits = make_repository(root / "repo", 30)
+    write_history(
+        root / "history", commits, [case], lambda _, night: Level(step_s=1.1 if night >= 15 else 1.0)
+    )
+    accepted = make_baseline(make_run(case=case, figures=make_figures(tokens_per_s=TOKENS_PER_STEP / 0.11)))
+    accepted = accepted.replace(recorded_at="2024-02-28T12:00:00+00:00")
+    documents.write(root / "reviewed" / "h100-80gb-sxm" / f"{case.id}.json", accepted)
+    return root
+
+
+def published(root: Path, out: Path, *options: object) -> str:
+    invoke("publish", "--out", out, "--history", root / "history", "--repo", root / "repo", *options)
+    return (out / "html" / page.FILE).read_text()
+
+
+@pytest.mark.launch
+def test_published_page_reads_the_named_baselines(regressed: Path, tmp_path: Path) -> None:
+    assert "1 case, 1 worse" in published(regressed, tmp_path / "a")
+    accepted = published(regressed, tmp_path / "b", "--baselines", regressed / "reviewed")
+    assert "worse, accepted" in accepted
+    assert "1 case, none is worse" in accepted
 
 
 def test_help_does_not_list_what_workflows_call() -> None:
