@@ -21,9 +21,10 @@ from perfsuite.case.case import NO_TOKENS
 from perfsuite.features.history import store
 from perfsuite.features.history import trend as trends
 from perfsuite.features.history.asv.results import slot
-from perfsuite.features.history.sparkline import Mark, limits, sparkline
+from perfsuite.features.history.sparkline import DOTS, Mark, limits, sparkline
 from perfsuite.features.history.trend import Key, Point
 from perfsuite.inputs import git
+from perfsuite.report.html.charts import BUCKETS
 from perfsuite.report.names import short_names
 from perfsuite.report.safe_text import visible
 from perfsuite.report.text import NONE, plural
@@ -124,6 +125,8 @@ def render(
             "perfsuite": __version__,
         },
         headline=_headline(lines),
+        dots=DOTS,
+        line_points=2 * BUCKETS,
         style=Markup(style),
         policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'",
     )

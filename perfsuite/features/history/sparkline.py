@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from perfsuite.report.html.charts import thin
+
 WIDTH = 340
 HEIGHT = 58
 RIGHT = 64  # margin for the labels of the highest and the lowest value
@@ -48,7 +50,7 @@ def sparkline(
             '<line class="change {}" x1="{:.1f}" y1="2" x2="{:.1f}" y2="{}"><title>{}</title></line>'
         )
         body.append(line.format(mark.kind, at, at, HEIGHT - 2, mark.text))
-    points = [place(index, value) for index, value in enumerate(values)]
+    points = [place(index, value) for index, value in thin(values)]
     body.append(Markup('<polyline class="values" points="{}"/>').format(" ".join(points)))
     if len(values) <= DOTS:
         dot = Markup('<circle class="value" cx="{}" cy="{}" r="1.6"/>')

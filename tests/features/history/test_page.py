@@ -7,6 +7,7 @@ import pytest
 
 from perfsuite.errors import FileError
 from perfsuite.features.history import page
+from perfsuite.features.history.sparkline import DOTS
 from perfsuite.results.trend import Trend
 from tests.features.history.nights import Level, write_history
 from tests.report.html.test_page import EVIL, Page
@@ -64,6 +65,11 @@ def test_a_change_has_its_day_commit_and_cause(text: str) -> None:
         r'worse">2024-02-10, \w{8}: tokens/s: -3\.\d% \(.*\), worse; torch: 2.13.0 -&gt; 2.14.0',
         plain,
     )
+
+
+def test_the_legend_says_which_charts_have_dots(text: str) -> None:
+    [legend] = [each for each in Page(text).said("p") if "thick lines" in each]
+    assert f"In a chart of up to {DOTS} sessions, each dot is a session." in legend
 
 
 def test_changes_are_marked_by_their_state(text: str) -> None:
