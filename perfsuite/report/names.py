@@ -1,6 +1,6 @@
 """Shorten the ids of cases for pages that show many of them. Pure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from perfsuite.case.case import NO_TOKENS
@@ -11,7 +11,8 @@ SEPARATOR = " · "
 def short_names(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Return a name of each case: framework, model and topology, and the parts in which alike cases differ.
 
-    `parameters` are `Case.parameters` by id. Cases without any keep their id.
+    `parameters` are `Case.parameters` by id. Cases without any keep their id, as do those whose short names
+    are the same.
     """
     names = {case_id: case_id for case_id in parameters}
     alike = defaultdict[tuple[str, str, str], list[str]](list)
@@ -24,7 +25,8 @@ def short_names(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
         for case_id, texts in parts.items():
             shown = [texts[number] for number in distinguishing if texts[number]]
             names[case_id] = SEPARATOR.join([framework, model, *shown, topology])
-    return names
+    uses = Counter(names.values())
+    return {case_id: name if uses[name] == 1 else case_id for case_id, name in names.items()}
 
 
 def _framework(parameters: Mapping[str, str]) -> str:

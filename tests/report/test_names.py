@@ -36,3 +36,15 @@ def test_cases_without_tokens_name_no_length() -> None:
 
 def test_a_case_that_was_never_built_keeps_its_id() -> None:
     assert short_names({"some-id": {}}) == {"some-id": "some-id"}
+
+
+def test_cases_with_the_same_short_name_keep_their_ids() -> None:
+    usual = {**make_case(framework=DDP()).parameters, "options": ""}
+    of_framework = {**usual, "framework": "ddp-static_graph"}
+    of_case = {**usual, "options": "static_graph"}
+    other = {**usual, "model": "llama-tiny"}
+    assert short_names({"id-1": of_framework, "id-2": of_case, "id-3": other}) == {
+        "id-1": "id-1",
+        "id-2": "id-2",
+        "id-3": "ddp · llama-tiny · 1x2",
+    }
