@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from perfsuite import documents
+from perfsuite import documents, extensions
 from perfsuite.cli.shared import Hardware, Out, PytestOptions, Shared, option, read, report_directory, shares
 from perfsuite.dry.cases import by_expression
 from perfsuite.errors import CaseError
+from perfsuite.extensions import COMMANDS
 from perfsuite.features.nightly.plan import show_plan
 from perfsuite.inputs.files import read_text
 from perfsuite.report.console import say
@@ -133,7 +134,8 @@ def night(
             raise typer.Exit(2)
     finally:
         _summarise(summary, [each for each in Store(store).results() if each not in earlier_results])
-    say(f"report: {out / 'index.html'}; to keep the results: perfsuite history push {out / 'results.json'}")
+    keep = f"; to keep the results: perfsuite history push {out / 'results.json'}"
+    say(f"report: {out / 'index.html'}{keep if 'history' in extensions.names(COMMANDS) else ''}")
     raise typer.Exit(status if status in (0, 1) else 2)
 
 

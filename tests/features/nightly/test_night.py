@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite import documents
+from perfsuite import documents, extensions
 from perfsuite.features.nightly import night
 from perfsuite.results.session_file import SessionFile
 from tests.cli import commands
@@ -45,6 +45,13 @@ def test_night_checks_machine_and_gate_first(tonight: Jobs, monkeypatch: pytest.
     monkeypatch.setattr(night, "find_spec", lambda name: None)  # without transformers nothing is trained
     run()
     assert tonight.commands[-2] == ["perfsuite.cli", "selftest", "--framework=fake"]
+
+
+def test_names_history_only_where_it_exists(tonight: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "names", lambda group: ["night"])
+    said = commands.run("night", "--hardware", "h100").stderr
+    assert "report: out/index.html" in said
+    assert "perfsuite history" not in said
 
 
 @pytest.mark.parametrize(("ended", "status"), [(0, 0), (1, 1), (2, 2), (4, 2), (5, 2), (-9, 2)])
