@@ -18,7 +18,7 @@ MODULE = "frameworks/common/private.py"
 ALLOWED = {
     MODULE: "the module for torch, accelerate and transformers",
     "plugin/private.py": "the module for pytest",
-    "frameworks/deepspeed/engine.py": "its own name, STEP, has a check and an error there",
+    "frameworks/deepspeed/engine.py": "of DeepSpeed; without it, observation/engines.py refuses the launch",
     "worker/spans/events.py": "RECOGNISED is a table of places; a note names one that is missing",
 }
 """Files and folders that may use any private name."""
