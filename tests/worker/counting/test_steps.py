@@ -303,7 +303,7 @@ def test_uncountable_step_is_a_note(
         patched.setattr(software, "compiled_counts", lambda: compiled)
         counts = known(counting.result())
     assert (counts.memory, counts.compiled) == (None, compiled)
-    monkeypatch.setattr(software, "compiled_graphs", lambda: 1)
+    monkeypatch.setattr(software, "_graphs", lambda counters: 1)
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
     assert told(counting).startswith("what torch.compile made is not known (torch ")
 

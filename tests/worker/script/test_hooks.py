@@ -35,7 +35,7 @@ CASE = ALONE.model_copy(update={"max_warmup_steps": COUNTED_STEP, "steps": 3})  
 GUARDS = {
     "_guarded.<locals>.guarded",
     "SecondStep._hook.<locals>.run",
-    "before.<locals>.watched",
+    "before.<locals>.wrap.<locals>.watched",
     "LiveMemory._see_storage.<locals>.<lambda>",
     "LiveMemory._died",
     "_clips",
