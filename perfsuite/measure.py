@@ -80,9 +80,9 @@ def measure(
     def launch() -> bool:
         number = len(made) + 1
         launch_directory = RunDir.of_launch(directory, number).path
-        run, is_shared = launch_watched(case, machine, launch_directory, number, how)
+        run, was_shared = launch_watched(case, machine, launch_directory, number, how)
         made.append(run)
-        return is_shared
+        return was_shared
 
     def verdict_so_far(**changes: int) -> Verdict:
         policy = replace(reference.policy, **changes)

@@ -95,7 +95,7 @@ class Packages:
 def forget() -> None:
     """Read the metadata of installed packages anew, as a new process would."""
     of_cases = (framework.load, framework._check_findable, framework._package)
-    for cached in (extensions.installed, *of_cases, libraries.names, libraries._kind):
+    for cached in (extensions.installed, *of_cases, libraries.names, libraries._usable_framework):
         cached.cache_clear()
 
 

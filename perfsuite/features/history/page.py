@@ -3,17 +3,13 @@
 asv's pages show single figures and need scripts of others; this page links to them.
 """
 
-import base64
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from perfsuite import __version__
@@ -24,9 +20,9 @@ from perfsuite.features.history.asv.results import slot
 from perfsuite.features.history.sparkline import DOTS, Mark, limits, sparkline
 from perfsuite.features.history.trend import Key, Point
 from perfsuite.inputs import git
+from perfsuite.report.html import page as report
 from perfsuite.report.html.charts import BUCKETS
 from perfsuite.report.names import short_names
-from perfsuite.report.safe_text import visible
 from perfsuite.report.text import NONE, plural
 from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES
@@ -62,16 +58,11 @@ def write(
     followed by their hash. Raises `FileError` and `GitError`.
     """
     branch = branch or git.current_branch(repo)
-    places, dates, _ = store.on_branch(store.places(history), history, repo, branch)
-    order = {commit: number for number, commit in enumerate(dates)}
-    places.sort(key=lambda place: order[place.commit])  # as `trend` sorts them
-    cases = store.read_cases(history)
-    series = trends.read_series(places, cases)
-    trend = trends.trend(history, repo=repo, branch=branch, since=date.min, baselines=baselines)
+    sessions = trends.read(store.places(history), history, repo=repo, branch=branch)
     text = render(
-        series,
-        trend,
-        parameters={each.id: each.parameters for each in cases.values()},
+        sessions.series,
+        trends.changes(sessions, since=date.min, baselines=baselines),
+        parameters={each.id: each.parameters for each in sessions.cases.values()},
         title=f"{repo.resolve().name}, {branch}",
         commit_url=commit_url,
     )
@@ -102,33 +93,27 @@ def render(
         for number, ((_, name), metrics) in enumerate(sorted(of_case.items()))
     ]
     lines.sort(key=lambda line: -line["largest_regression"])
-    environment = Environment(
-        loader=PackageLoader(__name__.rpartition(".")[0]),
-        autoescape=True,
-        finalize=_visible,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    report = resources.files("perfsuite.report.html").joinpath("templates", "report.css")
-    own = resources.files(__name__.rpartition(".")[0]).joinpath("templates", "history.css")
-    style = report.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    package = __name__.rpartition(".")[0]
+    style = report.template_text(report.PACKAGE, "report.css") + report.template_text(package, "history.css")
     days = sorted(point.place.day for points in series.values() for point in points)
-    return environment.get_template("history.html").render(
-        title=title,
-        lines=lines,
-        facts={
-            "sessions": f"{trend.sessions:,}",
-            "from": _day(days[0]) if days else NONE,
-            "to": _day(days[-1]) if days else NONE,
-            "perfsuite": __version__,
-        },
-        headline=_headline(lines),
-        dots=DOTS,
-        line_points=2 * BUCKETS,
-        style=Markup(style),
-        policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'",
+    return (
+        report.environment(package)
+        .get_template("history.html")
+        .render(
+            title=title,
+            lines=lines,
+            facts={
+                "sessions": f"{trend.sessions:,}",
+                "from": _day(days[0]) if days else NONE,
+                "to": _day(days[-1]) if days else NONE,
+                "perfsuite": __version__,
+            },
+            headline=_headline(lines),
+            dots=DOTS,
+            line_points=2 * BUCKETS,
+            style=Markup(style),
+            policy=report.style_policy(style),
+        )
     )
 
 
@@ -232,7 +217,3 @@ def _state(drift: Drift) -> str:
 
 def _day(day: str) -> str:
     return f"{date.fromisoformat(day)}"
-
-
-def _visible(value: object) -> object:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

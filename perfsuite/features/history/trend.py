@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from itertools import groupby
@@ -70,7 +70,31 @@ def trend(
         return Trend(since=since or datetime.now(UTC).date(), sessions=0, series=0, findings=(), unplaced={})
     if not places:
         raise FileError(f"{directory} holds no session on {hardware_class}: nothing to look at")
-    from_day = since or _day(places[-1]) - PERIOD
+    sessions = read(places, directory, repo=repo, branch=branch)
+    wanted = {sessions.cases[name].id for name in store.matching(sessions.cases, case)}
+    if not any(key.case in wanted for key in sessions.series):
+        raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
+    return changes(sessions, cases=wanted, since=since, baselines=baselines)
+
+
+class Sessions(NamedTuple):
+    """The sessions of a history, and their series."""
+
+    places: Sequence[Place]  # in the order of commits with a repository, otherwise of time
+    order: Mapping[str, int]  # place of each commit on the branch; empty without a repository
+    unplaced: Mapping[str, str]  # commits whose sessions are left out, and why
+    newest: date  # day of the newest session, whether or not it is on the branch
+    cases: Mapping[str, store.StoredCase]
+    series: Series
+
+
+def read(places: Sequence[Place], directory: Path, *, repo: Path | None = None, branch: str = "") -> Sessions:
+    """Read the sessions at these places of a history, of which there is at least one.
+
+    With a repository, only sessions of commits on a branch are read, by default the one that is checked out.
+    Raises `FileError` and `GitError`.
+    """
+    newest = _day(places[-1])
     order: dict[str, int] = {}
     unplaced: dict[str, str] = {}
     if repo is not None:
@@ -79,31 +103,40 @@ def trend(
         order = {commit: number for number, commit in enumerate(dates)}
         places.sort(key=lambda place: order[place.commit])  # sessions of one commit stay sorted by time
     cases = store.read_cases(directory)
-    all_series = read_series(places, cases)
-    wanted = {cases[name].id for name in store.matching(cases, case)}
-    series = {key: points for key, points in all_series.items() if key.case in wanted}
-    if not series:
-        raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
+    return Sessions(places, order, unplaced, newest, cases, _series(places, cases))
+
+
+def changes(
+    sessions: Sessions,
+    *,
+    cases: Collection[str] | None = None,
+    since: date | None = None,
+    baselines: Path = BASELINES,
+) -> Trend:
+    """Find changes as `trend` does, in the series of the cases with these ids (default: of all)."""
+    series = sessions.series
+    if cases is not None:
+        series = {key: points for key, points in series.items() if key.case in cases}
+    from_day = since or sessions.newest - PERIOD
     judge = partial(
         _findings,
-        correlations=_correlations(all_series),
-        order=order,
+        correlations=_correlations(sessions.series),
+        order=sessions.order,
         baselines=BaselineStore(baselines),
-        measured_since=_day(places[-1]) - PERIOD,
+        measured_since=_day(sessions.places[-1]) - PERIOD,
     )
     findings = [finding for key, points in series.items() for finding in judge(key, points)]
     reported = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]
     return Trend(
         since=from_day,
-        sessions=len(places),
+        sessions=len(sessions.places),
         series=len(series),
         findings=tuple(sorted(reported, key=lambda finding: -finding.worsening)),
-        unplaced=unplaced,
+        unplaced=dict(sessions.unplaced),
     )
 
 
-def read_series(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
-    """Return the series of these sessions, each in the order of the sessions. Raises `FileError`."""
+def _series(places: Sequence[Place], cases: Mapping[str, store.StoredCase]) -> Series:
     series = defaultdict[Key, list[Point]](list)
     distinct: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
     for place in places:

@@ -27,6 +27,7 @@ from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import Preflight, SessionFile
 
 Finalize = Callable[[object], Markup]
+PACKAGE = "perfsuite.report.html"  # has the templates and the style of reports
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
@@ -37,8 +38,8 @@ def render(sessions: Sequence[SessionFile]) -> str:
     views = _views(sessions, columns)
     shown = [name for name, _ in columns if any(each["cells"][name].number is not None for each in views)]
     number_of = Counter(map(summary.verdict, results))
-    style = _own("report.css")
-    script = _own("report.js")
+    style = template_text(PACKAGE, "report.css")
+    script = template_text(PACKAGE, "report.js")
     return rendered(
         "report.html",
         sessions,
@@ -57,7 +58,7 @@ def render(sessions: Sequence[SessionFile]) -> str:
         styles=STYLES,
         style=Markup(style),
         script=Markup(script),
-        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+        policy=f"{style_policy(style)}; script-src '{_hash(script)}'",
     )
 
 
@@ -65,40 +66,58 @@ def rendered(
     template: str, sessions: Sequence[SessionFile], *, finalize: Finalize | None = None, **content: Any
 ) -> str:
     """Render a template with its content and that of all reports; `finalize` escapes it (default: HTML)."""
-    environment = Environment(
-        loader=PackageLoader("perfsuite.report.html"),
+    results = [result for session in sessions for result in session.results]
+    return (
+        environment(PACKAGE, finalize)
+        .get_template(template)
+        .render(
+            headline=summary.headline(sessions),
+            judge_changes=summary.judge_changes(each.judge_changes for each in sessions),
+            sessions=[
+                (
+                    summary.provenance(each),
+                    [
+                        *filter(None, [summary.interruption(each)]),
+                        *map(str.strip, summary.case_changes(each)),
+                        *summary.unclaimed_lines(each.unclaimed),
+                        *each.waivers,
+                    ],
+                )
+                for each in sessions
+            ],
+            skipped=Table(
+                caption="Cases that this hardware cannot run, or that their tests skipped, and why.",
+                headers=("case", "reason"),
+                rows=[(skip.case_id, skip.reason) for session in sessions for skip in session.skipped],
+                text_columns=2,
+            ),
+            preflights=[_preflight(each) for session in sessions for each in session.preflights],
+            scalings=nodes.scalings(results),
+            **content,
+        )
+    )
+
+
+def environment(package: str, finalize: Finalize | None = None) -> Environment:
+    """Return the environment of a package's templates; `finalize` escapes their values (default: HTML)."""
+    return Environment(
+        loader=PackageLoader(package),
         autoescape=True,
         finalize=finalize or _visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    results = [result for session in sessions for result in session.results]
-    return environment.get_template(template).render(
-        headline=summary.headline(sessions),
-        judge_changes=summary.judge_changes(each.judge_changes for each in sessions),
-        sessions=[
-            (
-                summary.provenance(each),
-                [
-                    *filter(None, [summary.interruption(each)]),
-                    *map(str.strip, summary.case_changes(each)),
-                    *summary.unclaimed_lines(each.unclaimed),
-                    *each.waivers,
-                ],
-            )
-            for each in sessions
-        ],
-        skipped=Table(
-            caption="Cases that this hardware cannot run, or that their tests skipped, and why.",
-            headers=("case", "reason"),
-            rows=[(skip.case_id, skip.reason) for session in sessions for skip in session.skipped],
-            text_columns=2,
-        ),
-        preflights=[_preflight(each) for session in sessions for each in session.preflights],
-        scalings=nodes.scalings(results),
-        **content,
-    )
+
+
+def template_text(package: str, name: str) -> str:
+    """Return a file of a package's templates as it is, such as a style sheet."""
+    return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def style_policy(style: str) -> str:
+    """Return the policy (CSP) of a page that has this style sheet, and requests nothing."""
+    return f"default-src 'none'; img-src data:; style-src '{_hash(style)}'"
 
 
 def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[dict[str, Any]]:
@@ -126,10 +145,6 @@ def _preflight(preflight: Preflight) -> tuple[str, list[Table], list[str]]:
 def _visible(value: object) -> object:
     """Make text `visible` that the template prints, which escapes it."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _own(name: str) -> str:
-    return resources.files("perfsuite.report.html").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

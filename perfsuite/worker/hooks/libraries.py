@@ -1,6 +1,6 @@
-"""Find what frameworks know of the libraries that this process imports (`frameworks.base.Library`).
+"""Look up how frameworks describe the libraries that this process imports (`frameworks.base.Library`).
 
-A framework is loaded only once the process imports the module of the same name. What was found is kept, as
+A framework is loaded only once the process imports the module of the same name. Answers are cached, because
 the clock asks in each step of training. Imports no torch.
 """
 
@@ -21,9 +21,9 @@ def names() -> tuple[str, ...]:
 
 
 def of(name: str) -> Library | None:
-    """Return what a framework knows of the module with its name. Raises `ExtensionError` if it is broken."""
-    kind = framework_class(name)
-    return kind.library if kind is not None and issubclass(kind, Framework) else None
+    """Return the library that a framework describes. Raises `ExtensionError` if the framework is broken."""
+    framework = _framework(name)
+    return None if framework is None else framework.library
 
 
 def imported() -> list[Library]:
@@ -31,25 +31,32 @@ def imported() -> list[Library]:
 
     A broken framework of another package is left out. The hooks that wait for its library have noted it.
     """
-    return [kind.library for kind in _kinds() if kind.library is not None]
+    libraries = [framework.library for framework in _imported_frameworks()]
+    return [library for library in libraries if library is not None]
 
 
 def packages() -> list[str]:
     """Return the packages of the known libraries among the imported modules."""
-    return [package for kind in _kinds() if kind.library is not None for package in kind.packages]
+    with_library = [each for each in _imported_frameworks() if each.library is not None]
+    return [package for framework in with_library for package in framework.packages]
 
 
-def _kinds() -> list[type[Framework]]:
+def _imported_frameworks() -> list[type[Framework]]:
     """Return the frameworks whose library this process has imported."""
-    found = [_kind(name) for name in names() if name in sys.modules]
-    return [kind for kind in found if kind is not None]
+    frameworks = [_usable_framework(name) for name in names() if name in sys.modules]
+    return [framework for framework in frameworks if framework is not None]
 
 
 @functools.cache
-def _kind(name: str) -> type[Framework] | None:
-    """Return the framework of this name; None if it only has options or is broken. It is not tried again."""
+def _usable_framework(name: str) -> type[Framework] | None:
+    """Return the framework of this name; None if it is broken. A broken one is not imported again."""
     try:
-        kind = framework_class(name)
+        return _framework(name)
     except ExtensionError:
         return None
-    return kind if kind is not None and issubclass(kind, Framework) else None
+
+
+def _framework(name: str) -> type[Framework] | None:
+    """Return the framework of this name; None if it only has options."""
+    framework = framework_class(name)
+    return framework if framework is not None and issubclass(framework, Framework) else None

@@ -45,9 +45,9 @@ class NamedFunction:
             method = next((each for each in self._methods if hasattr(function, each)), None)
             if method is None:
                 return False
-            setattr(function, method, self._wrap(getattr(function, method)))
+            wrap_method(function, method, self._wrap)
         elif isinstance(function, staticmethod | classmethod):
-            setattr(of_class, name, type(function)(self._wrap(function.__func__)))
+            wrap_method(of_class, name, self._wrap)
         elif callable(function):
             wrapped = self._wrap(function)
             replace_everywhere(owner, name, function, wrapped)
