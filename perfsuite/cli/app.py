@@ -55,7 +55,7 @@ class _LazyCommands(Mapping[str, Any]):
 
 
 def _join_lines(command: Any) -> None:
-    """Let each paragraph of a help text be one line, which typer then wraps."""
+    """Join the lines of each paragraph of a help text, which typer then wraps."""
     command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) or None
     for below in getattr(command, "commands", {}).values():
         _join_lines(below)

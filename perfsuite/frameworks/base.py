@@ -151,7 +151,7 @@ Event = Literal["save checkpoint", "load checkpoint", "evaluate"]
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """What a rank has to know of a library that trains. Nothing in it may import the library.
+    """The facts about a training library that a rank needs. Nothing in it may import the library.
 
     Functions are named as `module:function` or `module:class.method`.
     """

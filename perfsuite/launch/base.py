@@ -28,7 +28,7 @@ class Launcher(ABC):
 
     @classmethod
     def is_default(cls) -> bool:
-        """Return whether sessions of this process use it unless the user names another. By default not."""
+        """Return whether sessions of this process use it unless the user names another; False by default."""
         return False
 
     @abstractmethod

@@ -103,7 +103,7 @@ class Metric:
         return self.cost(now) / self.cost(before) - 1
 
     def change(self, of_cost: float) -> float:
-        """Return the relative change of the figure, which reports tell, for that of its cost.
+        """Convert the relative change of a cost into that of the figure, which reports show.
 
         15% more seconds per token (+0.15) are 13% fewer tokens/s (-0.13). -1 and infinity belong together.
         """

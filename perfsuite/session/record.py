@@ -130,7 +130,7 @@ class Record:
         return result if resume.holds(result, case, machine, setup.baselines) else None
 
     def begin(self, case: Case) -> Launches:
-        """Return the launches of a case that runs from now on: there are none yet."""
+        """Begin to run a case, and return its launches, of which there are none yet."""
         self.running = case.id
         self.launches = Launches()
         return self.launches
@@ -227,7 +227,7 @@ class Record:
 
     @property
     def tally(self) -> Tally:
-        """How many cases were judged so far, and which of them fail the session."""
+        """The number of cases judged so far, and those that fail the session."""
         return Tally(tuple(self.results), tuple(self.skipped), self.options)
 
     @property

@@ -10,7 +10,7 @@ from perfsuite.session.setup import Options
 
 @dataclass(frozen=True)
 class Tally:
-    """What the results of a session come to, under its options."""
+    """The number of judged cases of a session, and the results that fail it, under its options."""
 
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]

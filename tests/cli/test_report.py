@@ -25,7 +25,7 @@ def test_terminal_shows_table_reasons_and_counts(tmp_path: Path) -> None:
         "commit      0123456789ab",
     ]
     assert sum(line.endswith("%  regressed") for line in lines) == 1
-    assert any(line.startswith("  tokens/s: ") and line.endswith("2.9% allowed:") for line in lines)
+    assert any(line.startswith("  tokens/s: ") and line.endswith("2.9% allowed: regressed") for line in lines)
     assert any("RuntimeError: NCCL error" in line for line in lines)
     assert not any(": passed after" in line for line in lines)
     assert "it needs 2 nodes of 8" in lines[-2]

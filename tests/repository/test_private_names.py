@@ -129,7 +129,7 @@ def functions() -> frozenset[str]:
     )
 
 
-def test_private_names_stand_in_one_module() -> None:
+def test_private_names_are_in_one_module() -> None:
     others = [
         f"{file}:{line}: {name}"
         for file, line, name in all_uses()

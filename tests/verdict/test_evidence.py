@@ -15,7 +15,9 @@ def test_a_launch_without_problems_is_healthy() -> None:
     ("healthy", "set_aside", "most", "expected"),
     [(0, 3, 3, True), (0, 2, 3, False), (3, 3, 3, True), (4, 3, 3, False), (0, 1, 1, True), (0, 0, 1, False)],
 )
-def test_too_little_evidence(healthy: int, set_aside: int, most: int, expected: bool) -> None:
+def test_decides_whether_evidence_is_too_little(
+    healthy: int, set_aside: int, most: int, expected: bool
+) -> None:
     problems = {number: ["hot"] for number in range(1, set_aside + 1)}
     evidence = Evidence.of(range(healthy + set_aside), problems)
     assert evidence.is_too_little(most) is expected

@@ -278,7 +278,9 @@ def publish(
         html, history_dir, repo, branch=branch, commit_url=commit_url, baselines=shared.baselines
     )
     console().print(f"pages of {kept}: {own}")
-    console().print(f"asv's pages, beside it, need a server: python -m http.server --directory {html}")
+    console().print(
+        f"asv's pages, in the same folder, need a server: python -m http.server --directory {html}"
+    )
 
 
 @app.command()

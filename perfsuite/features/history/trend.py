@@ -31,7 +31,7 @@ of 3."""
 
 
 class Point(NamedTuple):
-    """A figure of one session."""
+    """The value of a metric in one session."""
 
     value: float
     place: Place

@@ -1,1 +1,1 @@
-"""The first files of a repository that measures its training, and its nights."""
+"""Write the first files of a repository that measures its training, and run its nights."""

@@ -286,6 +286,6 @@ def _owners(cases: Path) -> None:
     if missing:
         where = f"add to {file}" if file else f"write into {CODEOWNERS[0]}"
         instruction = (
-            f"so that nobody alone changes what judges, {where}, with your reviewers in place of @OWNER:"
+            f"so that nobody can change the checks alone, {where}, with your reviewers in place of @OWNER:"
         )
         typer.echo("\n  ".join([instruction, *missing]))

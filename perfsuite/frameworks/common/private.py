@@ -98,7 +98,7 @@ class Name(NamedTuple):
 
 
 class Attribute:
-    """Reads a private attribute of an object. `name` serves `hasattr`, `setattr`, and `getattr` or else."""
+    """Reads a private attribute of an object; `name` is for `hasattr`, `setattr` and other uses of it."""
 
     def __init__(self, entry: Name) -> None:
         self.name = entry.last

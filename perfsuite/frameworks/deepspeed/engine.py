@@ -1,4 +1,4 @@
-"""What ranks have to know of DeepSpeed: its engine's step is the clock, and owns what it partitions.
+"""Describe DeepSpeed to ranks: the step of its engine is the clock, and the engine owns what it partitions.
 
 ZeRO steps an optimizer of torch over flat partitions, several times in one training step.
 """
@@ -26,7 +26,7 @@ class ZeroEngine(Engine):
         return zero, getattr(zero, "optimizer", None)
 
     def sharding(self, engine: Any) -> str | None:
-        """Return the stage of ZeRO. Each stage partitions something else among ranks."""
+        """Return the stage of ZeRO. Each stage partitions different data among ranks."""
         stage = int(engine.zero_optimization_stage())
         return f"DeepSpeed ZeRO-{stage}" if stage else None
 

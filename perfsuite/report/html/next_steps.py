@@ -1,4 +1,4 @@
-"""Name the commands that help with one case: measure it again, compare, bisect, accept. Pure."""
+"""Suggest commands for one case: measure it again, compare, bisect, accept. Pure."""
 
 import re
 import shlex
@@ -89,7 +89,7 @@ def _acceptance(result: Measurement, session: SessionFile) -> Iterator[NextStep]
 
 
 def _way(result: Measurement) -> tuple[str, ...]:
-    """Return the option of a comparison that judges what decided: counts alone, or times."""
+    """Return the option for a comparison by the same evidence: counts alone, or times."""
     if result.dry:
         return ("--dry",)
     by_times = any(check.outcome == result.outcome for check in result.verdict.checks)

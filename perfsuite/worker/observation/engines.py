@@ -104,7 +104,7 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
 
 
 def not_dry() -> str | None:
-    """Return why what trains in this process cannot run dry; None if it began to create no such engine."""
+    """Return why engines of this process cannot run dry; None if none was created that cannot."""
     return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
 
 

@@ -42,7 +42,7 @@ def test_nothing_is_wider_than_the_screen(page: Browser, width: int) -> None:
 
 
 @pytest.mark.parametrize(("width", "rows"), [(1280, 1), (390, 2)])
-def test_charts_are_beside_or_below_each_other(page: Browser, width: int, rows: int) -> None:
+def test_charts_are_side_by_side_or_stacked(page: Browser, width: int, rows: int) -> None:
     page.screen(width)
     page.wait_for_frame()
     tops, widths = page.evaluate("""(() => {

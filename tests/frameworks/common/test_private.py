@@ -180,7 +180,7 @@ def test_an_unknown_name_is_an_ordinary_error() -> None:
         private.nosuch_name  # noqa: B018
 
 
-def test_an_object_without_the_attribute_is_the_error() -> None:
+def test_an_object_without_the_attribute_is_an_error() -> None:
     with pytest.raises(PrivateNameError, match=r"has no torch\.amp\.GradScaler\._scale, a private name"):
         private.loss_scale(object())
 
@@ -191,13 +191,13 @@ def test_or_none_is_none_for_a_missing_name(monkeypatch: pytest.MonkeyPatch) -> 
     assert private.or_none("tree_leaves") is None
 
 
-def test_what_is_not_loaded_is_not_loaded_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_no_module_to_look_up_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     assert private.if_loaded("dynamo_counters") is None
     assert "torch._dynamo.utils" not in sys.modules
 
 
-def test_what_is_loaded_and_lacks_the_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_module_without_the_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace())
     with pytest.raises(PrivateNameError, match=r"what torch\.compile made is not known"):
         private.if_loaded("dynamo_counters")

@@ -192,7 +192,7 @@ def test_refuses_a_deepspeed_that_steps_elsewhere(stand_in: Any, flat: Any) -> N
         stand_in.elsewhere(flat)
 
 
-def test_what_zero_3_partitions_is_not_whole(stand_in: Any) -> None:
+def test_parameters_of_zero_3_are_not_whole(stand_in: Any) -> None:
     model: Any = torch.nn.Linear(4, 4)
     model.weight.ds_tensor = torch.ones(8)  # as ZeRO-3 marks its partitions
     assert replicas.replicated(model) == {"bias"}

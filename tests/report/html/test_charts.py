@@ -147,7 +147,7 @@ def test_the_axis_of_a_change_has_percent_and_zero() -> None:
     assert labels(interval(change=-0.001, interval=(-0.002, 0.001))) == ["-3%", "-2%", "-1%", "0"]
 
 
-def test_a_narrow_interval_is_seen_beside_its_dot() -> None:
+def test_a_narrow_interval_shows_around_its_dot() -> None:
     svg = interval(change=-0.2, interval=(-0.21, -0.19), allowed=0.13)
     [bar], [dot] = parts(svg, "interval"), parts(svg, "estimate")
     assert float(bar["width"]) > 2 * float(dot["r"])

@@ -299,7 +299,7 @@ def test_cases_have_short_names_and_whole_ids() -> None:
     assert result.case_id in Page(text).said("dd")
 
 
-def test_the_cause_is_told_once_above_the_metrics() -> None:
+def test_the_cause_is_shown_once_above_the_metrics() -> None:
     text = of(judged(make_counted(), explained="twice the bytes"))
     assert re.search(r'class="quiet folded">.*</summary>\s*<p class="explained">twice the bytes</p>', text)
     assert '<span class="quiet folded">' not in of(make_result(now()))

@@ -82,6 +82,6 @@ def test_a_refusal_of_pytest_is_an_error(jobs: Jobs) -> None:
         ("--hardware cpu --reason=", "--reason is empty: say why a baseline may change"),
     ],
 )
-def test_what_cannot_be_refreshed_is_refused(jobs: Jobs, words: str, said: str) -> None:
+def test_refuses_cases_that_cannot_be_refreshed(jobs: Jobs, words: str, said: str) -> None:
     assert said in error_of("baseline", "refresh", *words.split())
     assert jobs.commands == []

@@ -83,7 +83,7 @@ def test_refuses_a_step_of_a_wrapper_alone(driving: Any, optimizer: Any) -> None
         driving.Gear(optimizer).step()
 
 
-def test_a_step_beside_an_engine_is_its_own(driving: Any, optimizer: Any) -> None:
+def test_a_step_next_to_an_engine_is_its_own(driving: Any, optimizer: Any) -> None:
     driving.Driver(optimizer)
     told = told_by(optimizer)
     optimizer.step()
