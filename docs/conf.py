@@ -1,6 +1,5 @@
 """How `make docs` builds the site: Sphinx, with MyST for Markdown. Nothing is fetched from the internet."""
 
-import re
 from typing import Any
 
 from docutils import nodes
@@ -66,13 +65,11 @@ def bare(annotation: str) -> str:
 
 
 def typeset(_app: Any, doctree: nodes.document, _name: str) -> None:
-    """Set arrows as one character, and keep a percent sign with its number, but for blocks of code."""
+    """Set arrows as one character, but for blocks of code."""
     for text in list(doctree.findall(nodes.Text)):
         if isinstance(text.parent, nodes.literal_block | nodes.raw | nodes.comment):
             continue
-        shown = re.sub(
-            r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text.astext().replace(" -> ", "\N{NO-BREAK SPACE}→ ")
-        )
+        shown = text.astext().replace(" -> ", "\N{NO-BREAK SPACE}→ ")
         if shown != text.astext():
             text.parent.replace(text, nodes.Text(shown))
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -88,6 +89,13 @@ def _lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Sessions under test, and the processes of xdist, do not queue behind each other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOCK_FILE, str(tmp_path_factory.mktemp("lock") / "perfsuite.lock"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _variables() -> Iterator[None]:
+    """A variable that a library sets when it is imported, as torchtitan does, reaches no later test."""
+    with mock.patch.dict(os.environ):
         yield
 
 

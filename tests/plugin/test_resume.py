@@ -79,7 +79,7 @@ def night(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyt
     """A repository with 18 short cases that have baselines, and a fault in half of them."""
     write_cases(suite, f"[FAKE.replace(seed=seed) for seed in range(1, {NIGHTLY} + 1)]")
     suite.makeconftest(WITH_FAULTS)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     (suite.path / "faults.json").write_text("{}")
     (suite.path / ".gitignore").write_text(".perfsuite\n*.json\n__pycache__\n.pytest_cache\n.benchmarks\n")
     subprocess.run(["git", "init", "--quiet", suite.path], check=True)

@@ -731,7 +731,7 @@ STANDS_IN_FOR_DRY_RUNS = """
 
 @pytest.mark.launch
 def test_dry_runs_may_run_side_by_side(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()"), conftest=STANDS_IN_FOR_DRY_RUNS)
     result = suite.runpytest_subprocess(*SIDE_BY_SIDE)
     assert result.ret == 0, result.outlines

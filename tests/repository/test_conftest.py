@@ -19,6 +19,15 @@ class NVMLError(Exception): ...
 def nvmlInit(): raise NVMLError("no driver")
 """
 IS_HIDDEN = "import os\ndef test_it():\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+SETS_A_VARIABLE = """
+import os
+
+def test_sets_it():
+    os.environ["OF_A_LIBRARY"] = "1"
+
+def test_does_not_see_it():
+    assert "OF_A_LIBRARY" not in os.environ
+"""
 
 
 @pytest.fixture
@@ -40,6 +49,11 @@ def test_no_test_here_sees_a_gpu() -> None:
 @pytest.mark.parametrize("asked", ["tests", "tests/test_any.py", "tests/test_any.py::test_it"])
 def test_gpus_are_hidden_and_their_tests_left_out(project: pytest.Pytester, asked: str) -> None:
     project.runpytest_subprocess(asked, "-p", "no:hypothesispytest").assert_outcomes(passed=1)
+
+
+def test_a_variable_ends_with_the_test_that_set_it(project: pytest.Pytester) -> None:
+    (project.path / "tests" / "test_any.py").write_text(SETS_A_VARIABLE)
+    project.runpytest_inprocess("tests", "-p", "no:hypothesispytest").assert_outcomes(passed=2)
 
 
 @pytest.mark.launch

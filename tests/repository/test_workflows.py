@@ -83,6 +83,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "docs" / "extra").mkdir(parents=True)
     (here / "docs" / "index.md").write_text("# A page\n")
     shutil.copy(ROOT / "docs" / "conf.py", here / "docs")
+    shutil.copytree(ROOT / "docs" / "static", here / "docs" / "static")
     for name in ("pyproject.toml", "constraints.txt"):
         (here / name).touch()
     git(here, "init", "--quiet", "--initial-branch=main")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.features.slurm import emulated
 from tests.features.slurm.emulated import START_S, Cluster, interfaces_of, processes_of
 from tests.processes import arguments, read_until, wait_until
 
+ROOT = Path(__file__).parents[3]
 SLOT = 100 + os.getpid() % 100
 """One that no other process of xdist takes, nor clears."""
 OWNER = f"""
@@ -35,7 +37,7 @@ def test_a_node_that_slurm_drained_is_resumed(cluster: Cluster) -> None:
 @pytest.mark.launch
 def test_killed_owner_leaves_nothing_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel ends its processes; what else is left is removed when the next one takes its slot."""
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert owner.stdout is not None
     with owner.stdout:
         read_until("started", owner.stdout, owner)
