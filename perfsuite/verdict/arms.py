@@ -258,7 +258,7 @@ def _judge_healthy(
         check = _check(metric, a, b, tolerance if metric.name == awaited else None, max_pairs, corrects)
         is_open = is_last and check.outcome == "undecided"
         checks.append(check.replace(outcome="inconclusive") if is_open else check)
-    checks = worth_a_launch(checks, alone)
+    checks = worth_a_launch(checks, len(b), alone)
     counts = _counts(a, b)
     why = explained_by_counts(checks, counts, b[-1], ("regressed", "improved"))
     if counts is not None:  # here counts explain changes of times, and are not changes by themselves

@@ -56,6 +56,7 @@ LOOKS_CHANGED = 0.5
 """Share of the allowed change above which a change of a span is worth more launches."""
 NOW_AND_THEN = "not every launch of the baseline has it: one without it says nothing"
 LOOKS_THE_SAME = "it looks the same, and takes more launches to be sure (--perf-min-launches)"
+NOT_WORTH_A_LAUNCH = "left open, because everything else is decided (--perf-min-launches)"
 NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
 UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
 
@@ -154,7 +155,7 @@ def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy:
     if failed is not None:
         return failed
     metrics = _metrics(runs, baseline)
-    checks = worth_a_launch([_check(metric, runs, baseline, noise, policy) for metric in metrics])
+    checks = worth_a_launch([_check(metric, runs, baseline, noise, policy) for metric in metrics], len(runs))
     verdict = worst_verdict(checks, len(runs))
     both = zip(metrics, checks, strict=True)
     noisy = {check.outcome for metric, check in both if metric.judging(runs[0].machine.device) != "exact"}
@@ -205,46 +206,65 @@ def _other_loss(runs: Sequence[Run], baseline: Baseline) -> Verdict | None:
     return None if difference is None else _failed(runs, "loss", difference)
 
 
-def _is_undecided_span(check: Check) -> bool:
-    """Return whether a check is `inconclusive` for a span, except for a span that was not seen."""
-    is_unseen = check.note is not None and UNSEEN_SPAN in check.note
-    return _is_of_span(check) and check.outcome == "inconclusive" and not is_unseen
+def _is_left_open(check: Check) -> bool:
+    """Return whether a check is `inconclusive` without casting doubt on the others.
 
-
-def worth_a_launch(checks: Sequence[Check], awaited: str | None = None) -> list[Check]:
-    """Return the checks, in which an undecided span asks for a launch only if it looks changed.
-
-    A span scatters more than the steps. To exclude a change of it would take several launches in each nightly
-    run, where the other metrics need one or two. `awaited` is the metric of a search: it stays open until it
-    is decided.
+    Such a check is of a span that was seen, or of the CPU time of both sides.
     """
-    others = [check.outcome for check in checks if not _is_of_span(check)]
-    if "undecided" in others:
+    if check.outcome != "inconclusive":
+        return False
+    if _is_of_cpu_time(check):
+        return check.change is not None
+    is_unseen = check.note is not None and UNSEEN_SPAN in check.note
+    return _is_of_span(check) and not is_unseen
+
+
+def worth_a_launch(checks: Sequence[Check], launches: int, awaited: str | None = None) -> list[Check]:
+    """Return the checks, after leaving open those for which another launch is not worth its time.
+
+    If only spans and the CPU time are undecided, those that look changed ask for another launch. Both scatter
+    more than the speed: excluding a change would take several launches in each nightly run, where the other
+    metrics need one or two. The CPU time, which complements the speed, asks for no more than the launches
+    that can show a change. `launches` is the number of launches of a side so far. `awaited` is the metric of
+    a search: it stays undecided until it is decided.
+    """
+    if any(check.outcome == "undecided" and not _may_stay_open(check) for check in checks):
         return list(checks)
-    return [
-        check.replace(outcome="inconclusive", note=LOOKS_THE_SAME)
-        if check.metric != awaited and _looks_the_same(check)
-        else check
-        for check in checks
-    ]
+    return [check if check.metric == awaited else _unless_worth_it(check, launches) for check in checks]
 
 
-def _looks_the_same(check: Check) -> bool:
-    is_open = _is_of_span(check) and check.outcome == "undecided"
-    return is_open and check.change is not None and abs(check.change) <= LOOKS_CHANGED * check.allowed
+def _unless_worth_it(check: Check, launches: int) -> Check:
+    """Return an undecided check of a span or the CPU time as `inconclusive`, unless it is worth a launch."""
+    if check.outcome != "undecided" or check.change is None:
+        return check
+    if abs(check.change) <= LOOKS_CHANGED * check.allowed:
+        return check.replace(outcome="inconclusive", note=LOOKS_THE_SAME)
+    if _is_of_cpu_time(check) and launches >= FEWEST_LAUNCHES:
+        return check.replace(outcome="inconclusive", note=NOT_WORTH_A_LAUNCH)
+    return check
+
+
+def _may_stay_open(check: Check) -> bool:
+    """Return whether a verdict can be reached without the outcome of a check."""
+    return _is_of_span(check) or _is_of_cpu_time(check)
 
 
 def _is_of_span(check: Check) -> bool:
     return timed_span(check.metric) is not None
 
 
+def _is_of_cpu_time(check: Check) -> bool:
+    return check.metric == CPU_S_PER_STEP.name
+
+
 def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
     """Return the verdict on some checks: their worst outcome.
 
-    A span happens once or a few times in a launch, and can scatter too much to be judged. As that does not
-    cast doubt on the steps, only its own check is `inconclusive`.
+    A span happens once or a few times in a launch, and can scatter too much to be judged; so can the CPU
+    time. As that does not cast doubt on the steps, only the check of the span or of the CPU time is
+    `inconclusive`.
     """
-    deciding = [each for each in checks if not _is_undecided_span(each)]
+    deciding = [each for each in checks if not _is_left_open(each)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
     failure: FailureKind | None = "missing_metric" if outcome == "failed" else None
     return Verdict(outcome=outcome, launches=launches, checks=tuple(checks), failure=failure)

@@ -15,15 +15,17 @@ from perfsuite.results.outcome import Check, Outcome
 from perfsuite.results.rank_report import Failure, SpanTimes
 from perfsuite.results.run import Run
 from perfsuite.verdict.judge import (
+    LOOKS_THE_SAME,
     MAX_UNHEALTHY,
     NO_LOADER,
+    NOT_WORTH_A_LAUNCH,
     ONE_SESSION,
     TOO_FEW_LAUNCHES,
     tolerance_check,
     unjudged,
 )
 from perfsuite.verdict.noise import ClassNoise, class_noise
-from perfsuite.verdict.sequential import MAX_LAUNCHES, Noise
+from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise
 from tests.samples import DISTURBED, deterministic, make_case, make_figures, make_launches, make_run
 from tests.verdict.judging import (
     BASELINE,
@@ -271,6 +273,19 @@ def test_judges_cpu_time_except_beside_a_gpu(probe: dict[str, float], now: float
     assert check_of(verdict, "cpu_s_per_step").probe_exponent is None
     beside = session(gpu(cpu_s_per_step=now), from_runs(gpu(cpu_s_per_step=0.1)[:5]), KNOWN)
     assert outcomes(beside) == dict.fromkeys(NAMES, "passed")
+
+
+@pytest.mark.parametrize(
+    ("now", "launches", "why"), [(0.105, 1, LOOKS_THE_SAME), (0.130, FEWEST_LAUNCHES, NOT_WORTH_A_LAUNCH)]
+)
+def test_noisy_cpu_time_holds_up_no_verdict(now: float, launches: int, why: str) -> None:
+    """Its own check stays open, after as many launches as can show a change if it looks changed."""
+    noisy = {"cpu_s_per_step": Noise(sigma=0.15, degrees_of_freedom=30)}
+    before = from_runs(usual(cpu_s_per_step=0.1)[:5])
+    verdict = session(usual(cpu_s_per_step=now), before, ClassNoise(by_metric={**QUIET.by_metric, **noisy}))
+    assert (verdict.outcome, verdict.launches) == ("passed", launches)
+    check = check_of(verdict, "cpu_s_per_step")
+    assert (check.outcome, check.note) == ("inconclusive", why)
 
 
 WITHOUT_LOSS = make_run(machine=H100, loss=())
