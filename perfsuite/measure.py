@@ -54,6 +54,8 @@ class Launching:
     counted_steps: int | None = None  # see `CaseFile`
     neighbours: Neighbours | None = None  # names other users of the machine, and waits for them
     when_shared: WhenShared = "again"
+    # Returns whether there is time for another launch of a case, whose longest one took so many seconds.
+    has_time: Callable[[Case, float], bool] = lambda case, longest_s: True
     # Called before each launch of a case with its number, from 1.
     on_launch: Callable[[Case, int], None] = lambda case, number: None
     on_progress: OnProgress = no_progress
@@ -73,7 +75,8 @@ def measure(
 ) -> tuple[list[Run], Verdict]:
     """Launch `case` until its launches decide. Returns them with their verdict, which is never `undecided`.
 
-    Each run is appended to `runs`, an empty list, which has the runs so far after an error or an interrupt.
+    Without time for another launch, the launches so far must do. Each run is appended to `runs`, an empty
+    list, which has the runs so far after an error or an interrupt.
     """
     made: list[Run] = [] if runs is None else runs
 
@@ -86,6 +89,8 @@ def measure(
 
     def verdict_so_far(**changes: int) -> Verdict:
         policy = replace(reference.policy, **changes)
+        if not how.has_time(case, max(run.duration_s for run in made)):
+            policy = replace(policy, max_launches=len(made))
         return judge(made, reference.baseline, reference.noise, policy)
 
     def is_machine_free() -> bool:

@@ -137,6 +137,18 @@ def test_launches_again_if_one_unhealthy_is_too_few() -> None:
     assert launch.call_count == 2
 
 
+@pytest.mark.parametrize(("has_time", "launches"), [(True, 3), (False, 1)])
+def test_records_what_there_is_time_for(measured: Measured, has_time: bool, launches: int) -> None:
+    runs, verdict = measured(*[make_run(duration_s=9)] * 3, has_time=lambda case, longest_s: has_time)
+    assert (len(runs), verdict.outcome) == (launches, "recorded")
+
+
+def test_has_time_knows_the_longest_launch(measured: Measured) -> None:
+    has_time = Mock(return_value=True)
+    measured(*[make_run(duration_s=seconds) for seconds in (9, 12, 10)], has_time=has_time)
+    assert has_time.call_args_list == [call(CASE, longest_s) for longest_s in (9, 12, 12)]
+
+
 def test_launches_until_the_reference_decides(measured: Measured) -> None:
     begins = Mock()
     runs, verdict = measured(*make_launches(1, 1.01, 0.99), on_launch=begins)

@@ -180,7 +180,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
     if options.budget_s is not None:
         past = plan.past_of(session.setup.store.results())
         order = plan.planned(cases.values(), past, session.record.today)
-        session.budget = plan.budget_for(order, options.budget_s)
+        session.setup.budget = plan.budget_for(order, options.budget_s, options.policy.min_launches)
         place = {each.case.id: number for number, each in enumerate(order)}
         items.sort(key=lambda item: place[cases[item].id] if item in cases else -1)
 

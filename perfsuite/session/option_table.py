@@ -235,7 +235,8 @@ OPTIONS = (
         metavar="TIME",
         parse=seconds,
         sets="budget_s",
-        help="start no case that would end after TIME (40min, 2h), estimated from its last duration",
+        help="end within TIME (40min, 2h), estimated from earlier durations: launch every case once before "
+        "using time that is left for second launches",
         page="See [A budget](your-repository.md#a-budget)",
     ),
     Option(

@@ -23,6 +23,7 @@ class Past:
     started_at: str  # ISO 8601, with time zone
     outcome: Outcome
     seconds: float  # duration of all its launches together
+    launch_s: float  # duration of its longest launch; in a comparison, of all launches together
 
     @property
     def is_open(self) -> bool:
@@ -37,6 +38,7 @@ class Planned:
     case: Case
     past: Past | None
     seconds: float | None  # its last duration, else the median of known cases on as many devices, or None
+    launch_s: float | None  # duration of one launch, likewise
 
     @property
     def gpu_hours(self) -> float | None:
@@ -56,10 +58,14 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
             continue  # written by another version, or truncated: a plan can do without it
         for result in session.results:
             if result.runs and not result.dry and not any(run.inject for run in result.runs):
+                seconds = sum(run.duration_s for run in (*result.before, *result.runs))
+                longest_s = max(run.duration_s for run in result.runs)
                 past[result.case_id] = Past(
                     started_at=session.started_at,
                     outcome=result.outcome,
-                    seconds=sum(run.duration_s for run in (*result.before, *result.runs)),
+                    seconds=seconds,
+                    # One pair of launches shows nothing: a comparison needs all of its pairs.
+                    launch_s=seconds if result.before else longest_s,
                 )
     return past
 
@@ -73,16 +79,20 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
     """
     by_id = sorted(cases, key=lambda case: case.id)
     turn = today.toordinal() % len(by_id) if by_id else 0
-    seconds_by_size: dict[int, list[float]] = {}
+    past_by_size: dict[int, list[Past]] = {}
     for case in by_id:
         if case.id in past:
-            seconds_by_size.setdefault(case.topology.world_size, []).append(past[case.id].seconds)
+            past_by_size.setdefault(case.topology.world_size, []).append(past[case.id])
 
     def plan(case: Case) -> Planned:
         last = past.get(case.id)
-        like = seconds_by_size.get(case.topology.world_size)
-        seconds = last.seconds if last is not None else median(like) if like else None
-        return Planned(case=case, past=last, seconds=seconds)
+        similar = [last] if last is not None else past_by_size.get(case.topology.world_size, [])
+        return Planned(
+            case=case,
+            past=last,
+            seconds=median(each.seconds for each in similar) if similar else None,
+            launch_s=median(each.launch_s for each in similar) if similar else None,
+        )
 
     def first(entry: Planned) -> tuple[int, str]:
         if entry.past is None:
@@ -94,20 +104,39 @@ def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[P
 
 @dataclass
 class Budget:
-    """The time of a session, and how much of it is left."""
+    """The time of a session, and how much of it is left.
+
+    Every case gets its first launch before another case uses up the time for a second one. So the counts of
+    as many cases as possible are judged, and the times of those that come first.
+    """
 
     seconds: float
-    costs: dict[str, float] = field(default_factory=dict)  # expected seconds by case id, where known
+    launch_s: dict[str, float] = field(default_factory=dict)  # expected seconds of a launch, where known
+    waiting: set[str] = field(default_factory=set)  # ids of the cases that have not begun
+    fewest: int = 1  # fewest launches of a case (--perf-min-launches)
     began: float = field(default_factory=lambda: monotonic())
 
     def allows(self, case: Case) -> bool:
-        """Return whether a case fits into the time left. If its cost is unknown, any time left is enough."""
-        left = self.seconds - (monotonic() - self.began)
-        return left > 0 and self.costs.get(case.id, 0.0) <= left
+        """Begin a case if its fewest launches fit into the time left, and return whether they do.
+
+        A launch of unknown duration is expected to take as long as those of the other cases. If none of them
+        is known, any time left is enough.
+        """
+        self.waiting.discard(case.id)
+        left = self._left()
+        return left > 0 and self._needed_s(case.id) <= left
+
+    def allows_another(self, case: Case, longest_s: float) -> bool:
+        """Return whether there is time to launch a case again, and each waiting case as often as it must be.
+
+        `longest_s` is the duration of the longest launch of the case so far, in seconds.
+        """
+        self.launch_s[case.id] = longest_s
+        return longest_s + sum(map(self._needed_s, self.waiting)) <= self._left()
 
     def why_not_reached(self, case: Case) -> str:
         """Explain why a case is not reached."""
-        cost = self.costs.get(case.id)
+        cost = self._needed_s(case.id) if case.id in self.launch_s else None
         whole = _shown(self.seconds)
         if cost is not None and cost > self.seconds:
             needs = f"about {_shown(cost)}: give {ceil(cost / 60)}min or more"
@@ -115,10 +144,21 @@ class Budget:
         takes = "" if cost is None else f", and it takes about {_shown(cost)}"
         return f"not reached: too little is left of the budget of {whole}{takes}"
 
+    def _left(self) -> float:
+        return self.seconds - (monotonic() - self.began)
 
-def budget_for(order: Sequence[Planned], seconds: float) -> Budget:
-    """Return a budget for these cases."""
-    return Budget(seconds, {each.case.id: each.seconds for each in order if each.seconds is not None})
+    def _needed_s(self, case_id: str) -> float:
+        """Return the expected duration of the fewest launches of a case; 0 if none is known."""
+        launch_s = self.launch_s.get(case_id)
+        if launch_s is None:
+            launch_s = median(self.launch_s.values()) if self.launch_s else 0.0
+        return self.fewest * launch_s
+
+
+def budget_for(order: Sequence[Planned], seconds: float, fewest: int = 1) -> Budget:
+    """Return a budget for these cases, each of which is launched at least `fewest` times."""
+    launch_s = {each.case.id: each.launch_s for each in order if each.launch_s is not None}
+    return Budget(seconds, launch_s, {each.case.id for each in order}, fewest)
 
 
 def _shown(seconds: float) -> str:

@@ -15,7 +15,6 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.results.store import is_there
 from perfsuite.session import resume
 from perfsuite.session.mode import Mode, Task, Trial
-from perfsuite.session.plan import Budget
 from perfsuite.session.record import Record
 from perfsuite.session.setup import MISSING_FAILS, Preflights, Setup
 
@@ -42,7 +41,6 @@ class Session:
     def __init__(self, mode: Mode) -> None:
         """Begin a record. Raises `FileError` for bad waivers."""
         self.record = Record(mode)
-        self.budget: Budget | None = None
         self._begun = set[str]()  # ids of the cases that this part began to measure
 
     @property
@@ -98,11 +96,12 @@ class Session:
 
     def has_time(self, case: Case, nodeid: str) -> bool:
         """Return whether there is time to begin a case. If not, record it as not reached."""
-        if self.budget is None or self.budget.allows(case):
+        budget = self.setup.budget
+        if budget is None or budget.allows(case):
             return True
         if self.record.earlier_result(case, nodeid) is not None:
             return True
-        self.record.skip(case, nodeid, self.budget.why_not_reached(case), not_reached=True)
+        self.record.skip(case, nodeid, budget.why_not_reached(case), not_reached=True)
         return False
 
     def measure(self, case: Case, nodeid: str) -> Measurement:

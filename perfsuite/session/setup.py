@@ -24,6 +24,7 @@ from perfsuite.report.terminal import preflight_text
 from perfsuite.results.counts import CONSECUTIVE
 from perfsuite.results.session_file import Measurement, Preflight
 from perfsuite.results.store import STORE, BaselineStore, Store
+from perfsuite.session.plan import Budget
 from perfsuite.verdict.judge import Policy
 
 MISSING_FAILS = "--perf-missing-baseline=fail"
@@ -45,7 +46,7 @@ class Options:
     strict: frozenset[str] = frozenset()
     shadow: bool = False
     min_judged: float = 0  # share of the cases, from 0 to 1
-    budget_s: float | None = None  # no case begins that would end after this time
+    budget_s: float | None = None  # the time of the session, see `Budget`
     shard: tuple[int, int] | None = None  # number of this job, from 1, and number of jobs
     wait_quiet_s: float = WAIT_S
     wait_lock_s: float = LOCK_WAIT_S
@@ -146,6 +147,7 @@ class Setup:
     options: Options
     progress: Progress
     host: Host = field(default_factory=Host)
+    budget: Budget | None = None  # the time of the session; None: as long as its cases need
 
     @cached_property
     def store(self) -> Store:
@@ -178,9 +180,14 @@ class Setup:
             counts=self.options.counts,
             neighbours=self.neighbours,
             when_shared=self.options.when_shared,
+            has_time=self._has_time,
             on_launch=lambda case, number: self.progress.begin(case.id, case.total_steps, number, case.unit),
             on_progress=self.progress.step,
         )
+
+    def _has_time(self, case: Case, longest_s: float) -> bool:
+        """Return whether the budget, if there is one, allows another launch of a case."""
+        return self.budget is None or self.budget.allows_another(case, longest_s)
 
 
 @dataclass

@@ -6,14 +6,15 @@ import pytest
 from perfsuite.case.case import Case, Topology
 from perfsuite.results.outcome import Outcome
 from perfsuite.session.plan import Budget, Past, budget_for, past_of, planned, shard
-from tests.samples import make_case, make_result, make_run, write_session
+from tests.samples import make_case, make_compared, make_result, make_run, write_session
 
 DAY = date(2026, 1, 1)
 CASES = [make_case(micro_batch=size) for size in (1, 2, 3, 4)]
 
 
-def past(outcome: Outcome, started_at: str, seconds: float = 60) -> Past:
-    return Past(outcome=outcome, started_at=started_at, seconds=seconds)
+def past(outcome: Outcome, started_at: str, seconds: float = 60, launch_s: float | None = None) -> Past:
+    longest = seconds if launch_s is None else launch_s
+    return Past(outcome=outcome, started_at=started_at, seconds=seconds, launch_s=longest)
 
 
 def ids(cases: list[Case], known: dict[str, Past], day: date = DAY) -> list[int]:
@@ -65,21 +66,80 @@ def test_past_ignores_dry_and_injected_launches(tmp_path: Path) -> None:
         write_session(tmp_path / "3", make_result(make_run(duration_s=5, dry=True))),
         write_session(tmp_path / "4", make_result(make_run(duration_s=5, inject="slowdown=30%"))),
     ]
-    assert past_of(files)[case.id].seconds == 40
+    newest = past_of(files)[case.id]
+    assert (newest.seconds, newest.launch_s) == (40, 20)
     assert past_of(files[:2])[case.id].seconds == 10
     assert past_of([]) == {}
 
 
-def test_a_case_begins_if_what_it_costs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now)
+def test_a_comparison_needs_all_of_its_launches(tmp_path: Path) -> None:
+    compared = make_compared(pairs=5)
+    runs = tuple(run.replace(duration_s=10) for run in compared.runs)
+    file = write_session(tmp_path, compared.replace(runs=runs, before=runs))
+    assert past_of([file])[compared.case_id].launch_s == 100
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the budget, in seconds, as a list of one number."""
+    now = [1000.0]
+    monkeypatch.setattr("perfsuite.session.plan.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_case_begins_if_its_launch_fits(clock: list[float]) -> None:
+    """Cases of unknown duration are expected to take 50 s, the median of the others."""
     long, short, *_ = CASES
     budget = Budget(100, {long.id: 90, short.id: 10})
     assert all(map(budget.allows, CASES))
-    now += 20
+    clock[0] += 20
     assert [budget.allows(case) for case in CASES] == [False, True, True, True]
-    now += 80
+    clock[0] += 40
+    assert [budget.allows(case) for case in CASES] == [False, True, False, False]
+    clock[0] += 40
     assert not any(map(budget.allows, CASES))
+
+
+def test_any_time_is_enough_if_nothing_is_known(clock: list[float]) -> None:
+    budget = Budget(100)
+    clock[0] += 99
+    assert budget.allows(CASES[0])
+
+
+def test_second_launches_leave_time_for_first_ones(clock: list[float]) -> None:
+    first, second, third, _ = CASES
+    budget = Budget(100, {first.id: 20, second.id: 20, third.id: 20}, {first.id, second.id, third.id})
+    assert budget.allows(first)
+    clock[0] += 40
+    assert budget.allows_another(first, 20)
+    clock[0] += 20
+    assert not budget.allows_another(first, 20)
+    assert budget.allows(second)
+    clock[0] += 20
+    assert not budget.allows_another(second, 20)
+    assert budget.allows(third)
+
+
+def test_expects_the_duration_of_todays_launches(clock: list[float]) -> None:
+    """The machine may be slower today, and nothing is known on the first day."""
+    first, second, third, _ = CASES
+    budget = Budget(100, {}, {first.id, second.id, third.id})
+    assert budget.allows(first)
+    clock[0] += 40
+    assert not budget.allows_another(first, 40)
+    assert budget.allows(second)
+    clock[0] += 40
+    assert not budget.allows(third)
+
+
+def test_reserves_the_fewest_launches_of_each_case(clock: list[float]) -> None:
+    first, second, *_ = CASES
+    budget = Budget(100, {first.id: 15, second.id: 15}, {first.id, second.id}, fewest=5)
+    assert budget.allows(first)
+    clock[0] += 15
+    assert not budget.allows_another(first, 15)
+    clock[0] += 60
+    assert not budget.allows(second)
 
 
 def test_too_long_case_names_the_budget_it_needs() -> None:

@@ -26,12 +26,14 @@ def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json
     reached = list[Planned]()
     used = 0.0
     for entry in order:
+        # Within a budget, a case is reached if one launch of it fits.
         cost = entry.seconds
+        needed = cost if most_s is None else entry.launch_s
         before = entry.past
-        fits = most_s is None or used + (cost or 0.0) <= most_s
+        fits = most_s is None or used + (needed or 0.0) <= most_s
         if fits:
             reached.append(entry)
-            used += cost or 0.0
+            used += needed or 0.0
         # After a case of unknown cost, the beginning of the next one is unknown.
         is_known = all(done.seconds is not None for done in reached)
         last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
@@ -46,7 +48,7 @@ def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json
         costs = {"expected_s": cost, "gpu_hours": entry.gpu_hours}
         reached_after = used if fits and is_known else None
         rows.append({"case": entry.case.id, **last_result, **costs, "reached_after_s": reached_after})
-        if limit is not None and cost is not None and cost > limit.seconds:
+        if limit is not None and needed is not None and needed > limit.seconds:
             never.append(f"{entry.case.id}: {limit.why_not_reached(entry.case)}")
     print_rows(rows, grid, as_json=as_json)
     if as_json:
