@@ -127,6 +127,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         return
     if record.results:
         _write_verdicts(terminal, config, record)
+        _write_same_work(terminal, record)
     count = len(tally.only_shown)
     if count:
         terminal.write_line(
@@ -172,6 +173,19 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
             message += f", --perf-min-judged asks for {record.options.min_judged:.0%}: not a pass"
         terminal.write_line(message)
+
+
+def _write_same_work(terminal: Any, record: Record) -> None:
+    """Say in how many cases the counts of the work are the same, if any were compared.
+
+    Counts have no noise: on a busy machine they are judged where times are left open.
+    """
+    checks = [result.verdict.counts for result in record.results if result.verdict.counts is not None]
+    if any(check.compared and check.outcome != "recorded" for check in checks):
+        same = sum(result.verdict.is_same_work for result in record.results)
+        terminal.write_line(
+            f"same work as before, by exact counts: {same} of {plural(len(record.results), 'case')}"
+        )
 
 
 def _write_swallowed(terminal: Any, config: pytest.Config, record: Record) -> None:

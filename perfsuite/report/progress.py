@@ -82,13 +82,14 @@ class Progress:
         elif self.clock() - self._silent_since >= WAITING_EVERY_S:
             self.say(text)
 
-    def end(self, outcome: str) -> None:
-        """Print the outcome of the case, and an estimate of the time left."""
+    def end(self, outcome: str, *, is_same_work: bool = False) -> None:
+        """Print the outcome of the case, whether its work is the same, and an estimate of the time left."""
         spent = self.clock() - self._case_began
         self._finished_s.append(spent)
         launches = f"after {self._launch} launches " if self._launch > 1 else ""
         which = f"[{self._number}/{self.cases}] {self._case_id}"
-        self.say(f"{which} {outcome} {launches}in {spent:.1f} s{self._time_left()}")
+        work = ", same work as before" if is_same_work else ""
+        self.say(f"{which} {outcome} {launches}in {spent:.1f} s{work}{self._time_left()}")
 
     def _where(self) -> str:
         """Return the number and the id of the case. On the live line, long ids are cut to leave room."""

@@ -141,6 +141,12 @@ class Verdict(Data):
         is_new = bool(self.checks) and all(check.outcome == "recorded" for check in self.checks)
         return self.outcome == "recorded" or (self.outcome == "improved" and is_new)
 
+    @property
+    def is_same_work(self) -> bool:
+        """Whether the counts of the work were compared, and none differs."""
+        counts = self.counts
+        return counts is not None and counts.compared and counts.outcome == "passed" and not counts.findings
+
     def check(self, metric: str) -> Check | None:
         """Return the check of the metric with that name; None if it was not judged."""
         return next((check for check in self.checks if check.metric == metric), None)

@@ -146,7 +146,7 @@ class Session:
                 return Trial(verdict=Verdict(outcome="unhealthy", launches=0, reasons=problems))
         self.record.save()
         trial = self.mode.judge(task, launches)
-        self.setup.progress.end(trial.verdict.outcome)
+        self.setup.progress.end(trial.verdict.outcome, is_same_work=trial.verdict.is_same_work)
         return trial
 
     def _profile(self, task: Task, result: Measurement) -> Measurement:

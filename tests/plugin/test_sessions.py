@@ -45,6 +45,7 @@ from tests.suite import (
     waiver,
     write_cases,
 )
+from tests.twin_counts import counts, launch
 
 FILES = ("--junitxml=j.xml", "--perf-json=out.json", "--perf-report=out")
 
@@ -466,6 +467,22 @@ def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.Monkey
     alone = run_cpu(suite, "--perf-shard=5/5")  # a job too many is no error
     alone.stdout.fnmatch_lines(["*4 deselected*"])
     run_cpu(suite, "--perf-shard=1/2", "-k", "nothing", status=pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the times of no launch are judged."""
+
+    def measured(case: Case, *args: Any, runs: list[Run]) -> tuple[list[Run], Verdict]:
+        args[-1].on_launch(case, 1)
+        runs.append(launch(counts(flops={"forward": 100}), case=case))
+        return runs, Verdict(outcome="unhealthy", launches=1)
+
+    monkeypatch.setattr(against_baseline, "measure", measured)
+    write_cases(suite, batches(1, 2))
+    assert "same work" not in str(run_cpu(suite, status=1).stdout)
+    again = run_cpu(suite, status=1)
+    again.stdout.fnmatch_lines(["*unhealthy in * s, same work as before*"])
+    again.stdout.fnmatch_lines(["same work as before, by exact counts: 2 of 2 cases"])
 
 
 def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,13 @@ def test_log_has_a_line_for_each_launch() -> None:
     ]
 
 
+def test_final_line_says_whether_the_work_is_the_same() -> None:
+    screen = Screen(1, terminal=False)
+    screen.progress.begin("case-a", 20, 1)
+    screen.progress.end("unhealthy", is_same_work=True)
+    assert screen.lines[-1] == "perfsuite: [1/1] case-a unhealthy in 0.0 s, same work as before"
+
+
 def test_terminal_has_a_live_and_a_final_line() -> None:
     screen = Screen(2, terminal=True)
     screen.progress.begin("case-a", 20, 1)

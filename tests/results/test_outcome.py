@@ -3,7 +3,18 @@ from typing import get_args
 
 import pytest
 
-from perfsuite.results.outcome import QUIET, STYLES, UNMEASURED, WORST_FIRST, Check, Excuse, Outcome, Verdict
+from perfsuite.results.outcome import (
+    QUIET,
+    STYLES,
+    UNMEASURED,
+    WORST_FIRST,
+    Check,
+    CountCheck,
+    Excuse,
+    Finding,
+    Outcome,
+    Verdict,
+)
 from tests.samples import make_run, metric_check
 
 
@@ -27,6 +38,25 @@ def test_styles_go_from_worst_to_best() -> None:
 def test_gate_is_blind_to_tolerance_sized_changes() -> None:
     for least, blind in ((None, False), (0.13, False), (0.131, True)):
         assert metric_check(minimum_detectable=least).blind is blind
+
+
+FINDING = Finding.model_construct()
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_same"),
+    [
+        (CountCheck(outcome="passed"), True),
+        (CountCheck(outcome="passed", findings=(FINDING,)), False),
+        (CountCheck(outcome="passed", compared=False), False),
+        (CountCheck(outcome="regressed"), False),
+        (CountCheck(outcome="not counted"), False),
+        (CountCheck(outcome="recorded"), False),
+        (None, False),
+    ],
+)
+def test_same_work_was_compared_and_has_no_change(counts: CountCheck | None, is_same: bool) -> None:
+    assert Verdict(outcome="unhealthy", launches=1, counts=counts).is_same_work is is_same
 
 
 def test_a_check_is_found_by_its_metric() -> None:
