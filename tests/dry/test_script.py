@@ -215,7 +215,7 @@ def test_one_process_is_told_to_use_torchrun(tmp_path: Path) -> None:
     launched = launch_once(case, detect(), tmp_path / "run").failure
     dry = failure_of(case, tmp_path / "dry")
     for failure in (known(launched), dry):
-        assert "RANK is not set, as one process starts the way `python` starts it" in failure.message
+        assert "RANK is not set, because a single process is started as `python` would" in failure.message
 
 
 def test_default_adamw_on_a_gpu_waits_for_nothing(tmp_path: Path) -> None:

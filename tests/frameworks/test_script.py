@@ -382,7 +382,7 @@ def test_our_fault_never_stops_a_script(tmp_path: Path, fault: str, said: str) -
     assert (done.stdout, done.returncode) == ("trains\n", 0)
     failure = known(documents.read(RunDir(tmp_path).rank(0), RankReport).failure)
     assert failure.kind == "error"
-    told = "perfsuite could not observe this script, which is an error in perfsuite"
+    told = "perfsuite could not observe this script because of an error in perfsuite"
     assert failure.message.startswith(told)
     assert said in failure.message
 

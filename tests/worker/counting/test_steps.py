@@ -211,7 +211,7 @@ def told(counting: Counting) -> str:
     assert counting.result() is None
     assert_nothing_is_left()
     (note,) = counting.notes
-    return note.removeprefix("what a step does was not counted: ")
+    return note.removeprefix("the work of a step was not counted: ")
 
 
 def assert_nothing_is_left() -> None:

@@ -148,12 +148,12 @@ def test_a_copy_of_the_weights_is_kept(replicated: Counts) -> None:
 @pytest.mark.parametrize(
     ("kind", "case", "why"),
     [
-        ("reshard-toggled", REPLICATED, "FSDP2 shards no blocks"),
-        ("fp32-communication", REPLICATED, "DDP reduces in float32 already"),
-        ("fp32-communication", SHARDED.replace(precision="fp32"), "no gradients are reduced in a lower"),
+        ("reshard-toggled", REPLICATED, "FSDP2 does not shard any blocks"),
+        ("fp32-communication", REPLICATED, "DDP already reduces in float32"),
+        ("fp32-communication", SHARDED.replace(precision="fp32"), "neither DDP nor FSDP2 reduces"),
         ("checkpointing-lost", SHARDED, "no block is checkpointed"),
-        ("small-buckets", SHARDED, "no DDP has buckets of more than 1 MiB"),
-        ("small-buckets", REPLICATED.replace(framework=DDP(bucket_cap_mb=1)), "no DDP has buckets"),
+        ("small-buckets", SHARDED, "the model is not in a DDP with buckets of more than 1 MiB"),
+        ("small-buckets", REPLICATED.replace(framework=DDP(bucket_cap_mb=1)), "not in a DDP with buckets"),
         ("eager-attention", REPLICATED.replace(attention="eager"), "no model of transformers has another"),
     ],
 )
@@ -173,5 +173,5 @@ def test_a_model_and_an_optimizer_of_another_make() -> None:
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(MismatchError, match="no model of transformers has another"):
         begin("eager-attention", model, optimizer)
-    with pytest.raises(MismatchError, match="LBFGS steps by operators on lists already, or cannot"):
+    with pytest.raises(MismatchError, match="LBFGS already uses foreach operators, or does not support them"):
         begin("optimizer-foreach", model, optimizer)

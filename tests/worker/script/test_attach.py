@@ -36,7 +36,7 @@ from tests.worker.attaching import ALONE, Start, attaching
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
-UNCOUNTED = "what a step does was not counted: "
+UNCOUNTED = "the work of a step was not counted: "
 ODD = AttributeError("'int' object has no attribute 'values'")
 
 
@@ -315,9 +315,9 @@ def test_separates_two_alternating_optimizers(start: Start) -> None:
 
 
 TODO = (
-    ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
-    "launch, have it keep them in {launch_dir} (in its arguments, command or env), a new directory in each "
-    "launch"
+    ". Lower max_warmup_steps or steps, or give the script more data. If it resumes from files of an earlier "
+    "launch, pass {launch_dir} in its arguments, command or env, and keep the files there: it is a new "
+    "directory in each launch"
 )
 
 
@@ -360,7 +360,7 @@ def test_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pyte
     ("changes", "said"),
     [
         ({"precision": "bf16"}, "compute_dtype: the case asks for 'bfloat16', but 'float32' ran."),
-        ({"gradient_accumulation": 2}, "the case says 2, but backward was called on 1 losses a step"),
+        ({"gradient_accumulation": 2}, "the case says 2, but backward was called on 1 losses per step"),
     ],
 )
 def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said: str) -> None:
@@ -409,8 +409,9 @@ def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyP
     attached = start()
     attached.crashed(KeyError("RANK"))
     assert failure_of(attached).message == (
-        "KeyError: 'RANK'. RANK is not set, as one process starts the way `python` starts it. If the script "
-        'needs torchrun, say so in the case: command=("torchrun", "--standalone", "--nproc-per-node=1", ...)'
+        "KeyError: 'RANK'. RANK is not set, because a single process is started as `python` would start it. "
+        'If the script needs torchrun, give command=("torchrun", "--standalone", "--nproc-per-node=1", ...) '
+        "in the case"
     )
 
 
@@ -423,8 +424,8 @@ def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pyte
     train(steps=3)
     attached = start()
     assert ended(attached).message == (
-        "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step "
-        "is the clock: capture forward and backward alone, or switch the graph off"
+        "the script captures its optimizer's step in a CUDA graph. That step is the clock, but a replay of "
+        "the graph does not call the optimizer. Capture only forward and backward, or turn the graph off"
     )
     assert attached.rank is None
 
@@ -439,8 +440,8 @@ def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
         backward_of_a_sum(1)
     assert failure_of(attached).message == (
         "no optimizer of torch has stepped after 110 backward passes (the case says "
-        "gradient_accumulation=11): the clock is the step of a torch.optim.Optimizer, and what trains "
-        "without one cannot be measured"
+        "gradient_accumulation=11). The steps of a torch.optim.Optimizer are the clock, and training without "
+        "such an optimizer cannot be measured"
     )
 
 
@@ -464,7 +465,7 @@ def test_second_process_fails_the_launch(start: Start) -> None:
     second.run_dir.training(0).write_text("trains 1 another-host\n" + second.run_dir.training(0).read_text())
     failure = ended(second)
     assert failure.kind == "mismatch"
-    assert "two processes of this command trained as rank 0: one process of each rank" in failure.message
+    assert "two processes of this command trained as rank 0, but only one process" in failure.message
     second.state = "aside"
     first.state = "measuring"
     rank = known(first.rank)
@@ -556,7 +557,7 @@ def test_no_error_of_ours_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPat
     failure = failure_of(attached)
     assert (failure.kind, failure.message) == (
         "error",
-        "perfsuite could not observe this script, which is an error in perfsuite: "
+        "perfsuite could not observe this script because of an error in perfsuite: "
         "AttributeError: 'int' object has no attribute 'values'",
     )
     assert "raise effect\nAttributeError: 'int'" in str(failure.traceback)
