@@ -212,7 +212,7 @@ def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pyte
     attached = start(COUNTED)
     graph: Any = object()  # a build for CUDA makes a graph only where there is a GPU
     report = measured(attached, before=lambda: torch.cuda.CUDAGraph.replay(graph))
-    assert report.hidden == ("a CUDA graph was replayed, whose operators are not seen (1x)",)
+    assert report.hidden == ("a CUDA graph was replayed, and its operators are not seen (1x)",)
 
 
 def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
