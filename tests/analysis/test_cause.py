@@ -246,7 +246,7 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
         assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 
-KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step could be seen"
+KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step was seen"
 OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
 
 

@@ -95,7 +95,7 @@ class _Search:
         self.is_complete = not level
 
     def _next(self, level: list[_Link], variables: Mapping[int, str]) -> list[_Link]:
-        """Record the names of a level's holders. Returns the next links to follow, the most frequent first."""
+        """Record the names of a level's holders. Returns the links to follow, the most frequent first."""
         following: dict[tuple[int, int], _Link] = {}
         for link in _holders(level, self._ignored):
             name = self._name(link, variables)

@@ -195,7 +195,7 @@ WAYS: dict[str, tuple[Train, str]] = {
     "a graph of a part, make_graphed_callables, reduce-overhead": (partly, f"{REPLAYED} (2x)"),
     "dispatch switched off": (
         lambda training: without_the_dispatcher(training.backward),
-        f"{GRADIENTS} 4 of 4 parameters, as 0.weight",
+        f"{GRADIENTS} 4 of 4 parameters, such as 0.weight",
     ),
     "another thread": (lambda training: in_a_thread(training.backward), GRADIENTS),
     "a dispatch mode of the training's own": (below_a_mode, GRADIENTS),

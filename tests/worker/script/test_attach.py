@@ -198,7 +198,11 @@ def test_missing_torch_names_cost_only_the_counts(
     [
         (train_in_backward, COUNTED, "the optimizer steps in backward"),
         (train_with_new_optimizers, COUNTED, "the script built a new optimizer in the first steps"),
-        (train, ALONE, "max_warmup_steps=2 leaves no step before the measured ones for it: give 4 or more"),
+        (
+            train,
+            ALONE,
+            "max_warmup_steps=2 leaves no step to count before the measured steps. Give 4 or more",
+        ),
     ],
 )
 def test_what_cannot_be_counted_has_a_reason(start: Start, loop: Any, case: Any, why: str) -> None:
@@ -291,7 +295,7 @@ def test_clock_can_be_named_and_notes_another_rate(start: Start) -> None:
     assert len(report.step_s) == ALONE.total_steps
     assert known(report.observed).settings["optimizer"] == "Adam"
     (note,) = report.notes
-    assert note.startswith("RMSprop made 55 steps in 12 of the clock, Adam: ")
+    assert note.startswith("RMSprop took 55 steps in 12 steps of the clock, Adam. ")
 
 
 def test_separates_two_alternating_optimizers(start: Start) -> None:
@@ -325,9 +329,9 @@ TODO = (
     ("clock", "trainings", "message"),
     [
         (None, [8], f"the script ended after 8 of 12 optimizer steps{TODO}"),
-        (None, [4, 4, 4], f"the script ended after 4 of 12 optimizer steps{TODO}. Those that stepped: "
+        (None, [4, 4, 4], f"the script ended after 4 of 12 optimizer steps{TODO}. Optimizers that stepped: "
                              "SGD (4 steps), SGD:2 (4 steps), SGD:3 (4 steps)"),
-        ("Adamw", [20], "clock='Adamw': no such optimizer stepped. Those that stepped: SGD (20 steps)"),
+        ("Adamw", [20], "clock='Adamw': no such optimizer stepped. Optimizers that stepped: SGD (20 steps)"),
     ],
     ids=["one model", "several models, as by cross-validation", "no such clock"],
 )  # fmt: skip
@@ -482,7 +486,7 @@ def test_successor_process_is_measured_and_noted(start: Start) -> None:
     text = first.run_dir.training(0).read_text()
     first.run_dir.training(0).write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
     assert measured(start()).notes == (
-        "another process trained as rank 0 before, and ended without being measured",
+        "another process trained as rank 0 earlier, and ended without being measured",
     )
 
 
