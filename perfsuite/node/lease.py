@@ -26,8 +26,8 @@ BEAT_S = 1.0  # seconds between two texts of the driver
 LOOK_S = 0.25  # seconds between an agent's checks of the text
 LOST_S = 30.0  # seconds without a new text after which the driver is considered dead
 LEASE_S = "PERFSUITE_LEASE_S"
-"""Environment variable with the value of `LOST_S` for an agent whose driver is on another machine. On the same
-machine, the kernel reports the death of the driver, and a driver that is merely stopped keeps its job."""
+"""Environment variable with the value of `LOST_S` for an agent whose driver is on another machine. On the
+same machine, the kernel reports the driver's death, and a driver that is merely stopped keeps its job."""
 
 Wish = Literal["go", "end"]
 

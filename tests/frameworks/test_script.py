@@ -492,7 +492,7 @@ def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> Non
             "path",
             "print('no data here'); sys.exit(3)",
             "^the script ended with exit code 3, before an optimizer "
-            "step could be seen(?s:.*)last lines of rank-0.log:\nno data here",
+            "step was seen(?s:.*)last lines of rank-0.log:\nno data here",
         ),
         ("command", "", "exit code 0, before an optimizer step was seen: it does not train"),
         (

@@ -141,7 +141,7 @@ def _is_part(
         raise MismatchError(
             f"{_with_version(library)} steps {type(optimizer).__name__} outside of {name}.{kind.step}, by "
             f"{callers[0][0]}: perfsuite cannot tell where a training step ends. Train with the methods of a "
-            f"{name}, with another version of {library}, or without {library}"
+            f"{name}, with another version of {library}, or without that library"
         )
     if engine is not None and kind.step not in vars(engine):
         _created.append(kind)  # the engine may be older than `watch`

@@ -139,7 +139,7 @@ def test_reports_diverged_weights_without_a_loss() -> None:
     observer._after[name] = math.nan
     observer.check(result)  # its loss tells
     said = refused(observer, result, framework=Script(path="train.py", loss=None))
-    assert said.startswith(f"{name} is nan after the last step: training div")
+    assert said.startswith(f"{name} is nan after the last step: the training div")
 
 
 def test_attention_kernel_is_no_script_setting() -> None:
