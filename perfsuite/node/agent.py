@@ -31,8 +31,8 @@ from perfsuite.results.run_dir import ANCESTOR_PID, COMPILE_CACHES, NODE, RunDir
 from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
-"""Environment variable with the name of the scheduler's variable for the number of this node, from 0. Without
-it, this is node 0."""
+"""Environment variable that names the scheduler's variable with the number of this node (from 0). If it is
+not set, this is node 0."""
 # Seconds for which an agent that has lost its driver waits until another thread has written its file.
 LATCH_S = 5
 PEERS_S = 5  # seconds for which a node that ends the job waits for the stacks of the other nodes

@@ -1,4 +1,4 @@
-"""Call NVML in a separate process, with a deadline. A call may never return, so the driver makes none."""
+"""Call NVML in a separate process with a deadline. The driver makes no calls, as they may never return."""
 
 import contextlib
 import ctypes

@@ -93,7 +93,10 @@ class JobProcesses:
 
 
 def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
-    """Make the processes of a node that listen write their stacks. Returns when the files stop growing."""
+    """Make the processes of a node that called `leash.listen` write their stacks.
+
+    Returns when the files have stopped growing.
+    """
     import psutil
 
     # If a process has two files, the later one is used: the file that names its rank.
@@ -171,5 +174,5 @@ def not_killed(pids: Iterable[int]) -> LaunchError:
     """Create the error for processes that survive SIGKILL."""
     return LaunchError(
         f"processes {', '.join(map(str, pids))} of this job cannot be killed (waiting for a driver?): "
-        "they would disturb the next measurements on this machine. Please look at dmesg"
+        "they would disturb the next measurements on this machine. Look at dmesg"
     )

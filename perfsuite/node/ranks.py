@@ -115,9 +115,9 @@ def run(job: AgentJob) -> list[Failure]:
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
-    """Return the variable `MODEL_CODE` if each rank would import transformers; otherwise nothing.
+    """Return the variable `MODEL_CODE`; empty unless each rank would import transformers.
 
-    It is not set on a GPU, because the import may touch the GPU.
+    It is also empty on a GPU, because the import may touch the GPU.
     """
     model_type = request.case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:

@@ -68,7 +68,7 @@ class Rank:
         self.device: Any = None  # the `torch.device`, set by `build`; None in a simulated job
         self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.probes.node_probe`)
         self.notes: list[str] = []  # notes for readers of the results
-        # The last step in which each optimizer was passed on (`_show`), by the id of the optimizer.
+        # The last step in which `_show` passed on each optimizer, by the optimizer's id.
         self._shown_in: dict[int, int] = {}
         self._extra: ExtraMetrics | None = None
         self._injector: Injector | None = None
@@ -283,10 +283,7 @@ class Rank:
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:
-        """Return the counts, with the counts of loader workers, of kept objects and of spans added.
-
-        Returns None if the step was not counted.
-        """
+        """Return all counts, including loader workers, kept objects and spans; None without any."""
         counts = counting.result()
         if counts is None:
             return None
@@ -362,7 +359,7 @@ def empty_report(rank: int | None = None, world_size: int | None = None) -> Rank
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Write a report with a failure instead of measurements. Raises `FileError` if this is not possible."""
+    """Write a report with a failure instead of measurements. Raises `FileError` if it cannot be written."""
     documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
 
 
@@ -433,7 +430,7 @@ def failure_of_ours(error: BaseException, rank: int) -> Failure:
 
 
 def report_error(error: BaseException) -> None:
-    """Report the error because of which perfsuite could not attach to this process of a script."""
+    """Report the error that prevented perfsuite from attaching to this process of a script."""
     report = empty_report()
     write_failure(RunDir(Path(os.environ[RUN_DIR])), report, failure_of_ours(error, report.rank))
 

@@ -133,8 +133,9 @@ class _Batches:
 class NamedLoader(NamedFunction):
     """The loader that a case names as `module:name`. It is timed as soon as the script has defined it.
 
-    A function may return one batch per call, or an iterator of batches. Of a class, `__next__` is timed, or
-    if there is none, the iterator that `__iter__` returns. `train:Loader.next_batch` names a method.
+    A function may return one batch per call, or an iterator of batches. If the name is a class, its
+    `__next__` is timed, or else the iterator that its `__iter__` returns. `train:Loader.next_batch` names a
+    method.
     """
 
     def __init__(self, name: str) -> None:

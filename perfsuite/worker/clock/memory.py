@@ -128,7 +128,7 @@ class CudaMemory:
 
 
 def memory_for(device: Any) -> HostMemory | CudaMemory:
-    """Start measuring peak memory: a GPU's own memory for a GPU, host memory for a CPU."""
+    """Start measuring the peak memory of a `torch.device`: GPU memory, or host memory for a CPU."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()
 
 

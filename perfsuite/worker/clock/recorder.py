@@ -59,7 +59,7 @@ class Recorder:
         self.growth: Growth | None = None  # counts objects at three step boundaries
         self.levels: MemoryLevels | None = None  # reads the memory in use at some step boundaries
         self.collector: CollectorClock | None = None  # times Python's garbage collector
-        # Called with the number of ended steps, outside of the time of any step.
+        # Called between steps, with the number of steps that have ended.
         self.between_steps: Callable[[int], object] | None = None
         self.data_wait: DataWait | None = None  # times the wait for batches; None if it is not measured
         self.cpu_s: list[float] = []  # CPU seconds of this process in each step; empty if unknown

@@ -24,7 +24,7 @@ PROCESS_GROUP = "process group"
 BUILD = "build"
 DATA = "data"
 FIRST_STEP = "first step"
-BUILD_AND_FIRST_STEP = "build and first step"  # used if the begin of the first step is unknown
+BUILD_AND_FIRST_STEP = "build and first step"  # used if the start of the first step is unknown
 PERFSUITE = "perfsuite"  # perfsuite's own work, including its calls and imports
 PERFSUITE_BUILDS = "perfsuite builds"  # the same without imports, which the training needs as well
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are not reported
@@ -213,11 +213,11 @@ class _Calls:
 
 
 class _Code(NamedTuple):
-    """The facts about the code of a function. They are found by the code's id, as hashing code is slow."""
+    """Facts about the code of a function. The key is the code's id, because hashing code objects is slow."""
 
     code: CodeType  # keeps the code alive, so that its id is not reused
     function: tuple[str, str] | None  # module and name of the function; None if it is not counted
-    # Whether calls of this function are perfsuite's. False for a wrapper, which calls for the training.
+    # Whether this function of ours calls other functions for perfsuite. A wrapper calls for the training.
     calls_for_us: bool
 
 

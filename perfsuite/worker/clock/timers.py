@@ -145,7 +145,7 @@ def clock_for(device: Any) -> tuple[HostTimer, Callable[[], object] | None]:
 
 
 def cpu_probe() -> Callable[[], object]:
-    """Return a probe: two fp32 matmuls of 384 x 384. Its few milliseconds depend only on the machine."""
+    """Return a probe: two fp32 matmuls of 384 x 384. Their few milliseconds depend only on the machine."""
     import torch
 
     plain: Any = {"dtype": torch.float32, "device": "cpu"}  # regardless of the defaults that a script has set

@@ -1,1 +1,1 @@
-"""Count the work of a training: operators, bytes, Python calls, and objects that it keeps."""
+"""Count the work of a training run: operators, bytes, Python calls, and objects that it keeps."""

@@ -87,7 +87,7 @@ def call_of(
 
 
 def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the process group of a call: an object for c10d, the last string for functional operators."""
+    """Return the process group of a call. It is an object for c10d, and the last string otherwise."""
     given = (*args, *kwargs.values())
     for value in given:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(script_type(value)):

@@ -446,7 +446,7 @@ def _is_of_torch(optimizer: Any) -> bool:
 def _read_by_the_host(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor]
 ) -> list[Tensor]:
-    """Return the tensors whose values the host must read to get a result, its shape, or the write target."""
+    """Return the tensors that the host must read to know a result, its shape, or where to write."""
     if operator in BY_A_MASK:
         if operator != "aten.index" and args[2].numel() == 1:
             return []

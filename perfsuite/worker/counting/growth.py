@@ -1,4 +1,4 @@
-"""Count the objects that a training keeps from step to step. Imports no torch.
+"""Count the objects that a training run keeps from step to step. Imports no torch.
 
 Only objects that Python's garbage collector tracks are counted. Their number is exact after a full
 collection.
@@ -125,9 +125,8 @@ class Growth:
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         """Return the ids of the oldest new objects that are still alive, by type.
 
-        Call this right after a collection, because other objects may reuse the ids later. For each type, at
-        most as many ids are returned as the type has grown by: younger objects may only belong to the last
-        step.
+        Call this right after a collection, because other objects may reuse the ids later. The number of ids
+        is limited to the growth of each type, because younger objects may only belong to the last step.
         """
         before, between = self._counts[:2]
         alive = {id(each) for each in _objects(new)}
@@ -183,7 +182,7 @@ def _census() -> dict[str, int]:
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
     """Return the number of objects of each type, without the objects that perfsuite keeps for each step.
 
-    Types are identified by name, because a training may create the same type again in each step.
+    Types are identified by name, because a training run may create the same type again in each step.
     """
     of_types = Counter(map(type, objects))
     of_types.subtract(map(type, own_list.tracked_elements()))

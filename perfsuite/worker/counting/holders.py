@@ -44,8 +44,8 @@ def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, .
     - Weak references are left out: they hold nothing, and their own holders do not explain the growth.
     - A holder is left out if it holds fewer objects than there are objects without a named holder, because it
       would hide the holder of those objects.
-    - The search ends at a list, or another object of no growing type, that is the value of a global or an
-      attribute. Other holders of that object, such as the newest object, are only other paths to it.
+    - The search ends at a list, or another object whose type does not grow, if it is the value of a global or
+      an attribute. Other holders of that object, such as the newest object, are only other paths to it.
 
     Frozen objects are searched as well. Afterwards they are frozen again, together with all other objects.
     """
@@ -76,7 +76,7 @@ class _Search:
         self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
     ) -> None:
         self.found: dict[str, int] = {}  # the objects that each name holds, one bit each
-        self.with_name: dict[int, tuple[Any, str]] = {}  # named objects of no growing type, by id
+        self.with_name: dict[int, tuple[Any, str]] = {}  # named objects whose type does not grow, by id
         self.is_complete = False  # whether nothing is left to follow
         self._ignored = (*ignored, self.with_name, ends)
         self._growing = growing

@@ -71,7 +71,7 @@ class NamedFunction:
         """Raise `MismatchError` if the first steps show that the name is wrong."""
 
     def why_not_found(self) -> str | None:
-        """Return why the function was not found so far; None if it was found."""
+        """Return why the function has not been found yet; None if it has."""
         if self.is_found:
             return None
         module = self._imported()

@@ -95,7 +95,7 @@ class SecondStep:
         given = _first_tensor(args)
         made = _first_tensor(output)
         if given is not None and made is not None:
-            # Do not read the weight: in a forward, ZeRO-3 takes a read for the use of the weight.
+            # Do not read the weight here: ZeRO-3 would take this for a use of the weight in forward.
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:

@@ -117,7 +117,7 @@ class Attached:
     - `aside`: the process is the child of a rank, and the hooks do nothing
     - `over`: the measurement or a failure has been reported. The last step still ends the script.
 
-    Processes that a rank forks count as `aside`, too.
+    Processes that a rank forks also count as `aside`.
     """
 
     def __init__(self, run_dir: RunDir, request: CaseFile) -> None:

@@ -42,7 +42,7 @@ TWICE = "twice"
 
 
 class Claim:
-    """Decides which process of a launch is measured as a rank: the first one that trains as this rank.
+    """Decides which process of a launch is measured as `rank`: the first process that trains as this rank.
 
     Stages of a shell script, child processes or workers may train as well. The processes share a file, to
     which they add these lines:
@@ -142,7 +142,7 @@ class ScriptRank(Rank):
         self._search = search
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
-        """Create the observer and the clock of the steps of `optimizer`. The clock starts later."""
+        """Create the observer, and the clock that times the steps of `optimizer`. The clock starts later."""
         device = torch.device("cpu")
         counters: memory.HostMemory | memory.CudaMemory | None = host_memory
         if self.request.device == "cuda":
@@ -236,7 +236,7 @@ class ScriptRank(Rank):
         return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     def probed(self) -> dict[str, float]:
-        """Return the rates of the device; empty if the probe fails, such as for lack of memory."""
+        """Return the rates of the device; empty if the probe fails, for example for lack of memory."""
         is_gpu = self.device.type == "cuda"
         on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
         with contextlib.suppress(Exception), on_device:

@@ -1,4 +1,4 @@
-"""Recognise when a training saves or loads a checkpoint, or evaluates its model. Imports torch.
+"""Recognise when a training run saves or loads a checkpoint, or evaluates its model. Imports torch.
 
 The functions of a library are wrapped as soon as the library is imported. `RECOGNISED` lists the functions of
 torch, of libraries on which other libraries build, and of libraries that have several names. A framework
@@ -53,7 +53,7 @@ class File(NamedTuple):
 
 
 class Recognised(NamedTuple):
-    """A function whose calls are an event."""
+    """A function whose calls are events."""
 
     module: str
     path: str  # `function` or `Class.method`

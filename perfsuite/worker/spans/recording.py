@@ -61,7 +61,7 @@ class Background:
 
 @dataclass(frozen=True, kw_only=True)
 class Meters:
-    """The functions that are read when a span begins and ends. They return None for an unknown value."""
+    """The functions that are called when a span begins and ends. They return None if a value is unknown."""
 
     now: Callable[[], float] = HostTimer().stamp
     collectives: Callable[[], int | None] = lambda: None  # number begun so far
