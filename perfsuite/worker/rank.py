@@ -283,7 +283,7 @@ class Rank:
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:
-        """Return all counts, including loader workers, kept objects and spans; None without any."""
+        """Return all counts, including loader workers, kept objects and spans; None if not counted."""
         counts = counting.result()
         if counts is None:
             return None
