@@ -1,1 +1,1 @@
-"""The part of a job that runs on each node: the agent that starts its ranks and samples its health."""
+"""The part of a job that runs on each node: an agent that starts the node's ranks and samples its health."""

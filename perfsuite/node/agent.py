@@ -1,6 +1,7 @@
-"""The agent: run one node's part of a job while the driver lives and wants it, and leave no process behind.
+"""The agent: run one node's part of a job until the job ends or the driver stops it.
 
-Run as `python -m perfsuite.node.agent RUNDIR`. It adopts processes of the job whose parent has ended.
+Run as `python -m perfsuite.node.agent RUNDIR`. The agent adopts processes of the job whose parent has ended,
+and leaves no process behind.
 """
 
 import contextlib
@@ -30,14 +31,15 @@ from perfsuite.results.run_dir import ANCESTOR_PID, COMPILE_CACHES, NODE, RunDir
 from perfsuite.worker import leash
 
 NODE_VARIABLE = "PERFSUITE_NODE_VARIABLE"
-"""The name of the scheduler's variable with the number of this node, from 0 on. Without it this is node 0."""
-# Seconds that an agent without a driver waits for another thread to finish writing its file before it ends.
+"""Environment variable that names the scheduler's variable with the number of this node (from 0). If it is
+not set, this is node 0."""
+# Seconds for which an agent that has lost its driver waits until another thread has written its file.
 LATCH_S = 5
-PEERS_S = 5  # seconds that a node which ends the job waits for other nodes to write their stacks
+PEERS_S = 5  # seconds for which a node that ends the job waits for the stacks of the other nodes
 
 
 def main(path: str) -> int:
-    """Run this node's part of the job to its end. Return the exit status: 0 if every rank ended well."""
+    """Run this node's part of the job. Returns the exit status: 0 if no rank failed."""
     for number in leash.ENDING:
         signal.signal(number, _end_the_job)
     leash.die_with_parent(signal.SIGTERM)
@@ -68,19 +70,18 @@ def keep_compile_caches_apart(run_dir: RunDir, node: int) -> None:
 
 
 def _watched(job: AgentJob) -> list[Failure]:
-    """Run the job and a sampler of the node's health, while the driver lives and wants it.
+    """Run the job and sample the node's health, until the job ends or the driver stops it.
 
-    The first thread to acquire the latch writes the file of this node's launch, once: the agent's thread when
-    all ranks have ended or cannot be started, or the lease's thread when the driver ends the job. If the
-    driver is gone for good, or has left the job, nothing is written: ranks that are killed then have not
-    failed.
+    The first thread that acquires the lock `ending` writes this node's launch file, once. It is the agent's
+    thread if all ranks have ended or cannot be started, or the lease's thread if the driver ends the job. If
+    the driver is gone, nothing is written, because ranks that are killed then have not failed.
     """
-    # psutil is not imported above: ranks load this module and must not need it
+    # Not imported at the top, because this imports psutil: ranks load this module and must not need psutil.
     from perfsuite.node.health_sampler import HealthWatch, sampler
 
     watch = HealthWatch(sampler(job.request.device, job.topology.processes_per_node), job.run_dir.steps_seen)
     killed_before = oom_kills()
-    # Never released by whoever ends the job, so the others wait until this process is gone.
+    # The thread that ends the job never releases this lock, so other threads wait until the process is gone.
     ending = threading.Lock()
 
     def write(failures: Sequence[Failure] = (), *, is_over: bool = True) -> None:
@@ -105,7 +106,7 @@ def _watched(job: AgentJob) -> list[Failure]:
             write()
             _wait_for_peers(job)
         finally:
-            # With another status, a scheduler might end nodes that still write.
+            # With another exit status, a scheduler might kill nodes that are still writing.
             _end("the driver ends the job", 0)
 
     def lost(why: str) -> None:
@@ -128,7 +129,7 @@ def _watched(job: AgentJob) -> list[Failure]:
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many processes of our control group the kernel killed for lack of memory; 0 if unknown.
+    """Return how many processes of our control group the kernel has killed for lack of memory; 0 if unknown.
 
     Linux counts them as `oom_kill` ("Control Group v2", memory.events; "Memory Resource Controller",
     memory.oom_control).
@@ -147,7 +148,7 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def _wait_for_peers(job: AgentJob) -> None:
-    """Wait until every node has written its stacks. Ranks whose peers are killed end before they can."""
+    """Wait until every node has written its stacks, because ranks end early if their peers are killed."""
 
     def is_over(node: int) -> bool:
         launch = documents.read_or_none(job.run_dir.launch(node), LaunchFile)
@@ -157,13 +158,13 @@ def _wait_for_peers(job: AgentJob) -> None:
 
 
 def _sweep() -> None:
-    tracker = getattr(resource_tracker, "_resource_tracker", None)  # it cleans up, and ends with this process
+    tracker = getattr(resource_tracker, "_resource_tracker", None)  # it cleans up and then ends by itself
     sweep(os.environ.get(JOB_MARK), os.getpid(), spare={getattr(tracker, "_pid", None)})
 
 
 def _end_the_job(number: int, frame: Any) -> NoReturn:
     _sweep()
-    os._exit(128 + number)  # the status of a process that the signal ended
+    os._exit(128 + number)  # the exit status that shells report for a process killed by this signal
 
 
 def _end(why: str, status: int = 1) -> NoReturn:

@@ -13,15 +13,16 @@ from perfsuite.case.case import Case
 class Cpu:
     """The time of all cores that a job may use, in seconds since boot."""
 
-    processes_s: float  # in processes of all users, without interrupts, which belong to nobody
-    steal_s: float  # taken by the hypervisor
+    processes_s: float  # time in processes of all users, without interrupts, which belong to no process
+    steal_s: float  # time taken by the hypervisor
     total_s: float
 
 
 def node_variables(case: Case, device: str) -> dict[str, str]:
-    """Return the variables that depend on the node: each rank's share of its cores, and the interface.
+    """Return the environment variables that depend on the node: threads per rank, and gloo's interface.
 
-    On a GPU, the user's own settings win. On a CPU, the number of threads is part of what is measured.
+    On a GPU, variables that the user has set are kept. On a CPU, the number of threads is always set, because
+    it is part of the measurement.
     """
     topology = case.topology
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // topology.processes_per_node))}
@@ -31,16 +32,19 @@ def node_variables(case: Case, device: str) -> dict[str, str]:
 
 
 def bind(pid: int, cores: frozenset[int]) -> None:
-    """Bind a new process to these cores, unless this process is bound itself."""
+    """Bind a new process to these cores, unless this process is itself bound to some cores."""
     allowed = os.sched_getaffinity(0)
     if not cores & allowed or len(allowed) < (os.cpu_count() or 1):
         return
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         os.sched_setaffinity(pid, cores & allowed)
 
 
 def read_cpu(stat: Path, cores: set[int]) -> Cpu | None:
-    """Read /proc/stat, which has the cores' numbers, unlike psutil. Return None if its format differs."""
+    """Return the time of these cores, read from /proc/stat; None if its format is unknown.
+
+    psutil cannot be used, because it does not report the numbers of the cores.
+    """
     processes = steal = total = 0
     try:
         with stat.open() as file:

@@ -1,8 +1,8 @@
 """Sample the machine's health during a run, for `analysis.health`: clocks, power, memory, other users.
 
-Runs in the agent of each node. A value that a device does not provide is None, never 0. Samples count while
-steps are being made. If that time is too short, they count from the beginning of training, or on a CPU from
-the beginning of the launch.
+This runs in the agent of each node. A value that a device does not provide is None, never 0. Only the samples
+during the steps count. If there are too few of them, the sample at the beginning of training counts as well,
+or, on a CPU, the sample at the beginning of the launch.
 """
 
 import os
@@ -25,13 +25,13 @@ from perfsuite.results.run import DeviceHealth, Health
 
 T = TypeVar("T")
 EVERY_S = 0.25
-"""Seconds between samples. One is also taken when the step count changes, so that the first and the last
-sample are at the end of a step: rank 0 reports its steps at most twice a second."""
+"""Seconds between samples. A sample is also taken when the step count changes, so that the first and the last
+sample are taken at the end of a step. Rank 0 reports its steps at most twice a second."""
 WHOLE_EVERY_S = 1.0  # seconds between samples of slow values: utilisation, temperature, memory
 LOOK_S = 0.06  # seconds between checks of the number of finished steps
 RESCAN_S = 2.0  # seconds between checks for new processes of the job
 FREE_POLL_S = 0.5  # seconds between checks of the GPUs' memory, until it is free before a launch
-SILENT_S = 5.0  # seconds in which NVML should have answered; it usually takes milliseconds
+SILENT_S = 5.0  # seconds in which NVML should answer; it usually takes milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Sampler:
         self._job = JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
-        # Cores near each GPU, once prepared; empty if unknown.
+        # The cores near each GPU, after `prepare`; empty if unknown.
         self.near_cores: tuple[frozenset[int], ...] = ()
         self._counted: list[_Sample] = []
         self._pending: list[_Sample] = []
@@ -71,12 +71,13 @@ class Sampler:
         self._sampled_at = -EVERY_S
         self._whole_at = -WHOLE_EVERY_S
         self._scanned_at = -RESCAN_S
-        # At the beginning of training; on a CPU, until then, of the launch.
+        # The sample at the beginning of training. On a CPU, until training begins, the sample at the
+        # beginning of the launch.
         self._first: _Sample | None = None
         self._has_begun = False
 
     def prepare(self) -> None:
-        """Before the launch, wait until the GPUs are free of earlier jobs, at most `FREE_S`."""
+        """Wait before the launch until earlier jobs have freed the GPUs, for at most `FREE_S`."""
         if self._gpus is None:
             return
         until = self._clock() + FREE_S
@@ -91,9 +92,10 @@ class Sampler:
         """Take a sample if one is due.
 
         This is called often, with the number of steps finished so far, or None before the training begins.
-        `is_last` means that the job is over, so a sample is due if the step count has changed. Only samples
-        between two steps count: none before the first step, and none after the last one or in a hang, when
-        `step` no longer changes.
+        `is_last` means that the job is over. A sample is then due if the step count has changed.
+
+        Only samples after the first step and before the end of the last step count. Samples after that, or in
+        a hang, do not count, because `step` no longer changes.
         """
         now = self._clock()
         has_begun = step is not None
@@ -113,11 +115,11 @@ class Sampler:
             self._pending.clear()
 
     def finish(self) -> Health | None:
-        """Shut NVML down. Return what was sampled, or None if nothing was."""
+        """Shut NVML down, and return the health that was sampled; None if there is nothing to report."""
         return self.seen(*(() if self._gpus is None else self._gpus.finish()))
 
     def seen(self, *notes: str) -> Health | None:
-        """Return what was sampled so far with these notes, or None if there is neither."""
+        """Return the health that was sampled so far, with these notes; None if there is nothing to report."""
         counted = self._counted
         if len(counted) < 2 and self._first is not None:
             counted = [self._first, *counted]
@@ -142,10 +144,10 @@ class Sampler:
 
 
 class HealthWatch:
-    """Samples in a thread of the agent, and never waits longer than `SILENT_S` for NVML to answer."""
+    """Samples health in a thread of the agent, and waits at most `SILENT_S` for NVML to answer."""
 
     def __init__(self, sampler: Sampler, steps: Callable[[], int | None]) -> None:
-        """`steps` returns how many steps rank 0 has finished; None before it trains."""
+        """`steps` returns the number of steps that rank 0 has finished; None before it trains."""
         self.sampler = sampler
         self._steps = steps
         self._error: str | None = None
@@ -156,18 +158,18 @@ class HealthWatch:
     def begin(self) -> None:
         """Prepare the sampler, then start sampling.
 
-        Return when the job may start, even if NVML does not answer.
+        Returns when the job can start, even if NVML does not answer.
         """
         self._thread.start()
         self._is_prepared.wait(FREE_S + SILENT_S)
 
     def finish(self) -> Health | None:
-        """Stop sampling and return what was sampled. If NVML does not answer even now, it is abandoned."""
+        """Stop sampling and return the health. If NVML still does not answer, the thread is abandoned."""
         self._is_over.set()
-        if self._thread.ident is not None:  # it was started
+        if self._thread.ident is not None:  # the thread was started
             self._thread.join(SILENT_S)
         if self._thread.is_alive():
-            self._error = "NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg"
+            self._error = "NVML does not answer (is a GPU lost?). Look at `nvidia-smi` and dmesg"
         return self.sampler.finish() if self._error is None else self.sampler.seen(self._error)
 
     def _work(self) -> None:
@@ -213,7 +215,10 @@ def _health(
 
 
 def _cpu_shares(first: _Sample, last: _Sample) -> dict[str, float | None]:
-    """Return shares of the cores' time over all samples together: the kernel counts in 10 ms ticks."""
+    """Return shares of the cores' time between the first and the last sample.
+
+    Shorter periods would be inaccurate, because the kernel counts in ticks of 10 ms.
+    """
     if first.cpu is None or last.cpu is None or last.cpu.total_s <= first.cpu.total_s:
         return {}
     total = last.cpu.total_s - first.cpu.total_s

@@ -1,9 +1,11 @@
-"""Tell the agents of a job that its driver lives, and what it wants, with two leases, as each may get lost.
+"""Let the agents of a job know whether its driver is alive, and whether the driver wants the job to end.
 
-An agent's stdin is a pipe that closes when the driver ends; in a Slurm step it goes through `srun`. In
-addition, the driver keeps changing the text in `RunDir.lease`. It stops changing if the driver dies together
-with `srun`, and it can also request the end of the job. The text is overwritten in place, which works on a
-full disk and is visible at once on NFS.
+There are two leases, because either of them may get lost:
+
+- An agent's stdin is a pipe that closes when the driver ends. In a Slurm step, the pipe goes through `srun`.
+- The driver keeps changing the text in `RunDir.lease`. The text stops changing if the driver dies together
+  with `srun`. It can also request the end of the job. The text is overwritten in place, which works on a full
+  disk and is visible at once on NFS.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ BEAT_S = 1.0  # seconds between two texts of the driver
 LOOK_S = 0.25  # seconds between an agent's checks of the text
 LOST_S = 30.0  # seconds without a new text after which the driver is considered dead
 LEASE_S = "PERFSUITE_LEASE_S"
-"""Environment variable for an agent whose driver is on another machine: its `LOST_S`. If the driver is on the
-agent's own machine, the kernel reports its death, and a driver that is merely stopped keeps its job."""
+"""Environment variable with the value of `LOST_S` for an agent whose driver is on another machine. On the
+same machine, the kernel reports the driver's death, and a driver that is merely stopped keeps its job."""
 
 Wish = Literal["go", "end"]
 
 
 class Beats:
-    """The driver's side: writes the text from a thread of its own. Write errors are ignored."""
+    """The driver's side: writes the text from a separate thread. Write errors are ignored."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -50,7 +52,7 @@ class Beats:
         self._thread.join()
 
     def end_job(self) -> None:
-        """Ask the agents to end the job. Each lets its processes write their stacks first."""
+        """Ask the agents to end the job. Each agent first lets its processes write their stacks."""
         self._wish = "end"
         self._changed.set()
 
@@ -65,12 +67,12 @@ class Beats:
 
 
 def text_of(count: int, wish: Wish) -> str:
-    """Return one of the driver's texts. All have the same length; `count` makes each different."""
+    """Return a text of the driver. All texts have the same length, and `count` makes each one different."""
     return f"{count:010d} {wish:3}\n"
 
 
 class Lease:
-    """An agent's side: calls `on_end` when the driver requests the end, and `on_lost` when it is gone."""
+    """An agent's side: calls `on_end` when the driver ends the job, and `on_lost` when the driver is gone."""
 
     def __init__(self, file: Path, on_end: Callable[[], object], on_lost: Callable[[str], object]) -> None:
         self._file = file

@@ -20,10 +20,10 @@ HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide every GPU
 
 
 def detect() -> Machine:
-    """Return this machine. GPUs are found with NVML, so that torch need not be imported.
+    """Return this machine. GPUs are found with NVML, so torch need not be imported.
 
-    Raises `MachineError` if NVML does not answer, or if a visible GPU cannot be used for measurements because
-    NVML cannot read it or MIG splits it.
+    Raises `MachineError` if NVML does not answer, if NVML cannot read a visible GPU, or if a visible GPU is
+    split by MIG.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not nvml_process.has_library():
         return detect_here()
@@ -31,7 +31,7 @@ def detect() -> Machine:
 
 
 def detect_here() -> Machine:
-    """Do the same as `detect`, but call NVML in this process, however long it takes to answer."""
+    """Return this machine like `detect`, but call NVML in this process, without a deadline."""
     try:
         return _detect_gpu()
     except _NoGpu as reason:
@@ -39,7 +39,7 @@ def detect_here() -> Machine:
 
 
 class _NoGpu(Exception):
-    """No GPU was found; the text says why."""
+    """No GPU was found. The text is the reason."""
 
 
 def _detect_gpu() -> Machine:
@@ -60,7 +60,7 @@ def _detect_gpu() -> Machine:
         for index, handle in enumerate(handles):
             with _readable(pynvml, str(index), handle):
                 names.add(pynvml.nvmlDeviceGetName(handle))
-                # It has no memory of its own: GB10, Jetson.
+                # The GPU may have no memory of its own (GB10, Jetson).
                 with contextlib.suppress(pynvml.NVMLError_NotSupported):
                     memory.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
             _refuse_mig(pynvml, index, handle)
@@ -109,8 +109,8 @@ def _readable(pynvml: Any, gpu: str, handle: Any = None) -> Iterator[None]:
         yield
     except pynvml.NVMLError as error:
         raise MachineError(
-            f"{_gpu_name(pynvml, gpu, handle)} cannot be read: {error}. Look at `nvidia-smi` and dmesg, then "
-            "repair it, or measure without it: name the other GPUs in CUDA_VISIBLE_DEVICES"
+            f"{_gpu_name(pynvml, gpu, handle)} cannot be read: {error}. Look at `nvidia-smi` and dmesg, and "
+            "repair the GPU. To measure without it, name only the other GPUs in CUDA_VISIBLE_DEVICES"
         ) from error
 
 
@@ -120,28 +120,31 @@ def _gpu_name(pynvml: Any, gpu: str, handle: Any) -> str:
 
 
 def _refuse_mig(pynvml: Any, index: int, handle: Any) -> None:
-    """Raise `MachineError` if MIG splits a GPU: CUDA then sees an instance, not the card NVML names."""
+    """Raise `MachineError` if MIG splits a GPU: CUDA then sees an instance, not the card that NVML names."""
     try:
         is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     except pynvml.NVMLError:  # a card without MIG, or an instance
         return
     if is_split:
         raise MachineError(
-            f"{_gpu_name(pynvml, str(index), handle)} is split by MIG, so it is not what its name says: name "
-            "an instance (CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them), or switch MIG off "
+            f"{_gpu_name(pynvml, str(index), handle)} is split by MIG, so it is not what its name says. Name "
+            "an instance (CUDA_VISIBLE_DEVICES=MIG-..., as `nvidia-smi -L` lists them), or turn MIG off "
             f"(`nvidia-smi -i {pci_bus_id(pynvml, handle) or index} -mig 0`)"
         )
 
 
 def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str | None) -> Machine:
-    """Return a machine with `count` GPUs of these NVML names. An unknown name gets a class but no peak."""
+    """Return a machine with `count` GPUs of these NVML names.
+
+    A GPU with an unknown name has a hardware class, but no peak FLOP/s.
+    """
     name = AND.join(names)
     product = PRODUCTS.get(name)
     note = None
     if product is None:
         note = (
-            f"GPU {name!r} is not in perfsuite's table, so its peak FLOP/s is unknown and MFU is left out; "
-            "add it to perfsuite/case/accelerators.json with its datasheet"
+            f"GPU {name!r} is not in perfsuite's table, so its peak FLOP/s is unknown and MFU is left out. "
+            "Add the GPU and its datasheet to perfsuite/case/accelerators.json"
         )
     elif product.peak_16bit is None:
         note = f"the peak FLOP/s of {name} is unknown ({product.source}), so MFU is left out"
@@ -158,7 +161,7 @@ def gpu_machine(names: list[str], *, count: int, memory_bytes: int, driver: str 
 
 
 def detect_cpu(reason: str) -> Machine:
-    """Return this machine without its GPUs. `reason` says why, and becomes the machine's note."""
+    """Return this machine without GPUs. `reason` says why there are none, and becomes the machine's note."""
     cores = len(os.sched_getaffinity(0))
     name = _cpu_name()
     return Machine(

@@ -1,6 +1,6 @@
 """Read the job's GPUs with NVML at one moment. A value that a device does not provide is None, never 0.
 
-Any call may block on a driver that no longer answers, so `node.health_sampler` calls from a thread.
+Any call may block if the GPU driver no longer answers, so `node.health_sampler` makes the calls in a thread.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from perfsuite.results.run import DeviceHealth
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU at one moment."""
+    """The readings of one GPU at one moment."""
 
     sm_clock_mhz: float | None = None
     power_w: float | None = None
@@ -27,11 +27,11 @@ class Gpu:
     utilisation: float | None = None
     temperature_c: float | None = None
     foreign_bytes: int | None = None
-    used_bytes: int | None = None  # memory in use by anyone, without what the driver reserves
+    used_bytes: int | None = None  # memory in use by all processes, without memory that the driver reserves
 
 
 class Gpus:
-    """Reads the job's GPUs with NVML, from the first call on. Missing values are None; errors are noted."""
+    """Reads the job's GPUs with NVML. Missing values are None, and errors become notes."""
 
     def __init__(self, nvml: Any, count: int, job: JobProcesses) -> None:
         self._nvml = nvml
@@ -64,7 +64,7 @@ class Gpus:
     def _reasons(self) -> dict[int, str]:
         """The names of the bits in nvmlClocksEventReasons.
 
-        The older nvmlClocksThrottleReasons has names for more of them.
+        The names are taken from the older nvmlClocksThrottleReasons, which names more of the bits.
         """
         prefix = "nvmlClocksThrottleReason"
         others = ("All", "None", "UserDefinedClocks")
@@ -91,28 +91,28 @@ class Gpus:
         return None if value is None else value / 1e3
 
     def finish(self) -> tuple[str, ...]:
-        """Shut NVML down. Return what could not be read and why, and the problems of the cards."""
+        """Shut NVML down. Returns notes on values that could not be read, and on problems of the cards."""
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
         hidden = sorted(self._listed - self._own_seen)
         if hidden:
             unseen = (
-                f"GPU {', '.join(map(str, hidden))}: NVML does not list this job's own processes (a "
-                "container with process ids of its own?), so whether others use it is unknown"
+                f"GPU {', '.join(map(str, hidden))}: NVML does not list this job's own processes (is this a "
+                "container with its own process ids?), so it is unknown whether other jobs run there"
             )
             self._notes[unseen] = None
         return tuple(self._notes)
 
     def used_bytes(self) -> list[int | None]:
-        """Return the used memory of each GPU in bytes, without the driver's; None if it is unknown.
+        """Return the used memory of each GPU in bytes; None if it is unknown.
 
-        The first version of the call would include what the driver reserves.
+        Memory that the driver reserves is not included. The first version of NVML's call would include it.
         """
         infos = [self._ask(index, "MemoryInfo", self._nvml.nvmlMemory_v2) for index in self._indices]
         return [None if memory is None else int(memory.used) for memory in infos]
 
     def near_cores(self) -> tuple[frozenset[int], ...]:
-        """Return the cores near each GPU, on its socket or NUMA node; empty where unknown.
+        """Return the cores near each GPU, on its socket or NUMA node; empty if unknown.
 
         See nvmlDeviceGetCpuAffinity: 64-bit words with one bit per core, from core 0 on.
         """
@@ -124,11 +124,11 @@ class Gpus:
         )
 
     def cards(self, held: Sequence[int | None]) -> tuple[DeviceHealth, ...]:
-        """Return which cards these are and how they are set up; `held` bytes are in use before the job."""
+        """Return the identity and settings of each card. `held` are the bytes in use before the job."""
         return tuple(self._card(index, size) for index, size in zip(self._indices, held, strict=True))
 
     def fabric_states(self) -> list[tuple[int, int] | None]:
-        """Return state and status of each GPU in its NVLink fabric (nvmlGpuFabricInfo_t); None if in none."""
+        """Return the state and status of each GPU's NVLink fabric (nvmlGpuFabricInfo_t); None without one."""
         infos = [self._nvml.c_nvmlGpuFabricInfo_t() for _ in self._indices]
         answers = [self._ask(index, "GpuFabricInfo", ctypes.byref(info)) for index, info in enumerate(infos)]
         return [
@@ -137,7 +137,7 @@ class Gpus:
         ]
 
     def read(self, *, whole: bool) -> tuple[Gpu, ...]:
-        """Read every GPU of the job. Unless `whole`, read only clocks and power: each call takes a lock."""
+        """Read every GPU of the job. Unless `whole`, only read clocks and power: each call takes a lock."""
         gpus = [self._read(index) for index in self._indices]
         return tuple(map(self._read_rest, self._indices, gpus, self.used_bytes()) if whole else gpus)
 
@@ -170,25 +170,25 @@ class Gpus:
         )
 
     def _memory_faults(self, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the faults of a card's memory, and those that only wait for a reset, each with advice."""
+        """Return the memory faults of a card, and the memory repairs that wait for a reset, with advice."""
         faults = []
         pending = []
         nvml = self._nvml
         which = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)  # since the last reset
         uncorrected = self._ask(index, "TotalEccErrors", *which)
         if uncorrected:
-            faults.append(f"{uncorrected} errors of its memory that ECC could not correct: reset the GPU")
+            faults.append(f"{uncorrected} memory errors that ECC could not correct: reset the GPU")
         _, _, is_pending, has_failed = self._ask(index, "RemappedRows") or (0, 0, 0, 0)
         if has_failed:
-            faults.append("a row of its memory could not be remapped: have the card replaced")
+            faults.append("a row of memory could not be remapped: have the card replaced")
         if is_pending:
-            pending.append("rows of its memory wait to be remapped: reset the GPU")
+            pending.append("rows of memory are waiting to be remapped: reset the GPU")
         if self._ask(index, "RetiredPagesPendingStatus"):
-            pending.append("pages of its memory wait to be retired: reset the GPU")
+            pending.append("pages of memory are waiting to be retired: reset the GPU")
         return tuple(faults), tuple(pending)
 
     def _nvlinks(self, index: int) -> tuple[int | None, int | None]:
-        """Return how many NVLinks are up and how many are down; None without NVLink."""
+        """Return the number of NVLinks that are up, and of those that are down; None without NVLink."""
         nvml = self._nvml
         states: list[int] = []
         with contextlib.suppress(Exception):  # this product has fewer links, or none
@@ -218,17 +218,18 @@ class Gpus:
         )
 
     def _foreign_bytes(self, index: int) -> int | None:
-        """Return the bytes that others use; None if NVML does not list the job's own processes either."""
+        """Return the bytes that other jobs use; None if NVML does not even list this job's processes."""
         processes = self._ask(index, "ComputeRunningProcesses")
         if processes is None:
             return None
         self._listed.add(index)
         pids = {process.pid for process in processes}
-        if pids - self._job.pids - self._strangers:  # maybe started since the last scan
+        # An unknown process may belong to the job: it may have started since the last scan.
+        if pids - self._job.pids - self._strangers:
             self._job.scan()
             self._strangers |= pids - self._job.pids
         if not pids & self._job.pids:
             return None
         self._own_seen.add(index)
-        # On MIG and the like, the memory of a process is None, so only its presence is known.
+        # With MIG, for example, the memory of a process is None, so only its presence is known.
         return sum(process.usedGpuMemory or 0 for process in processes if process.pid not in self._job.pids)

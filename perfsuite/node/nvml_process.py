@@ -1,4 +1,4 @@
-"""Call NVML in a process of its own with a deadline. The driver never does: a call may never return."""
+"""Call NVML in a separate process with a deadline. The driver makes no calls, as they may never return."""
 
 import contextlib
 import ctypes
@@ -10,8 +10,8 @@ from typing import Any
 
 from perfsuite.errors import MachineError
 
-LIBRARY = "libnvidia-ml.so.1"  # NVML; without it there is no driver, and nothing to wait for
-# Seconds in which NVML must have answered; it takes milliseconds, and Python a second to start.
+LIBRARY = "libnvidia-ml.so.1"  # NVML; a machine without it has no NVIDIA driver
+# Seconds in which NVML must answer. NVML takes milliseconds, and Python takes a second to start.
 ANSWER_S = 30.0
 
 
@@ -25,7 +25,7 @@ def has_library() -> bool:
 
 
 def ask(module: str, *words: str) -> Any:
-    """Run a module with these arguments and return its `answer`. Raises `MachineError` if it gives none."""
+    """Run a module with these arguments and return its `answer`. Raises `MachineError` if it has none."""
     command = [sys.executable, "-m", module, *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -35,15 +35,15 @@ def ask(module: str, *words: str) -> Any:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1)
         raise MachineError(
-            f"NVML does not answer within {ANSWER_S:.0f} s (a GPU that is lost?): see dmesg and restart the "
-            "machine, or measure on its cores alone (CUDA_VISIBLE_DEVICES=)"
+            f"NVML did not answer within {ANSWER_S:.0f} s (is a GPU lost?). Look at dmesg and restart the "
+            "machine, or measure only on its CPU (CUDA_VISIBLE_DEVICES=)"
         ) from None
     try:
         reply = json.loads(said.splitlines()[-1])
     except (IndexError, ValueError):
         last = (errors.strip() or f"exit code {child.returncode}").splitlines()[-1]
         raise MachineError(
-            f"the process that asks NVML failed: {last}. Run it: {' '.join(command)}"
+            f"the process that calls NVML failed: {last}. To see the error, run {' '.join(command)}"
         ) from None
     if "error" in reply:
         raise MachineError(reply["error"])
@@ -51,7 +51,7 @@ def ask(module: str, *words: str) -> Any:
 
 
 def answer(asked: Callable[[], Any]) -> None:
-    """Print the result of `asked`, or its `MachineError`, from a module that runs as a child."""
+    """Print the result of `asked`, or its `MachineError`. This runs in the child process of `ask`."""
     try:
         print(json.dumps({"answer": asked()}))
     except MachineError as error:

@@ -1,6 +1,7 @@
-"""The processes of a job: find them, request their stacks, wait for them, and kill them.
+"""Find the processes of a job, request their stacks, wait for them, and kill them.
 
-They carry the job's mark or descend from the agent, which adopts those whose parent has ended.
+A process of a job has the job's mark in its environment, or descends from the agent. The agent adopts
+processes whose parent has ended.
 """
 
 from __future__ import annotations
@@ -22,18 +23,21 @@ POLL_S = 0.05  # seconds between checks whether a child has ended
 KILL_S = 60  # seconds in which a killed process must be gone
 STACKS_S = 5  # seconds to wait for the stacks, if a process does not write any
 STACKS_POLL_S = 0.1
-# Environment variable that a job's processes inherit, with a value of its own for each job.
+# Environment variable that a job's processes inherit. Its value is different for each job.
 JOB_MARK = "PERFSUITE_JOB"
 
 
 def captured(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command with no stdin, whatever its exit status. `how` has more arguments of `subprocess.run`."""
+    """Run a command without stdin, and return its output and exit status.
+
+    `how` has more arguments of `subprocess.run`.
+    """
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     return subprocess.run(command, check=False, **pipes, **how)
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the living processes of a job except this one, in any session."""
+    """Return the living processes with a job's mark, in any session, except for this process."""
     import psutil
 
     processes = []
@@ -59,17 +63,17 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 class JobProcesses:
-    """A process and its descendants: the agent of a job, which lives as long as the job."""
+    """The agent of a job and its descendants. The agent lives as long as the job."""
 
     def __init__(self, pid: int) -> None:
         import psutil
 
-        self.pids = {pid}  # every process that the job ever had, because NVML lists dead ones for a while
+        self.pids = {pid}  # all processes that the job ever had: NVML lists dead processes for a while
         self._agent = psutil.Process(pid)
         self._processes = [self._agent]
 
     def scan(self) -> None:
-        """Look for processes that were started since. Reads every process of the machine."""
+        """Look for new processes of the job. This reads every process of the machine."""
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -77,7 +81,7 @@ class JobProcesses:
             self.pids |= {process.pid for process in self._processes}
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of living processes, and of dead ones whose parent has waited for them."""
+        """Return the CPU seconds of living processes, and of dead processes that their parent has reaped."""
         import psutil
 
         seconds = 0.0
@@ -89,10 +93,13 @@ class JobProcesses:
 
 
 def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
-    """Make a node's listening processes write their stacks. Return when these files stop growing."""
+    """Make the processes of a node that called `leash.listen` write their stacks.
+
+    Returns when the files have stopped growing.
+    """
     import psutil
 
-    # Ranks come last, so that their files stay.
+    # If a process has two files, the later one is used: the file that names its rank.
     files = {pid: file for _, pid, file in run_dir.all_stacks(node)}
     expected = []
     for process in processes:
@@ -135,7 +142,7 @@ def sweep(mark: str | None, agent: int | None = None, spare: Collection[int | No
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Return whether a child has ended.
 
-    This avoids `Popen.poll`, where an interrupt might leave its lock held forever.
+    `Popen.poll` is not used, because an interrupt in it might leave its lock held forever.
     """
     if process.returncode is None:
         try:
@@ -148,12 +155,12 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait until a child has ended, for at most so many seconds. Return whether it has."""
+    """Wait for at most `seconds` until a child has ended. Returns whether it has."""
     return wait_until(lambda: has_ended(process), seconds)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds, for at most so many seconds. Return whether it does."""
+    """Wait for at most `seconds` until a condition holds. Returns whether it does."""
     until = time.monotonic() + seconds
     while not condition():
         left_s = until - time.monotonic()
@@ -167,5 +174,5 @@ def not_killed(pids: Iterable[int]) -> LaunchError:
     """Create the error for processes that survive SIGKILL."""
     return LaunchError(
         f"processes {', '.join(map(str, pids))} of this job cannot be killed (waiting for a driver?): "
-        "whatever is measured next would share the machine with them; look at dmesg"
+        "they would disturb the next measurements on this machine. Look at dmesg"
     )

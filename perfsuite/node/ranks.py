@@ -1,9 +1,10 @@
 """Start the ranks of a job on this node, and wait for them.
 
-Ranks of perfsuite's own worker are forked from a server that has imported torch once (`node.preload`), in
-this process's group, so that one `killpg` ends them all. Ranks of a script are plain processes, or are
-started by a command; they measure themselves (`worker.startup`). Ranks that train nothing are forked from
-this process.
+- Ranks of perfsuite's own worker are forked from a server that has imported torch once (`node.preload`). They
+  are in this process's group, so that one `killpg` ends them all.
+- Ranks of a script are plain processes, or are started by a command. They measure themselves
+  (`worker.startup`).
+- Ranks that train nothing are forked from this process.
 """
 
 import contextlib
@@ -41,20 +42,20 @@ from perfsuite.worker import main as worker
 from perfsuite.worker.clock.startup_clock import COUNTS_CALLS
 from perfsuite.worker.rank import LEAVE_S
 
-ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets it to 1, unless the user has set it
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # torchrun sets this to 1 unless the user has set it
 OF_A_LAUNCHER = re.compile(
     f"{RANK}|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)"
     "|TORCHELASTIC_(RUN_ID|RESTART_COUNT|MAX_RESTARTS|USE_AGENT_STORE|ERROR_FILE|SIGNALS_TO_HANDLE)"
     "|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE)|PMIX_RANK|MV2_COMM_WORLD_.*|MPI_LOCAL(RANKID|NRANKS)"
 )
 """Environment variables with which torchrun, MPI and similar launchers assign a rank to a process. If pytest
-was started with them, they describe a rank of another job, which none of our processes may take over."""
-GRACE_S = 5  # seconds that other ranks have to end and say why, after one has failed
-SERVER_S = 1.0  # seconds until the end of the fork server is known, after its connections are closed
-# After the last report; the kernel ends ranks sooner, if they do not block its signal.
+was started with them, they describe a rank of another job, and our processes must not take over that rank."""
+GRACE_S = 5  # seconds in which the other ranks can end and report why, after one rank has failed
+SERVER_S = 1.0  # seconds to wait for the exit of the fork server after its connections were closed
+# Seconds after the last report until ranks are killed. Their alarm ends them earlier, unless they block it.
 STAY_S = LEAVE_S + GRACE_S
-STAYED = f"was killed: it had not ended {STAY_S} s after every rank had reported"
-# Reported by multiprocessing if the fork server is gone, but a rank may use it too.
+STAYED = f"was killed because it had not ended {STAY_S} s after every rank had reported"
+# multiprocessing reports this exit code if the fork server is gone, but a rank may use it as well.
 NO_EXIT_CODE = "exit code 255"
 
 Process = BaseProcess | subprocess.Popen[bytes]  # a rank of perfsuite's worker, or of a script
@@ -66,10 +67,10 @@ class AgentJob:
 
     run_dir: RunDir
     request: CaseFile
-    node: int = 0  # the number of this node, from 0 on
+    node: int = 0  # the number of this node, from 0
     # The cores near the GPU of each rank of this node, if known.
     near_cores: tuple[frozenset[int], ...] = ()
-    # Called with what has failed so far, while other ranks still run.
+    # Called with the failures so far, while other ranks still run.
     tell: Callable[[Sequence[Failure]], object] = lambda failures: None
 
     @property
@@ -85,7 +86,7 @@ class AgentJob:
 
 
 def run(job: AgentJob) -> list[Failure]:
-    """Run this node's ranks to their end. Return what has failed."""
+    """Run this node's ranks until they have ended. Returns their failures."""
     case = job.request.case
     files = job.run_dir.files
     files.mkdir(exist_ok=True)  # another node may have created it
@@ -97,7 +98,7 @@ def run(job: AgentJob) -> list[Failure]:
     given = os.environ.get(JOB_VARIABLES, "").split()
     for name in os.environ.keys() - without_rank(os.environ).keys() - set(given):
         del os.environ[name]
-    # Read the variables from the perfsuite that this process runs.
+    # Take the variables from the version of perfsuite that runs in this process.
     ours = {**cpu.node_variables(case, job.request.device), **plan.environment}
     os.environ |= {n: value.replace(LAUNCH_DIR, str(files)) for n, value in ours.items() if n not in given}
     if plan.command is not None:
@@ -106,15 +107,17 @@ def run(job: AgentJob) -> list[Failure]:
         return _fork(job, multiprocessing.get_context("fork").Process, {})
     os.environ |= _model_code(job.request)
     multiprocessing.set_forkserver_preload(["perfsuite.node.preload"])
-    forkserver.ensure_running()  # start the server now, because it imports torch
+    # The server imports torch, which takes seconds. Started here, it does so while this node waits for node
+    # 0's port.
+    forkserver.ensure_running()
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         return _fork(job, multiprocessing.get_context("forkserver").Process, meeting)
 
 
 def _model_code(request: CaseFile) -> dict[str, str]:
-    """Return `MODEL_CODE` if each rank would import transformers.
+    """Return the variable `MODEL_CODE`; empty unless each rank would import transformers.
 
-    Not on a GPU, because the import may touch the GPU.
+    It is also empty on a GPU, because the import may touch the GPU.
     """
     model_type = request.case.model.config.get("model_type")
     if request.device == "cuda" or request.preflight or model_type is None:
@@ -142,19 +145,19 @@ def _fork(job: AgentJob, process: type[BaseProcess], meeting: Mapping[str, str])
     _bind(job, ranks.values())
     failures = _wait(job, ranks)
     if any(failure.message == NO_EXIT_CODE for failure in failures):
-        return _server_ended() or failures  # its ranks died with it
+        return _server_ended() or failures  # the ranks die with the server
     return failures
 
 
 def _server_ended() -> list[Failure]:
-    """Return how the fork server ended; empty if it has not ended, or if there is none."""
+    """Return the failure of the fork server; empty if the server has not ended or does not exist."""
     import psutil
 
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     with contextlib.suppress(psutil.Error):
         if pid is not None:
             end = _exit_code(psutil.Process(pid).wait(SERVER_S))
-            message = f"the server from which ranks are forked (multiprocessing's) ended with {end}"
+            message = f"multiprocessing's fork server, the parent of the ranks, ended with {end}"
             return [Failure(kind="error", message=message, at=time.time())]
     return []
 
@@ -167,16 +170,16 @@ def _bind(job: AgentJob, ranks: Iterable[Process]) -> None:
 
 
 def _run(command: Command, job: AgentJob) -> list[Failure]:
-    """Run a command whose Python processes find `perfsuite.worker.startup`, once or once per rank."""
+    """Run a command once, or once per rank. Its Python processes find `perfsuite.worker.startup`."""
     environment = {**os.environ, RUN_DIR: str(job.run_dir.path)}
     first = {"PYTHONPATH": Path(worker.__file__).parent / "startup", "PATH": Path(sys.executable).parent}
     for name, path in first.items():
         environment[name] = os.pathsep.join(filter(None, [str(path), os.environ.get(name)]))
-    for rank in job.ranks:  # on NFS, other nodes see changes of an existing file at once, but a new file late
+    for rank in job.ranks:  # on NFS, other nodes see changes to an existing file at once, but a new file late
         job.run_dir.training(rank).touch()
     if command.starts_ranks and job.topology.nodes == 1:
         return _wait(job, {None: _start(command, job, environment, None)})
-    if job.topology.world_size == 1:  # as its user would start it: without a launcher and a rendezvous
+    if job.topology.world_size == 1:  # as a user would start it, without a launcher or a rendezvous
         return _wait_for_ranks(command, job, {0: environment})
     with rendezvous.meeting(job.run_dir, job.node, job.topology.nodes) as meeting:
         environment |= meeting
@@ -215,7 +218,10 @@ def _start(
 
 
 def moved(word: str) -> str:
-    """Map a file of the repository, but not of this environment, into the worktree that replaces it."""
+    """Map the path of a file in the repository into the worktree that replaces the repository.
+
+    Files of this Python environment are not mapped.
+    """
     top, _, worktree = os.environ.get(MOVED, "").partition(os.pathsep)
     inside = top + os.sep
     path = word + os.sep
@@ -230,7 +236,7 @@ def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_variables(topology: Topology, rank: int) -> dict[str, str]:
-    """Return torchrun's environment variables, except for the rendezvous: see `rendezvous.meeting`."""
+    """Return torchrun's environment variables, without the rendezvous (see `rendezvous.meeting`)."""
     world = str(topology.world_size)
     node, local_rank = divmod(rank, topology.processes_per_node)
     return {
@@ -254,10 +260,10 @@ def rank_variables(topology: Topology, rank: int) -> dict[str, str]:
 
 
 def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failure]:
-    """Wait for ranks, or for the command that starts all of them (None), to end. Kill those that stay.
+    """Wait until the ranks, or the command that starts all of them (None), have ended. Returns the failures.
 
-    They are killed `GRACE_S` after one has failed, which is reported at once, or `STAY_S` after all ranks of
-    the job have reported.
+    A failure is reported at once. Processes that have not ended are killed `GRACE_S` after a failure, or
+    `STAY_S` after all ranks of the job have reported.
     """
     running = dict(processes)
     ours = _children()
@@ -288,7 +294,7 @@ def _wait(job: AgentJob, processes: Mapping[int | None, Process]) -> list[Failur
             if rank is not None and (report is None or report.failure is not None):
                 until = min(until, time.monotonic() + GRACE_S)
     for rank, process in running.items():
-        process.kill()  # processes that it started are swept later
+        process.kill()  # its own child processes are killed later (`sweep`)
         if time.monotonic() >= stay_until:
             failed(f"{'the command' if rank is None else 'it'} {STAYED}", rank)
     return failures
@@ -301,7 +307,7 @@ def _children() -> set[int]:
 
 
 def _bury(ours: Collection[int]) -> None:
-    """Reap an orphan of the job that has ended, because nobody else will. `ours` are not orphans."""
+    """Reap an orphan of the job that has ended, because no other process will. `ours` are not orphans."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid not in ours:
@@ -309,9 +315,9 @@ def _bury(ours: Collection[int]) -> None:
 
 
 def _failure(job: AgentJob, rank: int | None, code: int, is_script: bool) -> str | None:
-    """Return how a rank, or the command that starts all (None), failed, or None.
+    """Return how a rank, or the command that starts all ranks (None), failed; None if it did not fail.
 
-    The driver notices missing reports itself.
+    Missing reports are not failures here, because the driver notices them.
     """
     is_reported = bool(job.run_dir.all_ranks()) if rank is None else job.run_dir.rank(rank).exists()
     if is_script and not is_reported:
@@ -323,12 +329,12 @@ def _ended(job: AgentJob, what: str, code: int) -> str:
     steps = job.run_dir.steps_seen()
     total = job.request.case.total_steps
     if steps is None:
-        when = "before an optimizer step could be seen"
-        child = ", or in a process that it starts (give it as command=(...) then)" * (what == "the script")
-        why = f": it does not train, or not with an optimizer of torch{child}"
+        when = "before an optimizer step was seen"
+        child = ", or it trains in a child process (then give it as command=(...))" * (what == "the script")
+        why = f": it does not train or uses no optimizer of torch{child}"
     else:
         when = f"when rank 0 had finished at least {steps} of {total} optimizer steps"
-        why = ": not as Python ends, or perfsuite would have reported (os._exit?)"
+        why = ": Python did not exit normally (os._exit?), or perfsuite would have written a report"
     return f"{what} ended with {_exit_code(code)}, {when}{'' if code else why}"
 
 

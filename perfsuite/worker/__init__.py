@@ -1,1 +1,1 @@
-"""Measure a training loop from within its own process, a rank."""
+"""Measure a training loop from inside its own process (a rank)."""

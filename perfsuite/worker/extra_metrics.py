@@ -1,4 +1,4 @@
-"""Record metrics of other packages in one rank, between its steps. Imports no torch itself."""
+"""Record the metrics of other packages in one rank, between steps. This module itself imports no torch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from perfsuite.results.metric import MetricRecorder, find_metric
 
 
 class ExtraMetrics:
-    """The recorders of the metrics that a case file names. The first error is kept until `result`."""
+    """The recorders of the metrics that a case file names. `result` raises the first error of a recorder."""
 
     def __init__(self, names: Sequence[str], model: Callable[[], Any], rank: int, world_size: int) -> None:
         self._recorders: dict[str, MetricRecorder] = {}
@@ -20,14 +20,14 @@ class ExtraMetrics:
             metric = find_metric(name)
             if metric is None:
                 raise ExtensionError(
-                    f"metric {name!r} is not installed in the environment of the ranks: install the "
-                    "package that brings it there, too"
+                    f"metric {name!r} is not installed in the environment of the ranks. Install the "
+                    "package that provides it there as well"
                 )
             if metric.recorder is not None:
                 self._recorders[name] = self._call(name, metric.recorder)
 
     def boundary(self, step: int) -> None:
-        """Let every recorder begin after step 1, the first one, and look after each later one."""
+        """Begin every recorder after the first step, and call its `boundary` after each later step."""
         for name, recorder in self._recorders.items():
             if step == 1:
                 self._call(name, recorder.begin, self._model(), self._rank, self._world_size)
@@ -35,7 +35,7 @@ class ExtraMetrics:
                 self._call(name, recorder.boundary, step)
 
     def result(self) -> dict[str, float]:
-        """Return the value of each metric that has one. Raises `ExtensionError` for the first failure."""
+        """Return the values of the metrics that have one. Raises `ExtensionError` if a recorder failed."""
         values = {name: self._call(name, recorder.result) for name, recorder in self._recorders.items()}
         numbers = {
             name: self._call(name, float, value) for name, value in values.items() if value is not None

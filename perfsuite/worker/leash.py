@@ -1,4 +1,4 @@
-"""Tie a process to its parent, so that both end together, and let it dump its stacks on request. No torch."""
+"""End a process when its parent ends, and dump its stacks on request. Imports no torch."""
 
 import ctypes
 import faulthandler
@@ -8,35 +8,35 @@ from pathlib import Path
 
 from perfsuite.results.run_dir import ANCESTOR_PID, NODE, STACKS_SIGNAL, RunDir
 
-# An agent ends its job with these, and a rank may end itself.
+# Signals on which an agent ends its job. A rank restores their default action.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel signal this process when its parent dies. Exits if `ANCESTOR_PID` is dead already."""
+    """Make the kernel signal this process when its parent dies. Exits if `ANCESTOR_PID` is already dead."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
     ancestor = os.environ.get(ANCESTOR_PID)
     if ancestor is not None and not is_alive(int(ancestor)):
-        os._exit(1)  # it died before the kernel could start watching it
+        os._exit(1)  # the ancestor died before the kernel started watching
 
 
 def adopt_orphans() -> None:
-    """Let the kernel make this process the parent of descendants whose own parent ends."""
+    """Make this process the parent of all descendants whose own parent ends (a child subreaper)."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def is_alive(pid: int) -> bool:
     """Return whether a process is alive.
 
-    A zombie is not: it only waits for its parent to read its exit code.
+    A zombie is not alive: it only waits for its parent to read its exit code.
     """
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def ancestors() -> list[int]:
-    """Return the process ids of this process's parent, its parent's parent, and so on."""
+    """Return the process ids of this process's ancestors, beginning with its parent."""
     pids = []
     pid = os.getppid()
     while pid > 0 and pid not in pids:
@@ -47,9 +47,9 @@ def ancestors() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of proc_pid_stat(5) after the process name; empty if there is no process.
+    """Return the fields of proc_pid_stat(5) that follow the process name; empty if there is no such process.
 
-    The name itself may contain anything.
+    The name can contain spaces and parentheses.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -58,7 +58,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def listen(run_dir: RunDir, rank: int | None) -> None:
-    """Dump this process's stacks into a file at each `STACKS_SIGNAL`. No `rank`: it may not be one."""
+    """Dump this process's stacks into a file at each `STACKS_SIGNAL`. `rank` is None if it is unknown."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     file = os.open(run_dir.stacks(rank, os.getpid(), int(os.environ.get(NODE, "0"))), flags, 0o644)
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)

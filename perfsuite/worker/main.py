@@ -1,4 +1,4 @@
-"""One rank whose training loop is ours: build the case, train under the clock, write `rank-N.json`."""
+"""Run one rank of our own training loop: build the case, train under the clock, write `rank-N.json`."""
 
 import contextlib
 import multiprocessing
@@ -25,7 +25,7 @@ from perfsuite.worker.rank import LEAVE_S, WAIT_S, Rank, empty_report, failure_o
 
 
 def main(path: str) -> None:
-    """Measure as the rank given by RANK and WORLD_SIZE. Failures are reported before they are raised."""
+    """Measure as rank RANK of WORLD_SIZE. A failure is written to the report before it is raised."""
     run_dir = RunDir(Path(path))
     report = empty_report()
     leash.die_with_parent()
@@ -43,10 +43,10 @@ def main(path: str) -> None:
 
 
 def forked(path: str, environment: Mapping[str, str]) -> None:
-    """Call `main` in a process forked to be a rank, with its output in a log of its own."""
-    for number in leash.ENDING:  # undo the handlers of the process that it was forked from
+    """Call `main` in a process that was forked as a rank. Its output goes to the log of the rank."""
+    for number in leash.ENDING:  # undo the handlers inherited from the parent process
         signal.signal(number, signal.SIG_DFL)
-    # Processes that it starts itself use the default method.
+    # Processes that the rank starts use the default start method.
     multiprocessing.set_start_method(None, force=True)
     os.environ.update(environment)
     file = RunDir(Path(path)).rank_log(int(os.environ["RANK"]))
@@ -64,7 +64,7 @@ def _simulate(rank: Rank) -> RankReport:
 
 
 def _measure(rank: Rank) -> RankReport:
-    """Train and measure. Whatever runs before `memory_for` does not count as the model's memory."""
+    """Train and measure. Memory allocated before `memory_for` is called does not count as the model's."""
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -85,7 +85,7 @@ def _measure(rank: Rank) -> RankReport:
     startup_clock.watch(dist, "init_process_group", PROCESS_GROUP)
     events.watch()
     if rank.request.counts:
-        with contextlib.suppress(Exception):  # what torch lacks is reported where a step is to be counted
+        with contextlib.suppress(Exception):  # a name that torch lacks is reported when a step is counted
             from perfsuite.worker.counting import loader_workers
 
             loader_workers.watch(rank.run_dir)
@@ -100,12 +100,12 @@ def _measure(rank: Rank) -> RankReport:
     rank.framework.load(case, device)
     with Part(PERFSUITE):
         _warm_up(device, counts=rank.request.counts)
-        # Probe while nothing else runs. On a CPU this raises the peak of memory.
+        # Probe while nothing else runs. On a CPU, the probe raises peak memory.
         rank.device_probe = device_probe(device)
         memory = memory_for(device)
     rank.build(timer, device=device, probe=probe, memory=memory)
     with Part(PERFSUITE):
-        if process_group == "library":  # there was no group for an all-reduce until now
+        if process_group == "library":  # the library has only now created the process group
             rank.device_probe |= all_reduce_probe(device)
         rank.observe()
     register_optimizer_step_pre_hook(rank.before_optimizer_step)
@@ -114,7 +114,7 @@ def _measure(rank: Rank) -> RankReport:
     with contextlib.suppress(ProfileTaken):
         rank.start()
         startup_clock.begin_loop()
-        # Kept unread, because reading a loss on a GPU waits for its step.
+        # Do not read the losses yet, because reading a loss on a GPU waits for its step.
         losses = rank.workload.run(case.total_steps)
         rank.recorder.finish()
     if rank.is_profiled:
@@ -124,7 +124,7 @@ def _measure(rank: Rank) -> RankReport:
 
 
 def _preflight(rank: Rank) -> RankReport:
-    """Probe the nodes. Rank 0 reports each round as a step, so that their health is sampled in between."""
+    """Probe the nodes. Rank 0 reports each round as a step, so the nodes' health is sampled in between."""
     from perfsuite.worker.probes.node_probe import node_probe
 
     device = _device(rank.request)
@@ -137,7 +137,8 @@ def _preflight(rank: Rank) -> RankReport:
 def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> None:
     """Create the process group.
 
-    With `connects_at_once`, NCCL gets the device and connects all ranks now, not on their first collective.
+    With `connects_at_once`, NCCL gets the device and connects all ranks now instead of in the first
+    collective.
     """
     import torch.distributed as dist
 
@@ -145,13 +146,13 @@ def _init_process_group(case: Case, device: Any, *, connects_at_once: bool) -> N
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         device_id=device if on_gpu and connects_at_once else None,
-        # NCCL's watchdog must end a waiting rank only after the driver would have done so.
+        # The driver ends a job that hangs. NCCL's watchdog must not end a waiting rank before that.
         timeout=timedelta(seconds=case.timeout_s + NCCL_AFTER_S) if on_gpu else None,
     )
 
 
 def _leave_process_group() -> None:
-    """Leave together with the other ranks. The kernel ends a process that hangs here."""
+    """Leave the process group together with the other ranks. An alarm ends a process that hangs here."""
     import torch.distributed as dist
 
     signal.alarm(WAIT_S + LEAVE_S)
@@ -172,7 +173,7 @@ def _device(request: CaseFile) -> Any:
 
 
 def _warm_up(device: Any, *, counts: bool) -> None:
-    """Make one small step, in which libraries load and allocate what they keep."""
+    """Run one small training step, in which libraries load and allocate the memory that they keep."""
     import torch
 
     weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
@@ -180,8 +181,9 @@ def _warm_up(device: Any, *, counts: bool) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(weight.grad)
     torch.optim.AdamW([weight]).step()
-    with contextlib.suppress(Exception):  # what torch lacks is reported where a step is to be counted
+    with contextlib.suppress(Exception):  # a name that torch lacks is reported when a step is counted
         from perfsuite.worker.counting.steps import warm_up
 
-        if counts and device.type == "cpu":  # a GPU's allocator does not see what counting loads
+        # Host memory includes the modules that counting loads; a GPU's allocator does not see them.
+        if counts and device.type == "cpu":
             warm_up()

@@ -1,6 +1,6 @@
-"""One rank of a job: assemble its measurement and write its report.
+"""Assemble the measurement of one rank of a job, and write its report.
 
-`worker.main` runs it for our own loops, `worker.script.attach` for those of scripts.
+`worker.main` does this for our own training loops, and `worker.script.attach` for the loops of scripts.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ if TYPE_CHECKING:
     from perfsuite.worker.counting.steps import Counting
     from perfsuite.worker.observation.observe import Observer
 
-WAIT_S = 60  # seconds that a rank waits for the others' reports; if it left, their connections would break
+# Seconds that a rank waits for the other ranks' reports. If it left earlier, their connections would break.
+WAIT_S = 60
 NO_FAULT_OF_THE_CODE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""System errors that are the machine's fault: a disk that is full or cannot be written to."""
+"""System errors that are the machine's fault: the disk is full or cannot be written to."""
 OUT_OF_MEMORY = "can't allocate memory|out of memory"
-GRAPHS_UNKNOWN = "whether torch.compile made graphs is not known: this version of torch does not count them"
-LEAVE_S = 30  # seconds that a rank has to exit after all measurements, before the kernel ends it
+GRAPHS_UNKNOWN = "it is unknown whether torch.compile made graphs: this version of torch does not count them"
+LEAVE_S = 30  # seconds in which a rank must exit after all measurements; then an alarm ends it
 
 
 class Rank:
-    """The measurement of one process. `report` names the rank and has no measurements yet."""
+    """The measurement of one process. `report` identifies the rank, and has no measurements yet."""
 
-    workload: Workload  # what trains; set by `build`
+    workload: Workload  # the training job; set by `build`
     recorder: Recorder  # the clock; set by `build`
-    observer: Observer | None = None  # set by `observe`; a simulated job has none
+    observer: Observer | None = None  # set by `observe`; None in a simulated job
 
     def __init__(self, run_dir: RunDir, request: CaseFile, report: RankReport) -> None:
         self.run_dir = run_dir
@@ -66,8 +67,9 @@ class Rank:
         self.report = report
         self.device: Any = None  # the `torch.device`, set by `build`; None in a simulated job
         self.device_probe: dict[str, float] = {}  # rates of the device (`perfsuite.worker.probes.node_probe`)
-        self.notes: list[str] = []  # what a reader of the results has to know
-        self._shown_in: dict[int, int] = {}  # the last step in which each optimizer was shown, by its id
+        self.notes: list[str] = []  # notes for readers of the results
+        # The last step in which `_show` passed on each optimizer, by the optimizer's id.
+        self._shown_in: dict[int, int] = {}
         self._extra: ExtraMetrics | None = None
         self._injector: Injector | None = None
         if request.inject is not None:
@@ -90,7 +92,7 @@ class Rank:
         profiling = None
         if self.request.profile:
             profiling = Profiling(warmup=self.case.max_warmup_steps, device=self.request.device)
-            probe = None  # its operators do not belong to the step
+            probe = None  # the probe's operators are not part of the step
         self.recorder = Recorder(timer, probe=probe, memory=memory, before_end=before_end)
         self.recorder.profiling = profiling
         if device is not None:
@@ -102,9 +104,9 @@ class Rank:
         self.workload = self.framework.build(self.case, ranks, self.recorder)
 
     def observe(self) -> None:
-        """Create the observer of the job that `build` returned.
+        """Create the observer of the job that `build` created.
 
-        `before_optimizer_step` must be called for every step from then on.
+        From then on, `before_optimizer_step` must be called for every step.
         """
         from perfsuite.worker.observation.observe import Observer
 
@@ -113,10 +115,10 @@ class Rank:
             self._count()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show an optimizer step to the observer and the counting: a hook for torch's optimizers.
+        """Pass an optimizer step to the observer and the counting. This is a hook for torch's optimizers.
 
-        Raises `MismatchError` if the training cannot be observed. If an engine makes several optimizer steps
-        in one training step, only the first is shown.
+        If an engine takes several steps with an optimizer in one training step, only the first is passed on.
+        Raises `MismatchError` if the training cannot be observed.
         """
         assert self.observer is not None
         with Part(PERFSUITE):
@@ -134,11 +136,11 @@ class Rank:
 
     @property
     def is_profiled(self) -> bool:
-        """Whether this launch was made for a profile, and all of its steps are recorded."""
+        """Whether this launch is for a profile, and all steps of the profile have been recorded."""
         return self.recorder.profiling is not None and self.recorder.profiling.is_over
 
     def profiled(self) -> RankReport:
-        """Stop the clock and write the profile. Return a report without measurements to judge."""
+        """Stop the clock and write the profile. Returns a report without measurements."""
         self.recorder.finish()
         assert self.recorder.profiling is not None
         self.recorder.profiling.write(self.run_dir, self.report.rank)
@@ -151,12 +153,12 @@ class Rank:
             steps = StepsToCount.consecutive(self.request.counted_steps, case.total_steps)
         if case.max_warmup_steps < COUNTED_STEP:
             self.notes.append(
-                f"what a step does was not counted: max_warmup_steps={case.max_warmup_steps} leaves no "
-                f"step before the measured ones for it: give {COUNTED_STEP} or more"
+                f"the work of a step was not counted: max_warmup_steps={case.max_warmup_steps} leaves no "
+                f"step to count before the measured steps. Give {COUNTED_STEP} or more"
             )
             return
         if self.recorder.profiling is None:  # a profiled launch ends before the last step
-            # By then counting has freed what it kept of steps.
+            # By step `first`, counting has freed the data that it kept about steps.
             first = max(steps.until + 1, case.max_warmup_steps)
             last = case.total_steps if steps.late is None else steps.late - 1
             self.recorder.growth = Growth(first, last)
@@ -165,7 +167,7 @@ class Rank:
 
             self.recorder.counting = Counting(self.model, steps)
         except Exception as error:
-            self.notes.append(f"what a step does was not counted: {errors.error_text(error)}")
+            self.notes.append(f"the work of a step was not counted: {errors.error_text(error)}")
 
     def start(self) -> None:
         """Report to the driver that training begins, then start the clock."""
@@ -173,7 +175,7 @@ class Rank:
             self._start()
 
     def _start(self) -> None:
-        self._tell_progress()  # first of all, because the file system may be slow
+        self._tell_progress()  # before everything else, because the file system may be slow
         if self.request.metrics:
             report = self.report
             self._extra = ExtraMetrics(self.request.metrics, self.model, report.rank, report.world_size)
@@ -200,10 +202,10 @@ class Rank:
     def finish(self) -> RankReport:
         """Stop the clock and collect everything except loss and FLOPs.
 
-        The report has a failure if something else ran than the case asks for.
+        The report contains a failure if the training did not match the case.
         """
         self.recorder.finish()
-        # Read memory first, because the observer's fingerprint and the losses take memory as well.
+        # Read memory first, because the observer's fingerprint and the losses use memory as well.
         own_memory = self.workload.memory
         memory: Any = self.recorder.peak_memory() if own_memory is None else own_memory()
         report = self.report.replace(
@@ -245,7 +247,8 @@ class Rank:
         graphs = software.compiled_graphs()
         if graphs is None:
             self.notes.append(GRAPHS_UNKNOWN)
-        observed = observer.result()  # before `evidence`, which compares with the fingerprint that it takes
+        # Call `result` before `evidence`, which compares with the fingerprint that `result` takes.
+        observed = observer.result()
         notes = (*self.notes, *flops.notes(self.case))
         report = report.replace(compiled_anew=software.is_compiled_anew())
         if report.rank == 0 and graphs:
@@ -260,27 +263,27 @@ class Rank:
         return report
 
     def _gc_s(self) -> tuple[float, ...]:
-        """Return the time of Python's garbage collector in each step, or nothing if it is unknown."""
+        """Return the seconds that Python's garbage collector took in each step; empty if unknown."""
         collector = self.recorder.collector
         if collector is None or collector.error is None:
             return tuple(self.recorder.gc_s)
         why = f"{type(collector.error).__name__}: {collector.error}"
-        self.notes.append(f"the time of Python's garbage collector is not known ({why})")
+        self.notes.append(f"the time of Python's garbage collector is unknown ({why})")
         return ()
 
     def _levels(self) -> dict[str, dict[int, int]]:
-        """Return how much memory was held between steps."""
+        """Return the bytes of memory in use between steps, by kind of memory and by step number."""
         if self.recorder.levels is None:
             return {}
         self.notes += self.recorder.levels.notes
         return self.recorder.levels.bytes_at
 
     def _spans(self) -> dict[str, SpanTimes]:
-        """Return the times of the training's events and phases."""
+        """Return the times of the events and phases of the training, by name."""
         return {} if phases.spans is None else phases.spans.times()
 
     def _counts(self, counting: Counting) -> Counts | None:
-        """Return the counts, including those of loader workers and the objects that steps keep."""
+        """Return all counts, including loader workers, kept objects and spans; None if not counted."""
         counts = counting.result()
         if counts is None:
             return None
@@ -305,7 +308,7 @@ class Rank:
         return counts
 
     def abandon(self) -> None:
-        """Remove everything of ours from a training that goes on without us, after an error of ours."""
+        """Remove perfsuite's hooks after an error in perfsuite. The training continues without them."""
         phases.spans = None
         if self.recorder.collector is not None:
             self.recorder.collector.stop()
@@ -315,13 +318,13 @@ class Rank:
                     hook.abandon()
 
     def write(self, report: RankReport) -> None:
-        """Write what this rank measured, or what an injected fault turns it into."""
+        """Write the report of this rank, changed by the injected fault if there is one."""
         changed = report if self._injector is None else self._injector.report(report)
         if changed is not None:
             documents.write(self.run_dir.rank(report.rank), changed)
 
     def _tell_progress(self) -> None:
-        """Report progress from a thread: on a slow file system, other ranks would wait for this one."""
+        """Report progress from a thread, so that the other ranks do not wait for a slow file system."""
         tokens = self.workload.tokens_per_step(self.case)
         writer = threading.Thread()
 
@@ -332,7 +335,7 @@ class Rank:
                     writer.join(WAIT_S)
                 self.tell(step, tokens)
             elif not writer.is_alive():
-                # Otherwise it is still writing an earlier step, and this one is skipped.
+                # If the thread is still writing an earlier step, this step is skipped.
                 writer = threading.Thread(target=self.tell, args=(step, tokens), daemon=True)
                 writer.start()
 
@@ -341,14 +344,14 @@ class Rank:
             self.recorder.on_progress = tell
 
     def tell(self, steps: int, tokens: int) -> None:
-        """Write how many steps have ended, and the tokens of each, if this is rank 0."""
+        """Write the number of steps that have ended, and the tokens per step, if this is rank 0."""
         if self.report.rank == 0:
-            with contextlib.suppress(OSError):  # writing the report will fail the same way, and say so
+            with contextlib.suppress(OSError):  # writing the report will fail as well, and be reported
                 self.run_dir.progress.write_text(f"{steps} {tokens}")
 
 
 def empty_report(rank: int | None = None, world_size: int | None = None) -> RankReport:
-    """Return the report of a rank that has measured nothing, by default named by torchrun's variables."""
+    """Return a report without measurements. By default, torchrun's variables give the rank and world size."""
     if rank is None or world_size is None:
         rank = int(os.environ.get("RANK", "0"))
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -356,14 +359,14 @@ def empty_report(rank: int | None = None, world_size: int | None = None) -> Rank
 
 
 def write_failure(run_dir: RunDir, report: RankReport, failure: Failure) -> None:
-    """Report why a rank has measured nothing. Raises `FileError` if the report cannot be written."""
+    """Write a report with a failure instead of measurements. Raises `FileError` if it cannot be written."""
     documents.write(run_dir.rank(report.rank), report.replace(failure=failure))
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Return the failure to report for an error.
 
-    A `ScriptError` means that the script ended, so it has no traceback.
+    The failure of a `ScriptError` has no traceback, because the script has ended.
     """
     is_end = isinstance(error, errors.ScriptError)
     message = errors.message_of(error)
@@ -379,9 +382,9 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return the class and the first line of an error, and of the error that caused it.
+    """Return the class and the first line of an error, and those of the error that caused it.
 
-    Libraries that import lazily raise an error of their own, which may say nothing but where to look.
+    Libraries that import lazily raise their own error, which may only say where to look for the cause.
     """
     message = _class_and_message(error)
     root = _root(error)
@@ -396,13 +399,13 @@ def _class_and_message(error: BaseException) -> str:
 
 
 def _first_line(message: str) -> str:
-    """Return the first line of a message, with the next one if the first only announces it."""
+    """Return the first line of a message, or the first two if the first one ends with a colon."""
     first, *others = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     return f"{first} {others[0]}" if others and first.endswith(":") else first
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error at the end of a chain of `raise ... from` and of failed imports."""
+    """Return the original error of a chain of `raise ... from` and failed imports."""
     seen = [error]
     while (cause := _cause(seen[-1])) is not None and cause not in seen:
         seen.append(cause)
@@ -412,22 +415,22 @@ def _root(error: BaseException) -> BaseException:
 def _cause(error: BaseException) -> BaseException | None:
     if error.__cause__ is not None or error.__suppress_context__:
         return error.__cause__
-    # An unrelated error may have been in handling at the time; it is not the cause.
+    # The context can be an unrelated error that was being handled at the time. It is then not the cause.
     is_of_import = isinstance(error, ImportError) or "import" in errors.message_of(error)
     return error.__context__ if is_of_import and isinstance(error.__context__, ImportError) else None
 
 
 def failure_of_ours(error: BaseException, rank: int) -> Failure:
-    """Return the failure to report for an error of observing a script, which is not the script's fault."""
+    """Return the failure to report for an error in perfsuite's observation of a script."""
     failure = failure_of(error, rank)
     if failure.kind != "crash":
         return failure
-    message = f"perfsuite could not observe this script, which is an error in perfsuite: {failure.message}"
+    message = f"perfsuite could not observe this script because of an error in perfsuite: {failure.message}"
     return failure.replace(kind="error", message=message)
 
 
 def report_error(error: BaseException) -> None:
-    """Report an error that kept perfsuite from attaching to this process of a script."""
+    """Report the error that prevented perfsuite from attaching to this process of a script."""
     report = empty_report()
     write_failure(RunDir(Path(os.environ[RUN_DIR])), report, failure_of_ours(error, report.rank))
 
@@ -441,7 +444,7 @@ def _kind(error: BaseException) -> FailureKind:
         return "mismatch"
     if isinstance(error, errors.DryRunError):
         return "not_dry"
-    # The CPU's allocator and the driver raise no type of their own.
+    # torch's CPU allocator and the driver raise a plain RuntimeError.
     is_told = isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, errors.message_of(error))
     if is_told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"

@@ -246,7 +246,7 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
         assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 
-KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step could be seen"
+KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step was seen"
 OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
 
 
@@ -255,7 +255,7 @@ OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
     ("failed", "kills", "log", "kind", "said"),
     [
         (crash(1, 1.0, KILLED), 1, "", "out_of_memory", OUT_OF_MEMORY),
-        (crash(1, 1.0, KILLED), 0, "", "crash", "could be seen"),
+        (crash(1, 1.0, KILLED), 0, "", "crash", "was seen"),
         (crash(1, 1.0, "exit code 1"), 1, "", "crash", "exit code 1"),
         *(  # only a log tells the kill
             (COMMAND_FAILED, 1, log, "out_of_memory", OUT_OF_MEMORY)

@@ -143,7 +143,7 @@ def test_unknown_gpu_has_a_class_and_a_note(names: list[str], hardware_class: st
     assert machine.note is not None
     assert " + ".join(names) in machine.note
     assert "MFU is left out" in machine.note
-    assert "add it to perfsuite/case/accelerators.json" in machine.note
+    assert "its datasheet to perfsuite/case/accelerators.json" in machine.note
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from tests.node.fake_nvml import Nvml
 from tests.samples import make_gpu_machine, make_machine, make_report
 
 H100 = make_gpu_machine()
-LOST = "GPU 1 (00000000:1C:00.0): 2 errors of its memory that ECC could not correct"
+LOST = "GPU 1 (00000000:1C:00.0): 2 memory errors that ECC could not correct"
 
 
 @pytest.fixture(autouse=True)

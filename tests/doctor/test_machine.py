@@ -34,7 +34,7 @@ def test_names_the_machine_and_its_markers() -> None:
     ]
     _, peak, _ = machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))
     assert (peak.check, peak.status) == ("peak FLOP/s", "unknown")
-    assert "add it to perfsuite/case/accelerators.json" in str(peak.advice)
+    assert "its datasheet to perfsuite/case/accelerators.json" in str(peak.advice)
 
 
 def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:

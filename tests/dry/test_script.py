@@ -215,7 +215,7 @@ def test_one_process_is_told_to_use_torchrun(tmp_path: Path) -> None:
     launched = launch_once(case, detect(), tmp_path / "run").failure
     dry = failure_of(case, tmp_path / "dry")
     for failure in (known(launched), dry):
-        assert "RANK is not set, as one process starts the way `python` starts it" in failure.message
+        assert "RANK is not set, because a single process is started as `python` would" in failure.message
 
 
 def test_default_adamw_on_a_gpu_waits_for_nothing(tmp_path: Path) -> None:
@@ -327,10 +327,10 @@ def test_growth_steps_have_their_own_time(tmp_path: Path) -> None:
     [
         (
             with_line("while True: loss + 1"),
-            "the script was ended after 8.0 s (timeout_s) and 0 of 4 optimizer steps. None of torch stepped "
-            "(train.py:21: while True: loss + 1)",
+            "the script was ended after 8.0 s (timeout_s) and 0 of 4 optimizer steps. No torch optimizer "
+            "stepped (train.py:21: while True: loss + 1)",
         ),
-        (with_line("break"), "the script ended after 0 of 4 optimizer steps. None of torch"),
+        (with_line("break"), "the script ended after 0 of 4 optimizer steps. No torch optimizer"),
         (with_line("raise SystemExit(3)"), "the script ended with exit code 3"),
         (with_line("open('tokens.bin')"), "'tokens.bin' (train.py:21: open('tokens.bin'))"),
         (

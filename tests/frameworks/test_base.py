@@ -308,7 +308,7 @@ def test_script_has_no_flops_without_transformers(monkeypatch: pytest.MonkeyPatc
     remove(monkeypatch, "transformers")
     assert flops.count_known(case) is None
     assert flops.notes(case) == (
-        "MFU is unknown: to count the FLOPs of llama-tiny it needs the package transformers, which is not "
-        "installed: pip install 'perfsuite[transformers]'",
+        "MFU is unknown: perfsuite cannot count the FLOPs of llama-tiny, because it needs the package "
+        "transformers, which is not installed: pip install 'perfsuite[transformers]'",
     )
     assert flops.notes(case.replace(model=Model.named("net"))) == ()

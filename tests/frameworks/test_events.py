@@ -153,8 +153,8 @@ def test_larger_checkpoint_regresses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("train:nothing", "'nothing' does not exist in '__main__': name a function or method"),
-        ("train:EXTRA", "'EXTRA' is no function or method of '__main__'"),
+        ("train:nothing", "'nothing' does not exist in '__main__'. Name a function or method"),
+        ("train:EXTRA", "'EXTRA' is not a function or method of '__main__'"),
         ("train:unused", "no rank began and ended a call of it in the 14 steps, in the thread that trains"),
         ("elsewhere:run", "no rank began and ended a call of it in the 14 steps, in the thread that trains"),
     ],

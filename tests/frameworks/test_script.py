@@ -315,7 +315,7 @@ def test_torch_import_reports_missing_perfsuite(tmp_path: Path) -> None:
     script(tmp_path, "", "torch/__init__.py")
     code = "import sys; sys.modules['perfsuite'] = None; import torch"
     done = started(tmp_path, code)
-    assert "perfsuite measures this command and cannot be imported by" in done.stderr
+    assert "perfsuite measures this command, but" in done.stderr
     assert started(tmp_path, code, in_launch=False).returncode == 0, "outside a launch nothing is hooked"
 
 
@@ -382,7 +382,7 @@ def test_our_fault_never_stops_a_script(tmp_path: Path, fault: str, said: str) -
     assert (done.stdout, done.returncode) == ("trains\n", 0)
     failure = known(documents.read(RunDir(tmp_path).rank(0), RankReport).failure)
     assert failure.kind == "error"
-    told = "perfsuite could not observe this script, which is an error in perfsuite"
+    told = "perfsuite could not observe this script because of an error in perfsuite"
     assert failure.message.startswith(told)
     assert said in failure.message
 
@@ -492,9 +492,9 @@ def test_script_keeps_its_process_and_directory(tmp_path: Path, how: str) -> Non
             "path",
             "print('no data here'); sys.exit(3)",
             "^the script ended with exit code 3, before an optimizer "
-            "step could be seen(?s:.*)last lines of rank-0.log:\nno data here",
+            "step was seen(?s:.*)last lines of rank-0.log:\nno data here",
         ),
-        ("command", "", "exit code 0, before an optimizer step could be seen: it does not train"),
+        ("command", "", "exit code 0, before an optimizer step was seen: it does not train"),
         (
             "command",
             "sys.exit('no config')",

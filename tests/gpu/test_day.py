@@ -81,7 +81,7 @@ def test_smoke_of_a_replayed_graph() -> None:
         counting.end_step()
         counting.begin_step()
     assert counting.notes == []
-    assert counting.hidden[0] == "a CUDA graph was replayed, whose operators are not seen (2x)"
+    assert counting.hidden[0] == "a CUDA graph was replayed, and its operators are not seen (2x)"
 
 
 @pytest.mark.parametrize("is_replayed", [False, True])

@@ -283,6 +283,6 @@ def test_unkillable_agent_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "waitpid", lambda pid, options: (0, 0))
     monkeypatch.setattr(local, "KILL_S", 0.1)
     monkeypatch.setattr(local, "sweep", lambda *job: swept.append(job))
-    with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* look at dmesg"):
+    with pytest.raises(LaunchError, match=r"processes 4711 of this job cannot be killed .* Look at dmesg"):
         local._kill(Stuck(), "mark")  # type: ignore[arg-type]
     assert swept == [("mark", 4711), ("mark",)], "its ranks are killed, if they can be"

@@ -238,7 +238,7 @@ def test_what_links_say_against_a_node(nodes: list[NodePreflight], said: list[st
         (make_health(foreign_memory_bytes=GIB), "was shared: other processes held 1.00 GiB"),
         (make_health(held_before_bytes=3 * GIB), "3.00 GiB held before the launch"),
         (make_health(notes=("GPU 3: nvmlDeviceGetUUID: GPU is lost",)), "GPU is lost"),
-        (make_health(notes=("NVML does not answer (a GPU that is lost?)",)), "NVML does not answer"),
+        (make_health(notes=("NVML does not answer (is a GPU lost?)",)), "NVML does not answer"),
         (make_health(throttled={"SwPowerCap": 1.0}, foreign_memory_bytes=2**20), None),
         (make_health(notes=("GPU 3: nvmlDeviceGetTemperature: Unknown Error",)), None),
     ],

@@ -167,7 +167,7 @@ def test_never_waits_for_an_unresponsive_nvml(
     assert waited == [35, 5], "30 s until the memory is free, 5 s for the answer; 5 s at the end"
     assert health.samples == 0
     assert [device.uuid for device in health.devices] == uuids
-    assert health.notes == ("NVML does not answer (a GPU that is lost?): look at `nvidia-smi` and dmesg",)
+    assert health.notes == ("NVML does not answer (is a GPU lost?). Look at `nvidia-smi` and dmesg",)
 
 
 def test_takes_no_end_sample_without_a_step() -> None:

@@ -97,8 +97,8 @@ def test_unreadable_gpu_is_one_clear_error(
     with pytest.raises(MachineError) as raised:
         detected(monkeypatch, *[H200] * 4, changes=lost, visible=visible)
     assert str(raised.value) == (
-        f"{name} cannot be read: GPU is lost. Look at `nvidia-smi` and dmesg, then repair it, or measure "
-        "without it: name the other GPUs in CUDA_VISIBLE_DEVICES"
+        f"{name} cannot be read: GPU is lost. Look at `nvidia-smi` and dmesg, and repair the GPU. To measure "
+        "without it, name only the other GPUs in CUDA_VISIBLE_DEVICES"
     )
     assert detected(monkeypatch, *[H200] * 4, changes=lost, visible="0,1,3").devices == 3
 

@@ -121,8 +121,8 @@ def test_stand_in_has_the_librarys_names() -> None:
     assert mine <= set(vars(pynvml))
 
 
-PENDING = "of its memory wait to be"
-NO_ECC = "errors of its memory that ECC could not correct"
+PENDING = "of memory are waiting to be"
+NO_ECC = "memory errors that ECC could not correct"
 REPLACE = "have the card replaced"
 
 
@@ -132,7 +132,7 @@ REPLACE = "have the card replaced"
         ("RemappedRows", (0, 1, 1, 0), f"rows {PENDING} remapped: reset the GPU", None),
         ("RetiredPagesPendingStatus", 1, f"pages {PENDING} retired: reset the GPU", None),
         ("TotalEccErrors", 2, None, f"2 {NO_ECC}: reset the GPU"),
-        ("RemappedRows", (0, 9, 0, 1), None, f"a row of its memory could not be remapped: {REPLACE}"),
+        ("RemappedRows", (0, 9, 0, 1), None, f"a row of memory could not be remapped: {REPLACE}"),
     ],
 )
 def test_notes_pending_errors_and_judges_faults(

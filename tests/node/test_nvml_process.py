@@ -33,9 +33,9 @@ def test_detects_machine_in_its_own_process(child: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("exec sleep 600", r"NVML does not answer within 0 s .*: see dmesg"),
+        ("exec sleep 600", r"NVML did not answer within 0 s .* Look at dmesg"),
         ('echo \'{"error": "GPU 3 cannot be read"}\'', "^GPU 3 cannot be read$"),
-        ("echo oh no >&2; exit 1", r"the process that asks NVML failed: oh no\. Run it: .*python -m "),
+        ("echo oh no >&2; exit 1", r"the process that calls NVML failed: oh no\. To see .*python -m "),
         ("exit 3", "failed: exit code 3"),
     ],
 )

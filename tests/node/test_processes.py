@@ -144,7 +144,7 @@ def test_unkillable_process_is_an_error_naming_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with pytest.raises(LaunchError, match="processes 4711 of this job cannot be killed") as caught:
         sweep("mine")
-    assert "look at dmesg" in str(caught.value)
+    assert "Look at dmesg" in str(caught.value)
     assert now == processes.KILL_S + 5
 
 

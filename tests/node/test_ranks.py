@@ -39,11 +39,11 @@ TORCHELASTIC_ERROR_FILE=/dev/null TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,
 """
 """Of the second rank of `torchrun --nproc-per-node 2` (torch's docs, "torchrun", "Environment Variables")."""
 REPORT = RankReport(rank=0, world_size=2, host="here", clock="perf_counter")
-UNSEEN = "before an optimizer step could be seen"
-UNTRAINED = ": it does not train, or not with an optimizer of torch"
+UNSEEN = "before an optimizer step was seen"
+UNTRAINED = ": it does not train or uses no optimizer of torch"
 IN_A_CHILD = (
-    f"the script ended with exit code 0, {UNSEEN}{UNTRAINED}, or in a process that it starts "
-    "(give it as command=(...) then)"
+    f"the script ended with exit code 0, {UNSEEN}{UNTRAINED}, or it trains in a child process "
+    "(then give it as command=(...))"
 )
 
 
@@ -152,7 +152,11 @@ def test_kills_a_rank_that_takes_too_long(
     [
         (-9, "exit code -9 (SIGKILL)", ""),
         (3, "exit code 3", ""),
-        (0, "exit code 0", ": not as Python ends, or perfsuite would have reported (os._exit?)"),
+        (
+            0,
+            "exit code 0",
+            ": Python did not exit normally (os._exit?), or perfsuite would have written a report",
+        ),
     ],
 )
 def test_missing_report_names_the_steps_seen(job: AgentJob, code: int, said: str, why: str) -> None:
@@ -203,7 +207,7 @@ def test_killed_fork_server_is_the_cause(
         (failure,) = ranks._fork(job, kind, {})
     assert (failure.kind, failure.rank) == ("error", None)
     assert failure.message == (
-        "the server from which ranks are forked (multiprocessing's) ended with exit code -9 (SIGKILL)"
+        "multiprocessing's fork server, the parent of the ranks, ended with exit code -9 (SIGKILL)"
     )
 
 

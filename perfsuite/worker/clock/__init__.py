@@ -1,1 +1,1 @@
-"""Measure seconds and memory of a process, step by step."""
+"""Measure the time and memory of a process, step by step."""

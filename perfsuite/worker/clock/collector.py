@@ -6,13 +6,13 @@ from typing import Any
 
 
 class CollectorClock:
-    """Adds up the seconds of all collections between `start` and `stop`, measured with the clock `now`.
+    """Adds up the seconds of all collections between `start` and `stop`. `now` returns the time.
 
-    Errors are kept in `error`, because nobody can catch what a callback of the collector raises.
+    Errors are kept in `error`, because nobody could catch an exception of the collector's callback.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.seconds = 0.0  # collections that have ended
+        self.seconds = 0.0  # total time of the collections that have ended
         self.error: Exception | None = None  # if set, the seconds are unknown
         self._now = now
         self._begun_at: float | None = None

@@ -1,4 +1,4 @@
-"""Read how much memory a process holds at step boundaries. Imports torch only on a GPU."""
+"""Read the memory in use by a process at step boundaries. Imports torch only on a GPU."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from perfsuite.results.rank_report import LIVE_MEMORY, PINNED_MEMORY, RESIDENT_MEMORY
 
-MOST_READINGS = 100  # per kind and launch; a slope needs no more
+MOST_READINGS = 100  # maximum number per kind of memory and launch, which is enough for a slope
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class MemoryLevels:
     """Reads the memory levels after every n-th step.
 
-    After an error, its kind of memory is no longer read, and a note says why.
+    If reading a kind of memory fails, that kind is not read again, and a note says why.
     """
 
     def __init__(self, device: Any, steps: int) -> None:
         self.notes: list[str] = []
-        self.bytes_at: dict[str, dict[int, int]] = {}  # by kind, then by the number of steps that had ended
+        self.bytes_at: dict[str, dict[int, int]] = {}  # by kind of memory, then by number of ended steps
         self._every = -(-steps // MOST_READINGS)
         self._readers: dict[str, Callable[[], int | None]] = {RESIDENT_MEMORY: _resident}
         if device.type == "cuda":
@@ -44,7 +44,7 @@ class MemoryLevels:
 
 
 def _resident() -> int:
-    """Return the resident set, from proc_pid_statm(5)."""
+    """Return the size of the resident set in bytes, from proc_pid_statm(5)."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * PAGE_BYTES
 
@@ -57,7 +57,7 @@ def _live(device: Any) -> int:
 
 
 def _pinned() -> int | None:
-    """Return the bytes of pinned host memory in use; None where torch does not count them."""
+    """Return the bytes of pinned host memory in use; None if torch does not count them."""
     import torch
 
     return torch.cuda.host_memory_stats().get("allocated_bytes.current")

@@ -1,8 +1,8 @@
-"""Time how long the training waits for batches, whatever produces them. Imports torch.
+"""Time how long the training waits for batches (data wait). Imports torch.
 
-`_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader` and of the classes that derive from it or
-wrap it: torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, the loaders of the
-Trainer, Lightning and nanotron. The class is private to torch. Without it, data wait is unknown.
+`_BaseDataLoaderIter.__next__` yields every batch of a `DataLoader`, and of the classes that derive from it or
+wrap it: torchdata's StatefulDataLoader (and torchtitan's), accelerate's DataLoaderShard, and the loaders of
+the Trainer, Lightning and nanotron. The class is private to torch. If torch lacks it, data wait is unknown.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.hooks.named import NamedFunction
 
 _now = HostTimer().stamp
-_loading: set[int] = set()  # threads in which a loader is producing a batch
-_wait: DataWait | None = None  # the wait of the training in this process
+_loading: set[int] = set()  # ids of the threads in which a loader is producing a batch
+_wait: DataWait | None = None  # the data wait of the training in this process
 
 
 class DataWait:
-    """The seconds that the thread that creates this object waits for batches in each step."""
+    """The seconds for which the thread that creates this object waits for batches, by step."""
 
     def __init__(self) -> None:
         self.is_seen = False  # whether any loader has given this thread a batch
         self.worker_pids: dict[int, int] = {}
-        """The process id of the first worker of each loader that yielded a batch in step `COUNTED_STEP`, by
-        the identity of the loader's dataset."""
+        """Process id of the first worker of each loader that yielded a batch in step `COUNTED_STEP`, by the
+        id of the loader's dataset."""
         self._thread = get_ident()
         self._by_step: list[float] = []
         self._running_s = 0.0
 
     def begin_step(self) -> None:
-        """Begin a step. Loading between two steps belongs to neither."""
+        """Begin a step. Loading between two steps is not counted."""
         self._running_s = 0.0
 
     def end_step(self) -> None:
@@ -48,11 +48,11 @@ class DataWait:
         self._by_step.append(self._running_s)
 
     def result(self) -> tuple[float, ...]:
-        """Return the seconds of each step, or nothing if no loader was seen."""
+        """Return the seconds of each step; empty if no loader was seen."""
         return tuple(self._by_step) if self.is_seen else ()
 
     def add(self, thread: int, seconds: float) -> None:
-        """Add the seconds that a thread has waited."""
+        """Add the seconds for which a thread has waited."""
         if thread == self._thread:
             self.is_seen = True
             self._running_s += seconds
@@ -66,7 +66,7 @@ class DataWait:
 
 
 def begin() -> DataWait:
-    """Start watching the calling thread, which is the one that trains."""
+    """Start timing the data wait of the calling thread, which is the training thread."""
     global _wait
     _wait = DataWait()
     return _wait
@@ -78,7 +78,7 @@ def is_loading(thread: int) -> bool:
 
 
 def watch() -> None:
-    """Time each `DataLoader` from now on, both when it starts its workers and when it yields a batch."""
+    """Time each `DataLoader` from now on, when it starts its workers and when it yields a batch."""
     of_batches = private.or_none("BaseDataLoaderIter")
     for owner, name in ((DataLoader, "__iter__"), (of_batches, "__next__")):
         if owner is not None and not hasattr(getattr(owner, name), "is_watched"):
@@ -131,25 +131,26 @@ class _Batches:
 
 
 class NamedLoader(NamedFunction):
-    """The loader that a case names as `module:name`, timed as soon as the script has defined it.
+    """The loader that a case names as `module:name`. It is timed as soon as the script has defined it.
 
-    A function may return one batch per call, or an iterator of batches. For a class, `__next__` is timed, or
-    else the iterator that its `__iter__` returns. A dotted name is a method: `train:Loader.next_batch`.
+    A function may return one batch per call, or an iterator of batches. If the name is a class, its
+    `__next__` is timed, or else the iterator that its `__iter__` returns. `train:Loader.next_batch` names a
+    method.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, self._noticed, methods=("__next__", "__iter__"))
-        self.calls = 0  # calls of the named function and of the iterators that it returned, in any thread
+        self.calls = 0  # number of calls of the named function, in any thread
 
     def check(self) -> None:
         """Raise `MismatchError` if there is no such loader, or if the training does not call it."""
         why = self.why_not_found()
         if why is not None:
-            wrong = f"{why}: name what gives the training its batches" if self.is_imported else why
+            wrong = f"{why}. Name the function or class that yields batches" if self.is_imported else why
         elif not self.calls:
             wrong = (
-                "it was not called in the first steps: name what the training calls for each batch, or what "
-                "makes the iterator of its batches, or leave loader out if that is a DataLoader"
+                "it was not called in the first steps. Name the function that the training calls for each "
+                "batch, or the one that returns the iterator over batches. Leave loader out for a DataLoader"
             )
         else:
             return

@@ -1,4 +1,4 @@
-"""Peak memory of one process: the resident set on a CPU, the caching allocator's counters on a GPU."""
+"""Read the peak memory of one process: the resident set on a CPU, the allocator's counters on a GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfsuite.worker.hooks import calls
 
 
 class HostMemory:
-    """The peak of the resident set (VmHWM, reset with clear_refs) above VmRSS at construction.
+    """The peak of the resident set (VmHWM) minus its size when this object was created (VmRSS).
 
-    See proc(5).
+    The peak is reset with clear_refs. See proc(5).
     """
 
     def __init__(self, level_at: str = "before the model") -> None:
@@ -24,19 +24,19 @@ class HostMemory:
         self._level = _status_bytes("VmRSS")
 
     def release(self) -> None:
-        """Do nothing: memory freed here has either left the process or will be reused."""
+        """Do nothing: freed host memory has either left the process or will be reused."""
 
     def reset_peak(self) -> None:
-        """Forget the peak so far. The baseline is still the level at construction."""
+        """Forget the peak so far. The baseline remains the level at construction."""
         self._peak = 0
         self.go_on()
 
     def fold(self) -> None:
-        """Keep the peak so far. What happens until `go_on` does not belong to the training."""
+        """Keep the peak so far. Memory used until `go_on` does not count as the training's."""
         self._peak = max(self._peak, _status_bytes("VmHWM"))
 
     def go_on(self) -> None:
-        """Resume measuring, in addition to the peak that was kept."""
+        """Resume measuring. The peak that `fold` kept still counts."""
         try:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
@@ -45,7 +45,7 @@ class HostMemory:
             self.method = self.method.removesuffix(why) + why
 
     def begin_counting(self) -> None:
-        """Note how much code is mapped: the counted steps load code of torch that only counting needs."""
+        """Record the size of the mapped files: counted steps load code of torch that only counting needs."""
         self._mapped = _status_bytes("RssFile")
 
     def end_counting(self) -> None:
@@ -60,7 +60,7 @@ class HostMemory:
 
 
 def _status_bytes(key: str) -> int:
-    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes, or 0 if there is no such field."""
+    """Return a field of /proc/self/status (proc_pid_status(5)) in bytes; 0 if the field does not exist."""
     with open("/proc/self/status") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:")), 0)
 
@@ -68,7 +68,7 @@ def _status_bytes(key: str) -> int:
 class CudaMemory:
     """The caching allocator's counters since construction or `reset_peak`.
 
-    `keep_peaks` keeps the peaks when a script resets them.
+    `keep_peaks` keeps the peaks even if a script resets them.
     """
 
     method = "torch.cuda.memory_stats"
@@ -83,7 +83,7 @@ class CudaMemory:
         self.reset_peak()
 
     def release(self) -> None:
-        """Release cached blocks that nobody uses, so that `reserved` covers only the steps."""
+        """Release unused cached blocks, so that `reserved` covers only the steps."""
         torch.cuda.empty_cache()
 
     def reset_peak(self) -> None:
@@ -96,7 +96,7 @@ class CudaMemory:
         """Do nothing: `end_counting` discards the peak of the counted steps."""
 
     def end_counting(self) -> None:
-        """Forget the peak of the counted steps, and release what the allocator has cached for them."""
+        """Forget the peak of the counted steps, and release the blocks that were cached for them."""
         self.release()
         self.reset_peak()
 
@@ -128,14 +128,14 @@ class CudaMemory:
 
 
 def memory_for(device: Any) -> HostMemory | CudaMemory:
-    """Start measuring the peak memory that matters on a `torch.device`."""
+    """Start measuring the peak memory of a `torch.device`: GPU memory, or host memory for a CPU."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()
 
 
 def keep_peaks() -> None:
-    """Make each `CudaMemory` fold its peaks before a call of torch resets them.
+    """Make each `CudaMemory` fold its peaks before torch's `reset_peak_memory_stats` resets them.
 
-    Must run before a script imports these functions by name.
+    Call this before a script imports that function by name.
     """
 
     def fold(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Let torch's profiler record some steps after the warm-up, in a launch made for that purpose."""
+"""Record some steps after the warm-up with torch's profiler, in a separate launch."""
 
 import gzip
 import json
@@ -12,17 +12,21 @@ from perfsuite.errors import ReportError
 from perfsuite.results.profile import PROFILED_STEPS, RankProfileFile
 from perfsuite.results.run_dir import RunDir
 
-WARM_STEPS = 1  # steps in which the profiler is active but records nothing, because its own start takes time
-# characters; reducing a larger trace takes many times its size in memory, and minutes.
+WARM_STEPS = 1  # steps in which the profiler runs but records nothing, because its start takes time
+# Maximum size of a trace, in characters. Reducing a larger trace would take minutes, and many times its size
+# in memory.
 LARGEST_TRACE = 1 << 30
 
 
 class ProfileTaken(BaseException):
-    """Ends a training loop once its steps are recorded. No framework mistakes it for an error of its own."""
+    """Ends a training loop when its steps have been recorded.
+
+    It derives from `BaseException`, so no framework handles it as an error.
+    """
 
 
 class Profiling:
-    """Records the steps after the first `warmup` ones. An error of the profiler becomes a note."""
+    """Records the steps after the first `warmup` steps. An error of the profiler becomes a note."""
 
     def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
         self.notes: list[str] = []  # why there is no profile
@@ -32,11 +36,11 @@ class Profiling:
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
-        """Advance the profiler after `steps` steps. Raises `ProfileTaken` once all steps are recorded."""
+        """Advance the profiler after `steps` steps. Raises `ProfileTaken` after the last recorded step."""
         if self.is_over or steps < self._warmup:
             return
         self._try(self._start if steps == self._warmup else lambda: self._profiler.step())
-        # Record one step more than requested, because its beginning marks the end of the last one.
+        # Record one more step than requested, because its beginning marks the end of the last requested step.
         if steps == self._warmup + WARM_STEPS + PROFILED_STEPS + 1:
             self._try(lambda: self._profiler.stop())
             self.is_over = True
@@ -66,12 +70,12 @@ class Profiling:
         with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
             text = file.read(LARGEST_TRACE + 1)
         if len(text) > LARGEST_TRACE:
-            raise ReportError(f"{trace} is larger than {LARGEST_TRACE >> 30} GiB, and only kept")
+            raise ReportError(f"{trace} is kept, but too large to summarise (over {LARGEST_TRACE >> 30} GiB)")
         events = json.loads(text)["traceEvents"]
         documents.write(run_dir.profile(rank), RankProfileFile(profile=reduced(events, self._device)))
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Run a profiler call with warnings silenced, unless an earlier call has failed."""
+        """Call the profiler with warnings silenced, unless an earlier call has failed."""
         if self.notes:
             return
         try:

@@ -1,6 +1,6 @@
-"""Time every optimizer step of one process with any framework, without what perfsuite does between steps.
+"""Time every optimizer step of one process, for any framework. perfsuite's work between steps is excluded.
 
-On a GPU the stamps are events, so nothing waits for the device until `Recorder.finish`.
+On a GPU, the stamps are events, so steps need not wait for the device.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
     from perfsuite.worker.counting.steps import Counting
 
 PROGRESS_EVERY_S = 0.5
-UNSETTLED_STEPS = 2  # first steps of a launch, whose times say nothing about later steps
-USUAL_OF_STEPS = 20  # number of finished steps whose median estimates the length of the running step
+UNSETTLED_STEPS = 2  # number of first steps of a launch, whose times do not represent later steps
+USUAL_OF_STEPS = 20  # number of recent steps whose median estimates the length of the running step
 
 
 class Recorder:
     """Times each optimizer step of one process.
 
     `probe` is a fixed piece of work that runs after each step and is timed separately. `before_end` is called
-    with the step's index before the end of the step is stamped, and carries out injected faults. The peak of
-    `memory` is reset after the first step, in which a library may allocate what it needs only once, and after
-    the counted steps.
+    with the step's index before the end of the step is stamped, to inject faults.
+
+    The peak of `memory` is reset after the first step, because a library may allocate memory that is only
+    needed once, and after the counted steps.
     """
 
     def __init__(
@@ -53,40 +54,40 @@ class Recorder:
         self.memory = memory
         # Called with the number of finished steps.
         self.on_progress: Callable[[int], object] = lambda step: None
-        self.counting: Counting | None = None  # counts what some of the first steps do
-        self.profiling: Profiling | None = None  # profiles some steps, in a launch made for that purpose
-        self.growth: Growth | None = None  # counts objects at three boundaries
-        self.levels: MemoryLevels | None = None  # reads at some boundaries how much memory is held
+        self.counting: Counting | None = None  # counts the work of some steps
+        self.profiling: Profiling | None = None  # profiles some steps; only set in a launch for a profile
+        self.growth: Growth | None = None  # counts objects at three step boundaries
+        self.levels: MemoryLevels | None = None  # reads the memory in use at some step boundaries
         self.collector: CollectorClock | None = None  # times Python's garbage collector
-        # Called with the number of ended steps, outside of the time of any step.
+        # Called between steps, with the number of steps that have ended.
         self.between_steps: Callable[[int], object] | None = None
         self.data_wait: DataWait | None = None  # times the wait for batches; None if it is not measured
         self.cpu_s: list[float] = []  # CPU seconds of this process in each step; empty if unknown
         self.probe_s: list[float] = []
         self.gc_s: list[float] = []  # seconds of Python's garbage collector in each step; empty if unknown
-        # start-up of this process; None before the end of the first step, or if unknown.
+        # The start-up of this process; None if it is unknown or the first step has not ended.
         self.start_up: StartUp | None = None
-        self.wall_s = 0.0  # host seconds from `start` to `finish`, without the work between steps
-        self.elapsed_s = 0.0  # the same, including the work between steps
-        self.uptime_s: float | None = None  # elapsed_s measured with the kernel's uptime; None if unknown
+        self.wall_s = 0.0  # host seconds from `start` to `finish`, without perfsuite's work between steps
+        self.elapsed_s = 0.0  # host seconds from `start` to `finish`, with perfsuite's work between steps
+        self.uptime_s: float | None = None  # `elapsed_s` as measured by the kernel's uptime; None if unknown
         self._probe = probe
         self._before_end = before_end
         self._starts = OwnList[Any]()
         self._ends = OwnList[Any]()
         # Seconds added by an injected fault, by the index of the step.
         self._lengthened_s: dict[int, float] = {}
-        self._past = 0  # steps that the device is known to have finished
+        self._past = 0  # number of steps that the device is known to have finished
         self._clock_optimizer: Any = None
         self._is_finished = False
         self._begun_at = self._between_s = self._progress_at = 0.0
         self._cpu_at: float | None = None
         self._gc_at = 0.0
         self._uptime_at: float | None = None
-        self._peak: Memory | None = None  # read before the step that is counted after the measured ones
+        self._peak: Memory | None = None  # the peak before the late counted step, if there is such a step
 
     def start(self) -> None:
-        """Begin the first step. From now on Python's garbage collector runs as the training configured it."""
-        gc.collect()  # garbage left from building belongs to no step
+        """Collect garbage, release cached memory, and begin the first step."""
+        gc.collect()  # garbage from building the job must not count in a step
         if self.collector is not None:
             self.collector.start()
         if self.memory is not None:
@@ -97,9 +98,9 @@ class Recorder:
         self._begin_step()
 
     def after_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """End a step: a hook for `register_optimizer_step_post_hook`.
+        """End a step. This is a hook for `register_optimizer_step_post_hook`.
 
-        The first optimizer to step is the clock; other optimizers are ignored.
+        The first optimizer that steps is the clock. Other optimizers are ignored.
         """
         if self._clock_optimizer is None:
             self._clock_optimizer = optimizer
@@ -122,7 +123,7 @@ class Recorder:
             self.gc_s.append(self.collector.seconds - self._gc_at)
         ended_at = self.timer.host()
         if startup_clock.is_running():
-            self.timer.settle()  # the device has finished the first step
+            self.timer.settle()  # wait until the device has finished the first step
             self.start_up = startup_clock.end()
         self._settle_memory()
         if self.levels is not None:
@@ -146,7 +147,7 @@ class Recorder:
         self._begin_step()
 
     def _count_objects(self, growth: Growth) -> None:
-        """Count objects, and exclude the memory that this takes from the peak."""
+        """Count objects, and exclude the memory that counting takes from the peak."""
         if self.memory is not None:
             self.memory.fold()
         growth.count()
@@ -175,13 +176,13 @@ class Recorder:
             self._peak = self.memory.read()
 
     def peak_memory(self) -> Memory | None:
-        """Return the peak so far, without that of a step counted after the measured ones."""
+        """Return the peak memory so far. The step that is counted after the measured steps is excluded."""
         if self._peak is None and self.memory is not None:
             return self.memory.read()
         return self._peak
 
     def finish(self) -> None:
-        """Stop the clock after the last step, and wait for the device once. Later calls do nothing."""
+        """Wait for the device, and stop the clock after the last step. Later calls have no effect."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -198,7 +199,7 @@ class Recorder:
 
     @property
     def start_up_spans(self) -> dict[str, SpanTimes]:
-        """The seconds of each part of start-up, by the name of its span; empty if unknown."""
+        """The seconds of each part of start-up, by span name; empty if unknown."""
         seconds = {} if self.start_up is None else self.start_up.seconds
         return {name: SpanTimes(seconds=(each,)) for name, each in seconds.items()}
 
@@ -217,7 +218,7 @@ class Recorder:
         return [self.timer.seconds(start, end) for start, end in zip(self._starts, self._ends, strict=False)]
 
     def lengthen(self, share: float) -> None:
-        """Inject a fault: lengthen the running step by a share of the median of the last steps.
+        """Inject a fault: lengthen the running step by a share of the median time of recent steps.
 
         The first steps are not lengthened.
         """

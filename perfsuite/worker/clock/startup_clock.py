@@ -1,11 +1,11 @@
-"""Time the parts of a process's start-up, from its own start to the end of its first step.
+"""Time the parts of a process's start-up, from the start of the process to the end of its first step.
 
-Each second belongs to one part: the innermost one that is running. The time that perfsuite itself takes
-belongs to none. In launches where nothing is timed, calls of Python functions are counted as well.
+Each second belongs to the innermost part that is running. Time that perfsuite itself takes belongs to no
+part. In launches without timing, the calls of Python functions are counted as well.
 
-A script's process loads this module by its path before the script begins (`startup.sitecustomize`), so it
-imports nothing from perfsuite. Ranks of perfsuite's own loops are forked from a server that has already
-imported torch (`node.preload`): the clock begins in that server, and continues in each rank.
+A script's process loads this module by its path before the script begins (`startup.sitecustomize`), so this
+module imports nothing from perfsuite. Ranks of perfsuite's own loops are forked from a server that has
+already imported torch (`node.preload`): the clock begins in that server, and continues in each rank.
 """
 
 import atexit
@@ -24,38 +24,44 @@ PROCESS_GROUP = "process group"
 BUILD = "build"
 DATA = "data"
 FIRST_STEP = "first step"
-BUILD_AND_FIRST_STEP = "build and first step"  # used if nothing shows when the first step begins
-PERFSUITE = "perfsuite"  # perfsuite's own work, with everything that it calls and imports
-PERFSUITE_BUILDS = "perfsuite builds"  # the same, except that the training needs what is imported here
+BUILD_AND_FIRST_STEP = "build and first step"  # used if the start of the first step is unknown
+PERFSUITE = "perfsuite"  # perfsuite's own work, including its calls and imports
+PERFSUITE_BUILDS = "perfsuite builds"  # the same without imports, which the training needs as well
 UNNAMED = (PERFSUITE, PERFSUITE_BUILDS)  # parts that are not reported
-PYTHON = "Python"  # stands for all modules of the standard library
-NOT_COUNTED = "calls of the start-up are not counted: "
-OTHER_PROFILER = "the training has a profile function of its own"
+PYTHON = "Python"  # name under which all modules of the standard library are counted
+NOT_COUNTED = "the calls of the start-up are not counted: "
+OTHER_PROFILER = "the training has its own profile function"
 # Environment variable that turns on counting calls, which takes time.
 COUNTS_CALLS = "PERFSUITE_COUNT_START_UP"
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 OURS = (_HERE, os.path.realpath(_HERE) + os.sep)  # prefixes of the paths of our files
-WRAPPERS = ("watched", "find_and_load")  # our functions that call what they wrap on behalf of the training
+# Names of our functions that wrap a function of the training: their calls are the training's.
+WRAPPERS = ("watched", "find_and_load")
 
-OLDEST_S = 600  # seconds; if a process is older when its clock begins, its start time is not trusted
-FUTURE_S = 0.02  # how far in the future its start may seem to be: the kernel rounds to hundredths of a second
+# Maximum age of a process when its clock begins, in seconds. The start time of an older one is not trusted.
+OLDEST_S = 600
+# Seconds by which the start of a process may seem to be in the future: the kernel rounds to hundredths.
+FUTURE_S = 0.02
 
 
 class StartUp(NamedTuple):
-    """The result of timing a process's start-up."""
+    """The times and counts of a process's start-up."""
 
-    seconds: dict[str, float]  # total and seconds of each part, by the name of the span
+    seconds: dict[str, float]  # seconds of the whole start-up and of its parts, by span name
     modules: dict[str, int]  # number of imported modules, by package
-    # Calls by the name of the span, then by module and function; None if they were not counted.
+    # Number of calls by span name, then by module and function; None if they were not counted.
     calls: dict[str, dict[tuple[str, str], int]] | None = None
-    note: str = ""  # why the calls are unknown although they were to be counted
+    note: str = ""  # the reason why counting the calls failed
 
 
 class StartUpClock:
-    """Adds up the seconds of the thread that creates it, by part, and records the modules that it imports."""
+    """Adds up the seconds of one thread by part, and records the modules that the thread imports.
+
+    The thread is the one that creates this object.
+    """
 
     def __init__(self, started_at: float, *, before: str, now: Callable[[], float]) -> None:
-        """Begin at `started_at`, in seconds of `now`. The time up to now belongs to the part `before`."""
+        """Begin at `started_at`, a time on the clock `now`. The time up to now belongs to part `before`."""
         self.is_over = False
         self._now = now
         self._seconds = dict[str, float]()
@@ -70,12 +76,12 @@ class StartUpClock:
     def count_calls(self, *, in_forks: bool) -> None:
         """Start counting the calls of Python functions that this thread makes.
 
-        With `in_forks`, the calls of forked children count, such as those of ranks forked from their server.
+        With `in_forks`, the calls of forked children are counted, such as the ranks forked from a server.
         """
         self._calls = _Calls(self, in_forks=in_forks)
 
     def enter(self, part: str) -> bool:
-        """Begin a part nested in the running one. Return False in another thread or after the first step."""
+        """Begin a part inside the running part. Returns False in another thread or after the first step."""
         if self.is_over or get_ident() != self._thread:
             return False
         outer = self._parts[-1]
@@ -85,24 +91,24 @@ class StartUpClock:
         return True
 
     def leave(self) -> None:
-        """End the innermost part. Does nothing where `enter` returned False."""
+        """End the innermost part. Does nothing in another thread or after the first step."""
         if not self.is_over and get_ident() == self._thread:
             self._add(self._parts.pop())
 
     def imported(self, name: str) -> None:
-        """Record that the running import has loaded a module."""
+        """Record a module that the running import has loaded."""
         if self._parts[-1] == IMPORTS:
             self._modules.add(name)
 
     def begin_loop(self) -> None:
-        """Begin the first step, because one of perfsuite's own loops begins."""
+        """Begin the first step, because one of perfsuite's own training loops begins."""
         self._has_loop = True
         self._begin_first_step()
 
     def first_batch(self) -> None:
         """Begin the first step, because a loader has yielded its first batch.
 
-        Whatever a loop did before that batch counts as building the job.
+        Work that a loop did before that batch counts as building the job.
         """
         if self._has_batch or self.is_over or get_ident() != self._thread:
             return
@@ -113,7 +119,7 @@ class StartUpClock:
             self._calls.rename(FIRST_STEP, BUILD)
 
     def end(self) -> StartUp | None:
-        """End the first step. Return None if another thread made it, since its parts are unknown then."""
+        """End the first step. Returns None if another thread took the step: the parts are then unknown."""
         if self.is_over:
             return None
         calls = None if self._calls is None else self._calls.end()
@@ -155,14 +161,14 @@ def _span(part: str) -> str:
 
 
 class _Calls:
-    """Counts the calls of Python functions in the thread that creates it, with `sys.setprofile`.
+    """Counts the calls of Python functions in the thread that creates this object, with `sys.setprofile`.
 
-    Like `counting.python_calls` in steps, it leaves out perfsuite's functions and their direct calls. It also
-    leaves out the import machinery, which does more work while a file is not compiled yet.
+    perfsuite's functions and their direct calls are left out, as in steps (`counting.python_calls`). The
+    import machinery is left out as well, because it does more work if a file has not been compiled yet.
     """
 
     def __init__(self, clock: StartUpClock, *, in_forks: bool) -> None:
-        """Count in children only with `in_forks`: this process is a server whose children go on counting."""
+        """Start counting. With `in_forks`, this process is a server, and its children continue to count."""
         self._clock = clock
         self._by_part = dict[str, dict[tuple[str, str], int]]()
         self._is_over = False
@@ -170,17 +176,17 @@ class _Calls:
         self._server = os.getpid() if in_forks else None
         self._hook = _counting(clock, self._by_part, self._give_up)
         os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self.end)  # in case no step is made: names are gone when Python ends
+        atexit.register(self.end)  # if no step is taken: the hook must not run while Python shuts down
         sys.setprofile(self._hook)
 
     def rename(self, part: str, new_part: str) -> None:
-        """Attribute the calls counted in one part to another one."""
+        """Attribute the calls of one part to another part."""
         to = self._by_part.setdefault(new_part, {})
         for function, number in self._by_part.pop(part, {}).items():
             to[function] = to.get(function, 0) + number
 
     def end(self) -> dict[str, dict[tuple[str, str], int]] | None:
-        """Return the calls by part, or None if some may be missing (see `why_unknown`)."""
+        """Return the calls by part; None if some may be missing (see `why_unknown`)."""
         self._is_over = True
         if sys.getprofile() is not self._hook:
             return None
@@ -193,25 +199,25 @@ class _Calls:
         return self._error or OTHER_PROFILER
 
     def _give_up(self, error: Exception) -> None:
-        """Stop counting calls. The search for named functions, which calls the hook, goes on."""
+        """Stop counting calls. A running search for named functions calls the hook, and continues."""
         self._error = f"{type(error).__name__}: {error}"
         self._by_part.clear()
         if sys.getprofile() is self._hook:
             sys.setprofile(None)
 
     def _forked(self) -> None:
-        profiler = sys.getprofile()  # it may be the search for named functions, which calls our hook
+        profiler = sys.getprofile()  # may be the search for named functions, which calls our hook
         is_ours = getattr(profiler, "__module__", "").startswith("perfsuite.")
         if is_ours and not self._is_over and os.getppid() != self._server:
             sys.setprofile(None)
 
 
 class _Code(NamedTuple):
-    """What is known about the code of a function."""
+    """Facts about the code of a function. The key is the code's id, because hashing code objects is slow."""
 
-    code: CodeType  # keeps the code alive, as its id is the key; hashing code objects each time would be slow
-    function: tuple[str, str] | None  # its module and name; None if it is not counted
-    # A function of ours, except for wrappers, which call what they wrap on behalf of the training.
+    code: CodeType  # keeps the code alive, so that its id is not reused
+    function: tuple[str, str] | None  # module and name of the function; None if it is not counted
+    # Whether this function of ours calls other functions for perfsuite. A wrapper calls for the training.
     calls_for_us: bool
 
 
@@ -220,7 +226,7 @@ def _counting(
     by_part: dict[str, dict[tuple[str, str], int]],
     give_up: Callable[[Exception], None],
 ) -> Callable[[FrameType, str, Any], None]:
-    """Return a hook for `sys.setprofile` that counts in `by_part`. It is called about a million times."""
+    """Return a hook for `sys.setprofile` that adds calls to `by_part`. It runs about a million times."""
     codes = dict[int, _Code]()
     has_failed = False
 
@@ -229,7 +235,7 @@ def _counting(
         module = str(frame.f_globals.get("__name__", ""))
         is_import = code.co_name == "<module>" or module.partition(".")[0] == "importlib"
         is_ours = code.co_filename.startswith(OURS)
-        # The code of `find_and_load` claims to be from another file.
+        # `find_and_load` is recognised by its module, because its code names another file.
         counts = not (is_import or is_ours or module == __name__)
         function = (module, code.co_qualname) if counts else None
         codes[id(code)] = entry = _Code(code, function, is_ours and code.co_name not in WRAPPERS)
@@ -240,7 +246,7 @@ def _counting(
         if event == "call" and not has_failed:
             try:
                 add(frame)
-            except Exception as error:  # it would end the training; the calls are unknown then
+            except Exception as error:  # an error must not end the training
                 has_failed = True
                 give_up(error)
 
@@ -262,11 +268,11 @@ def _counting(
     return count
 
 
-_clock: StartUpClock | None = None  # the clock of this process, or of the one that it was forked from
+_clock: StartUpClock | None = None  # the clock of this process, or of its parent if it was forked
 
 
 class Part:
-    """A part of the start-up, as a context manager. Does nothing without a clock or after the first step."""
+    """A part of the start-up, as a context manager. No effect without a clock or after the first step."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -300,19 +306,19 @@ def begin(before: str) -> None:
 
 
 def pause() -> None:
-    """Exclude the time until `go_on`, which perfsuite itself takes."""
+    """Exclude the time until `go_on`, because perfsuite itself takes it."""
     if _clock is not None:
         _clock.enter(PERFSUITE)
 
 
 def go_on() -> None:
-    """End what `pause` began, possibly in the process that this one was forked from."""
+    """Include time again after `pause`, which a parent process may have called before a fork."""
     if _clock is not None:
         _clock.leave()
 
 
 def begin_loop() -> None:
-    """Begin the first step, because one of perfsuite's own loops begins."""
+    """Begin the first step, because one of perfsuite's own training loops begins."""
     if _clock is not None:
         _clock.begin_loop()
 
@@ -324,12 +330,12 @@ def first_batch() -> None:
 
 
 def is_running() -> bool:
-    """Return whether this process's clock has started and the first step has not ended yet."""
+    """Return whether this process has a clock and its first step has not ended yet."""
     return _clock is not None and not _clock.is_over
 
 
 def end() -> StartUp | None:
-    """End the first step. Return what the start-up took, or None if that is unknown."""
+    """End the first step. Returns the measured start-up; None if it is unknown."""
     return None if _clock is None else _clock.end()
 
 
@@ -358,9 +364,9 @@ def watch(owner: Any, name: str, part: str) -> None:
 
 
 def process_start() -> float | None:
-    """Return when this process started, in seconds since the machine booted; None if unknown.
+    """Return the start time of this process, in seconds since the machine booted; None if unknown.
 
-    The kernel reports it in clock ticks (proc_pid_stat(5), starttime), which are hundredths of a second.
+    The kernel reports the time in clock ticks (proc_pid_stat(5), starttime), usually hundredths of a second.
     """
     try:
         with open("/proc/self/stat") as file:
@@ -371,14 +377,14 @@ def process_start() -> float | None:
 
 
 def _boot_clock() -> float:
-    return clock_gettime(CLOCK_BOOTTIME)  # has the same origin as the ticks, and is never adjusted
+    return clock_gettime(CLOCK_BOOTTIME)  # has the same origin as the kernel's ticks, and is never adjusted
 
 
 def _watch_imports(clock: StartUpClock) -> None:
     """Time imports until the first step has ended.
 
     Python calls `importlib._bootstrap._find_and_load` for each module that is not loaded yet. The name is
-    private (seen in Python 3.11). Without it, imports belong to the parts in which they happen.
+    private (seen in Python 3.11). If it is missing, imports count as the parts in which they happen.
     """
     bootstrap = getattr(importlib, "_bootstrap", None)
     load = getattr(bootstrap, "_find_and_load", None)
@@ -397,7 +403,8 @@ def _watch_imports(clock: StartUpClock) -> None:
         finally:
             clock.leave()
 
-    # Pretend to be part of importlib: Python removes frames of this file from tracebacks of failed imports.
+    # Pretend to be part of importlib, because Python removes importlib's frames from the tracebacks of failed
+    # imports.
     code = find_and_load.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     find_and_load.__code__ = code
     watched = find_and_load

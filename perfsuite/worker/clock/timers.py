@@ -1,4 +1,4 @@
-"""The clocks that time steps: the host's, a GPU's events, and a simulated one. Imports no torch."""
+"""The clocks that time steps: the host's clock, events on a GPU, and a simulated clock. Imports no torch."""
 
 from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
@@ -8,35 +8,35 @@ from typing import Any
 from perfsuite.frameworks.common import private
 from perfsuite.results.rank_report import SIMULATED_CLOCK
 
-CALIBRATION_CYCLES = 10**7  # GPU cycles, a few milliseconds, that `CudaTimer.sleep` times once
+CALIBRATION_CYCLES = 10**7  # number of GPU cycles, a few milliseconds, that `CudaTimer.sleep` times once
 
 _time: Any = module_from_spec(BuiltinImporter.find_spec("time"))  # type: ignore[arg-type]
-# A fresh copy: freezegun and libraries that scale time patch the module that scripts import.
+# Use a fresh copy of `time`: freezegun and libraries that scale time patch the module that scripts import.
 BuiltinImporter.exec_module(_time)
 
 
 class HostTimer:
-    """The host's monotonic clock: `stamp` marks a moment, `seconds` is the time between two marks."""
+    """The host's monotonic clock. `stamp` returns a mark, `seconds` the time between two marks."""
 
     name = "perf_counter"
 
     def stamp(self) -> Any:
-        """Return a mark for now."""
+        """Return a mark for the current time."""
         return float(_time.perf_counter())
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks that are in the past, as all marks are after `settle`."""
+        """Return the seconds between two marks. Both must be in the past, as all marks are after `settle`."""
         return float(end - start)
 
     def settle(self) -> None:
-        """Wait until every mark made so far is in the past."""
+        """Wait until all marks so far are in the past."""
 
     def is_past(self, mark: Any) -> bool:
         """Return whether a mark is in the past, without waiting."""
         return True
 
     def host(self) -> float:
-        """Return the host's time in seconds, from a clock that is never adjusted. `stamp` uses another."""
+        """Return the host's time in seconds. Unlike the clock of `stamp`, this clock is never adjusted."""
         return float(_time.clock_gettime(_time.CLOCK_MONOTONIC_RAW))
 
     def uptime(self) -> float | None:
@@ -52,7 +52,7 @@ class HostTimer:
         return float(_time.process_time())
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass by spinning: `time.sleep` would turn one millisecond into more."""
+        """Let time pass in a busy loop, because `time.sleep` takes longer than a requested millisecond."""
         until = self.host() + seconds
         while self.host() < until:
             pass
@@ -69,10 +69,10 @@ class CudaTimer(HostTimer):
     def __init__(self, device: Any) -> None:
         self.device = device
         self._cycles_per_s: float | None = None
-        self._keep_busy: Any = None  # keeps the device busy for a number of cycles
+        self._keep_busy: Any = None  # function that keeps the device busy for a number of cycles
 
     def stamp(self) -> Any:
-        """Return an event."""
+        """Record an event on the device's current stream, and return it."""
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
@@ -94,10 +94,10 @@ class CudaTimer(HostTimer):
         return bool(mark.query())
 
     def sleep(self, seconds: float) -> None:
-        """Keep the device busy after its queued work, and the host for as long.
+        """Keep the device busy after its queued work, and the host for the same time.
 
-        Either of them may set the pace of a step. Only the first call waits for the device, to learn how long
-        a cycle takes.
+        Both are kept busy because either of them may limit the speed of a step. The first call also waits for
+        the device, to measure the length of a cycle.
         """
         import torch
 
@@ -140,12 +140,12 @@ class SimulatedTimer(HostTimer):
 
 
 def clock_for(device: Any) -> tuple[HostTimer, Callable[[], object] | None]:
-    """Return the timer for a `torch.device`, and the probe to time after each step (only on a CPU)."""
+    """Return the timer for a `torch.device`, and the probe to run after each step (None on a GPU)."""
     return (CudaTimer(device), None) if device.type == "cuda" else (HostTimer(), cpu_probe())
 
 
 def cpu_probe() -> Callable[[], object]:
-    """Return a probe: two fp32 matmuls of 384 x 384, a few milliseconds that depend only on the machine."""
+    """Return a probe: two fp32 matmuls of 384 x 384. Their few milliseconds depend only on the machine."""
     import torch
 
     plain: Any = {"dtype": torch.float32, "device": "cpu"}  # regardless of the defaults that a script has set

@@ -1,1 +1,1 @@
-"""Count what a training does: operators, bytes, calls of Python, objects that it keeps."""
+"""Count the work of a training run: operators, bytes, Python calls, and objects that it keeps."""

@@ -1,7 +1,7 @@
-"""Read collectives off torch's dispatcher: kind, group, dtype, bytes.
+"""Read the kind, group, dtype and bytes of collectives from torch's dispatcher.
 
-Every collective passes through it, including those called from C++: as an operator of `c10d` or of
-`_c10d_functional`.
+Every collective, including those called from C++, passes through the dispatcher as an operator of `c10d` or
+of `_c10d_functional`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from perfsuite.frameworks.common.private import resolve_process_group, script_ty
 from perfsuite.results.counts import Collective, Phase
 
 Where = int | slice | Literal["out"] | None
-"""Where the whole message is: the index of an argument, or a slice of several. It is what is gathered, to be
-scattered, or sent. `out` means the result, and None that there is no message."""
+"""Position of the whole message: the index of an argument, or a slice of several arguments. `out` stands for
+the result, and None for no message. The message is the tensor that is gathered, scattered or sent."""
 
-# Operator without its overload -> kind, and where the message is.
+# Kind of the collective and position of its message, by operator without overload.
 OPERATORS: Mapping[str, tuple[str, Where]] = {
     "c10d.allreduce_": ("all_reduce", 0),
     "c10d.allreduce_coalesced_": ("all_reduce", 0),
@@ -57,19 +57,19 @@ OPERATORS: Mapping[str, tuple[str, Where]] = {
     "_c10d_functional_autograd.reduce_scatter_tensor": ("reduce_scatter", 0),
     "_c10d_functional_autograd.all_to_all_single": ("all_to_all", 0),
     "_dtensor.shard_dim_alltoall": ("all_to_all", 0),
-    # Context parallelism exchanges keys and values with these. The collectives inside them are not seen.
+    # Context parallelism exchanges keys and values with these operators. The collectives inside are not seen.
     "cplib.flex_cp_allgather": ("all_gather", "out"),
     "cplib.flex_cp_allgather_backward": ("reduce_scatter", slice(2)),
 }
 
 ONE_FOR_EACH = frozenset(name for name in OPERATORS if name.startswith("cplib."))
-"""Operators that call one collective per tensor. All others call one for all of their tensors."""
+"""Operators that call one collective per tensor. The others call one collective for all of their tensors."""
 
 
 def call_of(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor], phase: Phase
 ) -> Collective:
-    """Return what one call of one of `OPERATORS` sends. `results` are the tensors that it returned."""
+    """Return the collective of one call of one of `OPERATORS`. `results` are the tensors that it returned."""
     kind, where = OPERATORS[operator]
     message = results if where == "out" else () if where is None else args[where]
     sent = [leaf for leaf in tree_leaves(message) if isinstance(leaf, Tensor)]
@@ -87,7 +87,7 @@ def call_of(
 
 
 def _group(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the process group of a call: an object for c10d, the last string for functional operators."""
+    """Return the process group of a call. It is an object for c10d, and the last string otherwise."""
     given = (*args, *kwargs.values())
     for value in given:
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(script_type(value)):

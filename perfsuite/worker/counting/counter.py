@@ -1,13 +1,15 @@
-"""Count what an optimizer step does by intercepting every operator that it calls. Imports torch.
+"""Count the work of an optimizer step by intercepting every operator that the step calls. Imports torch.
 
-A `TorchDispatchMode` is called for each operator, with every framework, also in backward and for operators
-called from C++. It is entered between two steps and left between two later ones
+A `TorchDispatchMode` is called for each operator of any framework, including operators in backward and
+operators called from C++. The mode is entered between two steps and left between two later steps
 (`perfsuite.worker.counting.steps`).
 
-Torch's own modes cannot replace it. `CommDebugMode` gives calls without bytes, groups or dtypes, and lacks
-send, recv and barrier. `FSDPMemTracker` follows modules from the start, cannot be entered between two steps,
-and supports only FSDP2. `FlopCounterMode` lacks attention on a CPU, and phases. One mode is also cheaper than
-several.
+Torch's own modes are not sufficient, and one mode is cheaper than several:
+
+- `CommDebugMode` reports calls without bytes, groups or dtypes, and lacks send, recv and barrier.
+- `FSDPMemTracker` follows modules from the start, cannot be entered between two steps, and supports only
+  FSDP2.
+- `FlopCounterMode` lacks attention on a CPU, and phases.
 """
 
 import contextlib
@@ -65,10 +67,10 @@ def _attention_backward_flops(
 
 
 def _product_flops(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a product of two matrices, of a batch of pairs, or of groups.
+    """Return the FLOPs of a matrix product, a batched matrix product or a grouped matrix product.
 
-    Groups split the rows (2 T d f for T rows in all), the columns, or the summed dimension, but never more
-    than one of them. So the sizes of the groups need not be known.
+    Groups split either the rows (2 T d f for T rows in total), the columns or the summed dimension. The sizes
+    of the groups therefore do not matter.
     """
     batch = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return int(2 * batch * a.shape[-2] * a.shape[-1] * b.shape[-1])
@@ -81,21 +83,21 @@ FROM_TORCH = (
     aten._efficient_attention_forward, aten._efficient_attention_backward,
     aten._flash_attention_forward, aten._flash_attention_backward,
 )  # fmt: skip
-"""Operators for which torch's formula is used. They are listed so that a newer torch with more formulas does
-not count FLOPs that an older one left out. Adding one here requires another `METHOD`."""
+"""Operators for which torch's formula is used. The list is fixed, because a newer torch with more formulas
+would count FLOPs that an older torch left out. If you add an operator, change `METHOD`."""
 FLOPS: dict[Any, Callable[..., int]] = {
     operator: flop_registry[operator] for operator in FROM_TORCH if operator in flop_registry
 }
-"""Operator, without its overload -> its FLOPs: the formulas of `FROM_TORCH`, and our own where torch's do not
-suffice. For fused attention, torch's reject grouped-query attention (2.11) and lack the CPU operator; for
-grouped and newer scaled products, torch has none."""
+"""The formula for the FLOPs of each operator, by operator without overload. Formulas that are not torch's
+(`FROM_TORCH`) are our own. For fused attention, torch's formulas reject grouped-query attention (2.11) and
+lack the CPU operator. For grouped and newer scaled products, torch has no formulas."""
 for _name in ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
     if hasattr(aten, _name):
         FLOPS[getattr(aten, _name)] = _product_flops
 for _name in ("cudnn_attention", "efficient_attention", "flash_attention", "flash_attention_for_cpu"):
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}")] = _attention_flops
     FLOPS[getattr(aten, f"_scaled_dot_product_{_name}_backward")] = _attention_backward_flops
-PRODUCTS = re.compile(  # names of operators that multiply matrices; those without a formula are reported
+PRODUCTS = re.compile(  # names of operators that multiply matrices; if they have no formula, this is reported
     r"(^|[._])(mm|bmm|matmul|gemm|mv|gemv|addmv|linear|attention|attn|fmha|rnn|lstm|gru|conv|convolution)(?![a-z])"
 )
 HOST_READS = frozenset({
@@ -104,8 +106,8 @@ HOST_READS = frozenset({
 })  # fmt: skip
 """Operators that make the host wait for a value of a device tensor, or for the shape of a result."""
 BY_A_MASK = frozenset({"aten.index", "aten.index_put", "aten.index_put_"})
-"""Operators that make it wait if an index is a mask, unless a single value is written everywhere, which fills
-it in place."""
+"""Operators that make the host wait if an index is a mask. Writing a single value is an exception: it fills
+the tensor in place."""
 COPIES = frozenset({"aten._to_copy", "aten.copy_"})
 NO_KERNEL = frozenset({
     "_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor",
@@ -114,44 +116,46 @@ NO_KERNEL = frozenset({
     "aten.set_", "prim.device", "profiler._record_function_enter_new", "profiler._record_function_exit",
 })  # fmt: skip
 """Operators that are not marked as views but still give the device nothing to do."""
-ALLOCATIONS = ("aten.empty", "aten.new_empty")  # name prefixes of operators that leave memory as it was
+ALLOCATIONS = ("aten.empty", "aten.new_empty")  # name prefixes of operators that do not fill their result
 
 OF_A_DRY_RUN = (str(Path(fake_tensor.__file__).parent), str(Path(OURS) / "dry"), weakref.__file__)
-"""Files of Python code that only a dry run calls: fake tensors, the stand-in for a GPU, and weak references,
-where tensors die."""
+"""Files of Python code that only a dry run calls: fake tensors, the simulated GPU, and weak references, whose
+callbacks run when tensors are freed."""
 
 
 class StepCounter(TorchDispatchMode):
-    """Counts from one `end_step` to the next, while entered.
+    """Counts the work between one `end_step` and the next, while the mode is entered.
 
-    `parameters` are those of the model, including frozen ones. The parameters of the `optimizers` need not be
-    among them.
+    `parameters` are the parameters of the model, including frozen ones. The parameters of the `optimizers`
+    need not be among them.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run compiled. Otherwise dynamo would run it eagerly while the mode is active."""
+        """Return True, because dynamo would otherwise run compiled code eagerly while the mode is active."""
         return True
 
     def __init__(self, optimizers: Sequence[Any], parameters: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = LiveMemory(self._phase)
-        # The first error of counting, for which the training must not fail.
+        # The first error in counting, which must not reach the training.
         self.error: Exception | None = None
-        self.is_entered = False  # whether it counts; autograd may put the mode back after it was left
+        self.is_entered = False  # whether the mode counts; autograd may restore the mode after it was left
         self.collectives: set[str] = set()  # operators of collectives called since the mode was entered
         self._has_gpu = torch.cuda.is_available()
         # Ids of the step counters that torch's optimizers keep on the host.
         self._step_counters: set[int] = set()
-        self._unfilled: set[int | None] = set()  # storages allocated since then and not written yet
-        self._computed: set[int | None] = set()  # storages computed from others since then
+        # Numbers of the storages that were allocated since the mode was entered and are not written yet.
+        self._unfilled: set[int | None] = set()
+        # Numbers of the storages that were computed from other storages since the mode was entered.
+        self._computed: set[int | None] = set()
         self._optimizers = optimizers
         self._parameters = tuple(parameters)
         self.memory.counts_host = all(each.device.type == "cpu" for each in self._all_parameters())
         self._in_optimizer = False
-        # Whether its step runs forward and backward in a closure, as in Lightning's `fit`.
+        # Whether the optimizer's step runs forward and backward in a closure, as in Lightning's `fit`.
         self._runs_closure = False
         self._fake_mode = active_fake_mode()
         self.python = PythonCounter(self._phase, OF_A_DRY_RUN if self._fake_mode is not None else ())
@@ -161,7 +165,7 @@ class StepCounter(TorchDispatchMode):
 
     def _begin(self) -> None:
         self._calls: list[Collective] = []
-        self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by the field of `Counts`
+        self._totals: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by field of `Counts`
 
     def __enter__(self) -> Any:
         self._watching = contextlib.ExitStack()
@@ -177,14 +181,14 @@ class StepCounter(TorchDispatchMode):
         return self
 
     def _unseen(self) -> Iterator[tuple[Any, str, Callable[..., contextlib.AbstractContextManager[Any]]]]:
-        """Yield the methods that matter but that no dispatch mode sees, each with a context for its calls."""
+        """Yield methods to count that no dispatch mode sees, with a context manager for their calls."""
 
         def resize(storage: Any, size: int) -> contextlib.AbstractContextManager[None]:
             self._guarded(self._note_resize, storage, size)  # FSDP frees and allocates memory this way
             return contextlib.nullcontext()
 
         def read(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
-            # False in other threads.
+            # This is False in other threads.
             is_ours = any(mode is self for mode in current_dispatch_mode_stack())
             if is_ours and self._is_waited_for(tensor):
                 self._totals["host_reads"][self._phase()] += 1
@@ -204,16 +208,16 @@ class StepCounter(TorchDispatchMode):
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def before_optimizer(self, *, runs_closure: bool = False) -> None:
-        """Note that the optimizer is about to step.
+        """Record that the optimizer is about to step.
 
-        The gradients are known now, unless it runs a closure first.
+        The gradients exist now, unless the optimizer runs a closure first.
         """
         self._guarded(self._note_gradients)
         self._in_optimizer = True
         self._runs_closure = runs_closure
 
     def end_step(self, step: int = COUNTED_STEP) -> Counts:
-        """Return what the step that ends here did, and begin the next one."""
+        """Return the counts of the step that ends here, and begin the next step."""
         self._in_optimizer = False
         self._guarded(self._note_state)
         alike = defaultdict[tuple[str, int, int, str, str, bool], list[Collective]](list)
@@ -253,17 +257,17 @@ class StepCounter(TorchDispatchMode):
         return out
 
     def _before(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the tensors passed to an operator, or None if the call does not count.
+        """Return the tensors passed to an operator; None if the call does not count.
 
-        Return NotImplemented for tensors that wrap others, which call the operator again on what they wrap.
+        Returns NotImplemented for tensors that wrap other tensors: they call the operator again on those.
         """
         wrappers = filter(is_wrapper_subclass_type, types)
-        # A DTensor calls again with its shards.
+        # A DTensor calls the operator again on its shards.
         if not all(issubclass(kind, FakeTensor) for kind in wrappers):
             return NotImplemented
         if not self._is_real():
             return None
-        # Operators inside it are not seen, as in flex_attention.
+        # Operators inside a higher-order operator, such as flex_attention, are not seen.
         if isinstance(func, HigherOrderOperator):
             if PRODUCTS.search(func.name()) is not None:
                 self._totals["without_flops"][func.name()] += 1
@@ -274,7 +278,7 @@ class StepCounter(TorchDispatchMode):
         return None if any(map(_is_meta, given)) else given
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that counts. Its error is kept, and nothing is counted afterwards."""
+        """Call a function that counts. If it fails, the error is kept and nothing more is counted."""
         if self.error is None:
             try:
                 return function(*args)
@@ -283,19 +287,18 @@ class StepCounter(TorchDispatchMode):
         return None
 
     def _is_real(self) -> bool:
-        """Return whether this is the step's own work. DTensor also runs operators on fake tensors."""
+        """Return whether this is work of the step. DTensor also runs operators on fake tensors."""
         return active_fake_mode() is self._fake_mode
 
     def _phase(self) -> Phase:
         backward = in_backward()
-        # 1. The optimizer's step, from its pre-hook to the end of the training step. A closure that it was
-        # given runs forward (with gradients enabled) and backward inside it; these are not the optimizer's
-        # work.
+        # 1. The optimizer's step, from its pre-hook to the end of the training step. If the optimizer runs
+        # forward (with gradients enabled) and backward in a closure, these are not the optimizer's work.
         in_closure = self._runs_closure and (torch.is_grad_enabled() or backward)
         if self._in_optimizer and not in_closure:
             return "optimizer"
-        # 2. Outside of backward everything is forward, including the batch, logging, and what follows the
-        # step.
+        # 2. All other work outside of backward is forward, including batches, logging, and work between
+        # steps.
         if not backward:
             return "forward"
         # 3. Autograd disables gradients in backward; checkpointing enables them again to recompute.
@@ -330,7 +333,7 @@ class StepCounter(TorchDispatchMode):
                     self._totals["blocking_copies"][f"{source} to {target}"] += 1
         formula = FLOPS.get(packet)
         if formula is not None:
-            # Without the dtype of the result.
+            # The formulas do not take the dtype of the result.
             operands = [each for each in args if not isinstance(each, torch.dtype)]
             self._totals["flops"][phase] += int(formula(*operands, **kwargs, out_val=out))
         elif PRODUCTS.search(operator) is not None and operator in self._totals["ops"]:
@@ -341,18 +344,21 @@ class StepCounter(TorchDispatchMode):
             self._note_origin(made or _written(func, args), given)
 
     def _note_origin(self, results: list[Tensor], given: list[Tensor]) -> None:
-        """Note results that hold data of other tensors, unlike zeros or tensors that are only scaled."""
-        filled = self._storages(results)  # a storage that no operator has filled gets its data from elsewhere
+        """Record results that were computed from other tensors, unlike zeros or tensors that are only scaled.
+
+        A tensor that no operator has filled does not count as an origin: its data come from unseen work.
+        """
+        filled = self._storages(results)
         if self._storages(tensor for tensor in given if tensor.numel() > 1) - filled - self._unfilled:
             self._computed |= filled
-        self._unfilled -= filled or self._storages(given)  # a collective that receives returns no tensor
+        self._unfilled -= filled or self._storages(given)  # a receiving collective returns no tensor
 
     def _is_waited_for(self, tensor: Tensor) -> bool:
         """Return whether the host waits when it reads this tensor.
 
-        The host's own tensors are available at once. Without a GPU all tensors are on the host: then those
-        count that would be on a GPU, so that a launch on CPUs shows where a GPU would be waited for. Tensors
-        that the script itself keeps on the host count there too.
+        Tensors on the host are available at once. On a machine without a GPU, however, all tensors count
+        except the step counters of optimizers, so that a launch on CPUs shows where the host would wait for a
+        GPU. This includes tensors that the script would keep on the host anyway.
         """
         if tensor.device.type != "cpu":
             return True
@@ -395,7 +401,7 @@ _dispatch = StepCounter.__torch_dispatch__
 
 
 def _unseen_dispatch(self: StepCounter, *args: Any) -> Any:
-    """Dispatch without counting our own Python, or torch's wrapper around a mode's method, as the step's."""
+    """Dispatch without counting Python calls of perfsuite, or of torch's wrapper around a mode's method."""
     return self.python.unseen(_dispatch, self, *args)
 
 
@@ -404,8 +410,8 @@ StepCounter.__torch_dispatch__ = _unseen_dispatch  # type: ignore[method-assign,
 
 @functools.cache
 def _keep_from_dynamo() -> None:
-    """Keep dynamo from compiling what runs on every call of Python, also around compiled functions."""
-    # Not at the top, as it loads dynamo, which takes a second.
+    """Prevent dynamo from compiling our hooks, which run on every Python call, even of compiled functions."""
+    # Not imported at the top, because this loads dynamo, which takes a second.
     from perfsuite.frameworks.common.private import skip_code
 
     for function in (_unseen_dispatch, StepCounter._phase, in_backward, *python_calls.HOOKS):
@@ -431,7 +437,7 @@ def _is_meta(tensor: Tensor) -> bool:
 def _is_of_torch(optimizer: Any) -> bool:
     """Return whether the optimizer's class is one of torch's or derives from one.
 
-    These count steps on the host, unless they are fused.
+    Such optimizers count their steps on the host, unless they are fused.
     """
     kinds = (kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer)
     return any(kind.__module__.startswith("torch.optim.") for kind in kinds)
@@ -440,7 +446,7 @@ def _is_of_torch(optimizer: Any) -> bool:
 def _read_by_the_host(
     operator: str, args: Sequence[Any], kwargs: Mapping[str, Any], given: list[Tensor]
 ) -> list[Tensor]:
-    """Return the tensors whose values the host must know for a result, its shape, or what is written."""
+    """Return the tensors that the host must read to know a result, its shape, or where to write."""
     if operator in BY_A_MASK:
         if operator != "aten.index" and args[2].numel() == 1:
             return []

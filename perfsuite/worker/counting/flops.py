@@ -1,24 +1,28 @@
-"""FLOPs of a training step by a versioned formula. Imports torch only inside functions.
+"""Count the FLOPs of a training step with a versioned formula. Imports torch only inside functions.
 
-`palm-1`, after Chowdhery et al. 2022 (PaLM), appendix B: per token
+The formula `palm-1` follows Chowdhery et al. 2022 (PaLM), appendix B. The FLOPs per token are
 
     6 N + 12 L H Q S
 
-N: parameters that take part in a matmul: every linear layer and the language-model head, tied to the
-embedding or not. The embedding look-up, norms, biases and positions are not in N. L layers, H heads of size Q
-(the mean of keys' and values' where they differ, as in DeepSeek's latent attention), S tokens in a sequence.
-A multiplication and its addition are two FLOPs; backward costs twice the forward; activation recomputation is
-not counted (model FLOPs, not hardware FLOPs); attention is counted in full, not halved for causality. Others
-count embeddings, or half the attention, and get another MFU for the same speed.
+- N is the number of parameters that take part in a matmul: every linear layer and the language-model head,
+  whether or not it is tied to the embedding. The embedding look-up, norms, biases and positions are not in N.
+- L is the number of layers, and H the number of heads per layer.
+- Q is the size of a head. If keys and values have different sizes, as in DeepSeek's latent attention, Q is
+  the mean of the two.
+- S is the number of tokens in a sequence.
 
-For a mixture of experts, N includes the router and the experts that a token passes through: the activated
-parameters of DeepSeek-V3 (2024).
+A multiplication and its addition are two FLOPs. Backward costs twice as much as forward. Recomputed
+activations are not counted (model FLOPs, not hardware FLOPs). Attention is counted in full, not halved for
+causality. Other formulas count embeddings, or half of the attention, and get another MFU for the same speed.
 
-A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N: their products would
+For a mixture of experts, N includes the router and the experts that a token passes through, like the
+activated parameters of DeepSeek-V3 (2024).
+
+A Mamba has no attention term. Its scan and its convolution over 4 tokens are not in N. Their products would
 add 0.3% to `mamba-1.6b` and 6% to `mamba-tiny`.
 
-Frozen weights have no gradient of their own: they count 4 FLOPs per parameter instead of 6. Adapters are
-trained weights. Layers before the first adapter need no activation gradient; we count it all the same, which
+Frozen weights have no weight gradient, so they count 4 FLOPs per parameter instead of 6. Adapters are trained
+weights. Layers before the first adapter do not need an activation gradient. It is counted nevertheless, which
 overcounts by at most one block. Quantised weights count as the weights that they encode.
 """
 
@@ -36,14 +40,14 @@ if TYPE_CHECKING:
 
 FORMULA = "palm-1"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""The names that configurations of transformers use for the number of experts."""
-CHOSEN = ("num_experts_per_tok", "moe_k")  # and for how many of them a token passes through
+"""Fields of transformers' configurations for the number of experts."""
+CHOSEN = ("num_experts_per_tok", "moe_k")  # fields for the number of experts that a token passes through
 
 
 def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
-    """Return `count` of a case's model, or None if its configuration or sequence length is unknown.
+    """Return the FLOPs of a case's model; None if its configuration or sequence length is unknown.
 
-    It is also None where `notes` gives a reason.
+    Also returns None if `notes` gives a reason why the FLOPs are unknown.
     """
     if not case.model.config or case.sequence_length is None or notes(case):
         return None
@@ -51,12 +55,13 @@ def count_known(case: Case, *, frozen_share: float = 0.0) -> Flops | None:
 
 
 def notes(case: Case) -> tuple[str, ...]:
-    """Return why FLOPs are unknown although the model is known.
+    """Return why the FLOPs are unknown although the model is known. The possible reasons are:
 
-    A script may train without transformers. A configuration may not say how many experts a token passes
-    through. Some parts of the model may not see every token. A layer may have no attention, or attend to a
-    window. The formula covers none of these. An adapter may be in a layer that the configuration does not
-    build.
+    - transformers is not installed, because a script trains without it
+    - the configuration does not say how many experts a token passes through
+    - some parts of the model do not see every token
+    - a layer has no attention, or only attends to a window
+    - an adapter is in a layer that the configuration does not build
     """
     why = _unknown(case) if case.model.config else None
     return () if why is None else (f"MFU is unknown: {why}",)
@@ -69,22 +74,22 @@ def _unknown(case: Case) -> str | None:
     sequence_length = case.sequence_length or 0
     missing = missing_package("transformers")
     if missing is not None:
-        return f"to count the FLOPs of {model.name} {missing}"
+        return f"perfsuite cannot count the FLOPs of {model.name}, because {missing}"
     try:
         config = transformers_config(model)
-    except MismatchError as error:  # the script has built another model; nothing else needs this one
+    except MismatchError as error:  # the script builds its own model; only counting FLOPs needs this one
         return str(error)
     if config.get_text_config() is not config:
-        return f"{model.name} is more than a language model, and {FORMULA} counts no other"
+        return f"{model.name} is more than a language model, and {FORMULA} only counts language models"
     nested = [value for value in vars(config).values() if hasattr(value, "get_text_config")]
     if any(_first(each, EXPERTS) > 1 for each in (config, *nested)) and not _first(config, CHOSEN):
-        return f"the configuration of {model.name} does not say how many experts a token passes"
+        return f"the configuration of {model.name} does not say how many experts a token passes through"
     kinds = set(getattr(config, "layer_types", None) or ("sliding_attention",))
     window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     if window is None or sequence_length <= window:
         kinds.discard("sliding_attention")
     if getattr(config, "num_attention_heads", 0) and not kinds <= {"full_attention"}:  # a Mamba has no heads
-        return f"not all layers of {model.name} attend to all tokens, as {FORMULA} has it"
+        return f"not all layers of {model.name} attend to all tokens, as {FORMULA} assumes"
     if case.lora is not None and not case.framework.promises.builds_model:
         try:
             _built(config, case.lora)
@@ -96,10 +101,10 @@ def _unknown(case: Case) -> str | None:
 def count(
     model: Model, sequence_length: int, lora: LoRA | None = None, *, frozen_share: float = 0.0
 ) -> Flops:
-    """Count the FLOPs of a model built on the meta device, which takes no memory at any size.
+    """Count the FLOPs of a model. It is built on the meta device, which takes no memory.
 
-    `frozen_share` is the observed share of frozen matmul weights, 0 to 1, for a script that trains only some
-    of them. With `lora` the adapters determine it.
+    `frozen_share` is the observed share of frozen matmul weights, from 0 to 1, in a script that trains only
+    some of its weights. With `lora`, the adapters determine that share instead.
     """
     from perfsuite.frameworks.common.adapters import is_linear
     from perfsuite.frameworks.common.model import transformers_config
@@ -126,7 +131,7 @@ def count(
 
 
 def _built(config: Any, lora: LoRA | None) -> Any:
-    """Return the model, with its adapters, on the meta device."""
+    """Return the model with its adapters, built on the meta device."""
     import torch
 
     from perfsuite.frameworks.common.finetuning import add_adapters
@@ -140,14 +145,14 @@ def _built(config: Any, lora: LoRA | None) -> Any:
 
 
 def _active_in_experts(built: Any, config: Any) -> int:
-    """Return how many weights of experts and routers, outside of linear layers, a token is multiplied by."""
+    """Return the number of weights of experts and routers that a token uses, except for linear layers."""
     experts = _first(config, EXPERTS)
     chosen = _first(config, CHOSEN)
     active = 0
     for module in built.modules():
         kind = type(module).__name__
         own = module.parameters(recurse=False)
-        # Transformers 5 keeps all experts of a layer in one tensor, with their number first.
+        # Transformers 5 keeps all experts of a layer in one tensor, whose first dimension is the expert.
         if kind.endswith("Experts"):
             active += sum(each.numel() for each in own if each.dim() == 3) * chosen // experts
         elif kind.lower().endswith("router") and hasattr(module, "weight"):

@@ -1,9 +1,11 @@
 """Read the norm of the gradients before they are clipped, in one step that is not timed. Imports torch.
 
-Clipping hides a common factor: afterwards the norm is `max_norm`, whatever the gradients were. So the norm is
-read when a script or its library begins to clip, and after each backward. accelerate, the Trainer, Lightning
-and torchtitan clip with functions of `torch.nn.utils` (including DTensors such as those of FSDP2); FSDP1 has
-one of its own, and so have libraries of frameworks (`Library.clips`), whose engine may know the norm itself.
+Clipping hides a common factor of all gradients: afterwards, the norm is `max_norm` in any case. The norm is
+therefore read when a script or its library begins to clip, and after each backward.
+
+accelerate, the Trainer, Lightning and torchtitan clip with functions of `torch.nn.utils`, including DTensors
+such as FSDP2's. FSDP1 has its own function. Libraries of frameworks can have their own functions as well
+(`Library.clips`), or an engine that knows the norm.
 """
 
 from __future__ import annotations
@@ -25,27 +27,27 @@ from perfsuite.worker.observation.replicas import squares
 from perfsuite.worker.observation.second_step import in_backward
 
 CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "clip_grad_value_")
-"""Functions of `torch.nn.utils` that change gradients. Older versions of torch lack the second one."""
+"""Functions of `torch.nn.utils` that clip gradients. Older versions of torch lack the second one."""
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.clip_grad_norm_"
-SAME = 1e-3  # relative difference allowed between two norms of the same gradients, whose sums are rounded
-UNREAD = "the norm of the gradients before clipping is not known: they were not there to be read"
+SAME = 1e-3  # relative difference allowed between two norms of the same gradients, because sums are rounded
+UNREAD = "the norm of the gradients before clipping is unknown: the gradients were not available"
 CHANGED = (
-    "the norm of the gradients before clipping is not known: from backward to the optimizer's step it went "
-    "from {:.4g} to {:.4g}, and none of the known functions that clip was called"
+    "the norm of the gradients before clipping is unknown: it went from {:.4g} after backward to {:.4g} at "
+    "the optimizer's step, but none of the known clipping functions was called"
 )
 
 _scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # fp16's loss scalers that were created since `watch`
-_reader: NormBeforeClipping | None = None  # the reader of the running step, if its norm is wanted
+_reader: NormBeforeClipping | None = None  # the reader of the running step; None if no norm is read
 
 
 class NormBeforeClipping:
-    """Reads the squared norm of the gradients of `optimizer`, in the one step in which it is entered.
+    """Reads the squared norm of the gradients of `optimizer`, in the one step in which the reader is entered.
 
-    `unseen` calls a function so that nothing that counts the step sees it.
+    `unseen` calls a function without counting it as work of the step.
     """
 
     def __init__(self, optimizer: Any, unseen: Callable[..., Any]) -> None:
-        self.note: str | None = None  # why the norm is not known
+        self.note: str | None = None  # why the norm is unknown
         self._optimizer = optimizer
         self._unseen = unseen
         self._after_backward: float | None = None
@@ -67,16 +69,15 @@ class NormBeforeClipping:
             _reader = None
 
     def clips(self) -> None:
-        """Read the norm because gradients are about to be clipped, unless this step has clipped before."""
+        """Read the norm before gradients are clipped, unless this step has clipped before."""
         if not self._is_clipped:
             self._is_clipped = True
             self._before_clipping = self._unseen(self.read)
 
     def backward_ended(self) -> None:
-        """Read the norm after a backward. The last one of a step covers all micro-batches.
+        """Read the norm after a backward. The last backward of a step covers all micro-batches.
 
-        Gradients that had overflowed when they were clipped belong to an attempt that fp16's scaler has
-        skipped.
+        If gradients had overflowed when they were clipped, fp16's scaler has skipped that attempt.
         """
         self._saw_backward = True
         if self._before_clipping is not None and not math.isfinite(self._before_clipping):
@@ -86,19 +87,20 @@ class NormBeforeClipping:
             self._after_backward = self._unseen(self.read)
 
     def failed(self, error: Exception) -> None:
-        """Stop reading after an error of ours."""
+        """Stop reading after an error in perfsuite."""
         self._error = f"{type(error).__name__}: {error}"
         self.leave()
 
     def result(self, at_step: float | None) -> float | None:
-        """Return the squared norm before clipping; `at_step` is that of the gradients given to the optimizer.
+        """Return the squared norm before clipping; None if it is unknown.
 
-        Where no known function has clipped, the two are equal if backward left the same norm. If it left
-        another one, the training clips in a way of its own, or averages late, and the norm is unknown. It is
-        also unknown if no backward was seen.
+        `at_step` is the squared norm of the gradients that the optimizer gets. If no known function has
+        clipped, and backward left the same norm, `at_step` is the result. If backward left another norm, the
+        training clips in its own way, or averages late, and the result is unknown. It is also unknown if no
+        backward was seen.
         """
         if self._error is not None:
-            self.note = f"the norm of the gradients before clipping is not known: {self._error}"
+            self.note = f"the norm of the gradients before clipping is unknown: {self._error}"
             return None
         if self._is_clipped:
             self.note = UNREAD if self._before_clipping is None else None
@@ -143,7 +145,7 @@ def _number(value: Any) -> float:
 
 
 def watch() -> None:
-    """Hook backward, new loss scalers and what clips, before a script imports any of them by name."""
+    """Hook backward, new loss scalers and clipping functions, before a script imports any of them by name."""
     _notice_backward()
     if not hasattr(torch.amp.GradScaler.__init__, "is_watched"):
         calls.before(torch.amp.GradScaler, "__init__", lambda scaler, *_, **__: _scalers.add(scaler))
@@ -171,7 +173,7 @@ def _clips(*_: Any, **__: Any) -> None:
 
 
 def _show(look: Callable[[NormBeforeClipping], None]) -> None:
-    """Let the reader look, if there is one. An error of ours ends its reading, not the training."""
+    """Call `look` with the reader, if there is one. An error ends the reading, but not the training."""
     reader = _reader
     if reader is None:
         return
@@ -185,7 +187,7 @@ def _show(look: Callable[[NormBeforeClipping], None]) -> None:
 def _notice_backward() -> None:
     """Hook the end of each backward, including `Tensor.backward`.
 
-    Scripts and libraries may clip in ways of their own, which no hook on a clipping function notices.
+    Scripts and libraries may clip in their own ways, which the hooks on clipping functions do not notice.
     """
     original: Any = torch.autograd.backward
     if hasattr(original, "tells_its_end"):

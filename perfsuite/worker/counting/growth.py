@@ -1,7 +1,7 @@
-"""Count the objects that a training keeps from step to step. Imports no torch.
+"""Count the objects that a training run keeps from step to step. Imports no torch.
 
-Only objects that Python's garbage collector tracks are counted. After a full collection their number is
-exact.
+Only objects that Python's garbage collector tracks are counted. Their number is exact after a full
+collection.
 """
 
 from __future__ import annotations
@@ -18,43 +18,45 @@ from perfsuite.worker.counting.holders import holders_of
 from perfsuite.worker.observation.frozen import has_training_frozen
 
 MISSING = 0.25
-"""Share of an object per step that may be missing when growth is rounded down to a whole number. Something
-that ends once, such as a thread, must not hide an object of a leak."""
-SEARCHED = 20  # objects of each type whose holders are searched
-MOST_NEW = 100_000  # objects of each type among which the searched ones are chosen
+"""Share of an object that may be missing when the growth per step is rounded down to a whole number. If an
+object goes away once, such as a thread, this must not hide a leak."""
+SEARCHED = 20  # maximum number of objects per type whose holders are searched
+MOST_NEW = 100_000  # maximum number of objects per type among which the searched ones are chosen
 
-UNKNOWN = "how many objects each step keeps is not known: "
-FROZEN_MEANWHILE = "the training called gc.freeze between the steps at which objects were counted"
-FROZEN = "the training has called gc.freeze: the objects that it froze are left out of those that steps keep"
-DISABLED = "the training has switched Python's garbage collector off (gc.disable)"
-NO_HOLDERS = "what holds the objects that steps keep is not known: "
+UNKNOWN = "the number of objects that each step keeps is unknown: "
+FROZEN_MEANWHILE = "the training called gc.freeze between the steps after which objects were counted"
+FROZEN = "the training has called gc.freeze: the objects that it froze do not count as kept by steps"
+DISABLED = "the training has turned Python's garbage collector off (gc.disable)"
+NO_HOLDERS = "the holders of the objects that steps keep are unknown: "
 
 
 class Growth:
-    """Counts objects by type at three step boundaries: the first, the last, and the one in the middle.
+    """Counts objects by type at three step boundaries: after `first`, after `last`, and in the middle.
 
-    A type's growth per step is that of the half in which it grew less, rounded down (`MISSING`). So one-time
-    growth, such as filling a cache, counts as zero, and code that keeps n objects in each step counts as n.
-    Between the boundaries nothing refers to an object of the training, not even by its id.
+    The growth per step is calculated for the first and the second half, and the smaller of the two counts,
+    rounded down (`MISSING`). One-time growth, such as filling a cache, therefore counts as zero, and code
+    that keeps n objects in each step counts as n.
+
+    Between the boundaries, nothing here refers to an object of the training, not even by id.
     """
 
     def __init__(self, first: int, last: int) -> None:
         self.notes: list[str] = []  # why growth is unknown, or what the training does to the collector
         self.boundaries = (first, (first + last) // 2, last)
-        self._counts: list[dict[str, int]] = []  # plain dicts of names and numbers are not tracked themselves
+        self._counts: list[dict[str, int]] = []  # the collector does not track dicts of names and numbers
         self._frozen = 0
         self._mark: list[None] = []  # marks the end of the objects that existed at the previous boundary
-        self._full_collections = 0  # their number at the previous boundary
-        self._new: Mapping[str, Sequence[int]] = {}  # ids of the objects that are new at the end, by type
+        self._full_collections = 0  # number of full collections until the previous boundary
+        self._new: Mapping[str, Sequence[int]] = {}  # ids of the new objects at the last boundary, by type
         self._kept: KeptObjects | None = None
         self.is_over = False  # whether no more objects will be counted
 
     def is_due(self, steps: int) -> bool:
-        """Return whether objects are to be counted after so many steps."""
+        """Return whether objects are to be counted after this number of steps."""
         return steps in self.boundaries and not self.is_over
 
     def count(self) -> None:
-        """Count objects at a boundary that is due. An error ends only the counting."""
+        """Count objects at a boundary that is due. An error only ends the counting."""
         try:
             self._count()
         except Exception as error:
@@ -97,17 +99,16 @@ class Growth:
             self.notes.append(DISABLED)
 
     def _find_new(self) -> dict[str, tuple[int, ...]]:
-        """Return the ids of objects created since the previous boundary, for types that have grown.
+        """Return the ids of objects created since the previous boundary, by type, the oldest first.
 
-        The oldest come first. At the previous boundary all objects were in the oldest generation, and younger
-        ones have been appended to it since. Their total number does not tell where the younger ones begin,
-        because older ones may have died. No objects are known to be new if a full collection has changed the
-        order.
+        Only types that have grown are included. At the previous boundary, all objects were in the oldest
+        generation. Newer objects have been appended to it since. A mark shows where they begin, because older
+        objects may have been freed. If a full collection has changed the order, no new objects are known.
         """
         before, between = self._counts
         grown = {name: number - before.get(name, 0) for name, number in between.items()}
         if not any(number > 0 for number in grown.values()):
-            return {}  # then nothing is kept, whatever grows in the second half
+            return {}  # without growth in the first half, nothing counts as kept
         if _full_collections() != self._full_collections:
             return {}
         new = defaultdict[str, list[int]](list)
@@ -118,14 +119,14 @@ class Growth:
                 name = type(instance).__name__
                 if grown.get(name, 0) > 0 and len(new[name]) < MOST_NEW:
                     new[name].append(id(instance))
-        # The collector does not track tuples of numbers, but it tracks lists, which the census would count.
+        # The collector does not track tuples of numbers. It tracks lists, and the census would count them.
         return {name: tuple(identities) for name, identities in new.items()}
 
     def _oldest_alive(self, new: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """Return the first of the new objects that are still alive. Call it right after a collection.
+        """Return the ids of the oldest new objects that are still alive, by type.
 
-        It returns no more objects than the type has grown by, because younger ones may belong only to the
-        last step. Later, other objects may reuse the ids.
+        Call this right after a collection, because other objects may reuse the ids later. The number of ids
+        is limited to the growth of each type, because younger objects may only belong to the last step.
         """
         before, between = self._counts[:2]
         alive = {id(each) for each in _objects(new)}
@@ -133,7 +134,7 @@ class Growth:
         return {name: [each for each in ids if each in alive][: most[name]] for name, ids in new.items()}
 
     def result(self) -> KeptObjects | None:
-        """Return what is kept and what holds it; None if unknown. Call it while nothing is measured."""
+        """Return the kept objects and their holders; None if unknown. Call this while nothing is measured."""
         if not self.is_over:
             self.give_up(f"the training ended before step {self.boundaries[len(self._counts)]}")
         if self._kept is not None and self._kept.by_type:
@@ -144,7 +145,7 @@ class Growth:
         new = {name: self._new.get(name, []) for name in kept.by_type}
         try:
             return kept.replace(holders=holders_of(_objects(new), kept.by_type))
-        except Exception as error:  # holders can be any objects, with attributes that do anything
+        except Exception as error:  # a holder can be any object, and its attributes can run any code
             self.notes.append(f"{NO_HOLDERS}{type(error).__name__}: {error}")
             return kept
 
@@ -162,9 +163,9 @@ def _full_collections() -> int:
 def _collect() -> None:
     """Collect all garbage, the youngest objects first.
 
-    A collection untracks containers that hold nothing tracked, such as a tuple of numbers; what contains
-    those is untracked only by the next one. So new objects are collected three times. All others are
-    collected once, because each full collection takes some tenths of a second.
+    A collection untracks containers without tracked objects, such as a tuple of numbers. Containers of such
+    containers are only untracked by the next collection, so new objects are collected three times. Older
+    objects are collected once, because a full collection takes a few tenths of a second.
     """
     for generation in range(3):
         gc.collect(generation)
@@ -179,9 +180,9 @@ def _census() -> dict[str, int]:
 
 
 def _count_types(objects: Iterable[Any]) -> dict[str, int]:
-    """Return the number of objects of each type, without those that perfsuite keeps for each step.
+    """Return the number of objects of each type, without the objects that perfsuite keeps for each step.
 
-    Types are identified by name, because a training may create the same type again in each step.
+    Types are identified by name, because a training run may create the same type again in each step.
     """
     of_types = Counter(map(type, objects))
     of_types.subtract(map(type, own_list.tracked_elements()))
@@ -192,6 +193,6 @@ def _count_types(objects: Iterable[Any]) -> dict[str, int]:
 
 
 def _objects(identities: Mapping[str, Sequence[int]]) -> list[Any]:
-    """Return the objects with these ids, given by type."""
+    """Return the objects that have these ids and types."""
     wanted = {name: frozenset(each) for name, each in identities.items()}
     return [each for each in gc.get_objects() if id(each) in wanted.get(type(each).__name__, ())]

@@ -1,6 +1,6 @@
-"""Find work of the counted step that its dispatch mode did not see; the counts then prove nothing.
+"""Find work of the counted step that the dispatch mode did not see. If there is any, the counts are useless.
 
-No rule finds work that trains nothing, exchanges nothing and leaves no trace here: only a clock sees that.
+Work that does not train, exchanges no data and leaves no other trace is not found: it only takes time.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from perfsuite.worker.observation.replicas import local
 
 Gradients = list[tuple[Tensor, Tensor]]  # parameters that stepped, with this rank's part of each gradient
 UNSEEN_GRADIENTS = 0.1
-"""Share of the gradients' elements that unseen work may have computed. Kernels of packages that bypass the
-dispatcher compute gradients of small parameters, such as those of norms and of a Mamba's scan."""
-ONE_SIDED = ("symm_mem.", "nvshmem.")  # name prefixes of operators whose messages belong to no group
+"""Share of the gradients' elements that unseen work may have computed. Some packages bypass the dispatcher
+with kernels that compute the gradients of small parameters, such as norms and a Mamba's scan."""
+ONE_SIDED = ("symm_mem.", "nvshmem.")  # name prefixes of operators whose messages belong to no process group
 SEVERAL = frozenset({
     "c10d.reduce_scatter_", "c10d.monitored_barrier_", "c10d.allgather_coalesced_",
     "c10d.allgather_into_tensor_coalesced_", "c10d.reduce_scatter_tensor_coalesced_",
@@ -36,16 +36,19 @@ class Watch:
         calls.watch_packages()
         self._calls = calls.seen.copy()
         self._collectives = replicas.collectives_begun()
-        self.stepped: list[Any] = []  # the optimizers
+        self.stepped: list[Any] = []  # the optimizers that have stepped
 
     def reasons(self, counter: StepCounter, counts: Counts, model: nn.Module) -> tuple[str, ...]:
-        """Return why the step did more than `counts` says. Call it first of all after `counter` is left."""
+        """Return the reasons why the step did more work than `counts` says.
+
+        Call this before anything else after `counter` is left.
+        """
         one_sided = [name for name in counts.ops if name.startswith(ONE_SIDED)]
         gradients = _gradients(self.stepped)
         return (
             *(f"{said} ({times}x)" for said, times in (calls.seen - self._calls).items()),
             *self._other_collectives(counter, counts),
-            *(f"{name} ran, whose messages are not counted" for name in one_sided),
+            *(f"{name} ran, and its messages are not counted" for name in one_sided),
             *_other_gradients(counter, model, gradients),
             *_too_few_flops(counter, counts, model, gradients),
         )
@@ -59,13 +62,13 @@ class Watch:
         began = now - self._collectives
         if began > seen:
             yield (
-                f"{began} collectives began in the process groups, and {seen} of them were seen: others are "
-                "called by another thread, or without torch's dispatcher"
+                f"{began} collectives began in the process groups, but the counting saw only {seen} of them: "
+                "the others were called by another thread, or without torch's dispatcher"
             )
 
 
 def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradients) -> Iterator[str]:
-    """Report gradients that an optimizer used but that no seen operator computed from other tensors."""
+    """Report gradients that an optimizer used but that no counted operator computed from other tensors."""
     if software.compiled_graphs():  # their kernels are not seen
         return
     used = [(each, gradient) for each, gradient in gradients if gradient.numel() > 1]
@@ -73,18 +76,18 @@ def _other_gradients(counter: StepCounter, model: nn.Module, gradients: Gradient
     missing, whole = (sum(gradient.numel() for _, gradient in some) for some in (unseen, used))
     if unseen and missing >= UNSEEN_GRADIENTS * whole:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        first = names.get(id(unseen[0][0]), "one that the model does not have")
+        first = names.get(id(unseen[0][0]), "a parameter that is not in the model")
         yield (
-            f"no operator that was seen computed the gradients of {len(unseen)} of {len(used)} parameters, "
-            f"as {first}"
+            f"none of the counted operators computed the gradients of {len(unseen)} of {len(used)} "
+            f"parameters, such as {first}"
         )
 
 
 def _too_few_flops(
     counter: StepCounter, counts: Counts, model: nn.Module, gradients: Gradients
 ) -> Iterator[str]:
-    """Report too few FLOPs: the gradient of a linear weight takes at least 2 per element, without forward."""
-    if counts.without_flops:  # explains why fewer are seen
+    """Report too few FLOPs: the gradient of a linear layer's weight takes at least 2 FLOPs per element."""
+    if counts.without_flops:  # this explains why fewer FLOPs were seen
         return
     weights = {id(layer.weight) for layer in filter(adapters.is_linear, model.modules())}
     products = [gradient for each, gradient in gradients if id(each) in weights]
@@ -93,12 +96,12 @@ def _too_few_flops(
     if seen < 2 * elements:
         yield (
             f"the gradients of {elements:,} weights of linear layers take at least {2 * elements:,} FLOP, "
-            f"and {seen:,} were seen"
+            f"but only {seen:,} were seen"
         )
 
 
 def _gradients(optimizers: list[Any]) -> Gradients:
-    """Return the dense gradients of the optimizers' parameters. A sparse one shows nothing."""
+    """Return the dense gradients of the optimizers' parameters. Sparse gradients cannot be checked."""
     parameters = {id(p): p for p in parameters_of(*optimizers) if p.grad is not None}
     gradients = [(parameter, local(parameter.grad)) for parameter in parameters.values()]
     return [(parameter, gradient) for parameter, gradient in gradients if gradient.layout == torch.strided]

@@ -1,4 +1,4 @@
-"""Find what holds objects: a module's global, an attribute of a class or an instance, a local variable.
+"""Find the holders of objects: globals of modules, attributes of classes or instances, local variables.
 
 Imports no torch.
 """
@@ -18,34 +18,36 @@ from weakref import ReferenceType
 from perfsuite.worker.counting.python_calls import OURS
 from perfsuite.worker.observation.frozen import unfrozen
 
-DEPTH = 10  # maximum number of holders between an object and the named one
+DEPTH = 10  # maximum number of holders between an object and its named holder
 MOST_FOLLOWED = 100  # maximum number of objects whose holders are searched at once
-MOST_NAMED = 2
+MOST_NAMED = 2  # maximum number of holders to report
 OUTSIDE = "something outside of Python, such as C++ code"
 
 
 class _Link(NamedTuple):
-    """An object, and the link of the object below that it holds.
+    """An object, and the link of the object below, which it holds.
 
-    The chain ends at an object whose holder is searched.
+    A chain of links ends at an object whose holder is searched.
     """
 
     thing: Any
     below: _Link | None
-    ends: int  # the objects at the ends of such chains, one bit each
+    ends: int  # the searched objects that this one holds, directly or through others: one bit each
 
 
 def holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, ...]:
-    """Return what holds these objects, the most frequent holder first; nothing where it has no name.
+    """Return the names of the holders of these objects, the most frequent holder first.
 
-    `growing` are the types of the objects. An attribute of one of these types is not a holder, because
-    something else holds both. A weak reference holds nothing, and what holds the reference says nothing about
-    the object. A holder is left out if it holds fewer objects than there are without a named holder, because
-    it would hide what holds those. The search ends at a list or another object of no growing type that is the
-    value of a global or an attribute: anything else that holds it, such as the newest object, would only be
-    another path to it.
+    `growing` are the types of the objects. The search follows these rules:
 
-    Holders are also searched among frozen objects. These are frozen again afterwards, with all others.
+    - An attribute of an object of a growing type is not a holder, because something else holds both.
+    - Weak references are left out: they hold nothing, and their own holders do not explain the growth.
+    - A holder is left out if it holds fewer objects than there are objects without a named holder, because it
+      would hide the holder of those objects.
+    - The search ends at a list, or another object whose type does not grow, if it is the value of a global or
+      an attribute. Other holders of that object, such as the newest object, are only other paths to it.
+
+    Frozen objects are searched as well. Afterwards they are frozen again, together with all other objects.
     """
     with unfrozen(collects=False):
         return _holders_of(objects, growing)
@@ -65,16 +67,16 @@ def _holders_of(objects: Sequence[Any], growing: Collection[str]) -> tuple[str, 
 
 
 class _Search:
-    """Follows the holders of objects, level by level, until one has a name.
+    """Follows the holders of objects, level by level, until a holder has a name.
 
-    `ends` are objects that are known to have a name; their holders are not followed.
+    `ends` are objects whose name is already known. Their holders are not followed.
     """
 
     def __init__(
         self, ignored: Sequence[Any], growing: Collection[str], ends: Mapping[int, tuple[Any, str]]
     ) -> None:
         self.found: dict[str, int] = {}  # the objects that each name holds, one bit each
-        self.with_name: dict[int, tuple[Any, str]] = {}  # objects of no growing type, by id
+        self.with_name: dict[int, tuple[Any, str]] = {}  # named objects whose type does not grow, by id
         self.is_complete = False  # whether nothing is left to follow
         self._ignored = (*ignored, self.with_name, ends)
         self._growing = growing
@@ -93,7 +95,7 @@ class _Search:
         self.is_complete = not level
 
     def _next(self, level: list[_Link], variables: Mapping[int, str]) -> list[_Link]:
-        """Note the names of a level's holders. Return the links to follow next, the most frequent first."""
+        """Record the names of a level's holders. Returns the links to follow, the most frequent first."""
         following: dict[tuple[int, int], _Link] = {}
         for link in _holders(level, self._ignored):
             name = self._name(link, variables)
@@ -102,7 +104,7 @@ class _Search:
                 continue
             place = _place(link)
             new = link.ends & ~self._reached.get(place, 0)
-            # A link that is reached again passes on only what is new.
+            # A link that is reached again only passes on its new objects.
             if new and not isinstance(link.thing, type):
                 self._reached[place] = self._reached.get(place, 0) | new
                 previous = following.get(place)
@@ -121,7 +123,7 @@ class _Search:
         return name
 
     def _note(self, link: _Link, name: str) -> None:
-        """Note which object has this name: the value of a global or of an attribute."""
+        """Record the object that has this name: the value of a global or of an attribute."""
         below = link.below
         assert below is not None
         if isinstance(link.thing, FunctionType):
@@ -138,7 +140,7 @@ def _is_weak(thing: Any) -> bool:
 
 
 def _place(link: _Link) -> tuple[int, int]:
-    """Return the key of a link. Each value of a dictionary gets its own, because it is named later."""
+    """Return the key of a link. Each value of a dictionary has its own key, because it is named later."""
     if link.below is None or not isinstance(link.thing, dict):
         return id(link.thing), 0
     return id(link.thing), id(link.below.thing)
@@ -149,7 +151,7 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
-    """Yield a link for each object that holds one of the level, except for the ignored ones."""
+    """Yield a link for each object that holds an object of the level, except for ignored objects."""
     by_identity = defaultdict[int, list[_Link]](list)
     for link in level:
         by_identity[id(link.thing)].append(link)
@@ -162,21 +164,23 @@ def _holders(level: list[_Link], ignored: Sequence[Any]) -> Iterator[_Link]:
 
 
 def _name(link: _Link, growing: Collection[str]) -> str | None:
-    """Return the name under which an object holds the one below; None if it has no name itself."""
+    """Return the name under which an object holds the object below; None if the holder has no name."""
     thing, below, _ = link
     assert below is not None
     if isinstance(thing, dict):
         module = dict.get(thing, "__name__")
         is_module = isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is thing
         return f"{module}.{_key(thing, below.thing)}" if is_module else None
-    if isinstance(thing, FunctionType):  # held in a closure or as a default; its globals are the module's
+    # A function holds objects in its closure or its defaults. Its globals belong to the module.
+    if isinstance(thing, FunctionType):
         if below.thing is thing.__globals__ or type(thing).__name__ in growing:
             return None
         return f"{thing.__module__}.{thing.__qualname__}"
     owner = thing if isinstance(thing, type) else type(thing)
     if owner is not thing and owner.__name__ in growing:
         return None
-    # The attributes are either a dictionary of their own, which is then the object below, or in the object.
+    # An object's attributes are in a `__dict__`, which is then the object below in the chain, or in the
+    # object itself (slots).
     attribute = None
     if below.below is not None and isinstance(below.thing, dict):
         attribute = _key(_attributes(thing), below.below.thing)
@@ -187,7 +191,7 @@ def _name(link: _Link, growing: Collection[str]) -> str | None:
 def _attributes(thing: Any) -> Mapping[str, Any]:
     try:
         attributes: Mapping[str, Any] = vars(thing)
-    except Exception:  # it has no attributes, or creates them
+    except Exception:  # the object has no attributes, or reading them runs code that fails
         return {}
     return attributes
 

@@ -1,10 +1,13 @@
-"""Track the storages that live in one process: births, deaths and resizes. Each storage counts once.
+"""Track the storages of one process: when they are created, resized and freed. Each storage counts once.
 
-Three kinds of storages count as zero bytes, because the training does not decide when they come and go: those
-in shared memory when they are first seen, such as a batch from workers of a `DataLoader`; those that appear
-in host memory while a `DataLoader` without workers makes a batch, or at any time if the model is on another
-device; and those that appear while a collective is waited for, such as gloo's buffers. A storage that another
-thread is the last to release counts until it was last used.
+Three kinds of storages count as zero bytes, because the training does not decide when they come and go:
+
+- storages that are in shared memory when they are first seen, such as a batch from workers of a `DataLoader`
+- storages that appear in host memory while a `DataLoader` without workers makes a batch, or at any time if
+  the model is on another device
+- storages that appear while the training waits for a collective, such as gloo's buffers
+
+A storage that is finally released by another thread counts until its last use.
 """
 
 import contextlib
@@ -35,25 +38,25 @@ class LiveMemory:
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase = phase
-        # Raised by the death of a storage, where Python itself would only print it.
+        # An error in the callback of a freed storage, which Python would only print.
         self.error: Exception | None = None
         self.counts_host = True  # whether the model is in host memory
-        # Threads that wait for a collective; storages that appear meanwhile belong to its backend.
+        # Ids of threads that wait for a collective. Storages that they create belong to its backend.
         self._waiting: set[int] = set()
-        # Living storages by address: the number of each, and a weak reference that reports its death.
+        # Number of each living storage and a weak reference that reports when it is freed, by address.
         self._living: dict[int, tuple[int, Any]] = {}
-        self._bytes: list[int] = []  # current bytes, by number
-        self._part: list[str] = []  # category of each storage, as far as it is known, by number
-        self._start: list[int] = []  # bytes when this step began, by number
-        # Number of changes in this step before the storage was last used, by number.
+        self._bytes: list[int] = []  # current size in bytes, by storage number
+        self._part: list[str] = []  # category, as far as it is known, by storage number
+        self._start: list[int] = []  # size in bytes when this step began, by storage number
+        # Number of changes in this step before the last use of a storage, by storage number.
         self._used: list[int] = []
-        self._threads: set[int] = set()  # threads of the training
+        self._threads: set[int] = set()  # ids of the threads of the training
         self._changes: list[MemoryChange] = []  # changes since this step began
         self._at_first: list[int] = []
         self._steps: list[list[MemoryChange]] = []
 
     def see(self, tensor: Tensor, part: str, *, born: bool = False) -> None:
-        """Note a tensor that an operator takes, or creates (`born`). `part` applies if it is new."""
+        """Record a tensor that an operator takes or (`born`) creates. `part` is its category if it is new."""
         storage = _storage(tensor)
         if storage is not None:
             thread = get_ident()
@@ -73,7 +76,7 @@ class LiveMemory:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Mark this thread as waiting for a collective, inside the `with`."""
+        """Mark this thread as waiting for a collective inside the `with` block."""
         self._waiting.add(get_ident())
         try:
             yield
@@ -81,24 +84,24 @@ class LiveMemory:
             self._waiting.discard(get_ident())
 
     def received(self, storage: Any) -> None:
-        """Note a storage on the host that holds data, before any operator is seen using it."""
+        """Record a storage on the host that holds data, before an operator uses it."""
         self._see_storage(storage, RECEIVED)
 
     def resized(self, storage: Any, size: int) -> None:
-        """Note that a storage is about to be resized to `size` bytes."""
+        """Record that a storage is about to be resized to `size` bytes."""
         number = self._see_storage(storage, UNSHARDED)
         if self._part[number] not in PERMANENT:
             self._part[number] = UNSHARDED
         self._change(number, size)
 
     def communicated(self, tensor: Tensor) -> None:
-        """Note that a tensor was part of a collective."""
+        """Record that a tensor was part of a collective."""
         number = self.number(tensor)
         if number is not None and self._part[number] not in PERMANENT:
             self._part[number] = COMMUNICATION
 
     def assign(self, tensor: Any, part: str) -> None:
-        """Assign a tensor, or this rank's shard of it, to one of the categories `PERMANENT`."""
+        """Assign a tensor, or this rank's shard of it, to one of the `PERMANENT` categories."""
         storage = _storage(local(tensor))
         if storage is not None:
             self._part[self._see_storage(storage, KEPT)] = part
@@ -109,7 +112,7 @@ class LiveMemory:
         return None if storage is None else self._living.get(cdata(storage), (None, None))[0]
 
     def end_step(self) -> StepMemory:
-        """Replay the step that ends, and begin the next one."""
+        """Return the memory of the step that ends, and begin the next step."""
         memory = self._replayed()
         if not self._steps:
             self._at_first = self._start
@@ -120,7 +123,7 @@ class LiveMemory:
         return memory
 
     def log(self) -> MemoryLog:
-        """Return what happened in the steps that have ended."""
+        """Return the changes of memory in the steps that have ended."""
         return MemoryLog(tuple(self._at_first), tuple(map(tuple, self._steps)))
 
     def forget(self) -> None:
@@ -133,7 +136,7 @@ class LiveMemory:
         if address in self._living:
             number, _ = self._living[address]
             if self._part[number] != RECEIVED:
-                self._change(number, size)  # grown by an operator whose `out=` was too small
+                self._change(number, size)  # an operator may have enlarged an `out=` that was too small
             return number
         if part == RECEIVED:
             size = 0
@@ -141,7 +144,7 @@ class LiveMemory:
         self._part.append(part)
         self._bytes.append(0)
         self._used.append(len(self._changes))
-        # After a whole step all storages that stayed are known: this one was created unseen.
+        # After a whole step, all older storages are known, so this one was created unseen.
         if born or self._steps:
             self._change(number, size)
         else:
@@ -202,16 +205,17 @@ class LiveMemory:
 
 
 def _storage(tensor: Tensor) -> Any:
-    """Return a tensor's storage; None for a sparse tensor, which has none."""
+    """Return a tensor's storage; None for a sparse tensor, which has no storage."""
     with contextlib.suppress(NotImplementedError):
         return tensor.untyped_storage()
     return None
 
 
 class Batches:
-    """Remembers what `DataLoader`s create on the host until `end`, because nobody could tell later.
+    """Remembers the host tensors in the batches of `DataLoader`s, until `end`.
 
-    It checks the device of each tensor, because the storage of a fake one is on no device.
+    Later, they could not be distinguished from other tensors. The device is read from the tensor, because
+    the storage of a fake tensor is on no device.
     """
 
     def __init__(self) -> None:
@@ -248,7 +252,7 @@ def _tensors_in(batch: Any) -> Iterator[Tensor]:
 def _is_loading() -> bool:
     """Return whether a `DataLoader` is making a batch in this thread.
 
-    It searches the stack, because a wrapper would count as Python calls.
+    This searches the stack, because the calls of a wrapper would be counted as Python calls.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -262,7 +266,10 @@ def _is_loading() -> bool:
 def entered(
     owner: Any, name: str, context: Callable[..., contextlib.AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    """Inside the `with`, run each call of a method in the context that `context` makes for its arguments."""
+    """Run each call of a method in a context, inside the `with` block.
+
+    `context` returns the context manager for the arguments of a call.
+    """
     method = getattr(owner, name)
     own = vars(owner).get(name)
 
@@ -276,6 +283,6 @@ def entered(
         yield
     finally:
         if own is None:
-            delattr(owner, name)  # that of its base class becomes visible again
+            delattr(owner, name)  # the method of the base class becomes visible again
         else:
             setattr(owner, name, own)

@@ -1,7 +1,7 @@
-"""Count what a worker process of a `DataLoader` does for one batch, and pass it to its rank. Imports torch.
+"""Count the work of a `DataLoader`'s worker process for a batch, and pass it to the rank. Imports torch.
 
 Every worker, however it is started, makes batches with the `fetch` method of one of two private classes of
-torch. torchdata's StatefulDataLoader uses them as well. Without them no worker is counted.
+torch. torchdata's StatefulDataLoader uses them as well. If torch lacks them, workers are not counted.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from perfsuite.worker.counting.steps import leave
 
 OPERATORS_IN = 2
 CALLS_IN = 3
-"""The numbers of a worker's counted batches, starting at 1. The first batch opens files and fills caches."""
+"""Numbers of the batches, from 1, in which a worker's operators and Python calls are counted. The first batch
+is not counted, because it opens files and fills caches."""
 
 
 def watch(run_dir: RunDir) -> None:
-    """Count batches of every worker that this process is, or that it forks."""
+    """Count the batches of this process if it is a loader's worker, and of workers that it forks."""
     counting = _Counting(run_dir)
     for name in ("MapDatasetFetcher", "IterableDatasetFetcher"):
         fetcher = private.or_none(name)
@@ -46,7 +47,7 @@ def watch(run_dir: RunDir) -> None:
 
 
 def batch_of(run_dir: RunDir, worker_pids: Iterable[int]) -> WorkerBatch | None:
-    """Return what these workers did for a batch, added up; None without workers or if one was not counted."""
+    """Return the total work of these workers for a batch; None if there are none or one was not counted."""
     files = (documents.read_or_none(run_dir.worker_batch(pid), WorkerBatchFile) for pid in worker_pids)
     batches = [None if file is None else file.batch for file in files]
     counted = [batch for batch in batches if batch is not None]
@@ -76,7 +77,7 @@ def _counted(fetch: Callable[..., Any], counting: _Counting) -> Callable[..., An
 def _is_first_worker() -> bool:
     """Return whether this process is the first worker of a loader.
 
-    In `watched` itself, these calls would be counted.
+    The calls here would be counted if `watched` made them itself.
     """
     worker = get_worker_info()
     return worker is not None and worker.id == 0
@@ -92,7 +93,7 @@ class _Counting:
         self._python = PythonCounter(lambda: "forward")
 
     def make(self, fetch: Callable[..., Any], *args: Any) -> Any:
-        """Make a batch, and count it if it is one of the two. Only errors of `fetch` are raised."""
+        """Make a batch, and count it if it is one of the two to count. Raises only errors of `fetch`."""
         self._made += 1
         if self._made == 1:
             _leave_counters_of_the_rank()
@@ -131,13 +132,13 @@ class _Operators(TorchDispatchMode):
         try:
             if does_work(func):
                 self.calls[str(overloadpacket(func))] += 1
-        except Exception:  # it would end the training
+        except Exception:  # an error must not end the training
             self.is_whole = False
         return func(*args, **(kwargs or {}))
 
 
 def _leave_counters_of_the_rank() -> None:
-    """Drop the counters that a process inherits when forked in a counted step or during a loader search."""
+    """Drop inherited counters, if this process was forked in a counted step or a search for a loader."""
     for mode in current_dispatch_mode_stack():
         if isinstance(mode, StepCounter):
             leave(mode)

@@ -1,6 +1,7 @@
-"""Count the calls of Python functions that a step makes. Imports no torch.
+"""Count the calls of Python functions in a step. Imports no torch.
 
-Since Python 3.12, `sys.monitoring` sees all threads. Before, `sys.setprofile` sees only the training thread.
+Since Python 3.12, `sys.monitoring` sees all threads. In older versions, `sys.setprofile` only sees the
+training thread.
 """
 
 import gc
@@ -18,12 +19,13 @@ from perfsuite.results.counts import OUTSIDE_OF_STEPS, Phase, PythonCalls
 T = TypeVar("T")
 
 OURS = f"{Path(__file__).parents[2]}{os.sep}"
-COUNTING = str(Path(__file__).with_name("steps.py"))  # its functions are not counted, nor their calls
+# File whose functions are not counted, nor their calls.
+COUNTING = str(Path(__file__).with_name("steps.py"))
 NOT_SEEN = ("find_torch_dispatch_rule", "__eq__")
-"""Functions that are not counted, nor what they call: a function of torch that is called for each operator
-under a dispatch mode such as ours, and comparisons, which a dictionary makes where hashes of addresses
-collide, which depends on chance."""
-WRAPPER = "watched"  # name of our functions that wrap a function of the training to notice its calls
+"""Functions that are not counted, nor their calls. torch calls the first one for each operator under a
+dispatch mode such as ours. A dictionary calls `__eq__` if the hashes of addresses collide, which depends on
+chance."""
+WRAPPER = "watched"  # name of our wrappers that notice the calls of a function of the training
 MONITORING: Any = getattr(sys, "monitoring", None)  # since Python 3.12
 VERSION = "{}.{}".format(*sys.version_info)
 LEAST = 0.001  # share of all calls below which a function is not listed by name
@@ -38,21 +40,23 @@ def _is_import(module: str, name: str) -> bool:
 
 
 def _calls_for_us(frame: FrameType) -> bool:
-    """Return whether a frame of ours calls for us. A wrapper calls what it wraps for the training."""
+    """Return whether the calls of a frame are perfsuite's. A wrapper calls its function for the training."""
     return _is_ours(frame) and frame.f_code.co_name != WRAPPER
 
 
 class PythonCounter:
     """Counts the Python calls of steps.
 
-    Of two steps, only calls that both make are counted: what only one of them does happens once, or now and
-    then. Of a single step, and of a third or later one, all calls except imports are counted, so that what
-    happens in every n-th step is seen.
+    The result of the second step only has the calls that both steps make: calls in only one of them are made
+    once or irregularly. The results of the first step, and of the third and later steps, have all calls
+    except imports, so that calls in every n-th step are seen.
 
-    Not seen are perfsuite's functions and their direct calls, finalizers that Python's garbage collector
-    runs, and what happens inside operators. Before Python 3.12 other threads are not seen, such as the one in
-    which autograd runs hooks on a GPU. `phase` returns the current phase of the step. `hidden` are path
-    prefixes of files whose functions are not seen either, nor anything that they call.
+    The following calls are not counted: perfsuite's functions and their direct calls, finalizers that
+    Python's garbage collector runs, and calls inside operators. Before Python 3.12, calls in other threads
+    are not counted either, such as the thread in which autograd runs hooks on a GPU.
+
+    `phase` returns the current phase of the step. `hidden` has the path prefixes of files whose functions,
+    and everything that they call, are not counted.
     """
 
     def __init__(self, phase: Callable[[], Phase], hidden: tuple[str, ...] = ()) -> None:
@@ -64,7 +68,7 @@ class PythonCounter:
         self._is_whole = True
 
     def start(self) -> None:
-        """Begin a step. A profiler of the user's stays in place, and then nothing is counted."""
+        """Begin a step. If the user has set a profiler, it stays active and nothing is counted."""
         self._calls = Counter()
         if sys.getprofile() is not None or not self._watch.start():
             self._is_whole = False
@@ -75,13 +79,13 @@ class PythonCounter:
         """End a step."""
         if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
-        # Ours was removed, or another one was added.
+        # Our profile function was removed, or another one was added.
         if not self._watch.stop() or sys.getprofile() is not None:
             self._is_whole = False
         self._steps.append(self._calls)
 
     def unseen(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function, ignoring everything that it does in this thread."""
+        """Call a function without counting its calls in this thread."""
         was_seeing = self._watch.pause()
         try:
             return function(*args)
@@ -90,7 +94,7 @@ class PythonCounter:
                 self._watch.resume()
 
     def result(self) -> PythonCalls | None:
-        """Return what the last step called; None if a profiler of the user's was active."""
+        """Return the calls of the last step; None if the user's profiler was active or counting failed."""
         if not self._is_whole or not self._steps:
             return None
         counted = self._steps[-1]
@@ -118,7 +122,7 @@ class PythonCounter:
             self._watch.resume()
 
     def _see(self, frame: FrameType) -> bool:
-        """Count a call. Return whether it is our own, with everything that it calls."""
+        """Count a call. Returns True if the function's own calls are not counted either."""
         code = frame.f_code
         caller = frame.f_back
         if code.co_name in NOT_SEEN or code.co_filename.startswith(self._hidden):
@@ -126,13 +130,13 @@ class PythonCounter:
         if not _is_ours(frame) and not (caller is not None and _calls_for_us(caller)):
             try:
                 self._calls[frame.f_globals.get("__name__", ""), code.co_qualname, self._phase()] += 1
-            except Exception:  # it would end the training
+            except Exception:  # an error must not end the training
                 self._is_whole = False
         return False
 
 
 def outside_of_steps(calls: Mapping[tuple[str, str], int]) -> PythonCalls:
-    """Return the calls that one thread made outside of steps, by module and function."""
+    """Return the calls that one thread made outside of steps. `calls` has their numbers by function."""
     functions = Counter[str]()
     for (module, name), count in calls.items():
         functions[f"{module}.{name}"] += count
@@ -146,14 +150,14 @@ def _most_called(functions: Counter[str]) -> dict[str, int]:
 
 
 class _Profile:
-    """Reports the calls of the thread that starts it, with `sys.setprofile`."""
+    """Reports the calls of the thread that calls `start`, with `sys.setprofile`."""
 
-    is_collecting = False  # whether it is paused because Python's garbage collector runs
+    is_collecting = False  # whether reporting is paused because Python's garbage collector runs
 
     def __init__(self, see: Callable[[FrameType], bool]) -> None:
         self._see = see
         self._hook = self._event  # one bound method, so that it can be recognised
-        self._ours: FrameType | None = None  # the frame of a call of our own, until it returns
+        self._ours: FrameType | None = None  # the frame of an uncounted call, until it returns
 
     def start(self) -> bool:
         self._ours = None
@@ -161,11 +165,11 @@ class _Profile:
         return True
 
     def stop(self) -> bool:
-        """Return whether it was active until now."""
+        """Stop reporting calls. Returns whether reporting was active until now."""
         return self.pause()
 
     def pause(self) -> bool:
-        """Return whether this thread was being watched."""
+        """Pause reporting in this thread. Returns whether it was active."""
         if sys.getprofile() is not self._hook:
             return False
         sys.setprofile(None)
@@ -183,9 +187,9 @@ class _Profile:
 
 
 def leave_monitoring() -> bool:
-    """Release `sys.monitoring`, which a process forked in a counted step must do as well.
+    """Release `sys.monitoring`. A process that was forked in a counted step must do this as well.
 
-    Return whether this process had claimed it.
+    Returns whether this process had claimed it.
     """
     if MONITORING is None or MONITORING.get_tool(MONITORING.PROFILER_ID) != OURS:
         return False
@@ -197,8 +201,8 @@ def leave_monitoring() -> bool:
 class _OfThread(threading.local):
     """The state of one thread."""
 
-    paused = 0  # number of our functions that have paused it
-    ours: FrameType | None = None  # the frame of a call of our own, until it returns
+    paused = 0  # number of our running functions that have paused reporting
+    ours: FrameType | None = None  # the frame of an uncounted call, until it returns
     is_collecting = False
 
 
@@ -211,7 +215,7 @@ class _Monitoring:
 
     @property
     def is_collecting(self) -> bool:
-        """Whether Python's garbage collector runs in this thread and has paused the watching."""
+        """Whether reporting is paused because Python's garbage collector runs in this thread."""
         return self._thread.is_collecting
 
     @is_collecting.setter
@@ -219,7 +223,7 @@ class _Monitoring:
         self._thread.is_collecting = value
 
     def start(self) -> bool:
-        """Return whether the tool id was free."""
+        """Start reporting calls. Returns False if another tool has the tool id."""
         if MONITORING.get_tool(MONITORING.PROFILER_ID) is not None:
             return False
         events = MONITORING.events
@@ -234,11 +238,11 @@ class _Monitoring:
         return True
 
     def stop(self) -> bool:
-        """Return whether it was active until now."""
+        """Stop reporting calls. Returns whether reporting was active until now."""
         return leave_monitoring()
 
     def pause(self) -> bool:
-        """Return whether this thread was being watched."""
+        """Pause reporting in this thread. Always returns True."""
         self._thread.paused += 1
         return True
 

@@ -42,7 +42,7 @@ IN_BACKWARD = "the optimizer steps in backward"
 
 
 def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
-    """Let an error of `method` end only the counting."""
+    """Turn an error in `method` into a note. It ends the counting, but not the training."""
 
     @functools.wraps(method)
     def guarded(self: Counting, *args: Any, **kwargs: Any) -> None:
@@ -55,30 +55,32 @@ def _to_a_note(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Counting:
-    """Keeps a `StepCounter` active in some steps, but not between them. Nothing of it is left afterwards.
+    """Keeps a `StepCounter` active in some steps, but not between steps.
 
-    The rank calls `before_optimizer_step` before each optimizer's step, `end_step` as the first thing when a
-    step has ended, and `begin_step` as the last thing before the next one. `model` returns the trained model;
-    it is called between steps. Errors never reach the training: they become notes. Only the constructor
-    raises `PrivateNameError`, if torch does not distinguish forward from backward.
+    The rank calls `before_optimizer_step` before each optimizer step, `end_step` as the first thing when a
+    step has ended, and `begin_step` as the last thing before the next step begins. `model` returns the
+    trained model, and is called between steps.
+
+    Errors never reach the training: they become notes. Only the constructor raises `PrivateNameError`, if
+    torch does not distinguish forward from backward.
     """
 
     def __init__(self, model: Callable[[], Any], steps: StepsToCount = ONE_STEP) -> None:
         if not knows_backward():
             raise private.NAMES["current_graph_task"].missing()
-        # Of step `COUNTED_STEP`, including later steps; None if it was not counted.
+        # The counts of step `COUNTED_STEP`, with later steps; None if step `COUNTED_STEP` was not counted.
         self.counts: Counts | None = None
-        self.log: MemoryLog | None = None  # births and deaths up to that step; set if `counts` is
-        self.notes: list[str] = []  # why a step was not counted, or a norm not read
+        self.log: MemoryLog | None = None  # memory changes up to that step; set if `counts` is set
+        self.notes: list[str] = []  # why a step was not counted, or why a norm was not read
         self.steps = steps
         self.has_counted_late = False  # whether the late step was counted, which makes it slower
         # Squared norm of this rank's gradients, as in `RankReport`.
         self.gradient_squares: float | None = None
         self.unclipped_squares: float | None = None  # the same before clipping
-        self.hidden: tuple[str, ...] = ()  # why the step did more than was counted
+        self.hidden: tuple[str, ...] = ()  # reasons why the step did more work than was counted
         self._model = model
         self._watch: Watch | None = None
-        # Optimizers that have stepped; the first is the clock, and may step others.
+        # The optimizers that have stepped. The first one is the clock, and may step other optimizers.
         self._optimizers: list[Any] = []
         self._counter: StepCounter | None = None
         self._norm: NormBeforeClipping | None = None  # reads the norm in the reported step
@@ -89,10 +91,10 @@ class Counting:
 
     @_to_a_note
     def before_optimizer_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Note that an optimizer is about to step. The first one to do so is the one whose steps are counted.
+        """Record that an optimizer is about to step. The steps of the first optimizer are counted.
 
-        `args` and `kwargs` are those of its step, as torch passes them to hooks: the optimizer itself comes
-        first.
+        `args` and `kwargs` are the arguments of the step as torch passes them to hooks, with the optimizer
+        itself as the first one.
         """
         if not any(optimizer is seen for seen in self._optimizers):
             self._optimizers.append(optimizer)
@@ -107,14 +109,14 @@ class Counting:
                 self._read_norm(self._norm)
 
     def _read_norm(self, norm: NormBeforeClipping) -> None:
-        if in_backward():  # not all gradients are there yet, and the step is not counted
+        if in_backward():  # some gradients do not exist yet, and the step is not counted
             return
         self.unclipped_squares = norm.result(norm.read())
         if norm.note is not None:
             self.notes.append(norm.note)
 
     def rebuilt(self) -> None:
-        """Give up in the first steps if a new optimizer replaces the first: its state is not recognised."""
+        """Stop counting if a new optimizer replaces the first one early: its state is not recognised."""
         if self._ended < self.steps.until and not self.notes:
             self._give_up("the script built a new optimizer in the first steps")
 
@@ -127,7 +129,7 @@ class Counting:
         if self._norm is not None:
             self._norm.leave()
         if not leave(self._counter):
-            self._give_up("its TorchDispatchMode was taken away during the step")
+            self._give_up("perfsuite's TorchDispatchMode was removed during the step")
             return
         if in_backward():  # autograd restores the modes that were active when its backward began
             self._give_up(IN_BACKWARD)
@@ -144,7 +146,7 @@ class Counting:
             self.abandon()
 
     def _report(self, counts: Counts, counter: StepCounter) -> None:
-        """Keep the counts of the step that is reported."""
+        """Keep the counts of step `COUNTED_STEP`, which is reported."""
         self.log = counter.memory.log()
         self._read_late()
         self._norm = None
@@ -153,7 +155,7 @@ class Counting:
         self.counts = counts
 
     def _add(self, reported: Counts, counts: Counts, counter: StepCounter) -> None:
-        """Keep the counts of a later step, if everything that it did was seen."""
+        """Keep the counts of a later step, if all of its work was seen."""
         hidden = () if self._watch is None else self._watch.reasons(counter, counts, self._model())
         counts = counts.replace(
             python=python_unless_alike(counts.python, reported.python),
@@ -170,7 +172,7 @@ class Counting:
         """Read the norms that were not available before the optimizer's step."""
         if self._norm is not None and self._runs_closure:  # a closure leaves the gradients that it used
             self._read_norm(self._norm)
-        # An engine may keep no gradients, and know their norm before clipping and without fp16's scale.
+        # An engine may free the gradients, but know their norm before clipping and without fp16's scale.
         norm = engines.gradient_norm(self._optimizers[0])
         if norm is not None:
             self.gradient_squares = self.unclipped_squares = norm**2
@@ -179,7 +181,7 @@ class Counting:
 
     @_to_a_note
     def begin_step(self) -> None:
-        """Begin the next step, counted or not."""
+        """Begin the next step, and activate the counter if the step is counted."""
         if self._ended < FIRST_COUNTED - 1 and self._batches is None:
             self._batches = Batches()
         is_late = self._ended + 1 == self.steps.late and self.counts is not None
@@ -193,7 +195,7 @@ class Counting:
         if in_backward():  # autograd removes modes that are entered in backward
             self._give_up(IN_BACKWARD)
         elif len_dispatch_stack() != self._modes:
-            self._give_up("the training has a TorchDispatchMode of its own around its optimizer's step")
+            self._give_up("the training has its own TorchDispatchMode around its optimizer's step")
         else:
             is_real = active_fake_mode() is None
             self._watch = Watch() if is_real else None
@@ -203,13 +205,13 @@ class Counting:
             self._counter.__enter__()
 
     def result(self) -> Counts | None:
-        """Return the counts, after the last step. For a compiled model, memory is not seen and left out."""
-        self.abandon()  # in case fewer steps were made than planned
+        """Return the counts, after the last step. Memory is left out for a compiled model: it is not seen."""
+        self.abandon()  # in case fewer steps were taken than planned
         try:  # torch may lack a private name
             compiled = software.compiled_counts()
         except Exception as error:
             self.notes.append(
-                "what a step does was not counted: what torch.compile made is not known "
+                "the work of a step was not counted: the graphs of torch.compile are unknown "
                 f"({error_text(error)})"
             )
             self.counts = None
@@ -224,17 +226,17 @@ class Counting:
         return [] if batches is None else batches.end()
 
     def _give_up(self, why: str) -> None:
-        """Stop counting. Earlier counts are kept, but not those of the running step."""
+        """Stop counting. The counts of earlier steps are kept, but not the counts of the running step."""
         if self.counts is None:
-            self.notes.append(f"what a step does was not counted: {why}")
+            self.notes.append(f"the work of a step was not counted: {why}")
         else:
             later = max(self.counts.step, *self.counts.also_counted, 0) + 1
-            self.notes.append(f"no step from step {later} on was counted: {why}")
+            self.notes.append(f"steps were not counted from step {later} on: {why}")
         self.steps = ONE_STEP
         self.abandon()
 
     def abandon(self) -> None:
-        """Stop counting, and leave nothing behind."""
+        """Stop counting, and remove all hooks."""
         self._end_batches()
         counter = self._counter
         self._counter = None
@@ -248,10 +250,10 @@ class Counting:
 
 
 def _memory_unless_alike(memory: StepMemory | None, reported: StepMemory | None) -> StepMemory | None:
-    """Return the memory of a step, or that of the reported step if they hardly differ.
+    """Return the memory of a step, or the memory of the reported step if the two hardly differ.
 
-    Losses that are kept for later take a few more bytes in each step. This hides at most half of the judged
-    threshold, so two launches together hide no more than the threshold.
+    A training run that keeps its losses uses a few more bytes in each step. At most half of the judged
+    threshold is hidden this way, so two launches together do not hide more than the threshold.
     """
     if memory is None or reported is None or memory.growth != reported.growth:
         return memory
@@ -265,7 +267,7 @@ def _without_memory(counts: Counts) -> Counts:
 
 
 def warm_up() -> None:
-    """Count a tiny step, to load what counting needs before the host's baseline memory is read."""
+    """Count a tiny step, to load the code for counting before the host's memory baseline is read."""
     weight = torch.nn.Parameter(torch.ones(8, 8))
     optimizer = torch.optim.AdamW([weight])
     counter = StepCounter([optimizer])
@@ -277,7 +279,7 @@ def warm_up() -> None:
 
 
 def leave(counter: StepCounter) -> bool:
-    """Leave the counter's mode, even below other modes. Return whether it was active."""
+    """Leave the counter's mode, even if it is below other modes. Returns whether it was active."""
     if not counter.is_entered:
         return False
     was_there = any(mode is counter for mode in current_dispatch_mode_stack())
@@ -289,5 +291,5 @@ def leave(counter: StepCounter) -> bool:
     counter.__exit__(None, None, None)
     for mode in reversed(above):
         push_mode(mode)
-    # False after a backward in which it was entered: autograd removes such modes when that ends.
+    # False if the mode was entered in a backward that has ended: autograd removes such modes.
     return was_there

@@ -1,1 +1,1 @@
-"""Carry out faults on request, to test the gate."""
+"""Inject faults on request, to test the gate."""

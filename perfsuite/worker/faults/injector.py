@@ -1,4 +1,4 @@
-"""Carry out a fault on request, to test the gate: `--perf-inject` (docs/evidence/faults.md has a table)."""
+"""Inject a fault on request, to test the gate (`--perf-inject`). docs/evidence/faults.md lists the faults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from perfsuite.results.rank_report import RankReport
     from perfsuite.worker.clock.recorder import Recorder
 
-STRUCTURAL_AFTER = 1  # index of the step after which a structural fault begins, the one that is observed
+# Index of the step that is observed. A structural fault begins after it.
+STRUCTURAL_AFTER = 1
 
 
 class Injector:
-    """Carries out one fault in one rank.
+    """Injects one fault into one rank.
 
-    `training` returns the model and the optimizer, or None for each that does not exist.
+    `training` returns the model and the optimizer; None stands for a model or optimizer that does not exist.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Injector:
         self._held: Any = None
 
     def before_end(self, step: int, recorder: Recorder) -> None:
-        """Carry out a fault of this step, before its end is stamped."""
+        """Inject the fault if it belongs to this step, before the end of the step is stamped."""
         kind = self.fault.kind
         size = self.fault.size
         if kind == "slowdown":
@@ -64,7 +65,7 @@ class Injector:
                     time.sleep(1)
 
     def report(self, report: RankReport) -> RankReport | None:
-        """Return the report that the rank writes instead, or None if it writes none."""
+        """Return the report that the rank writes under this fault; None if it writes no report."""
         memory = report.memory
         match self.fault.kind:
             case "nan":

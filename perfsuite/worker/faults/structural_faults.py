@@ -1,6 +1,6 @@
-"""Change what a training step does, as a mistake in its code would (docs/evidence/faults.md has a table).
+"""Change the work of a training step, as a mistake in its code would.
 
-A fault begins with the first counted step.
+docs/evidence/faults.md lists the faults. A fault begins with the first counted step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfsuite.case.fault import Structural
 
 PART_BYTES = 1 << 20  # bytes per all-reduce with `small-buckets`
-AVERAGED = 0.999  # share of the moving average that remains after a step
+AVERAGED = 0.999  # share of the moving average that each step keeps
 
 
 class _Misfit(Exception):
@@ -59,7 +59,7 @@ def _sharding(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
 def _toggle_resharding(model: nn.Module, optimizer: Optimizer) -> None:
     pairs = _sharding(model)
     if len(pairs) < 2:
-        raise _Misfit("FSDP2 shards no blocks")
+        raise _Misfit("FSDP2 does not shard any blocks")
     root = next(module for module in model.modules() if isinstance(module, FSDPModule))
     for unit, group in pairs:
         if unit is not root:  # torch keeps the root gathered
@@ -69,13 +69,13 @@ def _toggle_resharding(model: nn.Module, optimizer: Optimizer) -> None:
 def _reduce_in_fp32(model: nn.Module, optimizer: Optimizer) -> None:
     if isinstance(model, DistributedDataParallel):
         if not any(p.requires_grad and p.dtype != torch.float32 for p in model.parameters()):
-            raise _Misfit("DDP reduces in float32 already")
+            raise _Misfit("DDP already reduces in float32")
         model.register_comm_hook(model.process_group, _all_reduced_in_fp32)
         return
     dtypes = [(each, reduce_dtype(each) or each.fsdp_params[0].orig_dtype) for _, each in _sharding(model)]
     lower = [group for group, dtype in dtypes if dtype != torch.float32]
     if not lower:
-        raise _Misfit("no gradients are reduced in a lower precision by DDP or FSDP2")
+        raise _Misfit("neither DDP nor FSDP2 reduces gradients in a lower precision")
     for group in lower:
         setattr(group, reduce_dtype.name, torch.float32)
 
@@ -88,7 +88,7 @@ def _all_reduced_in_fp32(group, bucket):  # type: ignore[no-untyped-def]  # noqa
 
 def _reduce_in_parts(model: nn.Module, optimizer: Optimizer) -> None:
     if not isinstance(model, DistributedDataParallel) or model.bucket_bytes_cap <= PART_BYTES:
-        raise _Misfit("no DDP has buckets of more than 1 MiB")
+        raise _Misfit("the model is not in a DDP with buckets of more than 1 MiB")
     model.register_comm_hook(model.process_group, _all_reduced_in_parts)
 
 
@@ -129,7 +129,7 @@ def _read_on_host(model: nn.Module, optimizer: Optimizer) -> None:
 def _step_by_lists(model: nn.Module, optimizer: Optimizer) -> None:
     first = optimizer.param_groups[0]
     if "foreach" not in first or (first["foreach"] and not first.get("fused")):
-        raise _Misfit(f"{type(optimizer).__name__} steps by operators on lists already, or cannot")
+        raise _Misfit(f"{type(optimizer).__name__} already uses foreach operators, or does not support them")
     for group in optimizer.param_groups:
         group.update(foreach=True, fused=False)
 
@@ -138,7 +138,7 @@ def _attend_eagerly(model: nn.Module, optimizer: Optimizer) -> None:
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     fused = [each for each in configs if getattr(each, attn_implementation.name, None) not in (None, "eager")]
     if not fused:
-        raise _Misfit("no model of transformers has another attention")
+        raise _Misfit("no model of transformers uses an attention other than eager")
     for config in fused:
         setattr(config, attn_implementation.name, "eager")
 

@@ -1,4 +1,4 @@
-"""Notice stalls and hidden work, which torch's dispatcher does not see. Uses only public names."""
+"""Notice stalls, and work that torch's dispatcher does not see. Uses only public names."""
 
 import functools
 import inspect
@@ -12,11 +12,11 @@ import torch
 
 from perfsuite.worker.hooks.named import wrap_method
 
-BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # classes of DeepEP
-# Name prefixes of methods that communicate.
+BUFFERS = ("Buffer", "HybridEPBuffer", "ElasticBuffer")  # names of DeepEP's classes
+# Name prefixes of the methods of these classes that communicate.
 SENDS = ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine")
 
-STALLING = (  # functions that make the host wait for the device, or do work that training does not need
+STALLING = (  # functions that make the host wait for the device, or that training does not need
     "torch.cuda.synchronize",
     "torch.cuda.Event.synchronize",
     "torch.cuda.Stream.synchronize",
@@ -26,25 +26,25 @@ STALLING = (  # functions that make the host wait for the device, or do work tha
     "gc.collect",
 )
 
-seen: Counter[str] = Counter()  # calls in this process since `watch`, by the message about them
-stalls: Counter[str] = Counter()  # calls of `STALLING` functions in this process since `watch`, by name
+seen: Counter[str] = Counter()  # number of calls with hidden work since `watch`, by the message about them
+stalls: Counter[str] = Counter()  # number of calls of `STALLING` functions since `watch`, by function
 
 
 def watch() -> None:
-    """Notice replays of CUDA graphs, and stalls. Call it before a script imports one of these names."""
-    _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, whose operators are not seen")
+    """Notice replays of CUDA graphs, and stalls. Call this before a script imports one of the functions."""
+    _notice(torch.cuda.CUDAGraph, "replay", "a CUDA graph was replayed, and its operators are not seen")
     for function in STALLING:
         owner, _, name = function.rpartition(".")
         _notice(resolve_name(owner), name, function, stalls)
 
 
 def watch_packages() -> None:
-    """Notice packages that communicate on their own, if they have been imported by now."""
+    """Notice the messages of packages that communicate without torch, if they are imported already."""
     package = sys.modules.get("deep_ep")
     for kind in (getattr(package, name, object) for name in BUFFERS):
         for name, method in [*vars(kind).items()]:
             if name.startswith(SENDS) and inspect.isfunction(method):
-                _notice(kind, name, f"DeepEP's {name} was called, whose messages are not counted")
+                _notice(kind, name, f"DeepEP's {name} was called, and its messages are not counted")
 
 
 def _notice(owner: Any, name: str, said: str, counter: Counter[str] = seen) -> None:
@@ -56,7 +56,10 @@ def _notice(owner: Any, name: str, said: str, counter: Counter[str] = seen) -> N
 
 
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
-    """Call `look` with the arguments before each call of a function, and mark it with `is_watched`."""
+    """Call `look` before each call of a function, with the same arguments.
+
+    The wrapped function has the attribute `is_watched`.
+    """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

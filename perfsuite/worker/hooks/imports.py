@@ -1,4 +1,4 @@
-"""Call a function before or as soon as a module has been imported. Imports no torch."""
+"""Call a function before or directly after the import of a module. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Action = Callable[[ModuleType], object]
 
 
 class AfterImport:
-    """A finder that delegates to the others, and calls an action after each watched module was executed.
+    """A finder that delegates to the other finders, and calls an action after a watched module was executed.
 
-    At that time nobody has imported a name from the module yet. Errors of actions never reach the importer.
-    The functions in `before` get the name of a module before it is executed, and may `add` actions.
+    At that time, nobody has imported a name from the module yet. Errors in actions never reach the importer.
+    The functions in `before` are called with the name of a module before it is executed, and may `add`
+    actions.
     """
 
     def __init__(
@@ -26,13 +27,13 @@ class AfterImport:
         *,
         before: Mapping[str, Callable[[str], object]] = MappingProxyType({}),
     ) -> None:
-        self._actions = dict(actions)  # by name, for modules that are still to be imported
-        self._before = dict(before)  # the same, for modules whose import has not begun
+        self._actions = dict(actions)  # by the name of a module that has not been imported yet
+        self._before = dict(before)  # by the name of a module whose import has not begun yet
         self._on_error = on_error
         self._asking = threading.local()
 
     def begin(self) -> None:
-        """Run the actions of modules that are imported already, and wait for the others."""
+        """Run the actions of modules that are already imported, and wait for the other modules."""
         for name in [*self._before]:
             if name in sys.modules:
                 self._begins(name)
@@ -41,15 +42,15 @@ class AfterImport:
             sys.meta_path.insert(0, self)
 
     def add(self, actions: Mapping[str, Action]) -> None:
-        """Wait for more modules as well, and run the actions of those that are imported already."""
+        """Add actions. They run now if their module is already imported, or else after its import."""
         self._actions.update(actions)
         self.look()
 
     def look(self) -> None:
         """Run the actions of modules that have been imported by now.
 
-        Call it again later: a library that imports torch may be half imported when torch is, and is then
-        never imported again.
+        Call this again later: a library that imports torch is only half imported when torch has been
+        imported, and this finder is not asked for that library again.
         """
         for name in [*self._actions]:
             module = sys.modules.get(name)
@@ -64,8 +65,8 @@ class AfterImport:
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return None, except for a module that is waited for."""
-        # Other finders may ask all finders again.
+        """Return the other finders' spec for a watched module, and None for all other modules."""
+        # Another finder may ask all finders again, including this one.
         is_watched = name in self._actions or name in self._before
         if not is_watched or getattr(self._asking, "now", False):
             return None
@@ -76,9 +77,9 @@ class AfterImport:
             spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 self._act_around(spec.loader, name)
-            elif spec is not None:  # a folder without `__init__.py`, which executes nothing
+            elif spec is not None:  # a folder without `__init__.py`, in which nothing is executed
                 self._begins(name)
-        except Exception as error:  # the other finders run next, as they would without this one
+        except Exception as error:  # Python then asks the other finders
             self._on_error(error)
             return None
         finally:

@@ -1,7 +1,7 @@
 """Look up how frameworks describe the libraries that this process imports (`frameworks.base.Library`).
 
-A framework is loaded only once the process imports the module of the same name. Answers are cached, because
-the clock asks in each step of training. Imports no torch.
+A framework is loaded only when the process has imported the library of the same name. Results are cached,
+because the clock uses them in each step of training. Imports no torch.
 """
 
 import functools
@@ -16,27 +16,30 @@ from perfsuite.frameworks.base import Framework, Library
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Return the names of the modules that a framework may know."""
+    """Return the names of all frameworks, which are the names of their libraries' modules as well."""
     return tuple(extensions.names(FRAMEWORKS))
 
 
 def of(name: str) -> Library | None:
-    """Return the library that a framework describes. Raises `ExtensionError` if the framework is broken."""
+    """Return the library that the framework `name` describes; None if it describes no library.
+
+    Raises `ExtensionError` if the framework is broken.
+    """
     framework = _framework(name)
     return None if framework is None else framework.library
 
 
 def imported() -> list[Library]:
-    """Return the known libraries among the imported modules.
+    """Return the libraries that are imported and that a framework describes.
 
-    A broken framework of another package is left out. The hooks that wait for its library have noted it.
+    A broken framework of another package is left out. The hooks that wait for its library report it.
     """
     libraries = [framework.library for framework in _imported_frameworks()]
     return [library for library in libraries if library is not None]
 
 
 def packages() -> list[str]:
-    """Return the packages of the known libraries among the imported modules."""
+    """Return the packages of the libraries that are imported and that a framework describes."""
     with_library = [each for each in _imported_frameworks() if each.library is not None]
     return [package for framework in with_library for package in framework.packages]
 
@@ -49,7 +52,7 @@ def _imported_frameworks() -> list[type[Framework]]:
 
 @functools.cache
 def _usable_framework(name: str) -> type[Framework] | None:
-    """Return the framework of this name; None if it is broken. A broken one is not imported again."""
+    """Return the framework of this name; None if it is broken. A broken framework is not imported again."""
     try:
         return _framework(name)
     except ExtensionError:

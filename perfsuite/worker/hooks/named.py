@@ -1,4 +1,4 @@
-"""Find functions that a case names as `module:name`, and wrap them without editing the script. No torch."""
+"""Find the functions that a case names as `module:name`, and wrap them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class NamedFunction:
-    """A function or method that a case names as `module:name`, wrapped once the script has defined it.
+    """A function that a case names as `module:name`. It is wrapped as soon as the script has defined it.
 
-    A dotted name is a method: `train:Loader.next_batch`. If the name is a class, the first of `methods` that
-    it has is wrapped; without `methods`, a class is not accepted.
+    `train:Loader.next_batch` names a method. If the name is a class, the first of `methods` that the class
+    has is wrapped. If `methods` is empty, a class is not accepted.
     """
 
     def __init__(self, name: str, wrap: Wrap, methods: Sequence[str] = ()) -> None:
@@ -30,7 +30,7 @@ class NamedFunction:
         self._is_of_main = False  # whether the module is the script itself
 
     def look(self) -> bool:
-        """Look for the function and wrap it if it exists. Return whether it has been found."""
+        """Look for the function, and wrap it if it exists. Returns whether it has been found."""
         if self.is_found:
             return True
         owner = self._owner(self._imported())
@@ -51,7 +51,7 @@ class NamedFunction:
         elif callable(function):
             wrapped = self._wrap(function)
             replace_everywhere(owner, name, function, wrapped)
-            if inspect.getattr_static(owner, name, None) is not wrapped:  # it is inherited
+            if inspect.getattr_static(owner, name, None) is not wrapped:  # the method is inherited
                 setattr(of_class, name, wrapped)
         else:
             return False
@@ -59,52 +59,52 @@ class NamedFunction:
         return True
 
     def module_may_be_main(self) -> None:
-        """Find out whether the module is the script itself. multiprocessing may have replaced `__main__`."""
+        """Check whether the module is the script itself. multiprocessing may have replaced `__main__`."""
         self._is_of_main = self.module in _names_of_main()
 
     @property
     def is_imported(self) -> bool:
-        """Whether the script has imported the module, or is the module."""
+        """Whether the script has imported the module, or is the module itself."""
         return self._imported() is not None
 
     def check(self) -> None:
         """Raise `MismatchError` if the first steps show that the name is wrong."""
 
     def why_not_found(self) -> str | None:
-        """Return what is wrong with the name so far; None if the function was found."""
+        """Return why the function has not been found yet; None if it has."""
         if self.is_found:
             return None
         module = self._imported()
         if module is None:
-            return f"the script imported no module {self.module!r}: name it as the script imports it"
+            return f"the script has not imported a module {self.module!r}. Name it as the script imports it"
         kinds = "function, class or method" if self._methods else "function or method"
-        what = "does not exist in" if self._owner(module) is None else f"is no {kinds} of"
+        what = "does not exist in" if self._owner(module) is None else f"is not a {kinds} of"
         return f"{self.path!r} {what} {module.__name__!r}"
 
     def _imported(self) -> Any:
         return sys.modules.get("__main__" if self._is_of_main else self.module)
 
     def _owner(self, module: Any) -> Any:
-        """Return the module or class that has the function; None if there is none."""
+        """Return the module or class that has the function; None if nothing has it."""
         *parents, name = self.path.split(".")
         owner = functools.reduce(lambda found, each: getattr(found, each, None), parents, module)
         return owner if hasattr(owner, name) else None
 
 
 class Search:
-    """Looks for named functions as soon as the script defines them, before they are called.
+    """Finds named functions after the script has defined them, and before it calls them.
 
-    Only a profile function runs between a definition in `__main__` and the first call. It is removed once all
-    functions are found or the first step begins.
+    Only a profile function can run between a definition in `__main__` and the first call. The profile
+    function is removed when all functions are found or the first step begins.
     """
 
     def __init__(self, named: Sequence[NamedFunction]) -> None:
         self.named = named
-        # The profile function that it replaces: ours, which counts calls of the start-up.
+        # The profile function that the search replaces: our own, which counts the calls of the start-up.
         self._before: Any = None
 
     def begin(self) -> None:
-        """Find the functions that exist by now, and start looking for the others."""
+        """Find the functions that already exist, and start looking for the others."""
         self._find_main()
         is_started_by_python = multiprocessing.parent_process() is None
         before = sys.getprofile()
@@ -114,20 +114,20 @@ class Search:
             sys.setprofile(self._look_in_a_call)
 
     def end(self) -> None:
-        """Remove the profile function and look once more, because the first step begins."""
+        """Remove the profile function when the first step begins, and look once more."""
         if sys.getprofile() == self._look_in_a_call:
             sys.setprofile(self._before)
         self._find_main()
         self.look()
 
     def look_late(self) -> list[NamedFunction]:
-        """Look for functions that were not defined when the first step began. Return those found now."""
+        """Look for the functions that are still missing. Returns the ones that it finds."""
         missing = [named for named in self.named if not named.is_found]
         return [named for named in missing if named.look()]
 
     def look(self) -> bool:
-        """Look for functions that are still missing. Return whether all have been found."""
-        # A list, so that each is looked for even if another is missing.
+        """Look for the functions that are still missing. Returns whether all have been found."""
+        # A generator would stop at the first missing function.
         are_found = [named.look() for named in self.named]
         return all(are_found)
 
@@ -140,17 +140,17 @@ class Search:
             self._before(frame, event, argument)
         try:
             is_over = self.look()
-        except Exception:  # it would end the script; `end` tries again
+        except Exception:  # an error must not end the script; `end` tries again
             is_over = True
         if is_over:
             sys.setprofile(self._before)
 
 
 def wrap_method(owner: Any, name: str, wrap: Wrap) -> None:
-    """Wrap a function of a class, module or object. A static or class method of a class remains one."""
+    """Wrap a function of a class, module or object. A static method or class method remains one."""
     function = getattr(owner, name)
-    # Reading a static or class method from its class returns a plain or bound function. As an attribute of
-    # the class, that would get the object as one more argument.
+    # `getattr` on a class returns a static method as a plain function, and a class method as a bound one. If
+    # a wrapper of it were set on the class, it would be called with the instance as an extra first argument.
     as_defined = inspect.getattr_static(owner, name, None) if isinstance(owner, type) else None
     if isinstance(as_defined, staticmethod | classmethod):
         setattr(owner, name, type(as_defined)(wrap(as_defined.__func__)))
@@ -159,7 +159,7 @@ def wrap_method(owner: Any, name: str, wrap: Wrap) -> None:
 
 
 def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> None:
-    """Replace a function, also in modules that have it from `from module import name`."""
+    """Replace a function in its module, and in modules that have used `from module import name`."""
     for module in (owner, *list(sys.modules.values())):
         try:
             names = object.__getattribute__(module, "__dict__")  # `getattr` would load a lazy module
@@ -170,7 +170,7 @@ def replace_everywhere(owner: Any, name: str, function: Any, wrapped: Any) -> No
 
 
 def _names_of_main() -> tuple[str | None, ...]:
-    """Return the names of the script's own module: its file's name, or what follows `python -m`."""
+    """Return the names of the script's own module: `__main__`, the name of its file, and `python -m NAME`."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     return ("__main__", Path(getattr(main, "__file__", None) or "").stem, getattr(spec, "name", None))

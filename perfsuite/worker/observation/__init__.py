@@ -1,1 +1,1 @@
-"""Observe what trains in a process, and what really runs there."""
+"""Observe the training in a process: its model, optimizers, and the settings that are really in effect."""

@@ -1,8 +1,9 @@
-"""Read what autotuning by torch.compile chose from the files of inductor's cache. Imports no torch.
+"""Read the choices of torch.compile's autotuning from the files of inductor's cache. Imports no torch.
 
-The files are private to torch (seen in 2.13). Triton's configurations are one file each
-(`torch/_inductor/runtime/autotune_cache.py`); the times of the candidates for each matrix product are in
-files of `cache` (`PersistentCache` in `torch/_inductor/codecache.py`). Files of another form are left out.
+The files are private to torch (seen in 2.13). There is one file for the configuration of each Triton kernel
+(`torch/_inductor/runtime/autotune_cache.py`). The files in the directory `cache` have the times of the
+candidates for each matrix product (`PersistentCache` in `torch/_inductor/codecache.py`). Files in another
+format are ignored.
 """
 
 import hashlib
@@ -10,11 +11,11 @@ import json
 from pathlib import Path
 
 BOOKKEEPING = {"configs_hash", "found_by_coordesc", "time_taken_ms", "triton_cache_hash"}
-LONGEST = 100  # maximum characters of a choice
+LONGEST = 100  # maximum length of a choice, in characters
 
 
 def choices(cache: Path) -> dict[str, str]:
-    """Return the choice for each kernel that was tuned, by its name; empty if none was.
+    """Return the choice for each tuned kernel, by kernel name; empty if no kernel was tuned.
 
     `cache` is inductor's directory. A kernel that was tuned in two launches has the same name in both.
     """

@@ -16,10 +16,11 @@ from perfsuite.worker.observation.replicas import local
 
 
 def dtypes_of(model: Any, optimizer: Any, linear_layers: Mapping[str, int] | None = None) -> Dtypes:
-    """Return the dtypes of what this rank holds, just before `optimizer` makes a step that is not its first.
+    """Return how many elements of each dtype this rank holds, for parameters, gradients and so on.
 
-    An optimizer may step its own fp32 copies instead of the model's parameters. Scalars, such as the number
-    of steps, are left out. `linear_layers` are the dtypes that were seen in the step.
+    Call this just before a step of `optimizer` other than its first. An optimizer may step its own fp32
+    copies instead of the model's parameters. Scalars, such as the number of steps, are left out.
+    `linear_layers` has the number of weights by the dtype in which linear layers computed in this step.
     """
     parameters = list(model.parameters())
     stepped = parameters_of(optimizer)
@@ -48,7 +49,10 @@ def _elements(tensors: Iterable[Any]) -> dict[str, int]:
 
 
 def _parts(tensor: Any) -> Iterator[Any]:
-    """Yield the tensors inside a tensor: torchao's 8-bit state claims float32, but holds codes and scales."""
+    """Yield the tensors inside a tensor.
+
+    For example, torchao's 8-bit state claims to be float32, but consists of codes and scales.
+    """
     if not is_wrapper_subclass(tensor) or not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return

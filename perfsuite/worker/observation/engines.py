@@ -1,4 +1,4 @@
-"""Find engines of libraries, whose steps count instead of those of torch's optimizers in them.
+"""Find the engines of libraries. An engine's steps count instead of the steps of torch's optimizers in it.
 
 Frameworks name the classes of engines (`perfsuite.frameworks.base.Engine`). Imports no torch.
 """
@@ -21,17 +21,17 @@ from perfsuite.worker.hooks import libraries
 from perfsuite.worker.hooks.imports import AfterImport
 
 _living: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that were created or stepped since `watch`
-_created: list[Engine] = []  # the kind of each of them, which may be gone or incomplete
+_created: list[Engine] = []  # the kinds of these engines, even of engines that are gone or incomplete
 _imports: AfterImport | None = None
-notes: list[str] = []  # why engines are not noticed
+notes: list[str] = []  # why some engines are not noticed
 
 
 def watch() -> None:
     """Notice each engine that is created from now on.
 
-    Call it as soon as torch has been imported. A class is watched once its module has been executed. If that
-    module is the one that imports torch, it is still being executed: call `look_again` later. An engine that
-    is created before is known once it steps.
+    Call this as soon as torch has been imported. The class of an engine is watched when its module has been
+    executed. A module that imports torch may still be executing, so call `look_again` later. An engine that
+    was created earlier is noticed at its first step.
     """
     global _imports
     notes.clear()
@@ -40,7 +40,7 @@ def watch() -> None:
         _imports.end()
 
     def failed(error: Exception) -> None:
-        notes.append(f"not all engines of libraries are known ({type(error).__name__}: {error})")
+        notes.append(f"some engines of libraries are unknown ({type(error).__name__}: {error})")
 
     def begins(name: str) -> None:
         library = libraries.of(name)
@@ -59,7 +59,7 @@ def look_again() -> None:
 
 
 def notice(engine: Engine, module: ModuleType) -> None:
-    """Notice the engines that a module creates."""
+    """Notice new engines, whose class is in `module`."""
     kind: Any = getattr(module, engine.path.partition(":")[2])
     create = kind.__init__
     if hasattr(create, "is_watched"):
@@ -76,7 +76,7 @@ def notice(engine: Engine, module: ModuleType) -> None:
 
 
 def _keep(engine: Any) -> None:
-    with contextlib.suppress(TypeError):  # it has no hash, or no weak references
+    with contextlib.suppress(TypeError):  # the engine has no hash, or does not support weak references
         _living.add(engine)
 
 
@@ -87,7 +87,7 @@ def of(optimizer: Any) -> Any:
 
 
 def gradient_norm(optimizer: Any) -> float | None:
-    """Return the norm that the engine of `optimizer` knows; None without an engine, or if it knows none."""
+    """Return the gradient norm that the engine of `optimizer` knows; None without an engine or a norm."""
     engine, kind = _engine_of(optimizer)
     return None if kind is None else kind.gradient_norm(engine)
 
@@ -104,15 +104,15 @@ def among(objects: Iterable[Any]) -> list[tuple[Engine, list[Any]]]:
 
 
 def not_dry() -> str | None:
-    """Return why engines of this process cannot run dry; None if none was created that cannot."""
+    """Return why an engine of this process cannot run in a dry run; None if all engines can."""
     return next((kind.not_dry for kind in _created if kind.not_dry is not None), None)
 
 
 def steps(optimizer: Any, before: Callable[[Any], None], after: Callable[[Any], None]) -> bool:
     """Return whether a step of `optimizer` is part of an engine's step.
 
-    `before` and `after` are then called with `optimizer` around the engine's steps, from the second on.
-    Raises `MismatchError` if the library steps it outside of an engine's step.
+    If so, `before` and `after` are called with `optimizer` before and after each later step of the engine.
+    Raises `MismatchError` if the library steps the optimizer outside of an engine's step.
     """
     return any(_is_part(kind, optimizer, before, after) for kind in _kinds())
 
@@ -140,11 +140,11 @@ def _is_part(
     if engine is None and not any(function == "__init__" for function, _ in callers):
         raise MismatchError(
             f"{_with_version(library)} steps {type(optimizer).__name__} outside of {name}.{kind.step}, by "
-            f"{callers[0][0]}: what is one step of training is not known. Train with the methods of a "
-            f"{name}, with another version of {library}, or without it"
+            f"{callers[0][0]}: perfsuite cannot tell where a training step ends. Train with the methods of a "
+            f"{name}, with another version of {library}, or without that library"
         )
     if engine is not None and kind.step not in vars(engine):
-        _created.append(kind)  # it may be older than `watch`
+        _created.append(kind)  # the engine may be older than `watch`
         _keep(engine)
         step = getattr(engine, kind.step)
 

@@ -4,11 +4,11 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-_not_by_training = 0  # objects that were frozen before the training began, or by `unfrozen`
+_not_by_training = 0  # number of objects that were frozen before the training began, or by `unfrozen`
 
 
 def watch() -> None:
-    """Note how many objects are frozen before the training begins."""
+    """Record the number of objects that are frozen before the training begins."""
     global _not_by_training
     _not_by_training = gc.get_freeze_count()
 
@@ -16,19 +16,18 @@ def watch() -> None:
 def has_training_frozen() -> bool:
     """Return whether the training itself has frozen objects.
 
-    It has if more are frozen than there were before the training, plus those that `unfrozen` froze.
-
-    A few objects frozen by the training go unnoticed if as many of the others have died since.
+    It has if more objects are frozen now than were frozen before the training and by `unfrozen`. If the
+    training froze only a few objects, this goes unnoticed once as many of the other objects have been freed.
     """
     return gc.get_freeze_count() > _not_by_training
 
 
 @contextlib.contextmanager
 def unfrozen(*, collects: bool) -> Iterator[None]:
-    """Unfreeze all objects for a while, if any are frozen.
+    """Unfreeze all objects inside the `with` block, if any are frozen.
 
-    Afterwards all objects are frozen, because Python cannot freeze only some. With `collects`, garbage is
-    collected first, because frozen garbage would stay forever.
+    Afterwards, all objects are frozen, because Python cannot freeze only some of them. With `collects`,
+    garbage is collected before that, because frozen garbage is never freed.
     """
     global _not_by_training
     before = gc.get_freeze_count()

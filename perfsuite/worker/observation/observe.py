@@ -1,6 +1,6 @@
 """Observe the wrapper, sharding, dtypes, attention and versions that really run, and refuse any mismatch.
 
-What only all ranks together can show is reported as `Evidence`.
+Facts that only all ranks together can show are reported as `Evidence`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 NO_CONFIGURATION = "not observed (the model is not transformers' own)"
 GRAPHS_NOT_OBSERVED = "not observed (torch does not count graphs)"
-# For a model without attention, such as Mamba; only a case's default attention matches it.
+# The attention of a model that has none, such as Mamba. Only a case's default attention matches it.
 NO_ATTENTION = "none"
 ADAPTERS = ("trained", "lora", "adapters")
-FIELDS = {  # the field of a script's case, by the setting that is observed for it
+FIELDS = {  # field of a script's case, by observed setting
     "recomputing_blocks": "activation_checkpointing",
     "compute_dtype": "precision",
     "attention": "attention",
@@ -50,27 +50,27 @@ FIELDS = {  # the field of a script's case, by the setting that is observed for 
 
 
 class Observer:
-    """Looks at the training before the first step, during the second (with hooks), and after the last."""
+    """Observes the training before the first step, with hooks in the second step, and after the last step."""
 
-    _second_step: SecondStep  # set by the first step
+    _second_step: SecondStep  # set before the first optimizer step
 
     def __init__(self, case: Case, workload: Workload, *, has_values: bool = True) -> None:
-        """Observe what `workload` trains. `has_values` is False in a dry run: its tensors hold no numbers."""
+        """Observe the training of `workload`. `has_values` is False in a dry run: tensors have no values."""
         self.case = case
         self._has_values = has_values
         self.workload = workload
         self.model: Any = workload.model
-        self.optimizer: Any = None  # the first one that stepped
+        self.optimizer: Any = None  # the first optimizer that stepped
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
         self._collectives_before: int | None = None
         self._settings: dict[str, str] = {}
-        self.dtypes: Dtypes = {}  # of the training; set before the second step of the optimizer
+        self.dtypes: Dtypes = {}  # the dtypes of the training state; set before the second optimizer step
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Look before a step: a hook for `register_optimizer_step_pre_hook`.
+        """Observe the training before a step. This is a hook for `register_optimizer_step_pre_hook`.
 
-        Only the first optimizer that is seen counts.
+        Only the first optimizer that takes a step is observed.
         """
         if self.optimizer is None:
             if self.model is None:
@@ -78,7 +78,8 @@ class Observer:
             if self._has_values:
                 self._before = replicas.fingerprint(self.model)
                 self._collectives_before = replicas.collectives_begun()
-            # Hooks inside a compiled model would change its graphs, so it counts as compiled if unknown.
+            # Hooks inside a compiled model would change its graphs. If it is unknown whether the model is
+            # compiled, it is treated as compiled.
             may_be_compiled = self.case.compile or software.compiled_graphs() != 0
             self._second_step = SecondStep(self.model, inside=not may_be_compiled)
             self.optimizer = optimizer
@@ -88,7 +89,7 @@ class Observer:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings that the second step has shown; empty before it."""
+        """The settings that were observed in the second step; empty before that step."""
         return self._settings
 
     def abandon(self) -> None:
@@ -97,24 +98,24 @@ class Observer:
             self._second_step.finish()
 
     def result(self) -> Observed:
-        """Return everything observed, after the run."""
+        """Return all observations, after the run."""
         if not self._settings:
-            raise MismatchError("nothing trained: no optimizer made two steps")
+            raise MismatchError("nothing trained: no optimizer took two steps")
         self._after = replicas.fingerprint(self.model)
         settings = {
             **self._settings,
-            # A rank of FSDP1 may hold only frozen parameters, and then has nothing that changes.
+            # A rank of FSDP1 may hold only frozen parameters, and those do not change.
             "parameters_changed": "yes" if self._after != self._before or not self._before else "no",
             "compiled": _compiled(),
         }
         environment = software.environment(self.case.framework.packages)
-        # A script's second batch may or may not have padding.
+        # A script's attention kernel is not a setting: it depends on the padding of the second batch.
         if not self.case.framework.promises.builds_model:
             environment["attention_kernel"] = settings.pop("attention_kernel")
         return Observed(settings=settings, environment=environment)
 
     def evidence(self) -> Evidence:
-        """Return what is to be compared between ranks. Parameters are included only after `result`."""
+        """Return the facts to compare between ranks. Parameters are included only after `result`."""
         count = replicas.collectives_begun()
         before = self._collectives_before
         norms = self._before.items()
@@ -134,18 +135,18 @@ class Observer:
         )
 
     def check(self, observed: Observed) -> None:
-        """Raise `MismatchError` if what was observed is not what the case asks for."""
+        """Raise `MismatchError` if the training diverged or did not match the case."""
         infinite = [name for name, norm in self._after.items() if not math.isfinite(norm)]
-        # Otherwise the loss shows it, with its step.
+        # If the loss is known, the loss shows in which step the training diverged.
         if infinite and self.case.framework.promises.loss is None:
             raise MismatchError(
-                f"{infinite[0]} is {self._after[infinite[0]]} after the last step: training diverged, and "
-                "what it measured is worth nothing. Look at the learning rate and the data"
+                f"{infinite[0]} is {self._after[infinite[0]]} after the last step: the training diverged, so "
+                "its measurements are useless. Check the learning rate and the data"
             )
         self._check_asked(observed.settings)
 
     def check_second_step(self) -> None:
-        """Raise the same `MismatchError` for what the second step has shown."""
+        """Raise `MismatchError` if the second step did not match the case."""
         self._check_asked(self._settings, later=("parameters_changed", "compiled"))
 
     def _check_asked(self, settings: Mapping[str, str], later: Collection[str] = ()) -> None:
@@ -155,7 +156,7 @@ class Observer:
             if asked is not None and settings.get(key) != asked and key not in later:
                 said = f"{key}: the case asks for {asked!r}, but {settings.get(key)!r} ran."
                 if key not in ADAPTERS:  # their advice is long
-                    said += " Nothing measured this way would be what its name says."
+                    said += " Nothing measured this way would be what the case says."
                 raise MismatchError(said + self._advice(key))
 
     def _advice(self, key: str) -> str:
@@ -163,11 +164,11 @@ class Observer:
             return ""
         if key == "world_size":
             return (
-                " Start its processes so that they meet, by torchrun or accelerate as command=(...). Some "
-                "scripts open a process group on GPUs alone."
+                " Start its processes with torchrun or accelerate as command=(...), so that they form a "
+                "process group. Some scripts only create a process group on GPUs."
             )
         field = FIELDS.get(key)
-        say = f"say another {field} in the case"
+        say = f"give another {field} in the case"
         if field == "lora":
             say = finetuning.advice(self.model, self._blocks())
         return f" If the script is as it should be, {say}." if field else ""
@@ -195,14 +196,17 @@ class Observer:
         return expected
 
     def _recomputing(self, observed: str) -> str | None:
-        """Return how many blocks should be recomputed according to the case; None if that is unknown."""
+        """Return how many blocks should be recomputed, such as `2 of 4`, according to the case.
+
+        Returns None if this is unknown.
+        """
         if observed == NOT_OBSERVED:
             return None
         mode = self.case.activation_checkpointing
         count = len(self._second_step.forwards)
         if not self.case.model.config and not self.case.framework.promises.builds_model:
-            # Only the name of the model is known. It may have other blocks than those that were found, so
-            # the claim is only whether any block is recomputed.
+            # Only the name of the model is known, and its blocks may not be the ones that were found. So the
+            # check is only whether any block is recomputed.
             if not count:
                 return None
             if (mode != "none") == (not observed.startswith("0 of ")):
@@ -237,13 +241,13 @@ class Observer:
 
 
 class Owners(nn.ModuleList):
-    """Several modules without a common parent that one optimizer steps, as one module."""
+    """Several modules without a common parent, combined into one module because one optimizer steps them."""
 
 
 def owner(optimizer: Any) -> nn.Module:
     """Return the outermost living module with all parameters of `optimizer`: the wrapped model.
 
-    If no module has all of them, return the fewest modules that do together, as `Owners`.
+    If no module has all parameters, return a few modules that have all of them together, as `Owners`.
     """
     engine = engines.of(optimizer)
     if engine is not None:
@@ -259,8 +263,9 @@ def owner(optimizer: Any) -> nn.Module:
         if most is None or not owned[most] & missing:
             raise MismatchError(
                 f"no module owns {len(missing)} of the {len(wanted)} tensors that {type(optimizer).__name__} "
-                "steps: put them into an nn.Module. Copies of parameters (the fp32 master weights of some "
-                "mixed-precision optimizers) have no module, and such training cannot be observed"
+                "steps. Put them into an nn.Module. Copies of parameters, such as the fp32 master weights of "
+                "some mixed-precision optimizers, are not in a module, and training with them cannot be "
+                "observed"
             )
         owners.append(most)
         missing -= owned[most]
@@ -268,7 +273,7 @@ def owner(optimizer: Any) -> nn.Module:
 
 
 def wrapping(model: nn.Module) -> dict[str, str]:
-    """Return which wrapper really is around the model (or inside it), and how and on what mesh it shards."""
+    """Return the wrapper that is really around the model (or inside it), its sharding, and its mesh."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
@@ -295,9 +300,9 @@ def wrapping(model: nn.Module) -> dict[str, str]:
 
 
 def _attention(model: nn.Module) -> dict[str, str]:
-    """Return which attention runs.
+    """Return the attention that runs.
 
-    For a Mamba, return whether mamba_ssm runs the scan, or transformers' own loop.
+    For a Mamba, also return whether mamba_ssm or transformers' own loop runs the scan.
     """
     configs: Any = (getattr(module, "config", None) for module in model.modules())
     config: Any = next((config for config in configs if hasattr(config, attn_implementation.name)), None)
@@ -318,7 +323,7 @@ def _compiled() -> str:
 
 
 def _placement(placement: Any) -> str:
-    # torch uses a different class where FSDP shards what tensor parallelism has already sharded.
+    # torch uses a different class if FSDP shards a tensor that tensor parallelism has already sharded.
     name = type(placement).__name__.removeprefix("_")
     dim = getattr(placement, "dim", None)
     return name if dim is None else f"{name}({dim})"

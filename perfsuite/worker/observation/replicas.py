@@ -1,4 +1,4 @@
-"""Report what `analysis.agreement` needs to check that data-parallel ranks train one model."""
+"""Collect the facts with which `analysis.agreement` checks that data-parallel ranks train one model."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ _sequence_number = private.or_none("sequence_number")
 
 
 def fingerprint(model: nn.Module) -> dict[str, float]:
-    """Return the L1 norm of each trained parameter over this rank's shard, which any step changes."""
+    """Return the L1 norm of this rank's shard of each trained parameter, which changes in every step."""
     trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)
     with torch.no_grad():
         shards = ((name, local(parameter)) for name, parameter in trained)
@@ -30,7 +30,10 @@ def fingerprint(model: nn.Module) -> dict[str, float]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor: a DTensor's shard, that of a library's own kind, or all of it."""
+    """Return this rank's part of a tensor.
+
+    This is the shard of a DTensor or of a library's own sharded tensor. Any other tensor is returned whole.
+    """
     name = next((name for name in _shards() if hasattr(tensor, name)), None)
     held: torch.Tensor = shard_of(tensor) if name is None else getattr(tensor, name)
     return held
@@ -41,10 +44,10 @@ def _shards() -> list[str]:
 
 
 def squares(gradients: Iterable[Any]) -> float | None:
-    """Return the sum of squares of this rank's gradients; None if unknown. Counting modes do not see it.
+    """Return the sum of squares of this rank's gradients; None if unknown. The operators are not counted.
 
-    A part that n ranks of a mesh hold counts 1/n, so that the sums of all ranks add up. If each rank holds
-    everything, as in DDP, its sum is that of the job.
+    A part that n ranks of a mesh hold has the weight 1/n, so that the sums of all ranks add up. If each rank
+    holds all gradients, as in DDP, its sum is already the sum of the job.
     """
     with disable_current_modes(), torch.no_grad(), contextlib.suppress(RuntimeError):
         existing = [gradient for gradient in gradients if gradient is not None]
@@ -78,7 +81,7 @@ def replicated(model: nn.Module) -> set[str]:
 
 
 def _is_whole(parameter: Any) -> bool:
-    # Megatron, and libraries made from it, mark experts so.
+    # Megatron and the libraries derived from it mark experts this way.
     is_expert = not getattr(parameter, "allreduce", True)
     if is_expert or any(hasattr(parameter, name) for name in _shards()):
         return False
@@ -86,10 +89,10 @@ def _is_whole(parameter: Any) -> bool:
 
 
 def collectives_begun() -> int | None:
-    """Return how many collectives began in groups of several ranks; None if the backend does not count."""
+    """Return the number of collectives that began in groups of several ranks; None if it is unknown."""
     if _world is None or _sequence_number is None or not dist.is_initialized():
         return None
     try:
         return sum(int(_sequence_number(group)) for group in _world.pg_map if group.size() > 1)
-    except RuntimeError:  # the backend does not count
+    except RuntimeError:  # the backend does not count collectives
         return None

@@ -1,4 +1,4 @@
-"""Observe the second step, which is not measured, with hooks: blocks, dtypes, attention kernel, tokens."""
+"""Observe the second step with hooks: blocks, dtypes, attention kernel, tokens. That step is not measured."""
 
 import re
 from collections import Counter, deque
@@ -32,11 +32,13 @@ class SecondStep:
         self.tokens = TokenCount()
         self._handles: list[Any] = []
         self._errors: list[Exception] = []
-        # Attention kernel by number of the block, for blocks where one was seen.
+        # The attention kernel of each block in which one was seen, by block number.
         self._kernels: dict[int, str] = {}
-        self._layers: dict[int, tuple[str, int]] = {}  # dtype and number of weights of each layer, by its id
-        self.forwards: list[int] = []  # forwards of the first linear layer of each block, outside of backward
-        self.recomputed: list[int] = []  # the same in backward, where activations are recomputed
+        self._layers: dict[int, tuple[str, int]] = {}  # dtype and number of weights, by the id of a layer
+        # Number of forward calls of each block's first linear layer, outside of backward.
+        self.forwards: list[int] = []
+        # Number of these calls in backward, where activations are recomputed.
+        self.recomputed: list[int] = []
         try:
             self._count_tokens(model)
             if inside:
@@ -50,7 +52,7 @@ class SecondStep:
         # A ModuleList is never called itself.
         outermost = model if isinstance(model, nn.ModuleList) else [model]
         for module in dict.fromkeys([*outermost, *parents]):
-            if not isinstance(module, torch.jit.ScriptModule):  # it supports no hooks
+            if not isinstance(module, torch.jit.ScriptModule):  # does not support hooks
                 self._hook(module.register_forward_pre_hook, self.tokens.enter, with_kwargs=True)
                 self._hook(module.register_forward_hook, self.tokens.leave, always_call=True)
 
@@ -71,7 +73,7 @@ class SecondStep:
                 self._hook(module.register_forward_pre_hook, partial(self._see_attention, index))
 
     def _hook(self, register: Callable[..., Any], hook: Callable[..., None], **how: bool) -> None:
-        """Register a hook that keeps its error for later, because the model must not fail because of it."""
+        """Register a hook that stores its error instead of raising it, so that the model does not fail."""
 
         def run(*args: Any) -> None:
             try:
@@ -93,18 +95,18 @@ class SecondStep:
         given = _first_tensor(args)
         made = _first_tensor(output)
         if given is not None and made is not None:
-            # Avoid reading the weight: ZeRO-3 takes a read of it in a forward for a computation with it.
+            # Do not read the weight here: ZeRO-3 would take this for a use of the weight in forward.
             self._layers[id(module)] = (dtype_name(made.dtype), given.shape[-1] * made.shape[-1])
 
     def linear_layers(self) -> dict[str, int]:
-        """Return how many weights of linear layers compute in each dtype, without quantised layers."""
+        """Return the number of linear-layer weights that compute in each dtype, without quantised layers."""
         elements = Counter[str]()
         for dtype, count in self._layers.values():
             elements[dtype] += count
         return dict(sorted(elements.items()))
 
     def _see_attention(self, index: int, module: nn.Module, args: Any) -> None:
-        # A softmax may belong to a router. Searching on is only worth the time in the last block.
+        # A softmax may belong to a router. Only in the last block is a further search worth the time.
         is_last = index == len(self.forwards) - 1
         is_open = index not in self._kernels or (is_last and self._kernels[index] == UNFUSED)
         if is_open and args and isinstance(args[0], Tensor):
@@ -120,14 +122,14 @@ class SecondStep:
         return self._kernels[max(self._kernels)] if self._kernels else NO_KERNEL
 
     def finish(self) -> None:
-        """Remove the hooks. Raise the first error that a hook has kept from the model, if any."""
+        """Remove the hooks. Raises the first error that a hook caught, if any."""
         for handle in self._handles:
             handle.remove()
         if self._errors:
             raise self._errors[0]
 
     def recomputing(self) -> str:
-        """Return how many blocks ran their forward again in backward."""
+        """Return how many blocks ran their forward again in backward, such as `2 of 4`."""
         if not self.inside or not knows_backward():
             return NOT_OBSERVED
         return f"{sum(count > 0 for count in self.recomputed)} of {len(self.recomputed)}"
@@ -139,10 +141,11 @@ def _first_tensor(values: Any) -> Tensor | None:
 
 
 class TokenCount:
-    """Counts the tokens passed to a model: the elements of its first tensor, if these are integers.
+    """Counts the tokens passed to a model: the elements of its first input tensor, if they are integers.
 
-    The first dimension of that tensor, of any dtype, counts as samples. Only calls of the outermost called
-    module count, because a script may call the module that it has wrapped.
+    The size of the first dimension of that tensor, of any dtype, is the number of samples. If the call of a
+    module is inside the call of another module, only the outer call counts. The outer module may be inside
+    the wrapper, because a script may call the wrapped module directly.
     """
 
     def __init__(self) -> None:
@@ -151,7 +154,7 @@ class TokenCount:
         self._depth = 0
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Take in a call, before it runs."""
+        """Record a call before it runs."""
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled() or in_backward():
             return
@@ -169,7 +172,7 @@ class TokenCount:
             self._padding.append((mask == 0).sum())
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call, even one that failed."""
+        """Record the end of a call, even if it failed."""
         self._depth -= 1
 
     def padding(self) -> int:
@@ -178,9 +181,9 @@ class TokenCount:
 
 
 def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield a call's tensors with their names, including those in a batch, but no labels.
+    """Yield the tensors of a call with their names, including tensors in a batch, but without labels.
 
-    No model reads the labels.
+    Labels are not input of the model.
     """
     for key, value in [*enumerate(args), *kwargs.items()]:
         name = str(key)
@@ -195,19 +198,19 @@ def _tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor
 
 
 def attention_kernel(value: Tensor) -> str | None:
-    """Return the attention that made `value`, from the names of the autograd nodes near it, or None."""
+    """Return the attention kernel that computed `value`, from the names of nearby autograd nodes, or None."""
     kernel = None
     for node in islice(nodes_of(value), NODES_NEAR):
         name = re.sub(r"(Backward)?\d*$", "", node.name())
         if re.search("attention|attn|mha", name, re.IGNORECASE):
             return name.removeprefix("ScaledDotProduct")
         if "softmax" in name.lower():
-            kernel = UNFUSED  # it may be a router's, so go on
+            kernel = UNFUSED  # the softmax may be a router's, so continue
     return kernel
 
 
 def nodes_of(value: Tensor) -> Iterator[Any]:
-    """Yield the autograd nodes that `value` comes from, nearest first."""
+    """Yield the autograd nodes from which `value` was computed, nearest first."""
     ahead = deque[Any]([value.grad_fn])
     seen = set[Any]()
     while ahead:
@@ -219,11 +222,11 @@ def nodes_of(value: Tensor) -> Iterator[Any]:
 
 
 current_graph_task = private.or_none("current_graph_task")
-"""Returns the number of the backward pass that is running, or -1; None if this torch lacks it."""
+"""Function that returns the number of the running backward pass, or -1. None if this torch lacks it."""
 
 
 def knows_backward() -> bool:
-    """Return whether this version of torch can tell that a backward pass is running."""
+    """Return whether this version of torch reports that a backward pass is running."""
     return current_graph_task is not None
 
 

@@ -1,4 +1,4 @@
-"""Record versions, variables and switches that a run depends on. Imports torch."""
+"""Record the versions, variables and switches on which a run depends. Imports torch."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ from perfsuite.results.environment import variables
 from perfsuite.worker.hooks import libraries
 
 PACKAGES = ("transformers", "triton", "peft", "bitsandbytes", "flash_attn", "mamba_ssm")
-"""Packages that are recorded if they are installed, because libraries take kernels from them on their own."""
+"""Packages that are recorded if they are installed, because libraries use their kernels automatically."""
 NOT_THEIRS = frozenset(("perfsuite", "pip", "setuptools", "wheel"))  # distributions that no script depends on
 
 
@@ -33,26 +33,26 @@ def environment(packages: tuple[str, ...] = ()) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     for package in (*packages, *PACKAGES, *libraries.packages()):
-        # It is not installed, or a clone without a version.
+        # The package is not installed, or it is a clone without a version.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             seen[package] = importlib.metadata.version(package)
     if torch.cuda.is_available():
         seen["cuda"] = str(torch.version.cuda)
         seen["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         seen["cudnn"] = str(torch.backends.cudnn.version())
-        # Those of rank 0, since perfsuite binds ranks to sockets.
+        # These are the cores of one rank, because perfsuite binds ranks to sockets.
         seen["cores"] = spans(sorted(os.sched_getaffinity(0)))
     return {**seen, **variables(os.environ)}
 
 
 def imported() -> dict[str, str]:
-    """Return the version of each distribution with an imported module. Takes half a second."""
+    """Return the version of each distribution that has an imported module. Takes half a second."""
     modules = {name.partition(".")[0] for name in sys.modules}
     providers = importlib.metadata.packages_distributions()
     names = {name for module in modules for name in providers.get(module, ()) if name}
     versions = dict[str, str]()
     for name in sorted(names - NOT_THEIRS):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # its metadata are incomplete
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # incomplete metadata
             versions[name] = importlib.metadata.version(name)
     return versions
 
@@ -62,7 +62,7 @@ def program() -> dict[str, str]:
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
     try:
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
-    except OSError:  # there is no file (so this is a directory), or it was deleted
+    except OSError:  # there is no file (the path is then a directory), or it was deleted
         return {}
     return {"script": f"{Path(file).name} {digest}"}
 
@@ -73,7 +73,7 @@ def arithmetic(device: str) -> dict[str, str]:
     on_gpu = device == "cuda"
     matmul = (backends.cuda if on_gpu else backends.mkldnn).matmul.fp32_precision
     convolution = (backends.cudnn if on_gpu else backends.mkldnn).conv.fp32_precision
-    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # NVIDIA's libraries obey it, whatever torch requests
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # for NVIDIA's libraries, this overrides torch
     if on_gpu and override is not None:
         matmul = convolution = "ieee" if override == "0" else "tf32"
     return {
@@ -89,7 +89,7 @@ def _dynamo() -> Mapping[str, Mapping[str, int]]:
 
 
 def compiled_graphs() -> int | None:
-    """Return how many graphs torch.compile has made in this process; None if this torch does not say."""
+    """Return the number of graphs that torch.compile has made in this process; None if it is unknown."""
     with contextlib.suppress(PrivateNameError):
         return _graphs(_dynamo())
     return None
@@ -103,9 +103,9 @@ def is_compiled_anew() -> bool:
 
 
 def compiled_counts() -> Compiled | None:
-    """Return what torch.compile has made; None if nothing. Kernels from inductor's cache count as well.
+    """Return the graphs and kernels that torch.compile has made; None if there are none.
 
-    Raises `PrivateNameError`.
+    Kernels from inductor's cache count as well. Raises `PrivateNameError` if torch lacks a private name.
     """
     counters = _dynamo()
     if not _graphs(counters):

@@ -1,1 +1,1 @@
-"""Measure a machine apart from any training: its rates, its clocks, what the doctor needs to know."""
+"""Measure a machine: its rates, its clocks, and the facts that `perfsuite doctor` needs."""

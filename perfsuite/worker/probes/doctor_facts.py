@@ -7,23 +7,25 @@ from perfsuite.results.rank_report import Memory
 
 
 class ClockFacts(Data):
-    """One training loop, timed in several ways: in seconds per step, or as ratios of neighbouring blocks."""
+    """The timings of one training loop: seconds per step, or ratios of neighbouring blocks of steps."""
 
-    overhead: tuple[float, ...]  # mean step under the clock over the mean bare step, one ratio per pair
-    # Sum of the steps that the clock saw over the host clock's time for the same steps, one ratio per pair.
+    # Mean step time with the clock, divided by the mean step time without it. One ratio per pair of blocks.
+    overhead: tuple[float, ...]
+    # Sum of the measured step times, divided by the host clock's time for these steps. One ratio per pair.
     wall: tuple[float, ...]
-    step_s: float  # median step under the clock
-    # On a GPU: time per step from the first kernel's start to the last one's end, in torch's profiler.
+    step_s: float  # median step time with the clock
+    # Seconds per step in torch's profiler, from the start of the first kernel to the end of the last.
+    # None on a CPU.
     profiler_s: float | None = None
 
 
 class DoctorFile(Document):
-    """The file that the probe writes. The fields of a training are set only if one was requested and ran."""
+    """The file that the probe writes. `clock` and the memory fields are not set by a quick check."""
 
     schema_version: Literal[1] = 1
     devices: int = 0  # number of GPUs that torch can use
     nccl: str | None = None
-    error: str | None = None  # why torch can use none, in the words of torch or the driver
+    error: str | None = None  # the error message of torch or the driver if torch cannot use any GPU
     clock: ClockFacts | None = None
-    memory: Memory | None = None  # the peak that perfsuite reads
-    expected_peak: int = 0  # what that peak should be after the allocation, in bytes
+    memory: Memory | None = None  # the peak memory that perfsuite read after allocating a block
+    expected_peak: int = 0  # the correct value of that peak, in bytes

@@ -1,4 +1,4 @@
-"""Measure what `perfsuite doctor` can only learn in a process that imports torch.
+"""Take the measurements of `perfsuite doctor` that need a process with torch.
 
 Run as `python -m perfsuite.worker.probes.doctor_probe FILE DEVICE [--quick]`.
 """
@@ -29,14 +29,16 @@ from perfsuite.worker.clock.recorder import Recorder
 from perfsuite.worker.clock.timers import clock_for
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
-PAIRS = 10  # alternating bare and timed blocks, so that the machine's influence on both cancels out
-STEPS = 20
-BLOCK_BYTES = 64 * 2**20  # allocated to check that the peak that perfsuite reads rises by as much
+# Number of pairs of neighbouring blocks, one without and one with the clock. The machine's influence on the
+# two blocks of a pair cancels out.
+PAIRS = 10
+STEPS = 20  # per block
+BLOCK_BYTES = 64 * 2**20  # size of an allocation, by which the peak that perfsuite reads must rise
 Run = Callable[[int], list[Any]]
 
 
 def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
-    """Write a `DoctorFile`. With `quick`, it covers only torch, without training."""
+    """Write a `DoctorFile`. With `quick`, nothing is trained, and only the GPUs are checked."""
     facts = DoctorFile() if kind == "cpu" else reached_gpus()
     if not quick and (kind == "cpu" or facts.devices):
         device = torch.device("cuda:0" if kind == "cuda" else "cpu")
@@ -46,7 +48,7 @@ def main(path: str, *, kind: Literal["cpu", "cuda"], quick: bool) -> None:
 
 
 def reached_gpus() -> DoctorFile:
-    """Initialise CUDA, and count all GPUs."""
+    """Initialise CUDA, and return the number of GPUs that torch can use, or the error."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -56,8 +58,10 @@ def reached_gpus() -> DoctorFile:
 
 
 def peak_memory(device: torch.device) -> tuple[Memory, int]:
-    """Allocate and free a block, and read the peak as a rank would. Return it with the expected peak."""
-    torch.ones(1, device=device)  # the allocator's own needs do not belong to the block
+    """Allocate and free a block. Returns the peak memory as a rank would read it, and the expected peak."""
+    # The first allocation initialises the device and the allocator. Their memory must not count as the
+    # block's.
+    torch.ones(1, device=device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     memory = memory_for(device)
     torch.ones(BLOCK_BYTES, dtype=torch.uint8, device=device)
@@ -71,7 +75,7 @@ def clock_facts(device: torch.device, pairs: int = PAIRS) -> ClockFacts:
 
 
 def clock_case(device: torch.device) -> Case:
-    """Return the case whose loop is timed on a `torch.device`."""
+    """Return the case whose training loop is timed on a `torch.device`."""
     on_gpu = device.type == "cuda"
     return Case(
         model="gpt2" if on_gpu else "llama-tiny",
@@ -100,7 +104,7 @@ def one_rank(case: Case, device: torch.device) -> Iterator[Run]:
 
 
 def timed(run: Run, device: torch.device, pairs: int) -> ClockFacts:
-    """Time blocks of `STEPS` steps, alternately bare and under the clock, then under the profiler."""
+    """Time blocks of `STEPS` steps, alternately without and with the clock, then one with the profiler."""
     bare_s(run, device)  # warms up
     blocks = []
     for pair in range(pairs):
@@ -116,7 +120,7 @@ def timed(run: Run, device: torch.device, pairs: int) -> ClockFacts:
 
 
 def bare_s(run: Run, device: torch.device) -> float:
-    """Return the seconds per step, timed as a whole, with the device synchronised before and after."""
+    """Run a block without the clock, synchronise the device, and return the mean seconds per step."""
     timer, _ = clock_for(device)
     gc.collect()
     timer.settle()
@@ -127,7 +131,7 @@ def bare_s(run: Run, device: torch.device) -> float:
 
 
 def under_the_clock(run: Run, device: torch.device) -> Recorder:
-    """Return the recorder of as many steps, measured as in a rank."""
+    """Measure a block of `STEPS` steps as a rank does, and return its recorder."""
     timer, probe = clock_for(device)
     recorder = Recorder(timer, probe=probe)
     recorder.collector = CollectorClock(timer.host)

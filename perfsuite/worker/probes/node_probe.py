@@ -1,7 +1,6 @@
-"""Probe what the device can do before the workload is built: a matmul, a memory copy, an all-reduce.
+"""Measure the rates of a device in a matmul, a memory copy and an all-reduce.
 
-The work is always the same. Compared with other launches or nodes, it separates a slow machine from slow
-code.
+The work is always the same, so comparing launches or nodes distinguishes a slow machine from slow code.
 """
 
 import time
@@ -17,20 +16,24 @@ from perfsuite.worker.clock.timers import CudaTimer, HostTimer
 
 MIB = 2**20
 WAKE_S = 0.2
-# Probes of each device by `node_probe`; the best one shows what it can do, whatever else runs meanwhile.
+# Number of times that `node_probe` probes each device. The best result shows the device's true rate, even if
+# another program disturbed some of the rounds.
 ROUNDS = 10
 
 
 def device_probe(device: torch.device) -> dict[str, float]:
-    """Return rates of this rank's `torch.device`; higher is better. Every rank of the group must call it.
+    """Return the rates of a `torch.device`; higher is better. Every rank of the process group must call this.
 
-    - `matmul_tflops`: 4096 x 4096 in bf16 (fp16 where the GPU has no bf16), best of 5; on a CPU 384 x 384 in
-      fp32 with the process's threads, median of 20. 2 n^3 operations each.
-    - `copy_gb_s`: 256 MiB (CPU: 64) within the device's memory, best of 3; bytes read and written.
-    - `all_reduce_gb_s`: 64 MiB (CPU: 4) in fp32, best of 20 after a barrier; bytes over time ("algorithm
-      bandwidth", see nccl-tests' PERFORMANCE.md). Left out for a single rank, and without a process group.
+    - `matmul_tflops`: on a GPU, the best of 5 matmuls of 4096 x 4096 in bf16 (fp16 if the GPU has no bf16).
+      On a CPU, the median of 20 matmuls of 384 x 384 in fp32, with the threads of the process. A matmul
+      counts as 2 n^3 operations.
+    - `copy_gb_s`: the best of 3 copies of 256 MiB (CPU: 64 MiB) within the device's memory. The bytes read
+      and the bytes written both count.
+    - `all_reduce_gb_s`: the best of 20 all-reduces of 64 MiB (CPU: 4 MiB) in fp32, after a barrier. The rate
+      is bytes divided by time ("algorithm bandwidth" in nccl-tests' PERFORMANCE.md). It is left out if there
+      is only one rank or no process group.
 
-    It keeps no memory, but on a CPU it temporarily raises peak memory by 128 MiB.
+    The probe keeps no memory, but on a CPU it temporarily raises peak memory by 128 MiB.
     """
     return {**_alone(device), **all_reduce_probe(device)}
 
@@ -40,21 +43,23 @@ def _alone(device: torch.device, *, best: bool = False) -> dict[str, float]:
 
 
 def all_reduce_probe(device: torch.device) -> dict[str, float]:
-    """Return only `all_reduce_gb_s` of `device_probe`, for a process group that a library creates."""
+    """Return only the `all_reduce_gb_s` of `device_probe`, for a process group that a library creates."""
     has_peers = dist.is_initialized() and dist.get_world_size() > 1
     return _rounded({"all_reduce_gb_s": _all_reduce_gb_s(device)}) if has_peers else {}
 
 
 def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], object]) -> dict[str, float]:
-    """Return the rates of `device_probe`, and those of all-reduces between two nodes.
+    """Return the rates of `device_probe`, and the rates of all-reduces between neighbouring nodes.
 
-    Every rank of a job on `nodes` nodes, two or more, must call it; the ranks of a node must be consecutive.
-    `on_round` is called with the number of rounds so far. Matmul and copy are the best of `ROUNDS`, in which
-    all devices work at the same time; on a CPU the matmul is the best single one as well.
+    The job must have two or more nodes, with consecutive ranks on each node. Every rank must call this.
+    `on_round` is called with the number of rounds so far.
 
-    - `next_gb_s`, `previous_gb_s`: like `all_reduce_gb_s`, over the ranks of this node and of the next or the
-      previous one. The nodes form a ring. Of only two nodes, the first has a next one and the second a
-      previous one.
+    The rates of matmul and copy are the best of `ROUNDS` rounds, in which all devices work at the same time.
+    Here the best single matmul counts on a CPU as well, instead of the median.
+
+    `next_gb_s` and `previous_gb_s` are like `all_reduce_gb_s`, but between the ranks of this node and the
+    ranks of the next or the previous node in a ring of all nodes. If there are only two nodes, the first one
+    has only a next node, and the second one only a previous node.
     """
     best: dict[str, float] = {}
     for number in range(1, ROUNDS + 1):
@@ -65,7 +70,7 @@ def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], objec
 
 
 def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Return all pairs of neighbours in a ring of nodes. The pairs in one list have no node in common."""
+    """Return all pairs of neighbours in a ring of nodes. The pairs of each list have no node in common."""
     pairs = [(0, 1)] if nodes == 2 else [(node, (node + 1) % nodes) for node in range(nodes)]
     even = pairs[: len(pairs) // 2 * 2]
     return [each for each in (even[::2], even[1::2], pairs[len(even) :]) if each]
@@ -80,7 +85,7 @@ def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
         name = ""
         for first, second in pairs:
             ranks = [each * per_node + rank for each in (first, second) for rank in range(per_node)]
-            group = dist.new_group(ranks)  # every rank has to call it for every group
+            group = dist.new_group(ranks)  # every rank must call this for every group
             if node in (first, second):
                 ours = group
                 name = "next_gb_s" if node == first else "previous_gb_s"
@@ -91,7 +96,8 @@ def _neighbour_probe(device: torch.device, nodes: int) -> dict[str, float]:
 
 
 def _rounded(probed: dict[str, float]) -> dict[str, float]:
-    if torch.cuda.is_initialized():  # otherwise torch would keep the buffers and cuBLAS's workspace
+    # Free the buffers and cuBLAS's workspace, which torch would keep.
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         clear = private.or_none("clear_cublas_workspaces")
         if clear is not None:
@@ -105,7 +111,8 @@ def _matmul_tflops(device: torch.device, *, best: bool) -> float:
     size, times, dtype = (4096, 5, torch.bfloat16) if on_gpu else (384, 20, torch.float32)
     if on_gpu and torch.cuda.get_device_capability(device) < (8, 0):
         dtype = torch.float16
-    # Random numbers, since a GPU draws less power on zeros. The generator is our own, to keep the workload's.
+    # Use random numbers, because a GPU draws less power on zeros. The separate generator leaves the random
+    # numbers of the workload unchanged.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.rand(size, size, generator=generator, device=device).to(dtype)
     out = torch.empty_like(a)
@@ -127,7 +134,7 @@ def _copy_gb_s(device: torch.device) -> float:
 def _all_reduce_gb_s(device: torch.device, group: dist.ProcessGroup | None = None) -> float:
     size = (64 if device.type == "cuda" else 4) * MIB
     buffer = torch.zeros(size // 4, device=device)
-    dist.barrier(group)  # a late rank would find the others waiting
+    dist.barrier(group)  # do not time the wait for a late rank
     return size / min(_seconds(device, lambda: dist.all_reduce(buffer, group=group), 20)) / 1e9
 
 

@@ -1,1 +1,1 @@
-"""Measure a training loop that is not ours, in a process of a user's script."""
+"""Measure the training loop of a user's script, in a process of that script."""

@@ -1,6 +1,6 @@
-"""Measure a training loop that is not ours from inside its process. Hooks on optimizers are the clock.
+"""Measure the training loop of a script from inside its process, with hooks on optimizers as the clock.
 
-No hook touches a device before the script makes a step there. Errors in hooks never reach the script.
+No hook touches a device before the script takes a step on it. Errors in hooks never reach the script.
 """
 
 from __future__ import annotations
@@ -40,31 +40,33 @@ from perfsuite.worker.script.script_rank import Claim, ScriptRank, Standing, wit
 from perfsuite.worker.spans import events
 from perfsuite.worker.spans.phases import NamedPhase
 
-# Load what counts before the memory baseline is taken. What torch lacks is reported when a step is counted.
+# Load the counting code before the memory baseline is taken. If torch lacks a name, this is reported when a
+# step is counted.
 with contextlib.suppress(Exception):
     import perfsuite.worker.counting.loader_workers  # noqa: F401
 
-TOLD_AFTER = 3  # number of first steps after which a mismatch seen in them ends the launch
-# Backward passes (or those of ten steps, if more) after which no step is expected any more.
+TOLD_AFTER = 3  # number of steps after which a mismatch in them ends the launch
+# Number of backward passes without an optimizer step after which the launch fails. It is higher if ten steps
+# of the case need more passes.
 PASSES_WITHOUT_A_STEP = 100
 
 CAPTURED = (
-    "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step is "
-    "the clock: capture forward and backward alone, or switch the graph off"
+    "the script captures its optimizer's step in a CUDA graph. That step is the clock, but a replay of the "
+    "graph does not call the optimizer. Capture only forward and backward, or turn the graph off"
 )
 
 State = Literal["waiting", "measuring", "over", "aside"]
 
 
 class Measured(SystemExit):
-    """Ends the script when everything is measured and written. Its `finally` blocks still run."""
+    """Ends the script when everything is measured and written. The script's `finally` blocks still run."""
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Report an error in a hook, and let the hook return None.
+    """Report an error in a hook instead of raising it. The hook then returns None.
 
-    Errors of the accelerator pass, as do all others while a fault is injected. A mismatch or an error of the
-    script is reported and ends the script.
+    A mismatch or an error of the script is reported and ends the script. Errors of the accelerator are
+    raised, as are all errors in a launch with an injected fault.
     """
 
     @functools.wraps(hook)
@@ -86,7 +88,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attach() -> None:
-    """Measure this process, which has imported torch, if it turns out to train."""
+    """Measure this process if it trains. It has just imported torch."""
     run_dir = RunDir(Path(os.environ[RUN_DIR]))
     leash.listen(run_dir, started_rank())
     attached = Attached(run_dir, documents.read(run_dir.case, CaseFile))
@@ -102,17 +104,20 @@ def _named(framework: Any) -> list[NamedFunction]:
 
 
 def started_rank() -> int | None:
-    """Return the rank that a launcher or the agent gave this process; None if it got none."""
+    """Return the rank that a launcher or the agent gave this process; None if neither did."""
     rank = os.environ.get("RANK") or os.environ.get(RANK)
     return None if rank is None else int(rank)
 
 
 class Attached:
-    """The hooks in one process, which is `waiting` until the clock's first step.
+    """The hooks in one process. The process is in one of these states:
 
-    Then it is `measuring` as a rank, or `aside`, as the child of one, and left alone. Once it is reported, as
-    measured or as failed, it is `over`; its last step still ends the script. Processes that a rank forks are
-    aside.
+    - `waiting`: the clock has not taken its first step
+    - `measuring`: the process is measured as a rank
+    - `aside`: the process is the child of a rank, and the hooks do nothing
+    - `over`: the measurement or a failure has been reported. The last step still ends the script.
+
+    Processes that a rank forks also count as `aside`.
     """
 
     def __init__(self, run_dir: RunDir, request: CaseFile) -> None:
@@ -121,12 +126,12 @@ class Attached:
         self.case = request.case
         self.state: State = "waiting"
         self.rank: ScriptRank | None = None  # this process's measurement, from its first step on
-        self.steps = 0  # optimizer steps of the clock that have ended so far
-        self._written: RankReport | None = None  # the report of a measurement
-        # Take the memory baseline now, because nobody knows when the script will build its model.
+        self.steps = 0  # number of steps of the clock that have ended
+        self._written: RankReport | None = None  # the report with all measurements
+        # Take the memory baseline now, because the script can build its model at any time.
         self._host_memory = memory.HostMemory("when torch was imported")
         if request.device == "cuda":
-            memory.keep_peaks()  # before the script imports torch's function by name
+            memory.keep_peaks()  # before the script can import torch's function by name
         calls.watch()
         frozen.watch()
         gradients.watch()
@@ -135,7 +140,7 @@ class Attached:
         if dist.is_available():
             startup_clock.watch(dist, "init_process_group", startup_clock.PROCESS_GROUP)
         if request.counts:
-            with contextlib.suppress(Exception):  # it cannot be imported
+            with contextlib.suppress(Exception):  # the import may fail
                 from perfsuite.worker.counting import loader_workers
 
                 loader_workers.watch(run_dir)
@@ -144,8 +149,8 @@ class Attached:
         self._search.begin()
         self._optimizers = Optimizers(getattr(self.case.framework, "clock", None))
         self._losses = Losses() if self.case.framework.promises.loss is not None else None
-        self._pid: int | None = None  # set at the first step; it identifies forked processes
-        # The report's header at the first step, since a rank may leave its group afterwards.
+        self._pid: int | None = None  # process id at the first step, to recognise forked processes
+        # The report without measurements as of the first step, because a rank may leave its group later.
         self._at_first_step: RankReport | None = None
         self._passes = 0  # backward passes before any optimizer step
         calls.before(torch.autograd, "backward", self._before_backward)  # also called by `Tensor.backward`
@@ -153,10 +158,10 @@ class Attached:
         register_optimizer_step_post_hook(self._after_optimizer_step)
 
     def is_aside(self) -> bool:
-        """Return whether this process is a child of the measured one."""
+        """Return whether this process is a child of the measured process."""
         return self.state == "aside" or self._pid not in (None, os.getpid())
 
-    # The clock. If the optimizer is inside a library's engine, the engine's step counts instead.
+    # The clock. If a library's engine holds the optimizer, the engine's steps count instead.
 
     @_guarded
     def _before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -170,7 +175,7 @@ class Attached:
 
     @_guarded
     def _before(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Start the clock at the first step, after everything that perfsuite itself does before it."""
+        """Handle the start of a step. The first one starts the clock, after perfsuite's preparations."""
         with startup_clock.Part(startup_clock.PERFSUITE):
             self._take(optimizer, args, kwargs)
 
@@ -193,7 +198,7 @@ class Attached:
             self.rank.start()
 
     def _after(self, optimizer: Any) -> None:
-        """End the script after the last step that the case asks for, whatever went wrong before."""
+        """Handle the end of a step. After the last step of the case, end the script even after errors."""
         if self._ends_step(optimizer):
             self.steps += 1
             if self.state == "measuring":
@@ -235,14 +240,14 @@ class Attached:
             if self._passes > max(PASSES_WITHOUT_A_STEP, 10 * accumulation) and self._must_be_rank():
                 raise ScriptError(
                     f"no optimizer of torch has stepped after {self._passes - 1} backward passes (the case "
-                    f"says gradient_accumulation={accumulation}): the clock is the step of a "
-                    "torch.optim.Optimizer, and what trains without one cannot be measured"
+                    f"says gradient_accumulation={accumulation}). The steps of a torch.optim.Optimizer are "
+                    "the clock, and training without such an optimizer cannot be measured"
                 )
 
-    # Which process of a launch is a rank.
+    # Decide which process of a launch is a rank.
 
     def _stand(self) -> Standing:
-        """Return how this process relates to others of its rank, before it trains. Raises as `Claim`."""
+        """Return how this process relates to the other processes of its rank (`Claim.stand`)."""
         self._pid = os.getpid()
         self._at_first_step = self._empty
         return Claim(self.run_dir, self._empty.rank).stand() if self._may_be_rank() else "child"
@@ -264,7 +269,7 @@ class Attached:
     def _become_rank(self, optimizer: Any, *, is_next: bool) -> ScriptRank:
         leash.die_with_parent()
         empty = self._empty
-        leash.listen(self.run_dir, empty.rank)  # only known here if the script starts its own processes
+        leash.listen(self.run_dir, empty.rank)  # again, because `attach` may not have known the rank
         rank = ScriptRank(
             *(self.run_dir, self.request, empty),
             losses=self._losses,
@@ -274,7 +279,7 @@ class Attached:
         if is_next:
             self.run_dir.rank(empty.rank).unlink(missing_ok=True)
             rank.notes.append(
-                f"another process trained as rank {empty.rank} before, and ended without being measured"
+                f"another process trained as rank {empty.rank} earlier, and ended without being measured"
             )
         rank.begin(optimizer, self._host_memory)
         return rank
@@ -282,7 +287,10 @@ class Attached:
     # The report.
 
     def _finish(self, rank: ScriptRank) -> None:
-        """Write the report, then probe the device, which may hang or run out of memory, and write again."""
+        """Write the report. Then probe the device and write the report again with the device's rates.
+
+        The probe may hang or run out of memory.
+        """
         rank.recorder.finish()
         report = self._written = rank.measured()
         self._write(rank, report)
@@ -301,15 +309,15 @@ class Attached:
 
     @_guarded
     def crashed(self, error: BaseException) -> None:
-        """Report an uncaught error, unless this process may be just a helper of a rank."""
+        """Report an uncaught error, unless this process might only be a helper of a rank."""
         is_known = started_rank() is not None and self._may_be_rank()
         if self.rank is not None or (is_known and not self.run_dir.rank(self._empty.rank).exists()):
             self.fail_with(error)
 
     @_guarded
     def exits(self) -> None:
-        """Report that the rank was not measured, when its process ends."""
-        # Python keeps the error even if our hook was replaced.
+        """When the process ends, report a failure if its rank was not measured."""
+        # Python keeps the last uncaught error even if the script has replaced our `excepthook`.
         if self._optimizers.seen and self.state != "over":
             self.fail_with(getattr(sys, "last_value", None) or self._ended_early())
 
@@ -321,14 +329,14 @@ class Attached:
             )
         several = f". {optimizers.summary()}" if len(optimizers.seen) > 1 else ""
         return ScriptError(
-            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps: lower "
-            "max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
-            f"launch, have it keep them in {LAUNCH_DIR} (in its arguments, command or env), a new directory "
-            f"in each launch{several}"
+            f"the script ended after {self.steps} of {self.case.total_steps} optimizer steps. Lower "
+            "max_warmup_steps or steps, or give the script more data. If it resumes from files of an earlier "
+            f"launch, pass {LAUNCH_DIR} in its arguments, command or env, and keep the files there: it is a "
+            f"new directory in each launch{several}"
         )
 
     def give_up(self, error: Exception) -> None:
-        """Report an error of ours, and let the script train on without us."""
+        """Report an error in perfsuite, and let the script continue without being measured."""
         traceback.print_exception(error)
         try:
             startup_clock.end()
@@ -342,7 +350,7 @@ class Attached:
             traceback.print_exc()
 
     def fail_with(self, error: BaseException) -> None:
-        """Report an error of the script, which ends it."""
+        """Report an error that ends the script."""
         signal.alarm(LEAVE_S)
         failure = failure_of(error, self._empty.rank)
         self._fail(failure.replace(message=f"{failure.message}{without_launcher(error)}"))

@@ -14,22 +14,25 @@ from perfsuite.worker.observation.second_step import in_backward, nodes_of
 
 
 class Losses:
-    """The scalars that backward is called on, summed over the micro-batches of each step.
+    """The scalars on which backward is called, summed over the micro-batches of each step.
 
-    They stay on the device in fp32, so nothing waits for them. In the second step, the graph of each loss is
-    searched for a parameter of the clock's optimizer. If some losses lead to one, the others are left out of
-    every step, by their position in it. (If none does, all count: FSDP's graphs end in tensors other than
-    those that are stepped.) In the first step only the last losses count, as many as in the second: earlier
-    ones did not belong to training.
+    The losses stay on the device in fp32, so nothing waits for them.
+
+    In the second step, the graph of each loss is searched for parameters of the clock's optimizer. If some
+    losses lead to such a parameter, the losses at the other positions are left out of every step. If no loss
+    does, all losses count, because with FSDP the graphs do not end in the optimizer's tensors.
+
+    If the first step has more losses than the second, only its last losses count: the earlier ones were not
+    part of the training.
     """
 
     def __init__(self) -> None:
         self._sums = OwnList[Tensor | None]()  # the loss of each step
         self._summed: list[int] = []  # number of losses in each sum
         self._first: list[Tensor] = []  # the losses of the first step
-        # Which losses of a step count, by position; known after the second step.
+        # Whether each loss of a step counts, by position; known after the second step.
         self._counts: list[bool] = []
-        self._stepped: set[int] = set()  # ids of the tensors that the clock steps; known after the first step
+        self._stepped: set[int] = set()  # ids of the clock's parameters; known after the first step
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -39,7 +42,7 @@ class Losses:
         self._counted = 0
 
     def see(self, loss: Tensor) -> None:
-        """Take in a loss that backward is about to be called on."""
+        """Record a loss on which backward is about to be called."""
         value = self._value(loss)
         place = self._place
         self._place += 1
@@ -52,7 +55,7 @@ class Losses:
             self._counted += 1
 
     def _value(self, loss: Tensor) -> Tensor:
-        # Copy the value, because a script may go on to average its loss over the ranks in place.
+        # Copy the value, because a script may later average its loss over the ranks in place.
         local: Tensor = shard_of(loss)
         return local.detach().to(torch.float32, copy=True)
 
@@ -85,41 +88,42 @@ class Losses:
         return [loss for loss, counts in zip(losses, self._counts, strict=True) if counts]
 
     def of_steps(self, micro_batches: int) -> tuple[float, ...]:
-        """Return the loss of each step. Raises `MismatchError` as `check` does."""
+        """Return the loss of each step. Raises `MismatchError` (see `check`)."""
         self.check(micro_batches)
         return tuple(float(total) for total in self._sums if total is not None)
 
     def check(self, micro_batches: int, *, more_come: bool = False) -> None:
-        """Raise `MismatchError` if the steps so far do not consist of `micro_batches` losses each.
+        """Raise `MismatchError` if a step has no loss, or if most steps do not have `micro_batches` losses.
 
-        With `more_come`, it only raises if all steps have the same wrong number, because fp16's scaler skips
-        some of the first steps.
+        With `more_come`, a wrong number of losses is only an error if it is the same in all steps, because
+        the gradient scaler of fp16 skips some of the first steps.
         """
         passes = self._summed
         if 0 in passes:
             raise MismatchError(
-                f"loss: backward was called on no scalar in step {passes.index(0)}: "
-                "say loss=None where a script's loss cannot be seen so"
+                f"loss: backward was not called on a scalar in step {passes.index(0)}. "
+                "If the script's loss cannot be observed this way, give loss=None"
             )
         usual = mode(passes)
         if usual != micro_batches and not (more_come and len(set(passes)) > 1):
             raise MismatchError(
                 f"gradient_accumulation: the case says {micro_batches}, but backward was called on {usual} "
-                "losses a step. Correct the case, or say loss=None if these are not its micro-batches"
+                "losses per step. Correct the case, or give loss=None if the losses are not the micro-batches"
             )
 
 
 class Passes(Losses):
-    """Counts calls of backward without values, as in a dry run."""
+    """Counts the calls of backward without keeping the losses, for a dry run."""
 
     def _value(self, loss: Tensor) -> Tensor:
         return torch.zeros(())
 
 
 def loss_of(tensors: Any) -> Tensor | None:
-    """Return the tensor of any size that backward is called on; None if the call is not part of training.
+    """Return the tensor, of any size, on which backward is called; None if the call is not part of training.
 
-    It is None when activations are recomputed in a backward, and when operations are counted without data.
+    A call is not part of training if it recomputes activations inside another backward, or if it only counts
+    operations without data (on the meta device).
     """
     if isinstance(tensors, list | tuple) and len(tensors) == 1:
         tensors = tensors[0]
@@ -128,7 +132,7 @@ def loss_of(tensors: Any) -> Tensor | None:
 
 
 def _leads_to(loss: Tensor, wanted: set[int]) -> bool:
-    """Return whether backward from `loss` ends in one of these tensors."""
+    """Return whether backward from `loss` reaches a tensor whose id is in `wanted`."""
     if loss.grad_fn is None:
         return id(loss) in wanted
     return any(id(getattr(node, "variable", None)) in wanted for node in nodes_of(loss))

@@ -1,4 +1,4 @@
-"""The rank that a script's process becomes at its first step. Imports torch."""
+"""Measure a script's process as a rank, from its first step on. Imports torch."""
 
 from __future__ import annotations
 
@@ -42,10 +42,14 @@ TWICE = "twice"
 
 
 class Claim:
-    """Decides which process of a launch is a rank: the first one that trains as it.
+    """Decides which process of a launch is measured as `rank`: the first process that trains as this rank.
 
-    Stages of a shell script, child processes or workers may train as well. Each adds lines to the rank's
-    file: `trains PID HOST` for each process, `given EVIDENCE`, and `twice`.
+    Stages of a shell script, child processes or workers may train as well. The processes share a file, to
+    which they add these lines:
+
+    - `trains PID HOST`: this process trains as the rank
+    - `given EVIDENCE`: the input of the model in the second step
+    - `twice`: two processes have trained as the rank
     """
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
@@ -54,15 +58,17 @@ class Claim:
         self._path = run_dir.training(rank)
 
     def stand(self) -> Standing:
-        """Add this process, which is about to train as this rank.
+        """Record that this process is about to train as this rank, and return how it relates to the others.
 
-        Return `first` if no process has trained as this rank, `next` if the one that did has ended by itself,
-        and `child` if an ancestor of this process trains as it. Raises `MismatchError` if another process
-        trains as it, or was measured.
+        - `first`: no other process has trained as this rank
+        - `next`: the process that trained as this rank before has ended by itself
+        - `child`: an ancestor of this process trains as this rank
+
+        Raises `MismatchError` if another process trains as this rank, or has been measured as this rank.
         """
         host = socket.gethostname()
         mine = f"{os.getpid()} {host}"
-        # Written before reading, so that of two simultaneous processes one is the second.
+        # Write before reading: if two processes do this at the same time, one of them sees the other's line.
         self._add(TRAINS, mine)
         processes = self._all(TRAINS)
         before = processes[: processes.index(mine)]
@@ -82,11 +88,11 @@ class Claim:
         raise self.twice()
 
     def give(self, evidence: Evidence) -> None:
-        """Record what the model was given in the second step."""
+        """Record the evidence of the second step, such as the number of tokens that the model was given."""
         self._add(GIVEN, evidence.model_dump_json())
 
     def given(self) -> Evidence | None:
-        """Return what the model was given; None if that is not recorded yet."""
+        """Return the evidence of the second step; None if it is not recorded yet."""
         lines = self._all(GIVEN)
         return Evidence.model_validate_json(lines[-1]) if lines else None
 
@@ -97,9 +103,9 @@ class Claim:
     def twice(self) -> MismatchError:
         """Create the error that both processes raise."""
         return MismatchError(
-            f"two processes of this command trained as rank {self._rank}: one process of each rank is "
-            "measured, and ended after its last measured step. Give each stage of training a case of its "
-            "own; processes that train together need a process group"
+            f"two processes of this command trained as rank {self._rank}, but only one process per rank can "
+            "be measured, and it ends after its last measured step. Give each stage of training its own "
+            "case. Processes that train together need a process group"
         )
 
     def _add(self, word: str, value: str = "") -> None:
@@ -115,7 +121,7 @@ class Claim:
 
 
 class ScriptRank(Rank):
-    """The measurement of a training that perfsuite did not build. It is observed from its first step on."""
+    """The measurement of a training run that perfsuite did not build, observed from its first step on."""
 
     observer: Observer  # set by `begin`
 
@@ -136,7 +142,7 @@ class ScriptRank(Rank):
         self._search = search
 
     def begin(self, optimizer: Any, host_memory: memory.HostMemory) -> None:
-        """Create the clock and the observer for the clock's `optimizer`. The clock starts later."""
+        """Create the observer, and the clock that times the steps of `optimizer`. The clock starts later."""
         device = torch.device("cpu")
         counters: memory.HostMemory | memory.CudaMemory | None = host_memory
         if self.request.device == "cuda":
@@ -155,10 +161,10 @@ class ScriptRank(Rank):
         self._search.end()
 
     def before_optimizer_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Show a step of the clock, even if a new optimizer has replaced the first one.
+        """Pass on a step of the clock, even if a new optimizer has replaced the first one.
 
-        In the second step, record what the model was given. Raises `MismatchError` if that step does not
-        match the case.
+        In the second step, also record its evidence. Raises `MismatchError` if that step does not match the
+        case.
         """
         first = self.observer.optimizer or optimizer
         if optimizer is not first and self.recorder.counting is not None:
@@ -171,14 +177,14 @@ class ScriptRank(Rank):
     def check_first_steps(self) -> None:
         """Raise `MismatchError` if the first steps do not match the case.
 
-        They may have no loader or phase of the given name, or another number of micro-batches. Rank 0 also
-        checks the number of tokens.
+        Each rank checks the names of loaders and phases and the number of micro-batches. Rank 0 also checks
+        the number of tokens.
         """
         for named in self._search.named:
             named.check()
         if self._losses is not None:
             self._losses.check(self.case.gradient_accumulation, more_come=True)
-        if self.report.rank == 0:  # rank 0 checks for all, because ranks may have different numbers of tokens
+        if self.report.rank == 0:  # checks for all ranks, because their numbers of tokens may differ
             evidence = [Claim(self.run_dir, number).given() for number in range(self.report.world_size)]
             report = self.report.replace(tokens_per_step=self.workload.tokens_per_step(self.case))
             of_ranks = [report.replace(evidence=of_rank) for of_rank in evidence]
@@ -188,19 +194,19 @@ class ScriptRank(Rank):
                     raise MismatchError(why)
 
     def look_for_names(self) -> None:
-        """Look for names in the case that the script had not defined before its first step."""
+        """Look for functions that the case names and that the script did not define before its first step."""
         for named in self._search.look_late():
             self.notes.append(
-                f"{named.name} was defined during the first {self.recorder.steps} steps: what was called "
-                "before is not in its times"
+                f"{named.name} was defined during the first {self.recorder.steps} steps: its times do not "
+                "include earlier calls"
             )
 
     def measured(self) -> RankReport:
-        """Return the report of all steps, after the last one."""
+        """Return the report on all steps, after the last step."""
         self.notes += self._optimizers.notes()
         report = self.finish()
         assert report.observed is not None
-        # Add the imported packages and a digest of the script, so that a verdict can list changes of them.
+        # Add the imported packages and a digest of the script, so that a verdict can list changes in them.
         imported = software.imported() if report.rank == 0 else {}
         environment = {**imported, **report.observed.environment, **software.program()}
         report = report.replace(observed=report.observed.replace(environment=environment))
@@ -208,20 +214,21 @@ class ScriptRank(Rank):
             return report
         try:
             loss = () if self._losses is None else self._losses.of_steps(self.case.gradient_accumulation)
-        except MismatchError as error:  # everything measured is kept
+        except MismatchError as error:  # keep all measurements
             return report.replace(failure=failure_of(error, report.rank))
-        # Count FLOPs last: only now the trained share of the weights is known, and counting builds a model.
+        # Count FLOPs last, because counting builds a model, and the frozen share of the weights is only
+        # known now.
         flops = count_known(self.case, frozen_share=finetuning.frozen_share(self.observer.model))
         return report.replace(loss=loss, flops=with_float8(flops, self.observer.model))
 
     def wait_for_others(self) -> None:
-        """Return when every rank has written its report, or after `WAIT_S`."""
+        """Wait until every rank has written its report, but not longer than `WAIT_S`."""
         until = time.monotonic() + WAIT_S
         while not all(file.exists() for file in self._reports()) and time.monotonic() < until:
             time.sleep(0.02)
 
     def are_all_measured(self) -> bool:
-        """Return whether every rank has measured, so that none will be missing in a collective."""
+        """Return whether every rank was measured without a failure, so that all can join a collective."""
         reports = [documents.read_or_none(file, RankReport) for file in self._reports()]
         return all(report is not None and report.failure is None for report in reports)
 
@@ -229,7 +236,7 @@ class ScriptRank(Rank):
         return [self.run_dir.rank(rank) for rank in range(self.case.topology.world_size)]
 
     def probed(self) -> dict[str, float]:
-        """Return the rates of the device, or nothing if the script leaves too little memory for the probe."""
+        """Return the rates of the device; empty if the probe fails, for example for lack of memory."""
         is_gpu = self.device.type == "cuda"
         on_device = torch.cuda.device(self.device) if is_gpu else contextlib.nullcontext()
         with contextlib.suppress(Exception), on_device:
@@ -238,13 +245,14 @@ class ScriptRank(Rank):
 
 
 def without_launcher(error: BaseException) -> str:
-    """Return advice for a script that lacks a launcher's variable; empty for other errors."""
+    """Return advice if an error is about a missing variable of a launcher; empty for other errors."""
     named = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR)\b", message_of(error))
     if named is None or not isinstance(error, KeyError | ValueError) or named[0] in os.environ:
         return ""
     return (
-        f". {named[0]} is not set, as one process starts the way `python` starts it. If the script needs "
-        'torchrun, say so in the case: command=("torchrun", "--standalone", "--nproc-per-node=1", ...)'
+        f". {named[0]} is not set, because a single process is started as `python` would start it. If the "
+        'script needs torchrun, give command=("torchrun", "--standalone", "--nproc-per-node=1", ...) in the '
+        "case"
     )
 
 

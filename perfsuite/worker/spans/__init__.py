@@ -1,1 +1,1 @@
-"""Record spans of a run that are not steps: recognised events, and phases."""
+"""Record the spans of a run other than steps: recognised events and phases."""

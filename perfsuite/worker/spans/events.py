@@ -1,9 +1,12 @@
-"""Recognise checkpoints, their loading and evaluation without changing the training. Imports torch.
+"""Recognise when a training run saves or loads a checkpoint, or evaluates its model. Imports torch.
 
-The functions of libraries are wrapped as soon as they are imported. `RECOGNISED` has those of torch, and of
-libraries that others build on or that have several names. A framework names those of its own library. A name
-with an underscore is private to its library (seen in transformers 5.23, lightning 2.6). Without it, a note
-says so, and the event only has the seconds of the functions that it calls, or is not recognised.
+The functions of a library are wrapped as soon as the library is imported. `RECOGNISED` lists the functions of
+torch, of libraries on which other libraries build, and of libraries that have several names. A framework
+lists the functions of its own library (`Library.events`).
+
+A name that begins with an underscore is private to its library (seen in transformers 5.23, lightning 2.6). If
+the library lacks the name, a note says so. The event is then not recognised, or its seconds only include the
+recognised functions that the private one calls.
 """
 
 from __future__ import annotations
@@ -45,15 +48,15 @@ class File(NamedTuple):
     name: str
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return its value in a call; None if it is missing, which the function itself reports."""
+        """Return the argument's value in a call; None if it is missing, which the function itself reports."""
         return args[self.position] if len(args) > self.position else kwargs.get(self.name)
 
 
 class Recognised(NamedTuple):
-    """A function whose calls are an event."""
+    """A function whose calls are events."""
 
     module: str
-    path: str  # with a dot for a method
+    path: str  # `function` or `Class.method`
     event: Event
     file: File | None = None  # for functions that write or read one file
 
@@ -90,7 +93,7 @@ RECOGNISED = (
 ASYNC = "async_save"
 
 _imports: AfterImport | None = None
-_writing: set[int] = set()  # threads in which `_wrap_shards` counts all written bytes
+_writing: set[int] = set()  # ids of the threads in which `_wrap_shards` counts all written bytes
 
 
 def watch() -> None:
@@ -133,7 +136,7 @@ def watch() -> None:
 
 
 def of_library(library: Library) -> Iterator[Recognised]:
-    """Yield the functions that a framework names for its library."""
+    """Yield the functions of a framework's library that are events (`Library.events`)."""
     for function, event in library.events.items():
         module, _, path = function.partition(":")
         yield Recognised(module, path, event)
@@ -146,7 +149,7 @@ def look_again() -> None:
 
 
 def _allocator_peak() -> int | None:
-    # Querying would initialise CUDA, which then fails in forked processes.
+    # Reading the peak would initialise CUDA, and CUDA then fails in forked processes.
     if not torch.cuda.is_initialized():
         return None
     return torch.cuda.memory_stats().get("allocated_bytes.all.peak")
@@ -163,7 +166,7 @@ def _wrap(recognised: Recognised, module: ModuleType) -> None:
             absent = f"{recognised.module}.{recognised.path} does not exist in this version"
             phases.spans.note(f"not all events are recognised: {absent} ({recognised.event})")
         return
-    if hasattr(function, "is_event"):  # it is watched already
+    if hasattr(function, "is_event"):  # already wrapped
         return
 
     def wrap(function: Callable[..., Any]) -> Any:
@@ -183,10 +186,10 @@ def _wrap(recognised: Recognised, module: ModuleType) -> None:
 
 
 def _of_a_file(function: Callable[..., Any], event: str, file: File) -> Any:
-    """Wrap a function that saves or loads one file: its calls become an event, and its bytes are counted.
+    """Wrap a function that saves or loads one file. Its calls become events, and saved bytes are counted.
 
-    In-memory files are not events, since objects sent to other ranks use them. Neither are reads by a data
-    loader.
+    A call with an in-memory file is not an event, because such files are used to send objects to other ranks.
+    A file that a data loader reads is not an event either.
     """
     as_span = span_of(_counted(function, file) if event == SAVE else function, event, is_event=True)
 
@@ -238,7 +241,8 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
     def watched(*args: Any, **kwargs: Any) -> Any:
         left = None if phases.spans is None else phases.spans.leave()
         response = function(*args, **kwargs)
-        if left is not None:  # since torch 2.9, a stager may make it return two futures
+        # Since torch 2.9, the function returns two futures with some stagers. The upload's future ends last.
+        if left is not None:
             left.future = getattr(response, "upload_completion", response)
         return response
 
@@ -246,9 +250,10 @@ def _in_the_background(function: Callable[..., Any], event: str) -> Any:
 
 
 def _wrap_shards(module: ModuleType) -> None:
-    """Count the bytes of this rank's part of a sharded checkpoint.
+    """Count the bytes of a sharded checkpoint that this rank writes.
 
-    torch's function writes them, and returns a future with a result for each item. Raises `PrivateNameError`.
+    torch's private function `write_data` returns a future with a result for each item that it has written.
+    Raises `PrivateNameError` if torch lacks that function.
     """
     write = private.write_data
     if hasattr(write, "is_event"):

@@ -1,6 +1,6 @@
-"""Mark parts of a training as phases of a launch: `perfsuite.phase`. Imports no torch.
+"""Mark parts of a training script as phases (`perfsuite.phase`). Imports no torch.
 
-Outside of a launch nothing listens, and a phase only checks a variable that is None.
+Outside of a launch, a phase only checks that a variable is None.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _no_torch() -> bool:
     return False
 
 
-spans: Spans | None = None  # the spans of this process, if a launch measures it
+spans: Spans | None = None  # the spans of this process; None if no launch measures it
 is_compiling: Callable[[], bool] = _no_torch
-"""Whether torch is compiling the caller. Compiled code has no phases, because they would break its graph."""
+"""Return whether torch is compiling the caller. Phases would break the graph, so compiled code has none."""
 
 
 class _Begun(threading.local):
-    """The spans that a thread has begun and not ended, for one phase."""
+    """The spans of one phase that a thread has begun and not yet ended."""
 
     def __init__(self) -> None:
         self.spans: list[Span | None] = []
@@ -40,8 +40,8 @@ class _Begun(threading.local):
 class phase:
     """Mark a part of a training script as a phase: `with phase("rollout"): ...`, or `@phase("rollout")`.
 
-    A launch reports the phase's seconds, and what it did, under this name. Outside of a launch it does
-    nothing. A phase may hold other phases.
+    A launch reports the seconds and the work of the phase under this name. Outside of a launch, a phase has
+    no effect. A phase may contain other phases.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,7 +58,7 @@ class phase:
             spans.end(span)
 
     def __call__(self, function: F) -> F:
-        """Wrap a function, static method or class method so that its calls are the phase.
+        """Wrap a function, static method or class method so that each of its calls is the phase.
 
         Raises `CaseError` for a class, and for a function that is async or a generator.
         """
@@ -73,13 +73,13 @@ class phase:
 
 
 def why_not_timed(function: Any) -> str | None:
-    """Return why timing a function's calls would miss its work; None if it would not."""
+    """Return why a function's calls cannot be timed; None if they can."""
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not any(is_kind(function) for is_kind in kinds):
         return None
     return (
-        "is a generator or async: a call of it only begins the work. Name the function that waits for it, or "
-        "write `with perfsuite.phase(...)` around what waits"
+        "is a generator or async function: calling it only begins the work. Name the function that waits for "
+        "the work, or put `with perfsuite.phase(...)` around the code that waits"
     )
 
 
@@ -88,7 +88,7 @@ def watched(function: F, name: str, *, is_event: bool = False) -> F:
 
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder = None if is_compiling() else spans  # `spans` may be gone when the call ends
+        recorder = None if is_compiling() else spans  # `spans` may be None when the call ends
         span = None if recorder is None else recorder.begin(name, is_event=is_event)
         if recorder is None or span is None:
             return function(*args, **kwargs)
@@ -109,13 +109,14 @@ class NamedPhase(NamedFunction):
         self._why_not_timed: str | None = None
 
     def check(self) -> None:
-        """Raise `MismatchError` if a module that the script has imported has no such function.
+        """Raise `MismatchError` if the function cannot be timed, or if its imported module lacks it.
 
-        The module may be imported later. Whether any rank calls the function is only known at the end.
+        A module that is not imported yet may be imported later. Whether any rank calls the function is only
+        known when the run ends.
         """
         why = self._why_not_timed or (self.why_not_found() if self.is_imported else None)
         if why is not None:
-            advice = "" if self._why_not_timed else ": name a function or method that the script calls"
+            advice = "" if self._why_not_timed else ". Name a function or method that the script calls"
             raise MismatchError(f"phases={{{self._phase!r}: {self.name!r}}}: {why}{advice}")
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Record the spans of a run that are not steps: events, such as a checkpoint, and phases. Imports no torch.
+"""Record the spans of a run other than steps: events, such as saving a checkpoint, and phases. No torch.
 
-Only seconds of the training thread count, because the other threads delay nothing. Errors of ours never reach
-the training: they become notes.
+Only the seconds of the training thread are reported, because other threads do not delay the training. Errors
+in perfsuite never reach the training: they become notes.
 """
 
 from __future__ import annotations
@@ -22,43 +22,46 @@ from perfsuite.results.rank_report import SpanTimes
 from perfsuite.worker.clock.timers import HostTimer
 from perfsuite.worker.spans.running import Running
 
-# Maximum number of span names in a launch, since a script may generate names such as `rollout 17`.
+# Maximum number of span names in a launch, because a script may generate names such as `rollout 17`.
 MOST_NAMES = 50
 
 
 @dataclass(kw_only=True, eq=False)
 class Span:
-    """One time that a thread is in a span. Its work is counted the first time."""
+    """One occurrence of a span in a thread. Work is only counted in the first occurrence."""
 
     name: str
     thread: int
     is_event: bool  # recognised, as opposed to named by a case or a script
     is_counted: bool
-    steps: int  # number of steps that had ended when it began
-    since: float | None = None  # None until it is timed
-    # Number when it began; afterwards, the number that began inside it; None if unknown.
+    steps: int  # number of steps that had ended when the span began
+    since: float | None = None  # the time at which the span began; None before that
+    # While the span is open: the number of collectives that had begun before it. After that: the number that
+    # began inside the span. None if unknown.
     collectives: int | None = None
-    # The allocator's when it began; afterwards, its own if that is higher; None if unknown.
+    # While the span is open: the allocator's peak before it, in bytes. After that: the new peak, or None if
+    # the span did not raise the peak. None if unknown.
     peak: int | None = None
     bytes_written: int | None = None  # None if no write was seen
-    left: Background | None = None  # work that it left to other threads
+    left: Background | None = None  # work that the span left to other threads
 
 
 @dataclass(kw_only=True, eq=False)
 class Background:
     """Work that a span left to other threads."""
 
-    future: Any = None  # None until the work is known
-    is_mixed: bool = False  # whether more work began before it had ended, so that writes cannot be attributed
+    future: Any = None  # the future of the work; None until the work has been started
+    # Whether other background work began before this work had ended, so that writes cannot be attributed.
+    is_mixed: bool = False
 
     def is_over(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the work has ended."""
         return self.future is not None and bool(self.future.done())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meters:
-    """The meters that are read when a span begins and ends. Each returns None if its value is unknown."""
+    """The functions that are called when a span begins and ends. They return None if a value is unknown."""
 
     now: Callable[[], float] = HostTimer().stamp
     collectives: Callable[[], int | None] = lambda: None  # number begun so far
@@ -66,14 +69,14 @@ class Meters:
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn an error of `method` into a note, and return None."""
+    """Turn an error in `method` into a note. The method then returns None."""
 
     @functools.wraps(method)
     def guarded(self: Spans, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            self.note(f"events and phases are not all known ({type(error).__name__}: {error})")
+            self.note(f"some events or phases are unknown ({type(error).__name__}: {error})")
             return None
 
     return guarded
@@ -82,12 +85,12 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 class Spans:
     """The spans of this process.
 
-    A span inside another one of its name is part of that, and so is an event inside another event. Only the
-    first time of a span is counted. Later ones only have seconds.
+    A span inside another span of the same name is part of the outer span, as is an event inside another
+    event. Only the first occurrence of a span has counts. Later occurrences only have seconds.
     """
 
     def __init__(self, meters: Meters | None = None) -> None:
-        self.notes: list[str] = []  # why something is unknown, without duplicates
+        self.notes: list[str] = []  # the reasons why values are unknown, without duplicates
         self._meters = meters or Meters()
         self._pid = os.getpid()
         self._steps: Callable[[], int] = lambda: 0
@@ -99,9 +102,10 @@ class Spans:
         self._left: list[Span] = []  # counted spans that left work to other threads
 
     def train(self, steps: Callable[[], int], running: Path | None = None) -> None:
-        """Treat the calling thread as the training thread. `steps` returns how many steps have ended.
+        """Treat the calling thread as the training thread.
 
-        `running` is the file that names a span that has been running for long.
+        `steps` returns the number of steps that have ended. `running` is the file into which the name of a
+        long-running span is written.
         """
         self._thread = _training_thread()
         self._steps = steps
@@ -109,7 +113,7 @@ class Spans:
 
     @_guarded
     def begin(self, name: str, *, is_event: bool = False) -> Span | None:
-        """Begin a span of the calling thread. Return None if it is part of an open one."""
+        """Begin a span in the calling thread. Returns None if it is part of an open span or not recorded."""
         thread = get_ident()
         others = self._open[thread]
         is_part = any(other.name == name or (is_event and other.is_event) for other in others)
@@ -153,10 +157,10 @@ class Spans:
 
     @_guarded
     def wrote(self, number: int, *, in_background: bool = False) -> None:
-        """Add bytes that the calling thread wrote into files to its open spans.
+        """Add the number of bytes that the calling thread wrote into files to its open spans.
 
-        With `in_background`, also add them to a span of another thread that left the writing to it, if there
-        is one.
+        With `in_background`, also add the bytes to the spans of other threads whose background work has not
+        ended.
         """
         thread = get_ident()
         behind = [span for span in self._left if span.thread != thread and not _is_over(span)]
@@ -166,7 +170,7 @@ class Spans:
 
     @_guarded
     def leave(self) -> Background:
-        """Note that work of the calling thread's spans will continue in the background, before it begins."""
+        """Record that the open spans of the calling thread are about to start work in the background."""
         for span in self._left:
             if span.left is not None and not span.left.is_over():
                 span.left.is_mixed = True
@@ -178,7 +182,7 @@ class Spans:
         return background
 
     def open_for(self, seconds: float) -> str | None:
-        """Return the name of a span that has run for so many seconds without a step, or None."""
+        """Return the name of a span that has run for `seconds` without a step; None if there is none."""
         open_spans: list[Span] = [*self._open.get(self._thread or 0, ())]
         for span in open_spans:
             is_between_steps = span.steps == self._steps()
@@ -187,20 +191,20 @@ class Spans:
         return None
 
     def times(self) -> dict[str, SpanTimes]:
-        """Return each time of each span of the training thread, by name."""
+        """Return the steps and seconds of all occurrences of the training thread's spans, by name."""
         by_name = defaultdict[str, list[tuple[int, float]]](list)
         for name, thread, steps, seconds in self._times:
             if thread == self._thread:
                 by_name[name].append((steps, seconds))
         for span in self._open.get(self._thread or 0, ()):
-            self.note(f"{span.name}: had begun and not ended when the last step ended, which is not reported")
+            self.note(f"{span.name}: one was still open when the last step ended, and is not reported")
         return {
             name: SpanTimes(steps=tuple(steps for steps, _ in times), seconds=tuple(s for _, s in times))
             for name, times in by_name.items()
         }
 
     def counts(self) -> dict[str, Counts]:
-        """Return the counts of the first time of each span of the training thread, by name."""
+        """Return the counts of the first occurrence of each span of the training thread, by name."""
         return {
             name: self._counts(span) for (thread, name), span in self._first.items() if thread == self._thread
         }
@@ -213,22 +217,22 @@ class Spans:
             return counts
         if span.left.is_mixed or not span.left.is_over():
             self.note(
-                f"{span.name}: what the first wrote is not known: it was still being written when "
-                f"{'the next one began' if span.left.is_mixed else 'the last step ended'}"
+                f"{span.name}: the bytes written by the first one are unknown, because it was still being "
+                f"written when {'the next one began' if span.left.is_mixed else 'the last step ended'}"
             )
             counts = counts.replace(bytes_written=None)
         return counts.replace(collectives_begun=None)  # a background thread may have begun some
 
     def note(self, why: str) -> None:
-        """Note why something is unknown, once."""
+        """Add the reason why a value is unknown, unless it is already there."""
         if why not in self.notes:
             self.notes.append(why)
 
 
 def _training_thread() -> int:
-    """Return the thread that runs the script.
+    """Return the id of the thread that runs the script.
 
-    Where optimizers step in backward, the caller may be a thread of autograd, which Python did not start.
+    If optimizers step during backward, the caller may be a thread of autograd, which Python did not start.
     """
     here = threading.current_thread()
     return (threading.main_thread() if isinstance(here, threading._DummyThread) else here).ident or 0
@@ -244,5 +248,5 @@ def _more(before: int | None, now: int | None) -> int | None:
 
 
 def _higher(before: int | None, now: int | None) -> int | None:
-    """Return a new peak. A lower one cannot be distinguished from the earlier peak."""
+    """Return the new peak; None if it is not higher, because it then may be the peak of earlier work."""
     return None if before is None or now is None or now <= before else now

@@ -1,4 +1,4 @@
-"""Tell the driver which event or phase a rank is in, so that a long one is not taken for a hang. No torch."""
+"""Report a long event or phase to the driver, so that it is not mistaken for a hang. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TOLD_AFTER_S = 5.0  # seconds in a span before it is reported; most are shorter, and cost no file
+TOLD_AFTER_S = 5.0  # seconds after which a span is reported; most spans are shorter and need no file
 LOOKS_EVERY_S = 1.0
 
 
 class Running:
     """Writes the name of a long-running span into a file, and removes the file when the span ends.
 
-    A thread of its own checks the spans from the first one on, because the training would wait on a slow file
-    system. `name_of` returns the name of the span that has run for so many seconds; None if there is none.
+    A separate thread does this from the first span on, so that the training does not wait for a slow file
+    system. `name_of` returns the name of a span that has run for the given seconds; None if there is none.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Running:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start checking. Later calls change nothing."""
+        """Start the thread. Later calls have no effect."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._look_on, daemon=True, name="perfsuite-spans")
             self._thread.start()
 
     def look(self) -> None:
-        """Write or remove the file, if it is due."""
+        """Write or remove the file if the name to report has changed."""
         with self._lock, contextlib.suppress(OSError):  # such as a full disk; the report will show it
             name = self._name_of(self._after_s)
             if name == self._reported:
@@ -54,7 +54,7 @@ class Running:
             self._reported = name
 
     def ended(self) -> None:
-        """Remove the file of a span that has ended, because the process may be about to end."""
+        """Remove the file of a span that has ended, because the process may end before the thread does so."""
         if self._reported is not None:
             self.look()
 

@@ -1,1 +1,1 @@
-"""A directory that leads PYTHONPATH for a measured command: see `sitecustomize`."""
+"""A directory that is the first entry of PYTHONPATH in a measured command (see `sitecustomize`)."""

@@ -1,7 +1,8 @@
-"""Run in every Python process of a measured script, because its directory leads PYTHONPATH there.
+"""Attach perfsuite to every Python process of a measured script.
 
-Start the clock of the start-up, run the environment's own sitecustomize, which this one shadows, and after
-torch has been imported, run `perfsuite.worker.script.attach`.
+Python runs this module because its directory is the first entry of PYTHONPATH. The module starts the clock of
+the start-up, and runs the environment's own sitecustomize, which it shadows. When torch has been imported, it
+runs `perfsuite.worker.script.attach`.
 """
 
 import os
@@ -13,11 +14,11 @@ from types import ModuleType
 from typing import Any
 
 CLOCK = "perfsuite.worker.clock.startup_clock"
-_clock: ModuleType | None = None  # the clock of the start-up, in a process of a measured command
+_clock: ModuleType | None = None  # the clock module; None if this process is not measured
 
 
 class AfterTorch:
-    """A finder that loads torch as the others do, and attaches the measurement once it was executed."""
+    """A finder that loads torch with the other finders, and attaches perfsuite after torch was executed."""
 
     _asking = threading.local()
 
@@ -33,7 +34,7 @@ class AfterTorch:
             spec = next((spec for spec in specs if spec is not None), None)
             if spec is not None and spec.loader is not None:
                 _then_attach(spec.loader)
-        except Exception as error:  # the other finders run next, as they would without this one
+        except Exception as error:  # Python then asks the other finders
             _tell(error)
             return None
         finally:
@@ -47,7 +48,7 @@ def _then_attach(loader: Any) -> None:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         if AfterTorch not in sys.meta_path:
-            return  # already attached, since a loader was requested twice
+            return  # already attached, because a loader was requested twice
         sys.meta_path.remove(AfterTorch)
         if _clock is not None:
             sys.modules[CLOCK] = _clock
@@ -58,12 +59,12 @@ def _then_attach(loader: Any) -> None:
             attach()
         except Exception as error:
             is_missing = isinstance(error, ModuleNotFoundError) and not f"{error.name}.".startswith("torch.")
-            if not is_missing:  # a torch that lacks a module is no reason to end the script
+            if not is_missing:  # for example if torch lacks a module, which must not end the script
                 _tell(error)
                 return
             raise ImportError(
-                f"perfsuite measures this command and cannot be imported by {sys.executable} ({error}): "
-                "install it where the command runs"
+                f"perfsuite measures this command, but {sys.executable} cannot import it ({error}). "
+                "Install perfsuite in the environment of the command"
             ) from error
         finally:
             if _clock is not None:
@@ -84,9 +85,10 @@ def _tell(error: Exception) -> None:
 
 
 def _begin_clock() -> ModuleType | None:
-    """Load the clock by its path and start it. Importing its package would import too much into a script.
+    """Load the clock module by its path and start the clock.
 
-    Nothing finds the module until torch is imported. Return None if this fails; then the start-up is unknown.
+    Importing the module's package would import too much into a script. Until torch is imported, the module is
+    not in `sys.modules`. Returns None if this fails: the start-up is then unknown.
     """
     try:
         here = os.path.dirname(os.path.realpath(__file__))

@@ -212,11 +212,11 @@ def test_a_named_loader_is_timed(wait: DataWait, module: ModuleType, name: str) 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("elsewhere:get_batch", "the script imported no module 'elsewhere'"),
+        ("elsewhere:get_batch", "the script has not imported a module 'elsewhere'"),
         (f"{MODULE}:nothing", f"'nothing' does not exist in '{MODULE}'"),
         (f"{MODULE}:Loader.nothing", f"'Loader.nothing' does not exist in '{MODULE}'"),
-        (f"{MODULE}:NUMBER", f"'NUMBER' is no function, class or method of '{MODULE}'"),
-        (f"{MODULE}:get_batch", "it was not called in the first steps: name what the training calls"),
+        (f"{MODULE}:NUMBER", f"'NUMBER' is not a function, class or method of '{MODULE}'"),
+        (f"{MODULE}:get_batch", "it was not called in the first steps. Name the function"),
     ],
 )
 def test_a_loader_that_gives_no_batch_is_refused(module: ModuleType, name: str, said: str) -> None:

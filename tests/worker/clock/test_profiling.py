@@ -95,7 +95,7 @@ def test_a_trace_that_is_too_large_is_only_kept(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(profiling_module, "LARGEST_TRACE", 1000)
     (note,) = taken(tmp_path).notes
     trace = RunDir(tmp_path).trace(0)
-    assert note.startswith(f"no profile: ReportError: {trace} is larger than ")
+    assert note.startswith(f"no profile: ReportError: {trace} is kept, but too large ")
     assert list(tmp_path.iterdir()) == [trace]
 
 

@@ -96,7 +96,7 @@ def test_custom_clipping_leaves_the_norm_unknown() -> None:
     counting, _ = norms(scaled)
     assert counting.unclipped_squares is None
     assert counting.gradient_squares is not None
-    assert "none of the known functions that clip was called" in counting.notes[0]
+    assert "none of the known clipping functions was called" in counting.notes[0]
 
 
 def test_unseen_backward_leaves_the_norm_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from tests.twin_counts import collective
 from tests.worker.loops import INPUTS, Loop, in_a_thread
 
 Train = Callable[[Loop], object]
-REPLAYED = "a CUDA graph was replayed, whose operators are not seen"
-GRADIENTS = "no operator that was seen computed the gradients of"
+REPLAYED = "a CUDA graph was replayed, and its operators are not seen"
+GRADIENTS = "none of the counted operators computed the gradients of"
 FLOPS = "weights of linear layers take at least"
 
 
@@ -195,7 +195,7 @@ WAYS: dict[str, tuple[Train, str]] = {
     "a graph of a part, make_graphed_callables, reduce-overhead": (partly, f"{REPLAYED} (2x)"),
     "dispatch switched off": (
         lambda training: without_the_dispatcher(training.backward),
-        f"{GRADIENTS} 4 of 4 parameters, as 0.weight",
+        f"{GRADIENTS} 4 of 4 parameters, such as 0.weight",
     ),
     "another thread": (lambda training: in_a_thread(training.backward), GRADIENTS),
     "a dispatch mode of the training's own": (below_a_mode, GRADIENTS),
@@ -203,11 +203,11 @@ WAYS: dict[str, tuple[Train, str]] = {
     "another process": (in_another_process, GRADIENTS),
     "an autograd function in C": (by_a_kernel_in_c, GRADIENTS),
     "a fused operator of a package": (by_an_operator_of_a_package, FLOPS),
-    "symmetric memory": (after(gathered), "symm_mem.hiding_all_gather ran, whose messages"),
+    "symmetric memory": (after(gathered), "symm_mem.hiding_all_gather ran, and its messages"),
     "NVSHMEM": (after(put), "nvshmem.hiding_put ran"),
     "DeepEP": (
         after(lambda tokens: Buffer().dispatch(tokens)),
-        "DeepEP's dispatch was called, whose messages are not counted (1x)",
+        "DeepEP's dispatch was called, and its messages are not counted (1x)",
     ),
 }
 
@@ -370,8 +370,8 @@ def test_collectives_that_began_and_were_not_seen(
     counts = Counts(flops={"backward": 10**9}, collectives=(message, message.replace(ranks=1, count=99)))
     counter: Any = types.SimpleNamespace(collectives={operator})
     assert hidden.Watch().reasons(counter, counts, nn.Linear(1, 1)) == is_told * (
-        "10 collectives began in the process groups, and 1 of them were seen: others are called by another "
-        "thread, or without torch's dispatcher",
+        "10 collectives began in the process groups, but the counting saw only 1 of them: the others were "
+        "called by another thread, or without torch's dispatcher",
     )
 
 

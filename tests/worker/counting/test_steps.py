@@ -148,7 +148,7 @@ def test_later_steps_error_keeps_earlier_ones() -> None:
     counts = known(loop.run(train, steps=10).result())
 
     assert counts.also_counted == (5,)
-    assert loop.counting.notes == ["no step from step 6 on was counted: LookupError: a name"]
+    assert loop.counting.notes == ["steps were not counted from step 6 on: LookupError: a name"]
     assert_nothing_is_left()
 
 
@@ -211,7 +211,7 @@ def told(counting: Counting) -> str:
     assert counting.result() is None
     assert_nothing_is_left()
     (note,) = counting.notes
-    return note.removeprefix("what a step does was not counted: ")
+    return note.removeprefix("the work of a step was not counted: ")
 
 
 def assert_nothing_is_left() -> None:
@@ -288,7 +288,7 @@ def test_foreign_dispatch_mode_prevents_counting() -> None:
 
     counting = Loop().run(enter)
     mode.__exit__(None, None, None)
-    assert "TorchDispatchMode of its own" in told(counting)
+    assert "its own TorchDispatchMode" in told(counting)
 
 
 def test_uncountable_step_is_a_note(
@@ -305,7 +305,7 @@ def test_uncountable_step_is_a_note(
     assert (counts.memory, counts.compiled) == (None, compiled)
     monkeypatch.setattr(software, "_graphs", lambda counters: 1)
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
-    assert told(counting).startswith("what torch.compile made is not known (torch ")
+    assert told(counting).startswith("the graphs of torch.compile are unknown (torch ")
 
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
@@ -345,7 +345,7 @@ def test_a_mode_that_was_taken_away_is_told() -> None:
             _pop_mode()
 
     reason = told(Loop().run(take))
-    assert reason == "its TorchDispatchMode was taken away during the step"
+    assert reason == "perfsuite's TorchDispatchMode was removed during the step"
 
 
 def test_counts_nothing_without_a_backward_signal(monkeypatch: pytest.MonkeyPatch) -> None:

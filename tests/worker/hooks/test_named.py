@@ -121,7 +121,7 @@ def test_class_is_no_function_without_methods(module: Any) -> None:
     alone = NamedFunction(name, doubled)
     with_methods = NamedFunction(name, doubled, ("__call__",))
     assert (alone.look(), with_methods.look()) == (False, True)
-    assert alone.why_not_found() == f"'Kind' is no function or method of '{MODULE}'"
+    assert alone.why_not_found() == f"'Kind' is not a function or method of '{MODULE}'"
     assert module.Kind()() == 2
 
 

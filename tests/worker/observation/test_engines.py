@@ -192,7 +192,7 @@ def test_an_absent_class_becomes_a_note(packages: Packages, monkeypatch: pytest.
     engines.watch()
     motor.driving()
     (note,) = engines.notes
-    assert note.startswith("not all engines of libraries are known (AttributeError: ")
+    assert note.startswith("some engines of libraries are unknown (AttributeError: ")
     assert "Driver" in note
     engines.notes.clear()
 

@@ -87,7 +87,7 @@ def test_names_the_case_field_for_recomputation() -> None:
     observer.check(result)
     said = refused(observer, result, activation_checkpointing="none")
     assert said.startswith("recomputing_blocks: the case asks for '0 of 4', but '4 of 4' ran. Nothing")
-    end = "If the script is as it should be, say another activation_checkpointing in the case."
+    end = "If the script is as it should be, give another activation_checkpointing in the case."
     assert said.endswith(end)
 
 
@@ -139,7 +139,7 @@ def test_reports_diverged_weights_without_a_loss() -> None:
     observer._after[name] = math.nan
     observer.check(result)  # its loss tells
     said = refused(observer, result, framework=Script(path="train.py", loss=None))
-    assert said.startswith(f"{name} is nan after the last step: training div")
+    assert said.startswith(f"{name} is nan after the last step: the training div")
 
 
 def test_attention_kernel_is_no_script_setting() -> None:
@@ -214,7 +214,7 @@ def test_outermost_module_trains() -> None:
     inner = nn.Linear(2, 2)
     alone = torch.ones(2, requires_grad=True)
     outer = nn.Sequential(inner)
-    with pytest.raises(MismatchError, match=r"^no module owns 1 of the 3 tensors that SGD steps: put them"):
+    with pytest.raises(MismatchError, match=r"^no module owns 1 of the 3 tensors that SGD steps\. Put them"):
         owner(sgd(*inner.parameters(), alone))
     assert owner(sgd(*inner.parameters())) is outer
 

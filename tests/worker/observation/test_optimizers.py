@@ -46,22 +46,23 @@ def test_notes_another_rate_after_the_first_step() -> None:
     optimizers = Optimizers("Adam")
     stepping(optimizers, [*[critic] * 3, *[generator, also, *[critic] * 5] * 4, generator])
     assert optimizers.notes() == (
-        "RMSprop made 20 steps in 5 of the clock, Adam: name another optimizer with Script(clock=...)",
+        "RMSprop took 20 steps in 5 steps of the clock, Adam. To use another optimizer as the clock, give "
+        "Script(clock=...)",
     )
     slow = Optimizers()
     same = Optimizers("Adam")
     stepping(slow, [*[*[generator] * 4, critic] * 5, generator])
-    assert "RMSprop made 5 steps in 21 of the clock, Adam" in slow.notes()[0]
+    assert "RMSprop took 5 steps in 21 steps of the clock, Adam" in slow.notes()[0]
     stepping(same, [*[RMSprop()] * 7, *[generator, critic] * 4, generator])
     assert same.notes() == Optimizers("SGD").notes() == ()
 
 
 def test_those_that_stepped_are_told() -> None:
     optimizers = Optimizers("Sgd")
-    assert optimizers.summary() == "None of torch stepped"
+    assert optimizers.summary() == "No torch optimizer stepped"
     kept = [Adam(), Adam()]
     stepping(optimizers, [*kept, *kept, kept[0]])
-    assert optimizers.summary() == "Those that stepped: Adam (3 steps), Adam:2 (2 steps)"
+    assert optimizers.summary() == "Optimizers that stepped: Adam (3 steps), Adam:2 (2 steps)"
     kept += [Adam() for _ in range(6)]
     stepping(optimizers, kept[2:])
     assert optimizers.summary().endswith(", Adam:6 (1 steps) and 2 more")
@@ -86,7 +87,7 @@ def test_rebuilt_optimizer_continues_as_the_clock() -> None:
     assert stepping(optimizers, order) == order
     assert optimizers.notes() == ()
     stepping(optimizers, [KIND] * 4)
-    assert "RMSprop made 4 steps in 7 of the clock, Over: " in optimizers.notes()[0]
+    assert "RMSprop took 4 steps in 7 steps of the clock, Over. " in optimizers.notes()[0]
     each_step = [Over(ONE) for _ in range(9)]
     assert stepping(Optimizers(), each_step) == each_step
 

@@ -36,7 +36,7 @@ from tests.worker.attaching import ALONE, Start, attaching
 
 TWO = ALONE.replace(topology=Topology(processes_per_node=2))
 COUNTED = ALONE.replace(max_warmup_steps=COUNTED_STEP)
-UNCOUNTED = "what a step does was not counted: "
+UNCOUNTED = "the work of a step was not counted: "
 ODD = AttributeError("'int' object has no attribute 'values'")
 
 
@@ -198,7 +198,11 @@ def test_missing_torch_names_cost_only_the_counts(
     [
         (train_in_backward, COUNTED, "the optimizer steps in backward"),
         (train_with_new_optimizers, COUNTED, "the script built a new optimizer in the first steps"),
-        (train, ALONE, "max_warmup_steps=2 leaves no step before the measured ones for it: give 4 or more"),
+        (
+            train,
+            ALONE,
+            "max_warmup_steps=2 leaves no step to count before the measured steps. Give 4 or more",
+        ),
     ],
 )
 def test_what_cannot_be_counted_has_a_reason(start: Start, loop: Any, case: Any, why: str) -> None:
@@ -212,7 +216,7 @@ def test_a_replayed_graph_is_noticed_in_a_script(start: Start, monkeypatch: pyte
     attached = start(COUNTED)
     graph: Any = object()  # a build for CUDA makes a graph only where there is a GPU
     report = measured(attached, before=lambda: torch.cuda.CUDAGraph.replay(graph))
-    assert report.hidden == ("a CUDA graph was replayed, whose operators are not seen (1x)",)
+    assert report.hidden == ("a CUDA graph was replayed, and its operators are not seen (1x)",)
 
 
 def test_the_device_is_probed_when_all_is_written(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +295,7 @@ def test_clock_can_be_named_and_notes_another_rate(start: Start) -> None:
     assert len(report.step_s) == ALONE.total_steps
     assert known(report.observed).settings["optimizer"] == "Adam"
     (note,) = report.notes
-    assert note.startswith("RMSprop made 55 steps in 12 of the clock, Adam: ")
+    assert note.startswith("RMSprop took 55 steps in 12 steps of the clock, Adam. ")
 
 
 def test_separates_two_alternating_optimizers(start: Start) -> None:
@@ -315,9 +319,9 @@ def test_separates_two_alternating_optimizers(start: Start) -> None:
 
 
 TODO = (
-    ": lower max_warmup_steps or steps, or give it more data; or, where it goes on from files of an earlier "
-    "launch, have it keep them in {launch_dir} (in its arguments, command or env), a new directory in each "
-    "launch"
+    ". Lower max_warmup_steps or steps, or give the script more data. If it resumes from files of an earlier "
+    "launch, pass {launch_dir} in its arguments, command or env, and keep the files there: it is a new "
+    "directory in each launch"
 )
 
 
@@ -325,9 +329,9 @@ TODO = (
     ("clock", "trainings", "message"),
     [
         (None, [8], f"the script ended after 8 of 12 optimizer steps{TODO}"),
-        (None, [4, 4, 4], f"the script ended after 4 of 12 optimizer steps{TODO}. Those that stepped: "
+        (None, [4, 4, 4], f"the script ended after 4 of 12 optimizer steps{TODO}. Optimizers that stepped: "
                              "SGD (4 steps), SGD:2 (4 steps), SGD:3 (4 steps)"),
-        ("Adamw", [20], "clock='Adamw': no such optimizer stepped. Those that stepped: SGD (20 steps)"),
+        ("Adamw", [20], "clock='Adamw': no such optimizer stepped. Optimizers that stepped: SGD (20 steps)"),
     ],
     ids=["one model", "several models, as by cross-validation", "no such clock"],
 )  # fmt: skip
@@ -360,7 +364,7 @@ def test_rank_keeps_its_number_without_its_group(start: Start, monkeypatch: pyte
     ("changes", "said"),
     [
         ({"precision": "bf16"}, "compute_dtype: the case asks for 'bfloat16', but 'float32' ran."),
-        ({"gradient_accumulation": 2}, "the case says 2, but backward was called on 1 losses a step"),
+        ({"gradient_accumulation": 2}, "the case says 2, but backward was called on 1 losses per step"),
     ],
 )
 def test_what_the_first_steps_show_is_told_then(start: Start, changes: Any, said: str) -> None:
@@ -409,8 +413,9 @@ def test_agents_rank_reports_its_crash(start: Start, monkeypatch: pytest.MonkeyP
     attached = start()
     attached.crashed(KeyError("RANK"))
     assert failure_of(attached).message == (
-        "KeyError: 'RANK'. RANK is not set, as one process starts the way `python` starts it. If the script "
-        'needs torchrun, say so in the case: command=("torchrun", "--standalone", "--nproc-per-node=1", ...)'
+        "KeyError: 'RANK'. RANK is not set, because a single process is started as `python` would start it. "
+        'If the script needs torchrun, give command=("torchrun", "--standalone", "--nproc-per-node=1", ...) '
+        "in the case"
     )
 
 
@@ -423,8 +428,8 @@ def test_a_step_captured_in_a_cuda_graph_is_told(start: Start, monkeypatch: pyte
     train(steps=3)
     attached = start()
     assert ended(attached).message == (
-        "the script captures its optimizer's step in a CUDA graph. A replay calls no optimizer, whose step "
-        "is the clock: capture forward and backward alone, or switch the graph off"
+        "the script captures its optimizer's step in a CUDA graph. That step is the clock, but a replay of "
+        "the graph does not call the optimizer. Capture only forward and backward, or turn the graph off"
     )
     assert attached.rank is None
 
@@ -439,8 +444,8 @@ def test_loop_without_an_optimizer_fails_early(start: Start) -> None:
         backward_of_a_sum(1)
     assert failure_of(attached).message == (
         "no optimizer of torch has stepped after 110 backward passes (the case says "
-        "gradient_accumulation=11): the clock is the step of a torch.optim.Optimizer, and what trains "
-        "without one cannot be measured"
+        "gradient_accumulation=11). The steps of a torch.optim.Optimizer are the clock, and training without "
+        "such an optimizer cannot be measured"
     )
 
 
@@ -464,7 +469,7 @@ def test_second_process_fails_the_launch(start: Start) -> None:
     second.run_dir.training(0).write_text("trains 1 another-host\n" + second.run_dir.training(0).read_text())
     failure = ended(second)
     assert failure.kind == "mismatch"
-    assert "two processes of this command trained as rank 0: one process of each rank" in failure.message
+    assert "two processes of this command trained as rank 0, but only one process" in failure.message
     second.state = "aside"
     first.state = "measuring"
     rank = known(first.rank)
@@ -481,7 +486,7 @@ def test_successor_process_is_measured_and_noted(start: Start) -> None:
     text = first.run_dir.training(0).read_text()
     first.run_dir.training(0).write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
     assert measured(start()).notes == (
-        "another process trained as rank 0 before, and ended without being measured",
+        "another process trained as rank 0 earlier, and ended without being measured",
     )
 
 
@@ -556,7 +561,7 @@ def test_no_error_of_ours_is_a_crash(start: Start, monkeypatch: pytest.MonkeyPat
     failure = failure_of(attached)
     assert (failure.kind, failure.message) == (
         "error",
-        "perfsuite could not observe this script, which is an error in perfsuite: "
+        "perfsuite could not observe this script because of an error in perfsuite: "
         "AttributeError: 'int' object has no attribute 'values'",
     )
     assert "raise effect\nAttributeError: 'int'" in str(failure.traceback)

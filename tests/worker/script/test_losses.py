@@ -46,9 +46,9 @@ def test_step_loss_sums_its_micro_batches(losses: Losses) -> None:
 @pytest.mark.parametrize(
     ("passes", "said", "is_early"),
     [
-        ((1, 1, 1), "the case says 4, but backward was called on 1 losses a step", False),
-        ((1, 2, 2), "the case says 4, but backward was called on 2 losses a step", True),
-        ((4, 4, 4, 0), "on no scalar in step 3: say loss=None", False),
+        ((1, 1, 1), "the case says 4, but backward was called on 1 losses per step", False),
+        ((1, 2, 2), "the case says 4, but backward was called on 2 losses per step", True),
+        ((4, 4, 4, 0), "not called on a scalar in step 3. If", False),
     ],
 )
 def test_losses_unlike_the_case_mismatch(

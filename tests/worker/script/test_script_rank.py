@@ -75,7 +75,7 @@ def dead() -> int:
 
 
 def is_refused() -> Any:
-    return pytest.raises(MismatchError, match=r"^two processes of this command trained as rank 0: ")
+    return pytest.raises(MismatchError, match=r"^two processes of this command trained as rank 0, ")
 
 
 def test_measures_a_ranks_first_process(run_dir: RunDir) -> None:

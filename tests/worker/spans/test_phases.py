@@ -158,10 +158,10 @@ def test_calls_of_a_named_function_are_a_phase(spans: Spans, module: Any) -> Non
     [
         (
             "nothing",
-            f"'nothing' does not exist in '{MODULE}': name a function or method",
+            f"'nothing' does not exist in '{MODULE}'. Name a function or method",
         ),
-        ("NUMBER", f"'NUMBER' is no function or method of '{MODULE}'"),
-        ("wait", "is a generator or async: a call of it only begins the work"),
+        ("NUMBER", f"'NUMBER' is not a function or method of '{MODULE}'"),
+        ("wait", "is a generator or async function: calling it only begins the work"),
     ],
 )
 def test_a_name_of_no_function_is_refused(module: ModuleType, name: str, said: str) -> None:

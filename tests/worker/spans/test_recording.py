@@ -98,7 +98,7 @@ def test_early_span_is_of_the_thread_that_trains(machine: Machine) -> None:
 def test_a_span_that_has_not_ended_is_a_note(spans: Spans, machine: Machine) -> None:
     spans.begin("train", is_event=False)
     assert spans.times() == {}
-    assert spans.notes == ["train: had begun and not ended when the last step ended, which is not reported"]
+    assert spans.notes == ["train: one was still open when the last step ended, and is not reported"]
 
 
 def test_bytes_are_those_of_the_first_time(spans: Spans) -> None:
@@ -187,7 +187,8 @@ def test_write_unfinished_at_the_end_is_unknown(spans: Spans) -> None:
     write_behind(spans)
     assert counts(spans).bytes_written is None
     assert spans.notes == [
-        f"{SAVE}: what the first wrote is not known: it was still being written when the last step ended"
+        f"{SAVE}: the bytes written by the first one are unknown, because it was still being written when "
+        "the last step ended"
     ]
 
 
@@ -221,4 +222,4 @@ def test_an_error_of_ours_becomes_a_note() -> None:
 
     spans = Spans(Meters(collectives=fail))
     assert span(spans) is None
-    assert spans.notes == ["events and phases are not all known (RuntimeError: no such group)"]
+    assert spans.notes == ["some events or phases are unknown (RuntimeError: no such group)"]
