@@ -65,7 +65,8 @@ class Metric:
     """How the values of the ranks are combined into the value of a launch."""
     recorder: Callable[[], MetricRecorder] | None = None  #: Makes the recorder for each rank.
     read: Callable[[Run], float | None] | None = None
-    """Reads the value from a launch after it has ended, in the driver's process. Used instead of a recorder."""
+    """Reads the value from a launch after it has ended, in the driver's process. Used instead of a
+    recorder."""
 
     def __post_init__(self) -> None:
         ways = {str(way) for way in (self.judged, self.judged_on_cpu) if way in ("sequential", "exact")}
@@ -180,8 +181,8 @@ class SpanSeconds(Metric):
     """Seconds of a span that is not a step, such as a part of the start-up or a checkpoint.
 
     A span can take almost no time, so its relative growth can be huge. The test therefore judges the span's
-    seconds plus `SPAN_S / SPAN_TOLERANCE`. This allows a share of the span, and `SPAN_S` for any span. Changes
-    are reported as shares of the reference's span.
+    seconds plus `SPAN_S / SPAN_TOLERANCE`. This allows a share of the span, and `SPAN_S` for any span.
+    Changes are reported as shares of the reference's span.
     """
 
     _: KW_ONLY
@@ -239,8 +240,8 @@ TOKENS_PER_S_MEAN = replace(
     tolerances={"cpu": 0.20, "cuda": 0.05},
 )
 """Based on the mean step time, in which rare long steps count. No other metric judges stalls. It is noisier
-than the median, so its tolerance is wider. Measures of the slowest steps (p95/p50) vary by more than the change
-to detect."""
+than the median, so its tolerance is wider. Measures of the slowest steps (p95/p50) vary by more than the
+change to detect."""
 PEAK_MEMORY = Metric(
     "peak_memory_bytes",
     "peak memory",
@@ -267,8 +268,8 @@ CPU_S_PER_STEP = Metric(
     tolerances={"cpu": 0.15, "cuda": 0.15},
 )
 """Summed over all ranks. Other users of the cores hardly affect it. It does not include anything that a rank
-waits for, so it complements the speed but never replaces it. On a GPU, it is the work of the host, and is only
-shown.
+waits for, so it complements the speed but never replaces it. On a GPU, it is the work of the host, and is
+only shown.
 
 Against a baseline, it is not corrected with the probe, because the probe measures wall-clock seconds. A
 comparison of two arms estimates from its own launches how CPU time follows the probe."""
@@ -297,7 +298,8 @@ _TAKEN = frozenset(Figures.model_fields) | {
     *("case_id", "framework", "outcome", "launches", "hardware_class", "reason", "shared", "blind"),
     *("excused", "waivers", "shadow"),
 }
-"""Names that metrics of other packages cannot have: fields of `Figures`, and properties of cases in reports."""
+"""Names that metrics of other packages cannot have: fields of `Figures`, and properties of cases in
+reports."""
 
 
 def recorded() -> tuple[Metric, ...]:
@@ -310,7 +312,7 @@ def recorded() -> tuple[Metric, ...]:
 
 
 def find_metric(name: str) -> Metric | None:
-    """Return the metric of that name; None if its package is gone. Raises `ExtensionError` like `recorded`."""
+    """Return the metric of a name; None if its package is gone. Raises `ExtensionError` like `recorded`."""
     span = timed_span(name)
     if span is not None:
         return span_seconds(span)
@@ -325,8 +327,8 @@ def _of_another_package(name: str) -> Metric | None:
     if isinstance(metric, Metric) and metric.name == name and (metric.recorder or metric.read):
         return metric
     raise extension.error(
-        f"it is {metric!r}: an entry point of {extensions.METRICS} must name a perfsuite.results.Metric of the "
-        "same name that has a recorder or read"
+        f"it is {metric!r}: an entry point of {extensions.METRICS} must name a perfsuite.results.Metric "
+        "of the same name that has a recorder or read"
     )
 
 

@@ -1,4 +1,4 @@
-"""The quantities of a step's counts, which `exact` judges and `count_sentences` describes. Each is a number."""
+"""The quantities of a step's counts, one number each. `exact` judges and `count_sentences` describes them."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -104,7 +104,8 @@ def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], 
     verdict = judge([BEFORE], baseline, NOISE, Policy())
     assert verdict.outcome == "passed"
     assert verdict.changed == tuple(
-        f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
+        f"metric {name}: in the baseline, but not judged, "
+        "because the package that measures it is not installed"
         for name in ("step_s_p99", "weight_bytes")
     )
     assert "weight_bytes (its package is not installed): 104,857,600.00 (not judged)" in explanation(old)

@@ -395,7 +395,7 @@ def test_three_unhealthy_launches_end_a_session(speed: float, tokens: float) -> 
     assert (early.outcome, early.checks) == ("undecided", ())
     verdict = session(runs, PROBED)
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
-    said = f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline"
+    said = f"according to the probe, the machine ran at {speed:.0%} of its speed at the baseline"
     assert verdict.reasons == tuple(f"launch {number} set aside: {said}" for number in (1, 2, 3))
     assert session(runs, PROBED, max_unhealthy=1).launches == 1, "where more would be in vain"
 
