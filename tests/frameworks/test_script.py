@@ -570,8 +570,8 @@ SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scal
         (ALONE, "world_size: the case asks for '2', but '1, no process group' ran"),
         (
             SCALED.replace(WRAPPED, "model = Net(); model.layer = DistributedDataParallel(model.layer)"),
-            "the 2 ranks trained apart: 1 of 3 parameters are not the same on all of them after the last "
-            "step, as scale. ",
+            "the 2 ranks trained apart: 1 of 3 parameters, such as scale, are not the same on all ranks "
+            "after the last step. ",
         ),
     ],
     ids=["two copies", "wrapped in part"],

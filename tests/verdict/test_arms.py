@@ -129,9 +129,9 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
     for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
         assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
         (reason,) = verdict.reasons
-        expected = "arm B gives the model 512 tokens a step, arm A 256: the change is the cause (tokens: the case claims"
+        expected = "arm B gives the model 512 tokens a step, arm A 256: the change is the cause (tokens: "
         assert reason.startswith(expected)
-        assert reason.endswith("in the second step, by 2 calls a rank)")
+        assert reason.endswith(", in 2 forward calls per rank)")
     both = judge_counts(doubled, doubled).reasons
     assert ["Correct the case" in reason for reason in both] == [True, True], "then the case may be wrong"
     assert "Correct the case" in judge_counts(doubled, make_run()).reasons[0]
