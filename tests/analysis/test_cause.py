@@ -187,7 +187,7 @@ def test_names_the_first_death_and_first_witness(tmp_path: Path) -> None:
     reports = failed(*(crash(rank, 1.0, f"{PEER}{rank}") for rank in (0, 1)))
     failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
     assert (failure.kind, failure.rank) == ("crash", 2)
-    assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then said: {PEER}0"
+    assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then reported: {PEER}0"
     RunDir(tmp_path).launch(0).unlink()
     assert failure_of(collected(RunDir(tmp_path))).message.startswith(
         "the agent died before rank 2, 3 of 4 had"
@@ -239,15 +239,15 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
     failure = cause(tmp_path, make_report(0), late.replace(steps=10))
     assert (failure.kind, failure.rank, failure.traceback) == ("crash", 1, "Traceback\n  its own")
     assert failure.message == (
-        f"rank 1 had made 10 of {total} optimizer steps when rank 0 had made all: is its optimizer replaced "
-        f"on the way, or has it less data? It then said: {PEER}"
+        f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Is its optimizer "
+        f"replaced during training, or does it have less data? Its error: {PEER}"
     )
     for steps in (None, total):  # it is not behind
         assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 
 KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step could be seen"
-OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
+OUT_OF_MEMORY = "because memory had run out (oom_kill of its control group: +1)"
 
 
 @pytest.mark.fault("kernel kills for want of memory")

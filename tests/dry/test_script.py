@@ -199,7 +199,7 @@ def test_unseen_properties_are_only_claimed(tmp_path: Path) -> None:
     assert note == (
         "claimed, not checked: precision='fp32' (no linear layer ran); gradient_accumulation=1 (loss=None); "
         "sequence_length=16 (the model was given no integers); activation_checkpointing='none' (some of "
-        "the forward is recomputed, but the model's blocks are not known)"
+        "the forward is recomputed, but the blocks of the model are not known)"
     )
 
 

@@ -91,10 +91,8 @@ def test_trl_must_declare_uneven_batches(sft: Path, tmp_path: Path) -> None:
     assert "the case claims 512 a step" in said
     assert "Script(tokens='vary')" in said
     run = measured(by_trl(sft, 128, tokens="vary"), tmp_path / "vary")
-    assert (
-        "(which vary, according to the case). In the second step, the model was given 320, 22% of them padding"
-        in str(run.notes)
-    )
+    assert "(which vary, according to the case). In the second step" in str(run.notes)
+    assert "the model was given 320, 22% of them padding" in str(run.notes)
 
 
 @pytest.mark.nightly

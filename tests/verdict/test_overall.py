@@ -119,7 +119,7 @@ def test_counts_of_another_method_fail_the_case() -> None:
     verdict = with_counts(timed("passed", reasons=("a",)), [OTHER_METHOD], baseline_of())
     assert (verdict.outcome, verdict.failure) == ("failed", "unlike")
     assert verdict.reasons[0] == "a"
-    assert "'dispatch-2', this step by 'hooks-1'" in verdict.reasons[1]
+    assert "'dispatch-2', this step with 'hooks-1'" in verdict.reasons[1]
     assert verdict.checks
     failed = timed("failed", failure="loss", reasons=("a",))
     assert with_counts(failed, [OTHER_METHOD], baseline_of()).reasons == ("a",)
