@@ -41,7 +41,7 @@ def test_a_class_that_ranks_do_not_find() -> None:
     class Nowhere(Fake):
         name: ClassVar[str] = "nowhere"
 
-    with pytest.raises(CaseError, match=r"Nowhere stands in tests\.test_testing, where ranks"):
+    with pytest.raises(CaseError, match=r"Nowhere is defined in tests\.test_testing, but ranks"):
         check_framework(Nowhere())
 
 
@@ -114,8 +114,14 @@ BUILD = """
             "whole.run(steps - 1)",
             r"12 losses were requested, but 11 were recorded\. run\(steps\) must return",
         ),
-        ("whole.run(steps + 1)[:steps]", r"12 steps .*, but 13 were taken\. .* call clock\.boundary\(\) after"),
-        ("whole.run(steps)[1:]", r"12 losses .*, but 11 were recorded\. run\(steps\) must return one loss per"),
+        (
+            "whole.run(steps + 1)[:steps]",
+            r"12 steps .*, but 13 were taken\. .* call clock\.boundary\(\) after",
+        ),
+        (
+            "whole.run(steps)[1:]",
+            r"12 losses .*, but 11 were recorded\. run\(steps\) must return one loss per",
+        ),
         ("whole.run(steps)[::-1]", r"mine failed: loss: the loss does not fall.* of each step in order"),
         ("1 / 0", r"the launch with mine failed: crash: ZeroDivisionError: .*\nTraceback"),
     ],
