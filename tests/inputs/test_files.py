@@ -46,9 +46,9 @@ def sparse(path: Path) -> None:
 
 
 ODD: dict[str, tuple[Make, str]] = {
-    "fifo": (fifo, "it is a FIFO, and only regular files are read"),
-    "device": (device, "it is a device, and only regular files are read"),
-    "socket": (own_socket, "it is a socket, and only regular files are read"),
+    "fifo": (fifo, "it is a FIFO, but only regular files are read"),
+    "device": (device, "it is a device, but only regular files are read"),
+    "socket": (own_socket, "it is a socket, but only regular files are read"),
     "sparse": (sparse, "it has 1,000,000 MB, and at most "),
 }
 READERS: dict[str, Callable[[Path], object]] = {
