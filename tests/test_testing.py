@@ -58,7 +58,7 @@ SHARED_ID = """
     [
         (
             "    seen: Any = (1, 2)\n",
-            r"comes back from its JSON, which ranks read, as Mine\(.*\[1, 2\].*as tuples",
+            r"comes back from its JSON, which ranks read, as Mine\(.*\[1, 2\].*such as tuples",
         ),
         (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) distinguish"),
     ],
@@ -75,7 +75,9 @@ def test_torch_imported_too_early(mine: Any) -> None:
         import torch
         return LaunchPlan(needs_torch=False)
 """
-    with pytest.raises(AssertionError, match=r"mine imports torch when .* torch inside load and build"):
+    with pytest.raises(
+        AssertionError, match=r"mine imports torch when .* torch inside load\(\) and build\(\)"
+    ):
         check_framework(mine(body))
 
 
@@ -137,7 +139,7 @@ def test_an_expectation_that_says_nothing() -> None:
     observed = Observed(settings={"wrapper": "FSDPModule"}, environment={})
     run = make_run(case=case, observed=observed, step_s=(0.1,) * 25)
     with pytest.raises(
-        AssertionError, match=r"expected\(\) of fake says nothing .*\{'wrapper': 'FSDPModule'\}"
+        AssertionError, match=r"expected\(\) of fake does not return the wrapper.*\{'wrapper': 'FSDPModule'\}"
     ):
         perfsuite.testing._check_run(case, run)
 

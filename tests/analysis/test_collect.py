@@ -238,7 +238,7 @@ def test_bad_loss_fails_and_an_unseen_is_noted(
     unobserved = make_case(framework=Script(path="train.py", loss=None))
     run = collected(both(tmp_path / "b", loss=(), case=unobserved))
     assert (run.failure, run.figures.loss_last, run.notes) == (None, None, (LOSS_NOT_OBSERVED,))
-    assert LOSS_NOT_OBSERVED.endswith("training that no longer learns would not be seen")
+    assert LOSS_NOT_OBSERVED.endswith("nobody would notice if training no longer learned")
 
 
 STEPS = (1.0, 0.5) * 12 + (1.0,)
