@@ -31,7 +31,7 @@ class FileError(PerfsuiteError):
 
 
 class GitError(PerfsuiteError):
-    """A git command failed. The message includes git's own."""
+    """A git command failed. The message includes git's message."""
 
 
 class LaunchError(PerfsuiteError):
@@ -66,7 +66,7 @@ class ScriptError(PerfsuiteError):
 
 
 class ToolError(PerfsuiteError):
-    """Another program, such as `gh` or `asv`, failed or is missing. The message includes the program's."""
+    """Another program, such as `gh` or `asv`, is missing, or failed with the message that is given."""
 
 
 MAX_TEXT = 20_000  # maximum number of characters kept of an error's message or traceback

@@ -8,9 +8,9 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
-OF_THE_MOVE = 0.01  # difference of replicas' norms that is allowed, as a share of the change by training
+OF_THE_MOVE = 0.01  # allowed difference of replicas' norms, as a share of the change by training
 ROUNDING = 5e-7  # relative difference of norms due to rounding, as devices sum in different orders
-# Relative difference of the tokens given to a model from the claimed number that is allowed.
+# Allowed relative difference between the tokens given to a model and the claimed number.
 TOKENS_OFF = 0.02
 
 CLOCK_OFF = 0.05

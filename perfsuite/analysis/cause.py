@@ -203,7 +203,7 @@ def read_stacks(run_dir: RunDir) -> str:
         who = [f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in places[place]]
         lines = place.splitlines()
         cut = lines[:STACK_LINES] + ["  ..."] * (len(lines) > STACK_LINES)
-        shown.append("\n".join([f"{', '.join(who)} stood here:", *cut]))
+        shown.append("\n".join([f"{', '.join(who)} stopped at:", *cut]))
     if len(ordered) > STACKS_SHOWN:
         shown.append(f"and {len(ordered) - STACKS_SHOWN} more places: see {run_dir.path}")
     return "\n".join(shown)

@@ -45,7 +45,7 @@ from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 T = TypeVar("T")
-# Difference of a rank's wall clock from the sum of its steps, relative, without a note.
+# Relative difference between a rank's wall clock and the sum of its steps above which there is a note.
 WALL_CLOCK_AGREES = 0.05
 LOSS_STEPS = 3
 """Minimum number of steps at each end whose mean losses are compared to see whether the loss falls. It is a

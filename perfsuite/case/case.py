@@ -96,7 +96,7 @@ class LoRA(Data):
         return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
 
     def selects(self, name: str) -> bool:
-        """Return whether the layer with this full name is a target. `targets` must not be empty."""
+        """Return whether the layer with this full name is a target. `targets` must be names or a pattern."""
         if isinstance(self.targets, str):
             return re.fullmatch(self.targets, name) is not None
         return any(f".{name}".endswith(f".{target}") for target in self.targets)

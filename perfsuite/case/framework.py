@@ -23,7 +23,7 @@ LossRule = Literal["falls", "finite"]
 
 @dataclass(frozen=True, kw_only=True)
 class Promises:
-    """Promises of a framework about any training with these options. The ranks' reports must agree."""
+    """Promises of a framework about any training with these options. The ranks' reports must confirm them."""
 
     builds_model: bool = True  # whether it builds the case's model; a script brings its own model and loop
     ignores: frozenset[str] = frozenset({"lora", "quantization"})
@@ -51,12 +51,12 @@ class FrameworkOptions(Data):
         return Promises()
 
     def slug(self) -> str:
-        """Return the part of a case's id: the name, with options that are required or not the default."""
+        """Return the name and the options that are required or not the default, as a part of a case's id."""
         return "-".join([self.name, *changed_fields(self)])
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework in a file that is not installed here, or is broken. The file can be read, but not run."""
+    """A framework in a file that is not installed here, or is broken. Its cases can be read, but not run."""
 
     model_config = ConfigDict(extra="allow")
     package: ClassVar[str | None] = None  # the package that provided it when the file was written

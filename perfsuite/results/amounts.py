@@ -27,7 +27,7 @@ def signed(value: float, unit: str) -> str:
 
 
 def arrow(before: int, now: int, unit: str) -> str:
-    """Format a change between two amounts, with enough digits to show it: `29.9 -> 59.8 GiB`."""
+    """Format a change from one amount to another, with enough digits to show it: `29.9 -> 59.8 GiB`."""
     factor, name = _scale(max(abs(before), abs(now)), unit)
     digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
     then = _number(before, factor, digits)
@@ -44,7 +44,7 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:
-    """Return whether the ratio of two amounts is within 1% of exact if they are rounded to `digits`.
+    """Return whether rounding two amounts to `digits` changes their ratio by at most 1%.
 
     Always True if an amount is, or is rounded to, 0.
     """
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
 
 
-_FORMATS: Mapping[str, Callable[[float], str]] = {  # other units; a unit not listed follows the number
+_FORMATS: Mapping[str, Callable[[float], str]] = {  # for other units; an unlisted unit follows the number
     "tokens/s": rate,
     "samples/s": rate,
     "s": duration,

@@ -16,7 +16,7 @@ from perfsuite.results.rank_report import Dtypes
 from perfsuite.results.run import Figures, Run
 
 DRY = "dry-"  # prefix of the target of a dry run
-COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures that depend on computed values only
+COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures that show what was computed
 OF_A_GPU = ["cuda", "cudnn", "triton"]  # further packages that decide which kernels a step calls on a GPU
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 

@@ -179,8 +179,8 @@ class Counts(Data):
     # Reads of a device value by the host, for which the host waits. Without a GPU, reads of any tensor count,
     # except the step counters of torch's optimizers, which would be on the host even with a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
-    device_copies: dict[str, int] = Field(default_factory=dict)  # copies between devices, by `cpu to cuda`
-    # Those copies without `non_blocking`, for which the host waits; None: unknown.
+    device_copies: dict[str, int] = Field(default_factory=dict)  # number of copies, such as `cpu to cuda`
+    # The copies without `non_blocking`, for which the host waits; None: unknown.
     blocking_copies: dict[str, int] | None = None
     # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None
@@ -195,8 +195,8 @@ class Counts(Data):
     worker_batch: WorkerBatch | None = None  # None: no worker processes, or not counted
     modules: dict[str, int] | None = None  # number of imported modules by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
-    # The next three fields are counted on one rank, when it enters a span that is not a step for the first
-    # time.
+    # The next three fields are counted only for spans that are not steps, at their first occurrence, on one
+    # rank.
     # Bytes that saving functions known to perfsuite wrote into files; None: no such write was detected.
     bytes_written: int | None = None
     # Collectives in groups of several ranks, counted in the backends; None: unknown.
@@ -258,13 +258,13 @@ class RankCounts(OfRanks):
 
 
 def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
-    """Merge the counts of all ranks into entries, one for all ranks with equal counts, in rank order."""
+    """Merge the counts of all ranks. Ranks with equal counts share an entry; entries are in rank order."""
     groups = grouped(counts, lambda one, other: one == other)
     return tuple(RankCounts(ranks=tuple(group), counts=group[min(group)]) for group in groups)
 
 
 def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
-    """Group values by rank or step. The values of a group are like its first, in ascending order."""
+    """Group values by rank or step, in ascending order. All values of a group are like its first."""
     groups: list[dict[int, T]] = []
     for number, its in sorted(by_number.items()):
         group = next((each for each in groups if is_alike(each[min(each)], its)), None)

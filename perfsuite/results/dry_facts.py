@@ -50,7 +50,7 @@ class Fit(Data):
 
     @property
     def most(self) -> int:
-        """The memory, in bytes, with which the allocator never frees its cache, even in the worst case."""
+        """The memory, in bytes, with which the allocator never has to free its cache, even in the worst case."""
         return max(self.reserved, self.built) + sum(part.high for part in self.outside)
 
 
@@ -100,7 +100,7 @@ class Roofline(Data):
 
 
 def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens: int) -> Roofline | None:
-    """Return the minimum time of a step; `tokens` as in `Roofline`.
+    """Return the minimum time of a step. `tokens` has the same meaning as in `Roofline`.
 
     It is the larger of two limits, because communication can overlap computation:
 

@@ -107,7 +107,8 @@ class Metric:
     def change(self, of_cost: float) -> float:
         """Convert a relative change of the cost into a relative change of the figure, as shown in reports.
 
-        15% more seconds per token (+0.15) are 13% fewer tokens/s (-0.13). -1 corresponds to infinity.
+        15% more seconds per token (+0.15) are 13% fewer tokens/s (-0.13). -1 for one is infinity for the
+        other.
         """
         if self.better == "lower":
             return of_cost

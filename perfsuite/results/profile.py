@@ -16,7 +16,8 @@ METHOD = "profile-2"  # method of reducing a trace. Profiles of different method
 PROFILED_STEPS = 3
 UNSEEN = 0.1
 """Maximum share of the GPU's computing time that may be spent in kernels that no operator launched. In eager
-and compiled training, operators and autograd nodes launch all kernels; the rest is for other packages."""
+and compiled training, operators and autograd nodes launch all kernels; the limit leaves room for kernels of
+other packages."""
 
 
 class Work(Data):

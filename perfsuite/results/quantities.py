@@ -23,19 +23,19 @@ from perfsuite.results.counts import (
 
 Unit = Literal["bytes", "FLOP", "calls", "objects", "modules"]
 
-FLOOR = 64 * 2**10  # difference of memory, in bytes, that is not judged: a few small tensors
+FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: a few small tensors
 COLLECTIVE_SHARE = 0.01
-"""Difference of the bytes that a group sends, as a share, that is not judged if the number of calls is equal.
-It is limited to `FLOOR`: 64 KiB take 3 us at 25 GB/s, whereas NCCL needs 10 us for an all-reduce of any size.
-A different number of calls is judged, however little they send."""
-FLOPS_FLOOR = 0.001  # difference of a step's FLOPs, as a share, that is not judged
+"""Share by which the bytes of a group may differ without being judged, if the number of calls is equal. The
+difference is limited to `FLOOR`: 64 KiB take 3 us at 25 GB/s, whereas NCCL needs 10 us for an all-reduce of
+any size. A different number of calls is judged, however little they send."""
+FLOPS_FLOOR = 0.001  # share by which a step's FLOPs may differ without being judged
 PYTHON_FLOOR = 1000
 PYTHON_SHARE = 0.2
-"""Difference of the calls of Python functions in a step, as a number and as a share, that is not judged. The
-number of calls varies between releases of a library, and 1,000 calls take less than a millisecond."""
+"""Number and share by which the Python calls of a step may differ without being judged. The number of calls
+varies between releases of a library, and 1,000 calls take less than a millisecond."""
 MODULES_FLOOR = 50
-"""Difference of the number of imported modules that is not judged. The number varies between releases of a
-library, and an import takes only a millisecond or two."""
+"""Number by which imported modules may differ without being judged. It varies between releases of a library,
+and an import takes only a millisecond or two."""
 PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches, as progress bars depend on time
 PYTHON_FEW = 20  # number of calls that is always allowed to vary: 2% of a short part is next to nothing
 OF_A_WORKER = "of a loader's worker per batch"
@@ -62,7 +62,7 @@ class Quantity:
     allowed: Callable[[Counts], float] = lambda _: 0
     # Returns the difference from the given counts, in `unit`, that is too small to be judged. It is listed.
     floor: Callable[[Counts], float] = lambda _: 0
-    is_python: bool = False  # whether it counts Python calls, whose noise (progress bars) is not unsteady
+    is_python: bool = False  # whether it counts Python calls, which may vary up to `floor` (progress bars)
     # Returns the parts that explain a change, such as the called functions, by name; None: unknown.
     parts: Callable[[Counts], Mapping[str, int] | None] = lambda _: None
     of_worker: bool = False  # whether it was counted for one batch in a worker process

@@ -27,8 +27,9 @@ FailureKind = Literal[
 
 
 Dtypes = dict[str, dict[str, int]]
-"""Number of elements of each dtype, by role: `parameters`, `stepped weights`, `gradients` and `optimizer
-state`, and `linear layers` for their weights, by the dtype in which the layers compute."""
+"""Number of elements of each dtype, by role. Roles are `parameters`, `stepped weights`, `gradients`,
+`optimizer state` and `linear layers`. For `linear layers`, weights are counted by the dtype in which the
+layers compute."""
 
 
 def summed_dtypes(of_ranks: Iterable[Dtypes]) -> Dtypes:
@@ -75,7 +76,7 @@ class Flops(Data):
 class Observed(Data):
     """The settings and environment that a worker observed, as opposed to what was requested."""
 
-    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` has those that must be equal
+    settings: dict[str, str]  # world size, wrapper, ...; `verdict.comparability` lists the ones to be equal
     environment: dict[str, str]  # versions and variables: verdicts list the differences
 
 
@@ -137,7 +138,7 @@ class RankReport(Sealed):
     tokens_per_step: int = 0  # of all ranks together
     step_s: tuple[float, ...] = ()  # seconds of every optimizer step, including warm-up
     timed_steps: int | None = (
-        None  # number of steps without the last if that was counted, which takes longer; None: all steps
+        None  # number of steps without the last one, if counting lengthened it; None: all steps
     )
     probe_s: tuple[float, ...] = ()  # on a CPU: seconds of the probe after each step, not part of the step
     cpu_s: tuple[float, ...] = ()  # CPU seconds of all threads in each step; empty with a simulated clock

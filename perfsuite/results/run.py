@@ -44,7 +44,7 @@ class DeviceHealth(Data):
     energy_j: float | None = None  # energy in joules over `Health.seconds`
     temperature_c: float | None = None  # highest sample
     throttled: dict[str, float] | None = None  # share of samples, 0 to 1, by NVML's name of the reason
-    # Maximum memory that other processes held; also None if it cannot be told from the job's memory.
+    # Maximum memory that other processes held; also None if it cannot be distinguished from the job's.
     foreign_memory_bytes: int | None = None
     # Maximum memory in use beyond `held_before_bytes`: the allocator, NCCL, the CUDA context and libraries.
     job_memory_bytes: int | None = None
@@ -209,7 +209,7 @@ class Run(Document):
     probe_s: tuple[float, ...] = ()
     cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
     data_wait_s: tuple[float, ...] = ()
-    """Host seconds that the slowest rank waited for batches in each step; empty if unknown."""
+    """Host seconds that the rank waiting longest waited for batches in each step; empty if unknown."""
     spans: dict[str, SpanTimes] = Field(default_factory=dict)
     """Spans that are not steps, by name. Each occurrence has the time of the rank that took longest."""
     loss: tuple[float, ...] = ()  #: Loss in each step, mean over ranks.

@@ -96,12 +96,12 @@ class RunDir:
 
     @classmethod
     def of_launch(cls, directory: Path, number: int) -> RunDir:
-        """Return the directory of launch `number`, from 1, below `directory`, which is the case's."""
+        """Return the files of launch `number` (from 1) of the case whose launches are in `directory`."""
         return cls(directory / f"launch-{number}")
 
     @classmethod
     def of_profile(cls, directory: Path) -> RunDir:
-        """Return the directory of the launch made for a profile, below `directory`, which is the case's."""
+        """Return the files of the launch for a profile of the case whose launches are in `directory`."""
         return cls(directory / "profile")
 
     @property

@@ -142,7 +142,7 @@ class ArmFacts(Data):
 class JudgeChanges(Data):
     """Changes since a base commit to the files that affect verdicts, such as baselines."""
 
-    base: str | None  # the base commit; None if it could not be found, as a sentence explains
+    base: str | None  # the base commit; None if it could not be found: then a sentence says why
     sentences: tuple[str, ...]
 
 
@@ -161,7 +161,7 @@ class Preflight(Data):
 
     started_at: str  # ISO 8601, with time zone
     duration_s: float
-    machine: Machine  # the machine that each node is
+    machine: Machine  # each node is a machine like this
     nodes: tuple[NodePreflight, ...]  # in rank order
     failure: str | None = None  # a failure that is the same on every node, so that no node is to blame
     directory: str  # the directory with its files

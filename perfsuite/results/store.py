@@ -172,7 +172,7 @@ class BaselineStore(BaselineFiles[Baseline]):
 
 
 def is_there(file: Path) -> bool:
-    """Return whether a file or link exists. A dangling link exists, so that opening it raises an error."""
+    """Return whether a file or link exists. A dangling link counts, so it causes an error when it is read."""
     return os.path.lexists(file)
 
 
@@ -238,7 +238,7 @@ class Store:
         return sorted(self.sessions.glob("*/results.json"))
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
-        """Yield the profiled launches of a case that had no fault, newest first. Raises `FileError`."""
+        """Yield a case's launches that were profiled without a fault, newest first. Raises `FileError`."""
         of_session = SessionDir(self.sessions / session)
         directories = (of_session.case(case_id, repetition) for repetition in itertools.count())
         for directory in reversed([*itertools.takewhile(Path.exists, directories)]):

@@ -20,7 +20,7 @@ class ChangePoint(Data):
 
     index: int  # index of the first point of the new level
     earliest: int  # smallest possible index of the change, at 99% confidence
-    latest: int  # largest possible index, at 99% confidence
+    latest: int  # largest possible index of the change, at 99% confidence
     before: float  # level before the change, in the unit of the series
     after: float  # level after the change
     relative: float  # relative size of the change: +0.05 is 5% more
@@ -43,7 +43,7 @@ class Drift(Data):
     environment: tuple[str, ...]
     worse: bool  # whether the cost increased
     accepted: bool  # whether the case's reviewed baseline was measured after the change, at the new level
-    # Whether the change needs attention. It does if it is worse and not accepted, and if the newest level is
+    # Whether the change needs attention: it made the level worse, nobody accepted it, and the newest level is
     # still worse than the level before it. Series not measured for 90 days have no open findings.
     open: bool
 

@@ -25,7 +25,7 @@ def _tolerated(value: Any) -> Any:
 
 
 class Waiver(Data):
-    """A regression that is tolerated: up to which cost, until when, and who is responsible."""
+    """A tolerated regression: its maximum cost, its end date, and who is responsible."""
 
     case: str = Field(min_length=1)  # case id, with wildcards `*` and `?`
     metric: str = Field(min_length=1)  # name or label of a metric, or a count, with wildcards `*` and `?`

@@ -54,7 +54,7 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
-"""Where the message of a mismatch begins to advise how to correct the case."""
+"""Matches the beginning of the advice, in the message of a mismatch, on how to correct the case."""
 BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
 FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 

@@ -130,7 +130,7 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
     settings |= {f"{OBSERVED}{key}": (before[key], now.get(key, NOT_OBSERVED)) for key in sorted(before)}
     for name in type(run.case).model_fields:
         asked = getattr(baseline.case, name), getattr(run.case, name)
-        if name not in NOT_IN_ID and asked[0] != asked[1]:  # their texts can still be equal
+        if name not in NOT_IN_ID and asked[0] != asked[1]:  # different values can have equal texts
             settings[name] = str(asked[0]), str(asked[1])
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
 

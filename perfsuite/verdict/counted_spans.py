@@ -115,7 +115,7 @@ def _named(finding: Finding, steps: str) -> Finding:
 def when(steps: Sequence[int], counted: Sequence[int]) -> str:
     """Describe a selection of the counted steps, such as `every 5th step`. Empty if it is all of them.
 
-    A period is named only if it occurred twice, because work in step 10 only may never recur.
+    A period is named only if it occurred twice, because work that is done only in step 10 may never recur.
     """
     if list(steps) == list(counted):
         return ""

@@ -28,6 +28,6 @@ class Evidence(Generic[T]):
         return len(self.set_aside) >= max(max_unhealthy, len(self.healthy))
 
     def named_in(self, verdict: Verdict, unit: str) -> Verdict:
-        """Return the verdict, to which the launches or pairs set aside are added with the reasons."""
+        """Add the launches (or pairs) that are set aside to a verdict, with the reasons."""
         why = [f"{unit} {number} set aside: {'; '.join(each)}" for number, each in self.set_aside.items()]
         return verdict.replace(unhealthy_launches=tuple(self.set_aside), reasons=(*verdict.reasons, *why))

@@ -102,7 +102,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
-    """Describe a gradient norm that differs from the baseline's. The loss may show wrong gradients late."""
+    """Describe a gradient norm that differs from the baseline's. The loss may hide it for many steps."""
     for figure, said in NORMS.items():
         usual = values_of(then, figure)
         values = values_of(now, figure)

@@ -84,7 +84,7 @@ class Differences(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """The evidence from the pairs so far: their sorted differences, the location of these, and its noise."""
+    """The evidence from the pairs so far: the sorted differences, their location, and the noise."""
 
     ordered: list[float]
     change: float

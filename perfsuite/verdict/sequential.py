@@ -48,7 +48,9 @@ SIGMA_FLOOR = 0.002
 cache. If a few of them agree to 0.05%, that does not mean that next week's launches will."""
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
-# 1 false alarm in 1,500 for a one-sided test of one look. It is stricter because there are several looks.
+
+# A single one-sided test with this threshold gives 1 false alarm in 1,500. The threshold is that strict
+# because the test is repeated after each launch.
 _Z_CHANGE = 3.2  # regressed, improved
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
 _Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bound as the noise falls
@@ -167,7 +169,7 @@ def minimum_detectable_drop(
 
 
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
-    """Average the variances of class and case by degrees of freedom; at least the share `_OWN_SPREAD`."""
+    """Average the noise of class and case by degrees of freedom. `_OWN_SPREAD` gives the lower limit."""
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
     variance = clipped_variance(today, degrees, noise.sigma**2, noise.degrees_of_freedom)

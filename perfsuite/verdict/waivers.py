@@ -90,7 +90,10 @@ def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
     if isinstance(waiver.tolerated, str):
         is_within = round(regression.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
     elif regression.growth is None:
-        return f'{waiver.name} tolerates {waiver.tolerated}, a growth of counts: give a share, as "22%"'
+        return (
+            f"{waiver.name} tolerates {waiver.tolerated}, which is a growth of counts. "
+            'Give a share, such as "22%"'
+        )
     else:
         is_within = regression.growth <= waiver.tolerated
     return None if is_within else f"beyond {waiver.name}: {waiver.terms}"

@@ -207,7 +207,7 @@ def test_one_line_traceback_gives_way_to_the_log(tmp_path: Path) -> None:
 def test_stacks_come_before_logs(tmp_path: Path) -> None:
     logs = {"stacks-0-0-7.txt": "Thread\n  waits", "rank-0.log": "step 7\n", "agent-0.log": "waiting\n"}
     assert cause(tmp_path, logs=logs, failure=TIMEOUT).traceback == (
-        "rank 0 stood here:\nThread\n  waits\nlast lines of rank-0.log:\nstep 7\n"
+        "rank 0 stopped at:\nThread\n  waits\nlast lines of rank-0.log:\nstep 7\n"
         "last lines of agent-0.log:\nwaiting"
     )
 
@@ -336,14 +336,14 @@ def shown(directory: Path, *places: tuple[int | None, str]) -> str:
 def test_the_odd_rank_not_waiting_comes_first(
     tmp_path: Path, places: list[tuple[int | None, str]], heads: list[str]
 ) -> None:
-    lines = [line for line in shown(tmp_path, *places).splitlines() if line.endswith("stood here:")]
-    assert lines == [f"{head} stood here:" for head in heads]
+    lines = [line for line in shown(tmp_path, *places).splitlines() if line.endswith("stopped at:")]
+    assert lines == [f"{head} stopped at:" for head in heads]
 
 
 def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
     head = "(most recent call first):"
     assert shown(tmp_path, (0, stack("train.py"))) == (
-        f'rank 0 stood here:\nCurrent thread {head}\n  File "train.py", line 0 in waits\n'
+        f'rank 0 stopped at:\nCurrent thread {head}\n  File "train.py", line 0 in waits\n'
         f'thread {head}\n  File "/lib/threading.py", line 1 in helps'
     )
 
@@ -352,7 +352,7 @@ def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
 def test_shows_at_most_eight_stacks_of_forty_lines(tmp_path: Path, count: int) -> None:
     places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]
     lines = shown(tmp_path / "places", *places, (99, "")).splitlines()
-    assert sum(line.endswith("stood here:") for line in lines) == min(count, 8)
+    assert sum(line.endswith("stopped at:") for line in lines) == min(count, 8)
     more = [f"and 1 more places: see {tmp_path / 'places'}"] if count > 8 else []
     assert lines[len(lines) - len(more) :] == more
     for length, rest in ((40, "\nline 39"), (41, "\nline 39\n  ...")):

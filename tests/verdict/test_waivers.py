@@ -77,7 +77,7 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
     for result, fields, why in (
         (SLOW, {"tolerated": "18.9%"}, "beyond the waiver of tokens_per_s for fake-*: 18.9%"),
         (SLOW, {"until": YESTERDAY}, f"of tokens_per_s for fake-* ended on 2026-11-23, @me, {ISSUE}"),
-        (SLOW, {"tolerated": 22}, 'tolerates 22, a growth of counts: give a share, as "22%"'),
+        (SLOW, {"tolerated": 22}, 'tolerates 22, which is a growth of counts. Give a share, such as "22%"'),
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),  # of none
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),
         (counted(GATHER), {"metric": "all_gather", "tolerated": "13.9%"}, "beyond the waiver"),
