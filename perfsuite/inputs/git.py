@@ -74,7 +74,7 @@ _IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/.singul
 
 def git(*arguments: str, cwd: Path) -> str:
     """Return the output of a git command. Raises `GitError` with git's message, or if git is missing."""
-    # Neither files nor their names need to be UTF-8.
+    # Files and their names are not always UTF-8.
     return output(*arguments, cwd=cwd).decode(errors="backslashreplace")
 
 

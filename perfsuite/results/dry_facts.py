@@ -50,7 +50,7 @@ class Fit(Data):
 
     @property
     def most(self) -> int:
-        """The memory, in bytes, with which the allocator never has to free its cache, even in the worst case."""
+        """The memory, in bytes, with which the allocator never frees its cache, even in the worst case."""
         return max(self.reserved, self.built) + sum(part.high for part in self.outside)
 
 
