@@ -1,13 +1,13 @@
-"""perfsuite: performance regression tests for distributed training, written as pytest.
+"""perfsuite: performance regression tests for distributed training, written as pytest tests.
 
-Names are imported when they are first used, so that a rank loads only what it runs. Those of frameworks are
-their entry points (`pyproject.toml`), so that a framework is one removable file or folder.
+Names are imported on first use, so that a rank loads only what it runs. The names of frameworks come from
+their entry points (`pyproject.toml`), so each framework is one file or folder that can be removed.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # each name `as` itself is public to type checkers
+if TYPE_CHECKING:  # type checkers treat a name imported `as` itself as public
     from perfsuite.case.case import Case as Case
     from perfsuite.case.case import KnownIssue as KnownIssue
     from perfsuite.case.case import LoRA as LoRA
@@ -32,9 +32,9 @@ if TYPE_CHECKING:  # each name `as` itself is public to type checkers
     from perfsuite.results.session_file import Measurement as Measurement
     from perfsuite.worker.spans.phases import phase as phase
 
-__version__ = "0.1.0"  # the one place of the version: `pyproject.toml` reads it here
+__version__ = "0.1.0"  # the only place for the version; `pyproject.toml` reads it from here
 
-_NAMES = {  # public names, except those of frameworks, by their module
+_NAMES = {  # public names by module, except those of frameworks
     "case.case": ["Case", "KnownIssue", "LoRA", "Topology"],
     "case.catalog": ["MODELS"],
     "case.hardware": ["Machine"],
@@ -48,7 +48,7 @@ _MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for
 
 
 def _frameworks() -> dict[str, str]:
-    """Return the module of each framework, by the name of its class."""
+    """Return the module of each framework, by name of its class."""
     from perfsuite import extensions
 
     entry_points = (each.entry_point for each in extensions.own(extensions.FRAMEWORKS).values())
@@ -56,11 +56,11 @@ def _frameworks() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name and keep it."""
+    """Import a public name and store it in this module."""
     if name == "__all__":
         return __dir__()
     module = _MODULES.get(name)
-    # Frameworks are classes. An import of a module of this package asks for its name as well.
+    # Frameworks are classes. When a module of this package is imported, its name is looked up here as well.
     if module is None and name[:1].isupper():
         module = _frameworks().get(name)
     if module is None:

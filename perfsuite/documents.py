@@ -1,4 +1,4 @@
-"""The base of every value object, and its JSON files, which are written as a whole or not at all."""
+"""The base class of all value objects, and their JSON files, which are written completely or not at all."""
 
 import hashlib
 import json
@@ -24,14 +24,14 @@ FROM_FILE = {"from_file": True}  # validation context of files, whose framework 
 
 
 class Data(BaseModel):
-    """Frozen, keyword-only data without unknown fields. Raises `CaseError` on bad values."""
+    """Frozen, keyword-only data without unknown fields. Raises `CaseError` for bad values."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         allow_inf_nan=True,
         ser_json_inf_nan="strings",
-        defer_build=True,  # most processes use few of the classes that they import
+        defer_build=True,  # most processes use only few of the classes that they import
     )
 
     if not TYPE_CHECKING:  # type checkers must see the fields in calls, not **values
@@ -58,13 +58,13 @@ class Data(BaseModel):
 
 
 def did_you_mean(name: str, candidates: Iterable[str], question: str = " Did you mean {!r}?") -> str:
-    """Return a question with the `known` name that is most similar to `name`, or "" if none is."""
+    """Return a question with the candidate most similar to `name`; empty if none is similar."""
     near = get_close_matches(name, [*candidates], n=1)
     return question.format(near[0]) if near else ""
 
 
 def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
-    """Describe each problem as `field: allowed values, got the value`, or suggest a `known` field."""
+    """Describe each problem as `field: allowed values, got the value`, or suggest one of `fields`."""
     problems = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"])
@@ -72,9 +72,8 @@ def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
         if problem["type"] == "extra_forbidden":
             hint = did_you_mean(field, fields, " (did you mean {}?)") or "; remove it or correct its name"
             message = f"unknown field{hint}"
-        if (
-            problem["type"] == "value_error" and not field
-        ):  # the message itself says what does not fit together
+        # Without a field, the message itself says which values do not fit together.
+        if problem["type"] == "value_error" and not field:
             problems.append(message)
             continue
         shown = repr(problem["input"])
@@ -90,24 +89,24 @@ def explain(error: ValidationError, fields: Sequence[str] = ()) -> str:
 
 
 class Document(Data):
-    """Data with a file of its own. Each kind sets `schema_version: Literal[N] = N`."""
+    """Data with its own file. Each kind sets `schema_version: Literal[N] = N`."""
 
     schema_version: int
 
     def as_json(self) -> str:
-        """Return the contents of its file: sorted, indented JSON."""
+        """Return the content of its file: sorted, indented JSON."""
         return json.dumps(plain(self), sort_keys=True, indent=1) + "\n"
 
 
 class Sealed(Document):
-    """A document that only perfsuite writes: its file has a digest of the rest, and is not read without it.
+    """A document that only perfsuite writes. Its file has a digest of the rest, without which it is not read.
 
-    Many parts of a result follow from others, and a damaged or edited file would be believed although it
-    contradicts itself. Reviewed text, which people may edit, is a plain `Document`.
+    Many parts of a result follow from others. Without a digest, a damaged or edited file would be trusted
+    although it contradicts itself. Reviewed files, which people may edit, are plain `Document`s.
     """
 
     def as_json(self) -> str:
-        """Return the contents of its file: sorted, indented JSON with the digest."""
+        """Return the content of its file: sorted, indented JSON with the digest."""
         return json.dumps(sealed(plain(self)), sort_keys=True, indent=1) + "\n"
 
     @model_validator(mode="before")
@@ -120,7 +119,7 @@ class Sealed(Document):
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a document with their digest."""
+    """Return the values of a document, including their digest."""
     return {**content, "digest": digest(content)}
 
 
@@ -129,26 +128,27 @@ def unsealed(values: dict[str, Any], restore: str) -> dict[str, Any]:
     content = {key: value for key, value in values.items() if key != "digest"}
     if values.get("digest") != digest(content):
         raise ValueError(
-            f"its digest is {values.get('digest')!r}, and that of what it holds is {digest(content)!r}: "
+            f"its digest is {values.get('digest')!r}, but the digest of its content is {digest(content)!r}: "
             f"it was edited or damaged, or an older perfsuite wrote it. {restore}"
         )
     return content
 
 
 def plain(data: Data) -> Any:
-    """Convert to JSON values. NaN and infinities, which JSON lacks, become text that can be read back.
+    """Convert data to JSON values.
 
-    So do bytes that are not UTF-8, which Python has in paths and variables as lone surrogates: JSON writes
-    them as `\\udc80`. In the names of fields, which nobody uses again, they become U+FFFD.
+    NaN and infinities, which JSON lacks, become text that can be read back. So do bytes that are not UTF-8,
+    which Python represents in paths and variables as lone surrogates: JSON writes them as `\\udc80`. In names
+    of fields, which nobody uses again, they become U+FFFD.
     """
     try:
         return json.loads(data.model_dump_json())
-    except PydanticSerializationError:  # lone surrogates: pydantic must encode UTF-8, unlike the module json
+    except PydanticSerializationError:  # lone surrogates: unlike the module json, pydantic must encode UTF-8
         return _finite(data.model_dump(mode="json"))
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON values with NaN and infinities as `Data` writes them."""
+    """Return JSON values in which NaN and infinities are replaced with the text that `Data` uses."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -159,7 +159,7 @@ def _finite(value: Any) -> Any:
 
 
 def lines(value: Any, indent: int = 0) -> str:
-    """Format sorted, indented JSON in which an innermost list or object takes one line."""
+    """Format sorted, indented JSON in which each innermost list or object is on one line."""
     is_object = isinstance(value, dict)
     inner = value.values() if is_object else value if isinstance(value, list) else ()
     if not any(isinstance(each, dict | list) for each in inner):
@@ -174,18 +174,18 @@ def lines(value: Any, indent: int = 0) -> str:
 
 
 def digest(content: Any, length: int = 16) -> str:
-    """Return `length` hexadecimal digits that identify JSON values, whatever the order of keys."""
+    """Return `length` hexadecimal digits that identify JSON values. The order of keys does not matter."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def write(path: Path, document: Document) -> None:
-    """Write a document atomically: the file is never partial, even if this process is killed."""
+    """Write a document atomically, so that the file is never partial, even if this process is killed."""
     write_text(path, document.as_json())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file atomically; links are followed. Devices and FIFOs are written to. Raises `FileError`."""
+    """Replace a file atomically, following links; write to a device or FIFO. Raises `FileError`."""
     try:
         if _is_in_place(path):
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -199,7 +199,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _is_in_place(path: Path) -> bool:
-    """Return whether a path is a device, a FIFO, or an open file of this process such as /dev/stdout."""
+    """Return whether a path is a device, a FIFO, or an open file of this process, such as /dev/stdout."""
     if path.parent in files.OPEN_FILES:
         return True
     try:
@@ -222,7 +222,7 @@ def _replace(path: Path, text: str) -> None:
         ) as file:
             temporary = Path(file.name)
             file.write(text)
-        temporary.chmod(0o644)  # temporary files are private; these are meant to be shared
+        temporary.chmod(0o644)  # temporary files are private, but this file is meant to be shared
         temporary.replace(path)
     finally:
         if temporary is not None:
@@ -230,7 +230,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read_or_none(path: Path, kind: type[D]) -> D | None:
-    """Call `read`, and return None in place of a `FileError`."""
+    """Call `read`, but return None instead of raising a `FileError`."""
     try:
         return read(path, kind)
     except FileError:
@@ -238,7 +238,7 @@ def read_or_none(path: Path, kind: type[D]) -> D | None:
 
 
 def read(path: Path, kind: type[D]) -> D:
-    """Read a file that `write` wrote. Raises `FileError` with the file and, if one is bad, the field."""
+    """Read a file that `write` wrote. Raises `FileError`, which names the file and any invalid field."""
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise FileError(f"{path}: expected a JSON object, got {type(raw).__name__}")
@@ -254,10 +254,7 @@ def read(path: Path, kind: type[D]) -> D:
         raise FileError(f"{path}: field {explain(error)}") from None
     except CaseError as error:
         raise FileError(f"{path}: {error}") from None
-    except (
-        ArithmeticError,
-        RecursionError,
-    ) as error:  # numbers that are too large to add, or endless nesting
+    except (ArithmeticError, RecursionError) as error:  # numbers too large to add, or endless nesting
         raise FileError(f"{path}: cannot be used ({error}). Delete it or restore it.") from None
 
 
@@ -276,8 +273,8 @@ def read_json(
 def parse(text: str) -> Any:
     """Parse the JSON values of a text strictly. Raises ValueError or RecursionError.
 
-    Python silently accepts more than JSON allows: for two fields of the same name, it takes the last, and it
-    reads NaN as a number, for which comparisons fail silently.
+    Python silently accepts more than JSON allows. If a name occurs twice in an object, Python uses the last
+    value, and it reads NaN as a number, with which comparisons fail silently.
     """
     return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
 

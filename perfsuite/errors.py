@@ -1,21 +1,21 @@
 """All errors that perfsuite raises deliberately, and the text of any error. Imports only `redaction`.
 
-A failed *run* is data on the driver's side: `perfsuite.results.rank_report.Failure`.
+On the driver's side, a failed *run* is not an error but data: `perfsuite.results.rank_report.Failure`.
 """
 
 from perfsuite.redaction import masked
 
 
 class PerfsuiteError(Exception):
-    """Base of all the others."""
+    """Base class of all other errors."""
 
 
 class AllocationOverError(PerfsuiteError):
-    """The allocation in which jobs are launched has ended, or is about to."""
+    """The allocation in which jobs are launched has ended, or is about to end."""
 
 
 class CaseError(PerfsuiteError, ValueError):
-    """A case, model or option that cannot be: the message says what is allowed."""
+    """A case, model or option is not valid. The message says what is allowed."""
 
 
 class DryRunError(PerfsuiteError):
@@ -23,15 +23,15 @@ class DryRunError(PerfsuiteError):
 
 
 class ExtensionError(PerfsuiteError):
-    """An extension in another package cannot be used: names the package."""
+    """An extension in another package cannot be used. The message names the package."""
 
 
 class FileError(PerfsuiteError):
-    """A file cannot be read or written: names the file and the field."""
+    """A file cannot be read or written. The message names the file and the field."""
 
 
 class GitError(PerfsuiteError):
-    """A git command failed: gives its message."""
+    """A git command failed. The message includes git's message."""
 
 
 class LaunchError(PerfsuiteError):
@@ -39,19 +39,22 @@ class LaunchError(PerfsuiteError):
 
 
 class MachineError(PerfsuiteError):
-    """A machine cannot be measured on in its present setup: names the GPU and the remedy."""
+    """A machine cannot be measured on in its present setup. The message names the GPU and the remedy."""
 
 
 class PackageError(PerfsuiteError):
-    """An optional package is not installed: gives the command that installs it."""
+    """An optional package is not installed. The message gives the command that installs it."""
 
 
 class PrivateNameError(PerfsuiteError):
-    """A package lacks a private name that perfsuite uses: gives both, its version, and what is lost."""
+    """A package lacks a private name that perfsuite uses.
+
+    The message gives the package with its version, the name, and what is lost.
+    """
 
 
 class MismatchError(PerfsuiteError):
-    """The training that runs is not the requested one; raised in a worker."""
+    """The training that runs is not the requested training. Raised in a worker."""
 
 
 class ReportError(PerfsuiteError):
@@ -59,14 +62,14 @@ class ReportError(PerfsuiteError):
 
 
 class ScriptError(PerfsuiteError):
-    """A training script ended before it was measured; raised in a worker."""
+    """A training script ended before it was measured. Raised in a worker."""
 
 
 class ToolError(PerfsuiteError):
-    """Another program, such as `gh` or `asv`, failed or is missing: names it, and gives its message."""
+    """Another program, such as `gh` or `asv`, is missing, or failed with the message that is given."""
 
 
-MAX_TEXT = 20_000  # most characters to keep of an error's message or traceback
+MAX_TEXT = 20_000  # maximum number of characters kept of an error's message or traceback
 
 
 def error_text(error: BaseException) -> str:
@@ -84,9 +87,10 @@ def message_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """Return text of others as it can be stored and shown.
+    """Return text from elsewhere in a form that can be stored and shown.
 
-    Lone surrogates are escaped and secrets are masked. Beyond `MAX_TEXT` characters, the middle is left out.
+    Lone surrogates are escaped and secrets are masked. If there are more than `MAX_TEXT` characters, the
+    middle is left out.
     """
     text = masked(text.encode("utf-8", "backslashreplace").decode())
     if len(text) <= MAX_TEXT:

@@ -1,7 +1,7 @@
-"""Find extensions of perfsuite in packages by name, with entry points (docs/develop/extending.md).
+"""Find extensions of perfsuite in other packages by name, using entry points (docs/develop/extending.md).
 
 perfsuite's own frameworks, launchers and commands are found in the same way. A package is imported only when
-its name is used; if that fails, the error names the package.
+its name is used. If the import fails, the error names the package.
 """
 
 import functools
@@ -18,17 +18,17 @@ FRAMEWORKS: Group = "perfsuite.frameworks"
 METRICS: Group = "perfsuite.metrics"
 LAUNCHERS: Group = "perfsuite.launchers"
 GROUPS: tuple[Group, ...] = (COMMANDS, FRAMEWORKS, METRICS, LAUNCHERS)
-PERFSUITE = "perfsuite"  # the distribution whose names no other package can use
+PERFSUITE = "perfsuite"  # this distribution; no other package can use its names
 INSTALL = "install it again (pip install perfsuite, or pip install -e . in its repository)"
 
 
 @dataclass(frozen=True)
 class Extension:
-    """One entry point of one installed package."""
+    """One entry point of an installed package."""
 
     group: Group
     name: str
-    package: str  # the distribution's name, as pip installs it
+    package: str  # name of the distribution, as pip installs it
     version: str
     entry_point: EntryPoint
 
@@ -36,7 +36,7 @@ class Extension:
         return f"{self.name} = {self.entry_point.value!r} of {self.package} {self.version} ({self.group})"
 
     def load(self) -> Any:
-        """Import the object. Raises `ExtensionError` with the package if that fails."""
+        """Import the object. Raises `ExtensionError` with the name of the package if that fails."""
         try:
             return self.entry_point.load()
         except (Exception, SystemExit) as error:
@@ -59,21 +59,21 @@ class Extension:
 
 @functools.cache
 def own(group: Group) -> Mapping[str, Extension]:
-    """Return perfsuite's own extensions in a group, by name. No other package's metadata are read.
+    """Return perfsuite's own extensions in a group, by name. The metadata of other packages is not read.
 
-    A source tree can have older metadata besides the installed ones, so the first that name a framework are
-    used. Raises `ExtensionError` if there are none.
+    A source tree can contain older metadata in addition to the installed metadata. The first distribution
+    that declares a framework is used. Raises `ExtensionError` if none does.
     """
     for perfsuite in distributions(name=PERFSUITE):
         if perfsuite.entry_points.select(group=FRAMEWORKS):
             of_group = perfsuite.entry_points.select(group=group)
             return {each.name: _extension(group, perfsuite, each) for each in of_group}
-    raise ExtensionError(f"the metadata of perfsuite is not there, or older than its code: {INSTALL}")
+    raise ExtensionError(f"the metadata of perfsuite is missing, or older than its code: {INSTALL}")
 
 
 @functools.cache
 def installed(group: Group) -> tuple[Extension, ...]:
-    """Return other packages' extensions in a group, sorted by name; nothing is imported. Read only once."""
+    """Return other packages' extensions in a group, sorted by name, without importing them. Cached."""
     extensions = []
     for entry_point in entry_points(group=group):
         assert entry_point.dist is not None  # it was found in a distribution
@@ -89,14 +89,14 @@ def _extension(group: Group, package: Distribution, entry_point: EntryPoint) -> 
 def find(group: Group, name: str, *, reserved: Collection[str] = ()) -> Extension | None:
     """Return the extension of that name, or None.
 
-    perfsuite's own extension is returned without a search for others. Raises `ExtensionError` if two other
-    packages have the name, or if one has a name that is reserved.
+    If perfsuite itself has the name, other packages are not searched. Raises `ExtensionError` if two other
+    packages have the name, or if a package uses a name that is reserved.
     """
     return own(group).get(name) or of_others(group, name, reserved=reserved)
 
 
 def of_others(group: Group, name: str, *, reserved: Collection[str] = ()) -> Extension | None:
-    """Return the extension of that name in another package, or None; raises the errors of `find`."""
+    """Return the extension of that name in another package, or None. Raises the errors of `find`."""
     same = [each for each in installed(group) if each.name == name]
     if same and (name in reserved or name in own(group)):
         raise _taken("perfsuite itself", same[-1])
@@ -106,12 +106,12 @@ def of_others(group: Group, name: str, *, reserved: Collection[str] = ()) -> Ext
 
 
 def names(group: Group) -> list[str]:
-    """Return every name of a group, sorted: perfsuite's own, and those of other packages."""
+    """Return the names of all extensions in a group, sorted: perfsuite's own, and other packages'."""
     return sorted({*own(group), *(each.name for each in installed(group))})
 
 
 def problems(group: Group, load: Callable[[Extension], object]) -> list[str]:
-    """Return a message for each bad extension of another package; all are imported with `load`."""
+    """Return a message for each bad extension of another package. All of them are imported with `load`."""
     messages = []
     for name in sorted({each.name for each in installed(group)}):
         try:
@@ -125,7 +125,7 @@ def problems(group: Group, load: Callable[[Extension], object]) -> list[str]:
 
 def _taken(first: str, second: Extension) -> ExtensionError:
     return ExtensionError(
-        f"the name {second.name!r} ({second.group}) is taken twice: by {first}, and by {second.package} "
-        f"{second.version} ({second.entry_point.value}). Remove one (pip uninstall {second.package}), "
-        "or have it choose another name."
+        f"the name {second.name!r} ({second.group}) is used twice: by {first}, and by {second.package} "
+        f"{second.version} ({second.entry_point.value}). Remove one of them (pip uninstall "
+        f"{second.package}), or change its name."
     )

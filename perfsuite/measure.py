@@ -1,10 +1,10 @@
-"""The flow of one verdict. Read this first.
+"""How one verdict is made. Read this module first.
 
     case --case.json--> agent --> one worker per rank --rank-N.json--> collect --> run.json --> judge
       ^                                                                                           |
       +------------------- undecided: one more launch, in fresh processes ------------------------+
 
-A session (`perfsuite.session`) finds the baseline first, and records one if there is none.
+Before that, a session (`perfsuite.session`) finds the baseline. If there is none, it records one afterwards.
 """
 
 import shutil
@@ -38,25 +38,25 @@ from perfsuite.verdict.judge import judge
 from perfsuite.verdict.overall import Reference
 
 WhenShared = Literal["wait", "again", "stop"]
-"""The action after a launch during which others used the machine: `wait` until they are quiet, launch `again`
+"""What to do after a launch during which others used the machine: `wait` until they are quiet, launch `again`
 immediately, or `stop` and show the measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
-    """How to launch a case, whatever the case."""
+    """How to launch cases. None of this depends on the case."""
 
-    # The launcher, by default on this machine.
+    # Starts the processes; by default on this machine.
     launcher: Launcher = field(default_factory=LocalLauncher)
     arm: Arm = HERE  # the environment of the processes
     inject: str | None = None  # a fault to inject
     counts: bool = True  # whether to count the work of a step
     counted_steps: int | None = None  # see `CaseFile`
-    neighbours: Neighbours | None = None  # names other users of the machine, and waits for them
+    neighbours: Neighbours | None = None  # reports other users of the machine, and waits for them
     when_shared: WhenShared = "again"
     # Returns whether there is time for another launch of a case, whose longest one took so many seconds.
     has_time: Callable[[Case, float], bool] = lambda case, longest_s: True
-    # Called before each launch of a case with its number, from 1.
+    # Called before each launch, with the case and the number of the launch (from 1).
     on_launch: Callable[[Case, int], None] = lambda case, number: None
     on_progress: OnProgress = no_progress
 
@@ -75,8 +75,10 @@ def measure(
 ) -> tuple[list[Run], Verdict]:
     """Launch `case` until its launches decide. Returns them with their verdict, which is never `undecided`.
 
-    Without time for another launch, the launches so far must do. Each run is appended to `runs`, an empty
-    list, which has the runs so far after an error or an interrupt.
+    If there is no time for another launch, the launches so far decide, or leave the verdict open.
+
+    `runs` must be an empty list. Each run is appended to it, so it contains the runs so far if an error or an
+    interrupt ends the function.
     """
     made: list[Run] = [] if runs is None else runs
 
@@ -107,22 +109,22 @@ def until_decided(
 ) -> Verdict:
     """Launch until the launches so far are decided, and return their verdict, which is never `undecided`.
 
-    `launch` makes one launch, or a pair of them, and returns whether others used the machine meanwhile.
-    `judge` judges all launches so far. It takes `max_unhealthy`, as `Policy` has it. `is_free` returns
-    whether to launch again after others used the machine, and may wait for them.
+    - `launch` makes one launch or a pair of launches, and returns whether others used the machine meanwhile.
+    - `judge` judges all launches so far. It accepts `max_unhealthy`, which is explained in `Policy`.
+    - `is_free` returns whether to launch again after others used the machine. It may wait for them.
     """
     while True:
         was_shared = launch()
         verdict = judge()
         if verdict.outcome == "undecided" and was_shared and not is_free():
-            # While others stay, more launches cannot help: one unhealthy launch is enough for a verdict.
+            # As long as others remain, more launches do not help, so one unhealthy launch is enough.
             verdict = judge(max_unhealthy=1)
         if verdict.outcome != "undecided":
             return verdict
 
 
 def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Reference) -> bool:
-    """Return whether changed counts of a user's program, whose data may vary, need a second launch."""
+    """Return whether a second launch is needed: counts changed in a user's program, whose data may vary."""
     is_script = framework_of(case).plan(case).command is not None
     if not is_script or verdict.outcome == "failed" or len(runs) > 1 or reference.policy.most == 1:
         return False
@@ -133,9 +135,9 @@ def needs_another(case: Case, runs: list[Run], verdict: Verdict, reference: Refe
 def launch_watched(
     case: Case, machine: Machine, directory: Path, number: int, how: Launching
 ) -> tuple[Run, bool]:
-    """Launch `case` once, as launch `number`. Names other users of the machine immediately, and in a note.
+    """Launch `case` once, as launch `number`. Returns the run, and whether others used the machine.
 
-    Also returns whether there were others, for whom the caller can wait.
+    Other users are reported immediately, and in a note of the run. The caller can wait for them.
     """
     how.on_launch(case, number)
     if how.neighbours is not None:
@@ -145,22 +147,22 @@ def launch_watched(
         return run, False
     seen = how.neighbours.during_launch(run.machine, run.case.topology.processes_per_node)
     why = "; ".join(machine_problems(run.health, run.machine))
-    how.neighbours.say(f"launch {number} of {run.case.id} is no evidence: {why}; seen: {seen}")
+    how.neighbours.say(f"launch {number} of {run.case.id} is not evidence: {why}; seen: {seen}")
     return run.replace(notes=(*run.notes, f"seen during launch {number}: {seen}")), True
 
 
 def is_free(run: Run, how: Launching) -> bool:
-    """Return whether to launch again after a disturbed launch; waits for the others if `how` says so."""
+    """Return whether to launch again after a disturbed launch. Waits for the others if `how` says so."""
     if how.when_shared == "wait" and how.neighbours is not None:
         return how.neighbours.wait(run.machine, run.case.topology.processes_per_node)
     return how.when_shared == "again"
 
 
 def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> Run:
-    """Launch `case` once in fresh processes and collect the measurements of its ranks.
+    """Launch `case` once in fresh processes, and collect the measurements of its ranks.
 
-    All files of the launch are in `directory`. The failure of a rank is the `failure` of the run. Raises
-    `CaseError` for a case that its framework refuses, and `FileError` if `directory` already has a launch.
+    All files of the launch are in `directory`. If a rank fails, this is the `failure` of the run. Raises
+    `CaseError` if the framework refuses the case, and `FileError` if `directory` already contains a launch.
     """
     request = CaseFile(
         case=case,
@@ -179,15 +181,15 @@ def launch_once(case: Case, machine: Machine, directory: Path, how: Launching = 
     run = collect(run_dir, machine, started_at=started_at, duration_s=duration_s, failure=failure)
     try:
         documents.write(run_dir.run, run)
-    except FileError as error:  # the measurement is still shown
+    except FileError as error:  # the measurement can still be shown
         run = run.replace(notes=(*run.notes, str(error)))
     return run
 
 
 def profile_once(case: Case, machine: Machine, directory: Path, how: Launching = USUAL) -> TakenProfile:
-    """Launch `case` once more to profile some of its steps; arguments are those of `launch_once`.
+    """Launch `case` once more to profile a few of its steps. The arguments are those of `launch_once`.
 
-    The launch ends when these steps are recorded, and is not judged. A failure is part of the result.
+    The launch ends when these steps have been recorded, and is not judged. A failure is part of the result.
     """
     run_dir = RunDir(directory)
     request = CaseFile(case=case, device=machine.device, inject=how.inject, counts=False, profile=True)
@@ -201,12 +203,12 @@ def profile_once(case: Case, machine: Machine, directory: Path, how: Launching =
 
 
 def _launch(request: CaseFile, machine: Machine, run_dir: RunDir, how: Launching) -> Failure | None:
-    """Launch the case of `request`. Raises `CaseError` and `FileError` as `launch_once` does."""
+    """Launch the case of `request`. Raises `CaseError` and `FileError` like `launch_once`."""
     framework_of(request.case).check(request.case)
     if run_dir.case.exists():
         raise FileError(
-            f"{run_dir.path} holds another launch: its reports would be taken for this one's. Give an empty "
-            "one."
+            f"{run_dir.path} contains another launch, whose reports would be mistaken for the new ones. "
+            "Give an empty directory."
         )
     documents.write(run_dir.case, request)
     job = Job(

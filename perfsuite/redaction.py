@@ -1,8 +1,9 @@
-"""Find secrets by the name of their variable or option, and by their look. Imports nothing of perfsuite.
+"""Recognise secrets from their format, and from the name of their variable or option.
 
-This is the filter for everything that is stored or printed: a case with a secret is refused, a variable with
-one is not recorded, and in text of others (`masked`) secrets are replaced. A case may have a value that does
-not look like a secret, unless its name always means one, as nobody can distinguish it from an ordinary value.
+This is the filter for everything that is stored or printed. A case with a secret is refused, and a variable
+with a secret is not recorded. In text from elsewhere, secrets are replaced (`masked`). In a case, a value
+that does not look like a secret is allowed, because nobody can tell it from an ordinary value. It is refused
+only if its name always means a secret. Imports nothing of perfsuite.
 """
 
 import base64
@@ -11,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 MASK = "***"
 
-# Names are matched as lower-case words with underscores: `--hub.apiKey` becomes `hub_api_key`.
+# Names are matched as lower-case words joined by underscores: `--hub.apiKey` becomes `hub_api_key`.
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 _SERVICE = (
     r"hf|hub|huggingface|github|gh|gitlab|gl|wandb|comet|neptune|clearml|mlflow|slack|pypi|npm|aws|azure|git|ngc"
     r"|openai|anthropic|dagshub|databricks|telegram|discord"
 )
-_ALWAYS = re.compile(  # names that always mean secrets
+_ALWAYS = re.compile(  # names that always mean a secret
     r"passwords?(_|$)|passwd(_|$)|(^|_)(passphrase|secrets?|credentials?|webhook|dsn|jwt|authorization)(_|$)"
     r"|(^|_)(cookies?|bearer)$|(^|_)connection_?string$|(^|_)[a-z]+_pwd$|(^|_)pat(_\d+)?$|^token(_\d+)?$"
     r"|(^|_)(api|access|auth|private|secret|ssh|signing|encryption|account|master|license)_?key(_|$)"
@@ -30,16 +31,16 @@ _ALWAYS = re.compile(  # names that always mean secrets
     r"|user|admin|root|sudo)_?pass$"
 )
 _OFTEN = re.compile(r"(^|_)(pass|auth|tokens?|session(_id|_key)?)(_\d+)?$")
-"""Names that may mean a secret: the value decides. Texts and data have tokens, keys and passes, too."""
+"""Names that may mean a secret, depending on the value. Texts and data also have tokens, keys and passes."""
 _KEY = re.compile(r"(^|_)keys?(_(?!value|dim|size|head|len|cache|padding|states?|bias|proj|norm)|$)")
-_NO_SECRET = re.compile(  # values of options that switch something, count, or name a special token
+_NO_SECRET = re.compile(  # values of options that are switches or numbers, or that name a special token
     r"|true|false|yes|no|on|off|none|null|auto|default|required|optional|\d{1,3}|<[^<>]*>|\[[A-Z]+\]",
     re.IGNORECASE,
 )
 _REFERENCE = re.compile(
     r"\$[A-Z_][A-Z0-9_]*|\$\{[^{}]*\}|\{\w*\}|\*+|<\w+>"
 )  # references to a value elsewhere
-_SHORT = re.compile(  # prefixes of secrets: sufficient under a name that may mean one
+_SHORT = re.compile(  # prefixes of secrets, which are sufficient if the name may mean a secret
     r"(hf_|gh[pousr]_|github_pat_|glpat-|sk[-_]|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|pypi-|npm_)[\w.-]"
 )
 _PATTERN = re.compile(r"[*?^$|\\]")  # characters of file name patterns
@@ -79,7 +80,7 @@ _NAMED = re.compile(  # a name and its value in a text; the value is a group
       /(?P<hook>[^\s"']+)
     """
 )
-# `user:password@` in any address, and `token@` on the web, where a bare name is not a user.
+# `user:password@` in any address, and `token@` on the web, where a bare name is not a user name.
 _ADDRESS = re.compile(
     r"(?P<scheme>://)(?P<userinfo>[^\s/@:\"'<>]*:[^\s/\"'<>]+)@"
     r"|(?P<web>(?i:https?|ftps?)://)(?!git@)(?P<token>[^\s/@:\"'<>]+)@"
@@ -87,7 +88,7 @@ _ADDRESS = re.compile(
 
 
 def masked(text: str) -> str:
-    """Replace everything that looks like a secret in text of others with `***`."""
+    """Replace everything that looks like a secret in a text with `***`."""
     return "".join(_without_secrets(text))
 
 
@@ -130,7 +131,7 @@ def _is_harmless(value: str) -> bool:
 
 
 def _looks_secret(value: str) -> bool:
-    """Return whether a value looks machine-generated, not like a word, a number or a special token."""
+    """Return whether a value looks machine-generated rather than like a word, number or special token."""
     if _SHORT.match(value) or _ID.fullmatch(value):
         return True
     return not re.search(r"[\s<>\[\]{}|]", value) and any(map(_is_random, re.split(r"[^A-Za-z0-9]+", value)))
@@ -151,10 +152,10 @@ def _words_of(name: str) -> str:
 
 
 def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
-    """Return whether a variable's or an option's name and value look like a secret.
+    """Return whether name and value of a variable or option look like a secret.
 
-    To hide a value costs little, so a name that may mean a secret is sufficient. A case that declares one
-    would be refused (`is_declared`), so there the value must look like a secret, too.
+    Hiding a value costs little, so it is enough if the name may mean a secret. With `is_declared`, the value
+    is in a case, which would be refused. The value must then look like a secret as well.
     """
     if not value.strip() or _REFERENCE.fullmatch(value):
         return False
@@ -172,7 +173,7 @@ def is_secret(name: str, value: str, *, is_declared: bool = False) -> bool:
 def secret_variable(given: Mapping[str, str]) -> str | None:
     """Return the name of the first variable of a case that looks like a secret, or None.
 
-    Unlike an option, a variable named just `key` or `pass` always is one.
+    Unlike an option, a variable that is just named `key` or `pass` is always a secret.
     """
     for name, value in given.items():
         is_bare = _words_of(name) in ("key", "pass") and not _is_harmless(value)
@@ -182,9 +183,9 @@ def secret_variable(given: Mapping[str, str]) -> str | None:
 
 
 def secret_word(words: Sequence[str]) -> str | None:
-    """Return the first word of a command that contains a secret (`--password=x`), or precedes one, or None.
+    """Return the first word of a command that contains a secret (`--password=x`) or precedes one, or None.
 
-    The word is returned as it can be shown: the part before the secret, or `***` if there is none.
+    The word is returned in a form that can be shown: the part before the secret, or `***` if it is empty.
     """
     for number, word in enumerate(words):
         secrets = _spans(word)

@@ -33,11 +33,17 @@ __all__ = ["check_framework"]
 def check_framework(framework: Framework, *, case: Case | None = None) -> Run:
     """Train with `framework` on two CPU ranks, and check everything that a framework promises.
 
-    A tiny Llama is trained for 12 steps by the same launcher as in a benchmark; or `case`, whose framework is
-    replaced. Returns the launch. Raises `AssertionError` that says which promise is broken and what to do:
-    ranks find the framework by its name; options survive JSON; ids differ where options do; `unsupported`,
-    `check` and `plan` do not import torch; the clock counted every optimizer step; what the ranks observed is
-    what `expected` says; the loss fell.
+    By default, a tiny Llama is trained for 12 steps with the same launcher as in a benchmark. If `case` is
+    given, it is trained instead, with `framework` as its framework. Returns the launch. Raises
+    `AssertionError` if a promise is broken, and says what to do. The promises are:
+
+    - ranks find the framework by its name
+    - its options survive JSON
+    - ids differ if options differ
+    - `unsupported`, `check`, `plan` and `dry` do not import torch
+    - the clock counts every optimizer step
+    - ranks observe what `expected` returns
+    - the loss falls
     """
     if case is None:
         case = Case(
@@ -75,11 +81,11 @@ def _check_json(case: Case) -> None:
         back = Case.model_validate_json(text)
     except ValueError as error:
         raise AssertionError(
-            f"{case.framework!r} cannot be read back from its JSON {text}, as ranks do: {error}"
+            f"{case.framework!r} cannot be read back from its JSON {text}, which ranks read: {error}"
         ) from error
     assert back == case, (
         f"{case.framework!r} comes back from its JSON, which ranks read, as {back.framework!r}: give options "
-        "types that survive it, such as tuples in place of lists"
+        "types that survive JSON, such as tuples instead of lists"
     )
 
 
@@ -88,7 +94,7 @@ def _check_ids(case: Case) -> None:
     for variant in _variants(case.framework):
         name = case.replace(framework=variant).id
         assert name not in ids or ids[name] == variant, (
-            f"{ids[name]!r} and {variant!r} both have the id {name}, so that one would be compared with the "
+            f"{ids[name]!r} and {variant!r} both have the id {name}, so one would be compared with the "
             "baseline of the other: let slug() distinguish them"
         )
         ids[name] = variant
@@ -103,7 +109,7 @@ def _variants(options: FrameworkOptions) -> Iterator[FrameworkOptions]:
         elif isinstance(value, int | float):
             alternatives = [not value] if isinstance(value, bool) else [value + 1, value * 2]
         for alternative in alternatives:
-            with contextlib.suppress(CaseError):  # this option has bounds, or needs others
+            with contextlib.suppress(CaseError):  # this option has limits, or requires other options
                 yield options.replace(**{name: alternative})
 
 
@@ -128,8 +134,8 @@ def _check_without_torch(case: Case, directory: Path) -> None:
     command = [sys.executable, "-c", _WITHOUT_TORCH, str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr.strip() != "torch", (
-        f"{case.framework.name} imports torch when it is loaded, or in unsupported, check or plan. Thousands "
-        "of cases are collected without it: import torch inside load and build"
+        f"{case.framework.name} imports torch when it is loaded, or in unsupported(), check(), plan() or "
+        "dry(). Thousands of cases are collected without torch: import torch inside load() and build()"
     )
     assert done.returncode == 0, (
         f"{case.framework.name} cannot be loaded in a process of its own:\n{done.stderr}"
@@ -137,10 +143,11 @@ def _check_without_torch(case: Case, directory: Path) -> None:
 
 
 _ADVICE: Mapping[FailureKind, str] = {
-    "ranks_disagree": "run(steps) must return one loss per step, and make that many steps of the first torch "
-    "optimizer that steps, which is the clock; without one, call clock.boundary() after each step",
-    "mismatch": "correct what build() trains, or what expected() says of it",
-    "loss": "run(steps) must return the loss of each step in order, as this rank saw it",
+    "ranks_disagree": "run(steps) must return one loss per step, and take that many steps with the first "
+    "torch optimizer that steps, because it is the clock. Without a torch optimizer, call clock.boundary() "
+    "after each step",
+    "mismatch": "correct what build() trains, or what expected() returns",
+    "loss": "run(steps) must return the loss of each step in order, as seen on this rank",
 }
 
 
@@ -155,6 +162,6 @@ def _check_run(case: Case, run: Run) -> None:
     if run.observed is not None and "wrapper" not in framework_of(case).expected(case):
         wrapper = run.observed.settings["wrapper"]
         raise AssertionError(
-            f"expected() of {name} says nothing about the wrapper, so that nobody would notice if the "
-            f"library fell back to another: return {{'wrapper': {wrapper!r}}} if that is what should have run"
+            f"expected() of {name} does not return the wrapper, so nobody would notice if the library fell "
+            f"back to another wrapper: return {{'wrapper': {wrapper!r}}} if that is what should have run"
         )

@@ -31,8 +31,8 @@ def test_a_name_taken_twice_names_both_packages(packages: Packages) -> None:
     with pytest.raises(ExtensionError) as caught:
         extensions.find(FRAMEWORKS, "mine")
     assert str(caught.value) == (
-        "the name 'mine' (perfsuite.frameworks) is taken twice: by perf-one 1.5, and by perf-two 1.5 "
-        "(perf_two:Mine). Remove one (pip uninstall perf-two), or have it choose another name."
+        "the name 'mine' (perfsuite.frameworks) is used twice: by perf-one 1.5, and by perf-two 1.5 "
+        "(perf_two:Mine). Remove one of them (pip uninstall perf-two), or change its name."
     )
     assert extensions.find(FRAMEWORKS, "other") is not None
 

@@ -192,7 +192,7 @@ def test_neighbours_decide_what_follows_a_launch(
     seen = [(f"seen during launch {number}: train (pid 4711) on 2",) for number in beside]
     assert [run.notes for run in runs] == [*seen, *[()] * (made - len(seen))]
     why = "other processes used 60% of the cores' time (at most 20% is healthy); seen: train (pid 4711) on 2"
-    first = call(f"launch 1 of {CASE.id} is no evidence: {why}")
+    first = call(f"launch 1 of {CASE.id} is not evidence: {why}")
     assert others.say.call_args_list[:1] == [first][:disturbed]
 
 
@@ -227,7 +227,9 @@ def test_reports_the_words_of_a_scheduler(tmp_path: Path) -> None:
 @pytest.mark.fault("report is of another launch")
 def test_refuses_a_directory_with_a_launch(tmp_path: Path) -> None:
     RunDir(tmp_path).case.write_text("{}")
-    with pytest.raises(FileError, match=rf"^{tmp_path} holds another launch: .*\. Give an empty one\.$"):
+    with pytest.raises(
+        FileError, match=rf"^{tmp_path} contains another launch, .*\. Give an empty directory\.$"
+    ):
         launch_once(CASE, MACHINE, tmp_path)
 
 

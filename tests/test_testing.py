@@ -41,7 +41,7 @@ def test_a_class_that_ranks_do_not_find() -> None:
     class Nowhere(Fake):
         name: ClassVar[str] = "nowhere"
 
-    with pytest.raises(CaseError, match=r"Nowhere stands in tests\.test_testing, where ranks"):
+    with pytest.raises(CaseError, match=r"Nowhere is defined in tests\.test_testing, but ranks"):
         check_framework(Nowhere())
 
 
@@ -58,7 +58,7 @@ SHARED_ID = """
     [
         (
             "    seen: Any = (1, 2)\n",
-            r"comes back from its JSON, which ranks read, as Mine\(.*\[1, 2\].*as tuples",
+            r"comes back from its JSON, which ranks read, as Mine\(.*\[1, 2\].*such as tuples",
         ),
         (SHARED_ID, r"both have the id mine-llama-tiny-.*let slug\(\) distinguish"),
     ],
@@ -75,7 +75,9 @@ def test_torch_imported_too_early(mine: Any) -> None:
         import torch
         return LaunchPlan(needs_torch=False)
 """
-    with pytest.raises(AssertionError, match=r"mine imports torch when .* torch inside load and build"):
+    with pytest.raises(
+        AssertionError, match=r"mine imports torch when .* torch inside load\(\) and build\(\)"
+    ):
         check_framework(mine(body))
 
 
@@ -110,9 +112,18 @@ BUILD = """
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ("whole.run(steps - 1)", r"12 losses were asked for, 11 were recorded\. run\(steps\) must return"),
-        ("whole.run(steps + 1)[:steps]", r"12 steps .*, 13 were made\. .* call clock\.boundary\(\) after"),
-        ("whole.run(steps)[1:]", r"12 losses .*, 11 were recorded\. run\(steps\) must return one loss per"),
+        (
+            "whole.run(steps - 1)",
+            r"12 losses were requested, but 11 were recorded\. run\(steps\) must return",
+        ),
+        (
+            "whole.run(steps + 1)[:steps]",
+            r"12 steps .*, but 13 were taken\. .* call clock\.boundary\(\) after",
+        ),
+        (
+            "whole.run(steps)[1:]",
+            r"12 losses .*, but 11 were recorded\. run\(steps\) must return one loss per",
+        ),
         ("whole.run(steps)[::-1]", r"mine failed: loss: the loss does not fall.* of each step in order"),
         ("1 / 0", r"the launch with mine failed: crash: ZeroDivisionError: .*\nTraceback"),
     ],
@@ -128,7 +139,7 @@ def test_an_expectation_that_says_nothing() -> None:
     observed = Observed(settings={"wrapper": "FSDPModule"}, environment={})
     run = make_run(case=case, observed=observed, step_s=(0.1,) * 25)
     with pytest.raises(
-        AssertionError, match=r"expected\(\) of fake says nothing .*\{'wrapper': 'FSDPModule'\}"
+        AssertionError, match=r"expected\(\) of fake does not return the wrapper.*\{'wrapper': 'FSDPModule'\}"
     ):
         perfsuite.testing._check_run(case, run)
 

@@ -1,1 +1,2 @@
-"""Reduce and judge the files of launches: figures, traces, health, causes of failures."""
+"""Analyse the files of launches: compute figures, reduce traces, judge machines' health, find causes of
+failures."""

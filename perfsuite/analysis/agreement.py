@@ -1,4 +1,4 @@
-"""Check facts that only all ranks together show: one model, the claimed tokens, nothing hidden."""
+"""Check what only all ranks together show: one model, the claimed number of tokens, no hidden work."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,22 +8,25 @@ from perfsuite.case.case import Case
 from perfsuite.results.counts import Counts
 from perfsuite.results.rank_report import Evidence, RankReport
 
-OF_THE_MOVE = 0.01  # share of training's change of a norm by which norms of replicas may differ
+OF_THE_MOVE = 0.01  # allowed difference of replicas' norms, as a share of the change by training
 ROUNDING = 5e-7  # relative difference of norms due to rounding, as devices sum in different orders
-TOKENS_OFF = 0.02  # share by which the tokens given to a model may differ from those claimed
+# Allowed relative difference between the tokens given to a model and the claimed number.
+TOKENS_OFF = 0.02
 
 CLOCK_OFF = 0.05
 CLOCK_SLACK_S = 0.3
-"""Allowed difference of a clock from the kernel's: a share, and the time of two interrupted readings."""
+"""Allowed difference of a clock from the kernel's, as a share, plus the time of two interrupted readings."""
 OF_THE_FORMULA = 0.9
-"""Least share of the forward's FLOPs that must be counted. Baselines here have 1.00 or more for the step."""
+"""Minimum share of the forward's FLOPs that must be counted. The baselines here have at least 1.00 per
+step."""
 OF_THE_GRADIENTS = 1e-4
-"""Least share of the gradients' bytes that ranks must exchange in a step. Compression sends more: PowerSGD of
-rank 1 does so for matrices up to 20,000 wide. A gradient norm, or a loss, is less for 20,000 parameters."""
+"""Minimum share of the gradients' bytes that ranks must exchange in a step. Compressed gradients exceed it,
+even PowerSGD of rank 1 for matrices up to 20,000 wide. Ranks that exchange only a gradient norm or a loss
+send less than this if the model has more than 20,000 parameters."""
 
 
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return the message of a `mismatch` if the ranks do not train one model, or None."""
+    """Return the message of a `mismatch` if the ranks do not train the same model; None if they do."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
@@ -39,10 +42,11 @@ def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     if not apart:
         return None
     return (
-        f"the {len(evidence)} ranks trained apart: {len(apart)} of {len(common)} parameters are not the "
-        f"same on all of them after the last step, as {apart[0]}. {_WRAP} If they are not to be the same: "
-        "with tensor or pipeline parallelism, say data_parallel=, the number of ranks that see different "
-        "data; with experts of each rank, or replicas averaged at times, say Script(replicas='differ')"
+        f"the {len(evidence)} ranks trained apart: {len(apart)} of {len(common)} parameters, such as "
+        f"{apart[0]}, are not the same on all ranks after the last step. {_WRAP} If the parameters are "
+        "meant to differ, say so. With tensor or pipeline parallelism, give data_parallel=, the number of "
+        "ranks that get different data. With experts on each rank, or replicas that are averaged at times, "
+        "give Script(replicas='differ')"
     )
 
 
@@ -50,15 +54,15 @@ _WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP,
 
 
 def _by_accelerate(reports: Sequence[RankReport]) -> str:
-    """Return more advice if accelerate should wrap the model on a CPU, and was not told to use it."""
+    """Return additional advice if accelerate should wrap the model on a CPU, but was not told to use it."""
     observed = [report.observed for report in reports if report.observed is not None]
     is_imported = any("accelerate" in each.environment for each in observed)
     if not is_imported or any(each.settings.get("device") != "cpu" for each in observed):
         return ""
     return (
-        " This script imports accelerate, which wraps no model on a CPU unless it is told to use it: say "
-        "Script(env={'ACCELERATE_USE_CPU': 'true'}), or give --use_cpu to a script that takes the arguments "
-        "of transformers' Trainer"
+        " This script imports accelerate, which does not wrap models on a CPU unless it is told to use it. "
+        "Give Script(env={'ACCELERATE_USE_CPU': 'true'}), or --use_cpu if the script takes the arguments of "
+        "transformers' Trainer"
     )
 
 
@@ -69,25 +73,26 @@ def _differ(norms: Sequence[tuple[float, float]]) -> bool:
 
 
 def clock_differs(reports: Sequence[RankReport]) -> str | None:
-    """Return the message of a `mismatch` if a rank's clock disagrees with the kernel's uptime, or None."""
+    """Return the message of a `mismatch` if a rank's clock disagrees with the kernel's; None if not."""
     for report in reports:
         took = report.elapsed_s
         uptime = report.uptime_s
         if uptime is not None and abs(uptime - took) > CLOCK_OFF * uptime + CLOCK_SLACK_S:
             return (
-                f"rank {report.rank}: its clock says that the training took {took:.2f} s, the kernel's "
-                f"uptime {uptime:.2f} s. Something replaces the clock (libfaketime, a scaler of time), or "
-                "the machine was suspended: no time that was measured is one"
+                f"rank {report.rank}: according to its clock, training took {took:.2f} s, but according to "
+                f"the kernel's uptime {uptime:.2f} s. Something replaces the clock (libfaketime, a tool "
+                "that scales time), or the machine was suspended. The measured times cannot be used"
             )
     return None
 
 
 TOKENS_DIFFER = re.compile(r"^tokens: the case claims (\d+) a step\b.* the model was given (\d+)\b")
-"""Matches the message of `tokens_differ`, with the tokens that a case claims and those given to its model."""
+"""Matches the message of `tokens_differ`. The groups are the numbers of tokens that a case claims and that
+its model was given."""
 
 
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return the message of a `mismatch` if the model was not given the claimed tokens, or None."""
+    """Return the message of a `mismatch` if the model was not given the claimed tokens; None if it was."""
     seen = _tokens(reports, case)
     claimed = reports[0].tokens_per_step
     if seen is None or case.framework.promises.tokens_vary:
@@ -97,9 +102,10 @@ def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
     per_rank = f"{case.sequence_length} x {case.micro_batch} x {case.gradient_accumulation}"
     return (
         f"tokens: the case claims {claimed} a step (sequence_length x micro_batch x gradient_accumulation = "
-        f"{per_rank}, on {seen.data_parallel} data-parallel ranks), but the model was given {seen} in the "
-        f"second step, by {seen.forwards:g} calls a rank. Correct the case; or say Script(tokens='vary') if "
-        "their number varies from step to step: tokens/s then counts what the case claims"
+        f"{per_rank}, on {seen.data_parallel} data-parallel ranks), but in the second step the model was "
+        f"given {seen}, in {seen.forwards:g} forward calls per rank. Correct the case, or give "
+        "Script(tokens='vary') if the number varies from step to step. Then tokens/s counts the tokens "
+        "that the case claims"
     )
 
 
@@ -114,7 +120,7 @@ def tokens_given(reports: Sequence[RankReport], case: Case) -> float | None:
 
 
 def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return notes on tokens/s if the tokens differ from the claimed ones without being a mismatch."""
+    """Return notes about tokens/s if the tokens differ from the claimed number without being a mismatch."""
     if case.unit == "samples":
         return _sample_notes(reports)
     seen = _tokens(reports, case)
@@ -123,12 +129,12 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
         return ()
     if not case.framework.promises.tokens_vary and not _is_near(seen.tokens, claimed):
         return (
-            f"tokens/s counts {claimed} tokens a step; the model was given that in the second step where "
-            f"each of the {seen.world_size} ranks has its own part of them, as with context or sequence "
+            f"tokens/s counts {claimed} tokens a step. In the second step, the model was given this number "
+            f"if each of the {seen.world_size} ranks has a part of its own, as with context or sequence "
             "parallelism",
         )
-    vary = ", which the case says vary" if case.framework.promises.tokens_vary else ""
-    return (f"tokens/s counts {claimed} tokens a step{vary}; the model was given {seen} in the second step",)
+    vary = " (which vary, according to the case)" if case.framework.promises.tokens_vary else ""
+    return (f"tokens/s counts {claimed} tokens a step{vary}. In the second step, the model was given {seen}",)
 
 
 def not_checked(
@@ -136,22 +142,23 @@ def not_checked(
 ) -> Iterator[str]:
     """Yield the claims of a case about a script that no observation can confirm, with the reason.
 
-    `has_tokens`: the model was given integers. `recomputes`: a recomputation of the forward was counted.
+    `has_tokens` is whether the model was given integers; `recomputes`, whether a recomputed forward was
+    counted.
     """
     if case.unit == "tokens" and not has_tokens:
-        yield f"sequence_length={case.sequence_length} (the model was given no whole numbers)"
+        yield f"sequence_length={case.sequence_length} (the model was given no integers)"
     blocks = settings.get("recomputing_blocks", "")
     has_blocks = re.fullmatch(r"\d+ of [1-9]\d*", blocks) is not None
     if not has_blocks and (recomputes or case.activation_checkpointing != "none"):
-        seen = "some of the forward is" if recomputes else "nothing is seen to be"
+        seen = "some of the forward is recomputed" if recomputes else "no recomputation was detected"
         yield (
-            f"activation_checkpointing={case.activation_checkpointing!r} ({seen} recomputed, and the blocks "
-            "of the model are not known)"
+            f"activation_checkpointing={case.activation_checkpointing!r} ({seen}, but the blocks of the "
+            "model are not known)"
         )
 
 
 def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return a note on the claims about a script that its launch could not confirm."""
+    """Return a note about the claims about a script that its launch could not confirm."""
     observed = reports[0].observed
     if case.framework.promises.builds_model or observed is None:
         return ()
@@ -162,7 +169,10 @@ def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 
 
 def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
-    """Return a note if the number of samples looks wrong; forward calls need not correspond to samples."""
+    """Return a note if the number of samples looks wrong.
+
+    It is only a note, because forward calls need not correspond to samples.
+    """
     seen = [each.evidence for each in reports if each.evidence is not None and each.evidence.samples]
     claimed = reports[0].tokens_per_step
     if not seen:
@@ -172,8 +182,9 @@ def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
         return ()
     return (
         f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
-        f"{seen[0].data_parallel} data-parallel ranks); the model was called with {samples:.0f} in the "
-        "second step, by the first dimension of its input: correct the case if these are its samples",
+        f"{seen[0].data_parallel} data-parallel ranks). In the second step, the model was called with "
+        f"{samples:.0f}, according to the first dimension of its input. Correct the case if these are "
+        "samples",
     )
 
 
@@ -185,7 +196,7 @@ class _Seen:
         self.data_parallel = of_ranks[0].data_parallel
         self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
         self.of_all_ranks = self.tokens * (parts if parts > 1 else world_size / self.data_parallel)
-        """The number of tokens if no two ranks were given the same, as with sequences split among ranks."""
+        """The number of tokens if all ranks were given different tokens, as with split sequences."""
         self.padding = fmean(evidence.padding for evidence in of_ranks) * self.data_parallel
         self.forwards = fmean(evidence.forwards for evidence in of_ranks)
 
@@ -195,23 +206,23 @@ class _Seen:
 
 
 def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
-    """Return the tokens of the ranks that were given any; later stages of a pipeline are given none."""
-    if case.unit == "samples":  # integer inputs are not tokens here
+    """Return the tokens given to the ranks. Ranks without any, such as later pipeline stages, are ignored."""
+    if case.unit == "samples":  # here, integer inputs are not tokens
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
     return _Seen(given, reports[0].world_size, _parts(reports)) if given else None
 
 
 def _parts(reports: Sequence[RankReport]) -> int:
-    """Return the observed number of ranks among which context parallelism splits a sequence."""
+    """Return the observed number of ranks that share a sequence by context parallelism."""
     return int(reports[0].observed.settings.get("context_parallel", "1")) if reports[0].observed else 1
 
 
 def hidden(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
-    """Return why the counted step of a launch did more than was counted; empty without signs of that.
+    """Return why the counted step of a launch did more than was counted; empty if there is no sign of it.
 
-    A count that is too low would look like an improvement, so such a step is not counted. Reasons that a rank
-    finds by itself are in its report (`perfsuite.worker.counting.hidden`).
+    A count that is too low would look like an improvement, so such a step is not counted. The reports of the
+    ranks contain the reasons that a rank can find by itself (`perfsuite.worker.counting.hidden`).
     """
     counts = [report.counts for report in reports if report.counts is not None]
     if len(counts) < len(reports):
@@ -239,26 +250,27 @@ def _less_than_the_formula(
     seen = sum(each.flops.get("forward", 0) for each in counts)
     if seen < OF_THE_FORMULA * takes:
         yield (
-            f"all ranks together were seen to compute {seen:.4g} FLOP in forward, which takes {takes:.4g} by "
-            f"the formula {flops.formula}"
+            f"only {seen:.4g} FLOP were counted in forward on all ranks, but according to the formula "
+            f"{flops.formula} it takes {takes:.4g}"
         )
 
 
 def _less_than_the_gradients(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
-    """Yield a reason if data-parallel ranks keep equal, changing parameters, but sent almost nothing."""
+    """Yield a reason if data-parallel ranks keep parameters equal while training, but send almost nothing."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     replicas_differ = case.framework.promises.replicas_differ
     if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
         return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())
-    intervals = len(reports[0].step_s) - 1  # with fewer collectives, replicas are averaged now and then
+    intervals = len(reports[0].step_s) - 1  # with fewer collectives, replicas are only averaged now and then
     is_each_step = all(each.collectives is not None and each.collectives >= intervals for each in evidence)
     gradients = max(each.replicated_bytes for each in evidence)
     sent = max(sum(each.bytes for each in its.collectives if each.ranks > 1) for its in counts)
     if moved and is_each_step and sent < OF_THE_GRADIENTS * gradients:
         yield (
-            f"the ranks train one model, whose gradients have {gradients:,} bytes, and were seen to send "
-            f"{sent:,}: gradients were exchanged out of sight, or all ranks are given the same data"
+            f"the ranks train one model, whose gradients have {gradients:,} bytes, but were only seen to "
+            f"send {sent:,}: gradients were exchanged without being counted, or all ranks are given the "
+            "same data"
         )

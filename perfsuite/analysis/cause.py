@@ -1,4 +1,4 @@
-"""Find why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
+"""Find out why a launch failed, from the reports of its ranks, its launcher, its logs and its stacks."""
 
 import os
 import re
@@ -28,25 +28,25 @@ PEERS_SAY = (  # messages of gloo, NCCL, torch's store or launcher after another
     "nccl communicator was aborted",
 )
 WATCHDOG_SAYS = "watchdog caught collective operation timeout"
-"""Message of NCCL's process group when a collective exceeded the group's timeout."""
+"""Message of NCCL's process group when a collective exceeds the group's timeout."""
 KILLED = re.compile(r"SIGKILL|[Ss]ignal:? (9|Killed)|exit ?code:? -9")
-"""Matches reports of a killed process by perfsuite's agent, torch's launcher and its `DataLoader`."""
+"""Matches messages about a killed process, from perfsuite's agent, torch's launcher and its `DataLoader`."""
 ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: |$)")
-"""Matches the line of a traceback that names the error: frames and further lines are indented or prose."""
-LEAST_FREE_BYTES = 2**16  # free bytes of a disk below which a report may not fit
-LOG_TAIL_LINES = 60  # lines of each log that a failure shows
-LOG_TAIL_BYTES = 2**18  # bytes at the end of a log that are searched for these lines
-LONGEST_SECRET = 2**12  # bytes before these that are searched for the beginning of a secret
-STACK_LINES = 40  # lines shown of one process's stacks
-STACKS_SHOWN = 8  # different stacks shown for one job; processes with equal stacks share one
+"""Matches the line of a traceback that names the error. Frames are indented, and further lines are prose."""
+LEAST_FREE_BYTES = 2**16  # free bytes on a disk below which a report may not fit
+LOG_TAIL_LINES = 60  # number of last lines of each log that a failure shows
+LOG_TAIL_BYTES = 2**18  # number of bytes at the end of a log in which these lines are searched
+LONGEST_SECRET = 2**12  # number of bytes before them in which a secret can begin
+STACK_LINES = 40  # maximum number of lines shown of one process's stacks
+STACKS_SHOWN = 8  # maximum number of different stacks shown for one job; equal stacks are shown once
 
 
 def first_cause(
     reports: Mapping[int, RankReport], ended: Sequence[Failure], run_dir: RunDir, case: Case
 ) -> Failure | None:
-    """Return the cause of a failed launch: its earliest failure that does not follow another rank's death.
+    """Return the cause of a failed launch: its earliest failure that is not a result of another rank's death.
 
-    `ended` has the failures of processes that the launcher reports. Returns None if nothing failed.
+    `ended` are the failures of processes that the launcher reports. Returns None if nothing failed.
     """
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     missing = [rank for rank in range(case.topology.world_size) if rank not in reports]
@@ -54,7 +54,7 @@ def first_cause(
     lines = [(failure.at, _watchdog_line(_text(failure))) for failure in by_ranks]
     hung = {at: line for at, line in lines if line is not None}
     causes = [each for each in by_ranks if not is_peer(each)]
-    for failure in silent:  # the watchdog aborts the process from a thread: there is a log, but no report
+    for failure in silent:  # the watchdog aborts the process from a thread, so there is a log, but no report
         # The ranks of a command write to their agent's log.
         logs = run_dir.all_agent_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
         written = "\n".join([_text(failure), *map(_end, logs)])
@@ -77,38 +77,38 @@ def first_cause(
 
 
 def _behind(reports: Mapping[int, RankReport], case: Case) -> Failure | None:
-    """Return the failure of a rank whose clock stopped while others made all their steps and then left."""
+    """Return the failure of a rank whose clock stopped while other ranks took all their steps and left."""
     total = case.total_steps
     ahead = [rank for rank, report in reports.items() if len(report.step_s) == total]
     for rank, report in sorted(reports.items()) if ahead else ():
         if report.failure is not None and report.steps is not None and report.steps < total:
-            behind = f"rank {rank} had made {report.steps} of {total} optimizer steps when rank {ahead[0]}"
-            why = "is its optimizer replaced on the way, or has it less data?"
-            message = f"{behind} had made all: {why} It then said: {report.failure.message}"
+            behind = f"rank {rank} had taken {report.steps} of {total} optimizer steps when rank {ahead[0]}"
+            why = "Is its optimizer replaced during training, or does it have less data?"
+            message = f"{behind} had taken all. {why} Its error: {report.failure.message}"
             return report.failure.replace(message=message)
     return None
 
 
 def with_oom_kills(failure: Failure, kills: int) -> Failure:
-    """Return the failure of a process, as `out_of_memory` if it was killed and the OOM killer was active.
+    """Return the failure of a process, as `out_of_memory` if it was killed while the OOM killer was active.
 
-    `kills` counts those in the agents' control groups, on its node or on all nodes.
+    `kills` is the number of kills in the agents' control groups, on the process's node or on all nodes.
     """
     if not kills or failure.kind not in ("crash", "error") or KILLED.search(_text(failure)) is None:
         return failure
-    why = f"the kernel killed it, as memory had run out (oom_kill of its control group: +{kills})"
+    why = f"the kernel killed it, because memory had run out (oom_kill of its control group: +{kills})"
     return failure.replace(kind="out_of_memory", message=f"{failure.message}: {why}")
 
 
 def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: RunDir, case: Case) -> Failure:
-    """Return the failure of ranks without a report. `by_ranks` only report that another rank was gone."""
+    """Return the failure of ranks without a report. `by_ranks` only say that another rank was gone."""
     ranks = f"rank {', '.join(map(str, missing))} of {case.topology.world_size}"
     nodes = sorted({rank // case.topology.processes_per_node for rank in missing})
     dead = [node for node in nodes if not run_dir.launch(node).exists()]
     kind: FailureKind = "missing_report"
     message = f"no report from {ranks}: see {run_dir.path}"
     if shutil.disk_usage(run_dir.path).free < LEAST_FREE_BYTES:
-        full = f"no space is left on the disk of {run_dir.path}. Make room there."
+        full = f"no space is left on the disk of {run_dir.path}. Free some space there."
         kind = "error"
         message = f"no report from {ranks}: {full}"
     elif dead:
@@ -119,14 +119,14 @@ def _missing_ranks(missing: list[int], by_ranks: Sequence[Failure], run_dir: Run
             why = f"{said} See {run_dir.agent_log(dead[0])}"
         message = f"{who} died before {ranks} had reported: {why}"
     elif by_ranks:
-        said = f"rank {by_ranks[0].rank} then said: {by_ranks[0].message}"
+        said = f"rank {by_ranks[0].rank} then reported: {by_ranks[0].message}"
         kind = "crash"
         message = f"{ranks} died without a report; {said}"
     return Failure(kind=kind, rank=missing[0], message=message)
 
 
 def _last_error(log: Path) -> str:
-    """Return the last line of the traceback that ends a log, as a sentence; empty without one."""
+    """Return the last line of the traceback that ends a log, as a sentence; empty without a traceback."""
     text = _end(log).rstrip()
     _, traceback, rest = text.rpartition("Traceback (most recent call last):")
     lines = rest.splitlines()
@@ -134,7 +134,7 @@ def _last_error(log: Path) -> str:
 
 
 def is_peer(failure: Failure) -> bool:
-    """Return whether a failure only reports that another rank died."""
+    """Return whether a failure only says that another rank died."""
     text = _text(failure).lower()
     return any(phrase in text for phrase in PEERS_SAY)
 
@@ -148,7 +148,7 @@ def _watchdog_line(text: str) -> str | None:
 
 
 def with_log(failure: Failure, run_dir: RunDir) -> Failure:
-    """Add stacks and the ends of logs to a failure without a traceback: of its rank, or of all ranks."""
+    """Add stacks and the ends of logs to a failure without a traceback, for its rank or for all ranks."""
     if failure.traceback and "\n" in failure.traceback:
         return failure
     logs = run_dir.all_rank_logs() if failure.rank is None else [run_dir.rank_log(failure.rank)]
@@ -161,10 +161,14 @@ def with_log(failure: Failure, run_dir: RunDir) -> Failure:
 
 
 def _end(path: Path) -> str:
-    """Return the end of a log with secrets masked: a script may print a token, or replace its log."""
+    """Return the end of a log with secrets masked, because a script may print a token.
+
+    If the file cannot be read, the error is returned instead.
+    """
     try:
         with files.open_file(path, sys.maxsize) as file:
-            most = LOG_TAIL_BYTES + LONGEST_SECRET  # a secret is recognised by its beginning
+            # A secret is recognised by its beginning, so read one secret's length more than is shown.
+            most = LOG_TAIL_BYTES + LONGEST_SECRET
             file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             text = file.read(most)
     except FileNotFoundError:
@@ -176,10 +180,10 @@ def _end(path: Path) -> str:
 
 
 def read_stacks(run_dir: RunDir) -> str:
-    """Return all stacks as one text; empty if no process wrote any.
+    """Return all stacks as one text; empty if no process wrote stacks.
 
-    Stacks are sorted by their number of ranks, rarest first. Of two with equally many, the one outside of
-    torch comes first, because the other ranks wait in a collective. Processes without a rank come last.
+    Stacks are sorted by their number of ranks, rarest first. If two have equally many, a stack outside torch
+    comes first, because the other ranks wait in a collective. Processes without a rank come last.
     """
     places = defaultdict[str, list[tuple[int | None, int]]](list)
     for rank, pid, file in run_dir.all_stacks():
@@ -199,7 +203,7 @@ def read_stacks(run_dir: RunDir) -> str:
         who = [f"process {pid}" if rank is None else f"rank {rank}" for rank, pid in places[place]]
         lines = place.splitlines()
         cut = lines[:STACK_LINES] + ["  ..."] * (len(lines) > STACK_LINES)
-        shown.append("\n".join([f"{', '.join(who)} stood here:", *cut]))
+        shown.append("\n".join([f"{', '.join(who)} stopped at:", *cut]))
     if len(ordered) > STACKS_SHOWN:
         shown.append(f"and {len(ordered) - STACKS_SHOWN} more places: see {run_dir.path}")
     return "\n".join(shown)

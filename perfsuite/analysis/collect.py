@@ -45,13 +45,15 @@ from perfsuite.results.run import LaunchFile, Run
 from perfsuite.results.run_dir import FLIGHT_RECORDER_FILE, RunDir
 
 T = TypeVar("T")
-WALL_CLOCK_AGREES = 0.05  # relative difference of a rank's wall clock from its steps' sum that gets a note
+# Relative difference between a rank's wall clock and the sum of its steps above which there is a note.
+WALL_CLOCK_AGREES = 0.05
 LOSS_STEPS = 3
-"""Fewest steps at each end whose mean losses are compared, to see whether the loss falls; a tenth of all
-steps if that is more. In all of 48 runs of 12 steps (the tiny models, learning rates 1e-3 and 1e-4) the loss
-falls according to this rule; if only the first and last step are compared, it does not in 2."""
+"""Minimum number of steps at each end whose mean losses are compared to see whether the loss falls. It is a
+tenth of all steps if that is more. By this rule, the loss falls in all of 48 runs of 12 steps (the tiny
+models, with learning rates 1e-3 and 1e-4). If only the first and last step are compared, it does not fall in
+2 of them."""
 LOSS_NOT_OBSERVED = (
-    "loss not observed, as the case asks for: training that no longer learns would not be seen"
+    "loss not observed, as requested by the case: nobody would notice if training no longer learned"
 )
 
 
@@ -60,8 +62,8 @@ def collect(
 ) -> Run:
     """Make one run from the reports of a launch's ranks. Raises `FileError` only for a bad `case.json`.
 
-    `failure` is why the launch was killed, or None. If every rank had already written its report, it becomes
-    a note. Whatever went wrong in the launch is the `failure` of the run.
+    `failure` is the reason why the launch was killed, or None. It becomes a note if every rank had already
+    written its report. Anything else that went wrong in the launch becomes the `failure` of the run.
     """
     request = documents.read(run_dir.case, CaseFile)
     case = request.case
@@ -96,13 +98,13 @@ def cause_of(
     case: Case,
     failure: Failure | None,
 ) -> Failure | None:
-    """Return why a launch failed, with the end of logs; None if it did not. `failure`: why it was killed."""
+    """Return why a launch failed, with the ends of logs, or None. `failure` is why it was killed, or None."""
     cause = first_cause(reports, _ended(agents), run_dir, case)
     if cause is None:
         return None
     by_ranks = [report.failure for report in reports.values() if report.failure is not None]
     if failure is not None and (cause not in by_ranks or is_peer(cause)):
-        cause = failure  # ranks that are killed report secondary errors: prefer the reason for killing
+        cause = failure  # killed ranks report secondary errors, so prefer the reason for killing
     return with_log(cause, run_dir)
 
 
@@ -111,7 +113,7 @@ def _ended(agents: Mapping[int, LaunchFile]) -> list[Failure]:
 
 
 def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
-    """Merge the profiles of a launch's ranks. Raises `ReportError` or `FileError` if one has none."""
+    """Merge the profiles of a launch's ranks. Raises `ReportError` or `FileError` if one is missing."""
     case = documents.read(run_dir.case, CaseFile).case
     files = [run_dir.profile(rank) for rank in range(case.topology.world_size)]
     if all(file.exists() for file in files):
@@ -127,7 +129,7 @@ def collect_profile(run_dir: RunDir, failure: Failure | None) -> LaunchProfile:
 
 
 def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
-    """Return the profile of the first launch that has one; None if none has."""
+    """Return the profile of the first launch that has one; None if no launch has."""
     for run_dir in run_dirs:
         with contextlib.suppress(ReportError):
             return collect_profile(run_dir, None)
@@ -135,7 +137,7 @@ def newest_profile(run_dirs: Iterable[RunDir]) -> LaunchProfile | None:
 
 
 def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
-    """Return the agents' files, by node. Raises `FileError`, also for a file of another node's agent."""
+    """Return the agents' files, by node. Raises `FileError` if one is unreadable or of another node."""
     files = run_dir.all_launches(case.topology.nodes)
     agents = {node: documents.read(file, LaunchFile) for node, file in files.items()}
     for node, launch in agents.items():
@@ -145,7 +147,7 @@ def agents_of(run_dir: RunDir, case: Case) -> dict[int, LaunchFile]:
 
 
 def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
-    """Return the existing reports, by rank. Raises `FileError`, also for the report of another rank."""
+    """Return the existing reports, by rank. Raises `FileError` if one is unreadable or of another rank."""
     paths = [(rank, run_dir.rank(rank)) for rank in range(case.topology.world_size)]
     reports = {rank: documents.read(path, RankReport) for rank, path in paths if path.exists()}
     for rank, report in reports.items():
@@ -157,7 +159,7 @@ def reports_of(run_dir: RunDir, case: Case) -> dict[int, RankReport]:
 def _notes_on_the_end(ended: Sequence[Failure], failure: Failure | None) -> Iterator[str]:
     if ended:
         who = [each.message if each.rank is None else f"rank {each.rank}: {each.message}" for each in ended]
-        yield f"died after its report was written: {', '.join(who)}"
+        yield f"ended after its report was written: {', '.join(who)}"
     if failure is not None:
         yield f"every rank had reported, but the job did not end: {failure.message}"
 
@@ -178,14 +180,15 @@ def _with_training_checked(run: Run, ranks: Sequence[RankReport]) -> Run:
 
 
 def _unseen_phase(reports: Sequence[RankReport], case: Case) -> str | None:
-    """Return a message if a phase that the case names ran on no rank, or None."""
+    """Return a message if a phase that the case names ran on no rank; None if all ran."""
     seen = {name for report in reports for name in report.spans}
     for phase, function in getattr(case.framework, "phases", {}).items():
         if phase not in seen:
             return (
                 f"phases={{{phase!r}: {function!r}}}: no rank began and ended a call of it in the "
-                f"{case.total_steps} steps, in the thread that trains: name a function as the script imports "
-                "it, which it calls in these steps; or give more steps, or leave the phase out"
+                f"{case.total_steps} steps, in the thread that trains. Name a function that the script "
+                "calls in these steps, in the form in which the script imports it. Or give more steps, or "
+                "leave out the phase"
             )
     return None
 
@@ -196,7 +199,7 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
     for wrong in _disagreements(reports, case):
         raise ReportError(wrong)
     if reports[0].clock == SIMULATED_CLOCK:
-        bare = bare.replace(health=None)  # whatever the machine did, nothing was computed on it
+        bare = bare.replace(health=None)  # nothing was computed, so the state of the machine does not matter
     elif bare.health is None:
         bare = bare.replace(health=UNKNOWN)
     reports = _named_cold(reports)
@@ -242,9 +245,9 @@ def _measured(bare: Run, reports: list[RankReport], request: CaseFile) -> Run:
 
 
 def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
-    """Return the ranks' counts, with Python calls of the start-up made equal if they differ by chance.
+    """Return the counts by rank. Differences in Python calls of the start-up that may be chance are removed.
 
-    Some calls of a start-up depend on addresses, and only ranks with equal counts share an entry.
+    Some calls of a start-up depend on addresses, but only ranks with equal counts share an entry.
     """
     first = next(iter(counted.values()), Counts())
 
@@ -261,12 +264,12 @@ def _with_alike_start_ups(counted: Mapping[int, Counts]) -> dict[int, Counts]:
 
 
 def _longest(seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the most seconds of any rank in each step, or each time."""
+    """Return the maximum seconds of any rank, for each step or occurrence."""
     return tuple(max(of_ranks) for of_ranks in zip(*seconds, strict=True))
 
 
 def _named_cold(reports: list[RankReport]) -> list[RankReport]:
-    """Rename the start-up to a cold one in all reports if any rank compiled, as the others wait for it."""
+    """Rename the start-up in all reports to a cold one if any rank compiled: the others wait for it."""
     if not any(report.compiled_anew for report in reports):
         return reports
     renamed = []
@@ -283,10 +286,10 @@ def _cold(spans: Mapping[str, T]) -> dict[str, T]:
 
 
 def _longest_spans(of_ranks: Sequence[Mapping[str, SpanTimes]]) -> dict[str, SpanTimes]:
-    """Return the longest duration of each span at each time; not all ranks need to be in a span.
+    """Return the longest duration of each occurrence of each span. Not all ranks need to have a span.
 
-    If ranks were in it a different number of times, for example because only one writes a log, the rank with
-    the most seconds represents all.
+    If a span occurred a different number of times on different ranks, for example because only one rank
+    writes a log, the rank with the most seconds represents all.
     """
     longest: dict[str, SpanTimes] = {}
     for name in dict.fromkeys(name for spans in of_ranks for name in spans):
@@ -310,7 +313,7 @@ def _with_machine(observed: Observed | None, run: Run) -> Observed | None:
 
 
 def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
-    """Yield signs that the reports are not those of one job that ran this case."""
+    """Yield signs that the reports are not from one job that ran this case."""
     of_ranks: dict[str, Sequence[object]] = {
         "the number of steps": [len(report.step_s) for report in reports],
         "the number of losses": [len(report.loss) for report in reports],
@@ -328,19 +331,19 @@ def _disagreements(reports: list[RankReport], case: Case) -> Iterator[str]:
     nodes = case.topology.nodes
     first = reports[0]
     if first.world_size != world:
-        yield f"a world size of {world} was asked for, {first.world_size} ran"
+        yield f"a world size of {world} was requested, but {first.world_size} ran"
     if nodes > 1:
         hosts = {report.host for report in reports}
         if len(hosts) != nodes:
-            yield f"{nodes} nodes were asked for, the ranks ran on {', '.join(sorted(hosts))}"
+            yield f"{nodes} nodes were requested, but the ranks ran on {', '.join(sorted(hosts))}"
     for report in reports:
         bad = [seconds for seconds in report.step_s if not 0 < seconds < math.inf]
         if bad:
             yield f"rank {report.rank}: a step cannot take {bad[0]} s"
     if first.loss and len(first.loss) != case.total_steps:
-        yield f"{case.total_steps} losses were asked for, {len(first.loss)} were recorded"
+        yield f"{case.total_steps} losses were requested, but {len(first.loss)} were recorded"
     if len(first.step_s) != case.total_steps:
-        yield f"{case.total_steps} steps were asked for, {len(first.step_s)} were made"
+        yield f"{case.total_steps} steps were requested, but {len(first.step_s)} were taken"
 
 
 def _notes(reports: list[RankReport], *, steady: bool) -> Iterator[str]:
@@ -350,14 +353,14 @@ def _notes(reports: list[RankReport], *, steady: bool) -> Iterator[str]:
         summed = sum(report.step_s)
         if abs(report.wall_s - summed) > WALL_CLOCK_AGREES * report.wall_s:
             wall = f"{report.wall_s:.3f} s"
-            yield f"rank {report.rank}: the steps sum to {summed:.3f} s, the wall clock says {wall}"
+            yield f"rank {report.rank}: the steps add up to {summed:.3f} s, but the wall clock shows {wall}"
     retries = max((report.memory.alloc_retries or 0 for report in reports if report.memory), default=0)
     if retries:
-        yield f"{retries} allocator retries: memory is nearly full, which slows steps down"
+        yield f"{retries} allocator retries: memory is nearly full, which slows down steps"
     if all(report.memory is not None and report.memory.peak == 0 for report in reports):
         yield (
-            "a peak memory of 0 bytes cannot be compared: what was trained stayed within the slack of the "
-            "level before it was built; take a larger model or micro_batch"
+            "a peak memory of 0 bytes cannot be compared: training fitted into memory that the process had "
+            "before the workload was built. Use a larger model or micro_batch"
         )
 
 
@@ -374,6 +377,6 @@ def _bad_loss(loss: Sequence[float], rule: LossRule, case: Case) -> Failure | No
         return None
     advice = "give more steps or another learning_rate"
     if not case.framework.promises.builds_model:
-        advice = 'say loss="finite" where it need not (random data, a learning rate that warms up, a GAN)'
+        advice = 'give loss="finite" if it need not fall (random data, a learning rate that warms up, a GAN)'
     means = f"{first:.4f} is the mean of the first {count} steps, {last:.4f} that of the last {count}"
-    return Failure(kind="loss", message=f"the loss does not fall: {means}: {advice}")
+    return Failure(kind="loss", message=f"the loss does not fall: {means}; {advice}")

@@ -15,29 +15,32 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Figures, Health, Run
 
-ROLL = 5  # steps of the rolling median: one slow step hardly moves it, and five steps are short
+ROLL = 5  # steps of the rolling median: one slow step hardly affects it, and five steps are short
 FLAT = 0.05  # relative difference allowed between a rolling median and the level at the end
 
 UNMEASURED_STEPS = 2
-"""First steps of a case that are never measured: in the second one, the worker observes what runs
-(`perfsuite.worker.observation.observe`). If a step is counted, none up to it is measured (`COUNTED_STEP`)."""
+"""Number of first steps of a case that are never measured. In the second step, the worker observes what runs
+(`perfsuite.worker.observation.observe`). If a step is counted, no step up to it is measured
+(`COUNTED_STEP`)."""
 SETTLED_WARMUP_S = 10
 SETTLED_WINDOW_S = 20
-"""Fewest seconds of warm-up, after the steps that are never measured, and of the measured window on a GPU.
-With less, its clock and temperature have not settled, and launches on other machines or days differ."""
-NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, and the peak that is known is that of fp32"
-NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, and how many, or their peak, is not known"
+"""Minimum seconds of warm-up (after the steps that are never measured) and of the measured window on a GPU.
+If they are shorter, its clock and temperature have not settled, and launches on other machines or days
+differ."""
+NO_TF32_PEAK = "no MFU: matmuls in fp32 ran in TF32 here, but only the peak of fp32 is known"
+NO_FLOAT8_PEAK = "no MFU: matmuls ran in fewer than 16 bits, but the number of bits or the peak is unknown"
 
 
 def job_steps(step_s: Sequence[Sequence[float]]) -> list[float]:
     """Compute the seconds of each step of the job from those of each rank.
 
     The job has finished a step when the last rank has: C(i) is the maximum over ranks of the sum of their
-    first i steps, and step i took C(i) - C(i-1). A stall of one rank after its last collective of a step
-    makes the others wait in the next step. It counts once here; the maximum step would count it twice.
+    first i steps, and step i took C(i) - C(i-1). If a rank stalls after its last collective of a step, the
+    other ranks wait in the next step. Here such a stall counts once; in the maximum over ranks of each step
+    it would count twice.
     """
     series = []
-    behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of its own first i-1 steps
+    behind = [0.0] * len(step_s)  # for each rank: C(i-1) minus the sum of the rank's first i-1 steps
     for steps in zip(*step_s, strict=True):
         took = max(step - lag for step, lag in zip(steps, behind, strict=True))
         behind = [lag - step + took for step, lag in zip(steps, behind, strict=True)]
@@ -66,9 +69,9 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
     """Find the measured part of a launch's step times, given in seconds.
 
     The level is the median of the steps after `max_warmup`. Warm-up ends at the first step from which
-    `ROLL` steps have a median within `FLAT` of that level (or within the series' own noise, on a machine
-    noisier than that): after `unmeasured` steps at the earliest, after `max_warmup` at the latest. The
-    launch is steady if the first and the second half of the window agree within the same bound.
+    `ROLL` steps have a median within `FLAT` of the level. On a machine with more noise, the bound is the
+    series' own noise. The window begins after `unmeasured` steps at the earliest, and after `max_warmup` at
+    the latest. The launch is steady if both halves of the window agree within the same bound.
     """
     count = len(step_s)
     if not 0 <= max_warmup <= count - 2 * ROLL:
@@ -76,14 +79,14 @@ def find_window(step_s: Sequence[float], max_warmup: int, *, unmeasured: int = U
         raise ValueError(f"{count} steps are too few for {needed}")
     tail = step_s[max_warmup:]
     level = median(tail)
-    # Take deviations from step to step, not from the level, so that a drift does not look like noise.
+    # Use deviations from step to step, not from the level, so that a drift does not look like noise.
     deviation = median(abs(after - before) for before, after in pairwise(tail)) / 2**0.5
     bound = max(FLAT * level, 2 * deviation)
     start = next(
         (i for i in range(unmeasured, max_warmup) if abs(median(step_s[i : i + ROLL]) - level) <= bound),
         max_warmup,
     )
-    # A rolling median can be flat although up to two of its first steps are not: skip those as well.
+    # A rolling median can be flat although up to two of its first steps are not. Skip those as well.
     while start < max_warmup and abs(step_s[start] - level) > bound:
         start += 1
     middle = (start + count) // 2
@@ -98,16 +101,16 @@ def lowest_device_probe(reports: list[RankReport]) -> dict[str, float]:
 
 
 def is_in_tf32(run: Run) -> bool:
-    """Return whether a run in fp32 multiplies matrices in TF32, whose peak is unknown."""
+    """Return whether a run in fp32 computes matmuls in TF32, whose peak is not known."""
     settings = run.observed.settings if run.observed is not None else {}
     is_lower = run.case.precision == "fp32" and settings.get("fp32_matmul", "ieee") != "ieee"
     return is_lower and run.machine.device == "cuda"
 
 
 def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str | None]:
-    """Return the best possible FLOP/s of a device for a run, or None and the reason why there is no MFU.
+    """Return the maximum FLOP/s of a device for a run, or None and the reason why there is no MFU.
 
-    FLOPs in float8 run at the peak of float8, the others at `peak_flops`.
+    FLOPs in float8 run at the peak of float8, and others at `peak_flops`.
     """
     settings = run.observed.settings if run.observed is not None else {}
     if is_in_tf32(run):
@@ -123,7 +126,7 @@ def peak_for_mfu(run: Run, peak_flops: float | None) -> tuple[float | None, str 
 
 
 def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) -> Figures:
-    """Compute the figures of a run whose steps are known; `peak_flops` of a device gives MFU and roofline."""
+    """Compute the figures of a run whose steps are known. MFU and roofline need a device's `peak_flops`."""
     steps = run.measured_steps
     tokens_per_step = reports[0].tokens_per_step
     ranks = run.case.topology.world_size
@@ -136,7 +139,7 @@ def figures_of(run: Run, reports: list[RankReport], peak_flops: float | None) ->
     tail = max(1, len(run.loss) // 10)
     health = run.health or UNKNOWN
     first, end = run.window
-    is_waiting = any(run.data_wait_s[first:end])  # otherwise no loader was seen, and the wait is unknown
+    is_waiting = any(run.data_wait_s[first:end])  # if not, no loader was detected, and the wait is unknown
     return Figures(
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=tokens_per_s / ranks,
@@ -184,7 +187,7 @@ def _value(metric: Metric, run: Run, reports: Sequence[RankReport]) -> float | N
             value = metric.read(run)
             return None if value is None else float(value)
         except Exception as error:
-            what = f"metric {metric.name!r} could not be read out of the launch"
+            what = f"metric {metric.name!r} could not be read from the launch"
             advice = "Fix the package that provides it, or uninstall it"
             raise ReportError(f"{what}: {type(error).__name__}: {error}. {advice}") from error
     choose = _ACROSS_RANKS[metric.across_ranks]
@@ -196,16 +199,16 @@ _ACROSS_RANKS = {"max": max, "min": min, "sum": sum, "mean": fmean}
 
 
 def settling_notes(run: Run) -> list[str]:
-    """Return advice if a GPU is measured before its clock and temperature settle."""
+    """Return advice if a GPU was measured before its clock and temperature had settled."""
     measured_s = sum(run.measured_steps)
     warmup_s = sum(run.step_s[COUNTED_STEP if run.counts else UNMEASURED_STEPS : run.window[0]])
     is_settled = measured_s >= SETTLED_WINDOW_S and warmup_s >= SETTLED_WARMUP_S
     if run.machine.device == "cpu" or is_settled:
         return []
     return [
-        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's clocks and "
-        f"temperature settle in 30 to 60 s; raise steps and max_warmup_steps to {SETTLED_WINDOW_S} s of "
-        f"window after {SETTLED_WARMUP_S} s, or more"
+        f"the measured window is {measured_s:.0f} s, after {warmup_s:.0f} s of warm-up, but a GPU's clock "
+        f"and temperature settle in 30 to 60 s: raise steps until the window takes {SETTLED_WINDOW_S} s or "
+        f"more, and max_warmup_steps until the warm-up takes {SETTLED_WARMUP_S} s or more"
     ]
 
 

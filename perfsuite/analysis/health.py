@@ -1,4 +1,4 @@
-"""Decide from readings whether machines, rather than the code, were slow. Pure."""
+"""Decide from readings whether the machine, rather than the code, was slow. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -7,21 +7,25 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.outcome import Verdict
 from perfsuite.results.run import DeviceHealth, Health, LaunchFile, Node, Run
 
-THROTTLED_SHARE = 0.05  # largest share of samples in which a healthy GPU may be throttled
-FOREIGN_MEMORY_BYTES = 256 * 2**20  # most GPU memory of others: monitors use less, training jobs more
-FOREIGN_CPU_SHARE = 0.20  # most of the cores' time that others may use: on 2 cores, less than half of one
-HELD_BYTES = 2**30  # most GPU memory in use before a launch: desktops use less, stuck jobs more
-FREE_S = 30.0  # most seconds to wait until the GPUs' memory is free: drivers clean up after processes
-STEAL_SHARE = 0.10  # largest share of the cores' time that the hypervisor may take
+THROTTLED_SHARE = 0.05  # maximum share of samples in which a healthy GPU may be throttled
+# Maximum GPU memory that other processes may use: monitors use less, training jobs more.
+FOREIGN_MEMORY_BYTES = 256 * 2**20
+# Maximum share of the cores' time that other processes may use: on 2 cores, less than half of one core.
+FOREIGN_CPU_SHARE = 0.20
+HELD_BYTES = 2**30  # maximum GPU memory in use before a launch: desktops use less, stuck jobs more
+# Maximum seconds to wait until the GPUs' memory is free, because drivers clean up after processes.
+FREE_S = 30.0
+STEAL_SHARE = 0.10  # maximum share of the cores' time that the hypervisor may take
 SETTINGS = ("power_limit_w", "sm_clock_limit_mhz", "sm_clock_set_mhz", "ecc", "persistence", "nvlinks")
 """The fields of `DeviceHealth` that describe the setup of a GPU."""
 POWER_LIMIT = "gpu_power_limit_w"  # key in a run's environment: the enforced limits, distinct and sorted
 BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerBrakeSlowdown")
-"""Reasons of machines that are too hot or short of power. Others, above all SwPowerCap, are normal."""
+"""Reasons for throttling that mean that a machine is too hot or lacks power. Others, above all SwPowerCap,
+are normal."""
 DEVICE_LAG = 0.10  # relative amount by which the slowest GPU may lag behind the fastest in equal work
-NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
+NOT_SAMPLED = "the machine's health is unknown: no sample was taken during the steps"
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
-HARDWARE_FAULTS = (  # CUDA's, NCCL's and NVML's words; an unspecified failure may be a bug in a kernel
+HARDWARE_FAULTS = (  # in CUDA's, NCCL's and NVML's messages; an unspecified failure may be a bug in a kernel
     "uncorrectable ecc",
     "uncorrectable nvlink",
     "nvlink error",
@@ -35,7 +39,7 @@ HARDWARE_FAULTS = (  # CUDA's, NCCL's and NVML's words; an unspecified failure m
 
 
 def gpu_setup(health: Health | None) -> dict[str, str]:
-    """Return the settings of the GPUs by name; if GPUs differ, each value once."""
+    """Return the settings of the GPUs by name. If GPUs differ, all distinct values are listed."""
     cards = health.devices if health is not None else ()
     values = {name: {getattr(card, name) for card in cards} - {None} for name in SETTINGS}
     return {f"gpu_{name}": ", ".join(map(_setting, sorted(each))) for name, each in values.items() if each}
@@ -46,13 +50,13 @@ def _setting(value: float | bool) -> str:
 
 
 def hardware_fault(text: str) -> str | None:
-    """Return the first line of a failed job's messages that names a hardware fault, or None."""
+    """Return the first line of a failed job's messages that names a hardware fault; None if none does."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if any(fault in line.lower() for fault in HARDWARE_FAULTS)), None)
 
 
 def machine_problems(health: Health | None, machine: Machine) -> list[str]:
-    """Return why to discard a launch because of its machine, with the values; empty if it was healthy."""
+    """Return why to discard a launch because of its machine, with the readings; empty if it was healthy."""
     if health is None:
         return []
     problems = [reason for device in health.devices for reason in _unhealthy_gpu(device)]
@@ -71,14 +75,14 @@ def machine_problems(health: Health | None, machine: Machine) -> list[str]:
 
 
 def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
-    """Return the slowest rank, the fastest, and the lag as a share, if above `DEVICE_LAG`, else None."""
+    """Return slowest rank, fastest rank and lag as a share; None if the lag is at most `DEVICE_LAG`."""
     slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
     lag = 1 - rates[slowest] / rates[fastest]
     return (slowest, fastest, lag) if lag > DEVICE_LAG else None
 
 
 def is_shared(health: Health | None, machine: Machine) -> bool:
-    """Return whether others used the machine beyond what is healthy. Unlike throttling, this may end soon."""
+    """Return whether others used the machine more than is healthy. Unlike throttling, this may end soon."""
     if health is None:
         return False
     if machine.device == "cpu":
@@ -91,7 +95,7 @@ def is_shared(health: Health | None, machine: Machine) -> bool:
 
 
 def all_shared(verdict: Verdict, runs: Sequence[Run]) -> bool:
-    """Return whether no launch was healthy and others used the machine in one: the figures prove nothing."""
+    """Return whether figures prove nothing: no launch was healthy, and others used the machine in one."""
     return not verdict.healthy(runs) and any(is_shared(run.health, run.machine) for run in runs)
 
 
@@ -100,7 +104,7 @@ def _exceeds(value: float | None, bound: float) -> bool:
 
 
 def _few_cores(health: Health, whose: str) -> list[str]:
-    """Return a problem if others leave less than a core to each rank: kernels are then launched late."""
+    """Return a problem if others leave less than one core per rank: then kernels are launched late."""
     ranks = sum(device.node == health.node for device in health.devices)
     if health.foreign_cpu is None or health.cores is None or not ranks or health.cores < ranks:
         return []
@@ -113,7 +117,8 @@ def _few_cores(health: Health, whose: str) -> list[str]:
 def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
     most = dict(sorted((device.node or "", device.nvlinks or 0) for device in devices))
     return [
-        f"{device.name}: {device.nvlinks} of its NVLinks are up, of another GPU's {most[device.node or '']}"
+        f"{device.name}: {device.nvlinks} of its NVLinks are up, "
+        f"but {most[device.node or '']} of another GPU's"
         for device in devices
         if device.nvlinks is not None and device.nvlinks < most[device.node or ""]
     ]
@@ -134,7 +139,9 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     if foreign is not None and foreign > FOREIGN_MEMORY_BYTES:
         held = amount(foreign, "bytes")
         let_pass = amount(FOREIGN_MEMORY_BYTES, "bytes")
-        problems.append(f"{device.name} was shared: other processes held {held} (at most {let_pass})")
+        problems.append(
+            f"{device.name} was shared: other processes held {held} (at most {let_pass} is healthy)"
+        )
     before = device.held_before_bytes
     if before is not None and before > HELD_BYTES:
         pids = ", ".join(map(str, device.held_before_by))
@@ -145,7 +152,7 @@ def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
 
 
 def with_nodes(run: Run, agents: Mapping[int, LaunchFile], hosts: Mapping[int, str]) -> Run:
-    """Return the run with its machines' health from their agents; both mappings are by node number."""
+    """Return the run with the health of its machines. `agents` and `hosts` are by node number."""
     count = run.case.topology.nodes
     if count == 1:
         return run.replace(health=agents[0].health if agents else None)
@@ -186,7 +193,7 @@ def worst_health(nodes: Sequence[Node]) -> Health | None:
 
 
 def gpu_of(run: Run, rank: int) -> str:
-    """Name a rank and its GPU in messages: `rank 5, GPU 5 (00000000:9B:00.0) of n2`."""
+    """Return a rank and its GPU for messages, such as `rank 5, GPU 5 (00000000:9B:00.0) of n2`."""
     number, index = divmod(rank, run.case.topology.processes_per_node)
     node = run.nodes[number].name if number < len(run.nodes) else None
     seen = run.health.devices if run.health is not None else ()
@@ -195,6 +202,6 @@ def gpu_of(run: Run, rank: int) -> str:
 
 
 def over_known(choose: Callable[[Sequence[float]], float], values: Iterable[float | None]) -> float | None:
-    """Apply `choose` to the values that are known; None if none is."""
+    """Apply `choose` to the values that are known; None if no value is."""
     given = [value for value in values if value is not None]
     return choose(given) if given else None

@@ -1,4 +1,4 @@
-"""Intervals of time; results are sorted and disjoint. Pure; imports only the standard library."""
+"""Time intervals. Results are sorted and disjoint. Pure; imports only the standard library."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ Span = tuple[float, float]  # begin and end of an interval
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Return the union of these intervals."""
+    """Return the union of the intervals."""
     joined: list[Span] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -18,13 +18,13 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
-    """Return the parts of intervals between `begin` and `end`."""
+    """Return the parts of the intervals that are between `begin` and `end`."""
     cut = ((max(start, begin), min(stop, end)) for start, stop in spans)
     return [(start, stop) for start, stop in cut if start < stop]
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the parts of intervals outside of `others`; both are sorted and disjoint."""
+    """Return the parts of the intervals that are outside `others`. Both must be sorted and disjoint."""
     left: list[Span] = []
     first = 0
     for begin, end in spans:
@@ -43,11 +43,11 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def holds(spans: Sequence[Span], moment: float) -> bool:
-    """Return whether a moment is in one of these disjoint, sorted intervals."""
+    """Return whether a moment is in one of the intervals, which must be sorted and disjoint."""
     number = bisect_right(spans, (moment, float("inf"))) - 1
     return number >= 0 and moment < spans[number][1]
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Return the total time of intervals."""
+    """Return the total length of the intervals."""
     return sum(end - begin for begin, end in spans)

@@ -7,14 +7,14 @@ from statistics import NormalDist, linear_regression
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import Run, Slope, SlopeUnit
 
-FEWEST = 5  # fewest values from which a slope is estimated
+FEWEST = 5  # minimum number of values for estimating a slope
 HALF_WIDTH = NormalDist().inv_cdf(0.975)  # half width of a 95% interval, in standard errors
 
 
 def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
     """Return the slopes of step time and of each kind of memory for a run whose window is known.
 
-    The slope of memory is that of the rank that grows most.
+    For memory, this is the slope on the rank where it grows most.
     """
     first, end = run.window
     step_time = _slope("step time", "s", dict(enumerate(run.measured_steps, first)))
@@ -34,7 +34,7 @@ def slopes_of(run: Run, reports: Sequence[RankReport]) -> tuple[Slope, ...]:
 def _slope(
     name: str, unit: SlopeUnit, values: Mapping[int, float], *, rank: int | None = None
 ) -> Slope | None:
-    """Fit a least-squares slope to values by step; None if they are too few, or not finite."""
+    """Fit a least-squares slope to values by step; None if there are too few, or if one is not finite."""
     if len(values) < FEWEST or not all(map(math.isfinite, values.values())):
         return None
     steps = [*values]

@@ -1,8 +1,9 @@
 """Reduce the events of torch's profiler to a `Profile`: intervals, calls and times. Pure.
 
-Events have Chrome's format, in microseconds. On a CPU, operators show what is computed, and each collective
-of gloo has a thread of its own. On a GPU, kernels show it: each belongs to the step in which the host
-launched it, and a step lasts from its first kernel to that of the next step.
+Events have Chrome's format, with times in microseconds. On a CPU, operators show what is computed, and each
+collective of gloo has a thread of its own. On a GPU, kernels show what is computed. Each kernel belongs to
+the step in which the host launched it, and a step lasts from its first kernel to the first kernel of the next
+step.
 """
 
 import re
@@ -20,29 +21,30 @@ from perfsuite.results.profile import PROFILED_STEPS, Profile, StepSplit, Work, 
 STEP = "ProfilerStep#"
 OPTIMIZER = "Optimizer.step#"
 DATA_LOADER = "enumerate(DataLoader)#"
-REPEATS = "autograd::engine::evaluate_function: "  # name prefix of events that only wrap another
+REPEATS = "autograd::engine::evaluate_function: "  # name prefix of events that only wrap another event
 OPERATOR = "cpu_op"
 OPERATORS = frozenset({OPERATOR, "user_annotation"})
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 HOST_READ = "aten::_local_scalar_dense"
-GRAPH_LAUNCH = "GraphLaunch"  # part of the names of calls that replay a CUDA graph
-LONGEST_NAME = 160  # characters of a kernel's name (templates are long); a digest replaces the rest
+GRAPH_LAUNCH = "GraphLaunch"  # occurs in the names of calls that replay a CUDA graph
+LONGEST_NAME = 160  # maximum characters of a kernel's name, as templates are long; a digest replaces the rest
 
 _GLOO = re.compile(r"gloo:(\w+)")
 _NCCL = re.compile(r"nccl\w*?Kernel_?((?:[A-Z][a-z]+)+)")
 _SYNC = re.compile(r"\w*Synchronize(?:_v\w+)?")
 _NOT_COMPUTED = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::", "_dtensor::")
-"""Prefixes of autograd nodes, whose operators have their own events, of collectives, and of their waits."""
+"""Prefixes of collectives, of waits for them, and of autograd nodes, whose operators have events of their
+own."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction")
 _OF_ONE = re.compile(r"(FSDP::[\w ]+?) (?:\(.*\)|for .*)|(## Call CompiledFxGraph) \S+ ##|(triton_\w+?)_\d+")
-"""Matches names with the layer, graph or number of an instance; the groups are their common names."""
+"""Matches names that contain the layer, graph or number of an instance. The groups are their common names."""
 _WAITED_FOR = "Memcpy DtoH (Device -> Pageable)"  # the host waits for this copy into unpinned memory
 
 
 @dataclass
 class _Call:
-    """One call of an operator or a kernel. Steps are numbered from 0; -1 is outside of all steps."""
+    """One call of an operator or a kernel. Steps are numbered from 0; -1 means outside all steps."""
 
     name: str
     step: int
@@ -55,7 +57,7 @@ class _Kernel(NamedTuple):
     span: Span
     launched_at: float
     stream: Any  # None for events that do not compute: copies and collectives
-    is_seen: bool  # whether an operator launched it, or its launch is not in the trace
+    is_seen: bool  # whether an operator launched it; also True if its launch is not in the trace
 
 
 class _Spans:
@@ -68,7 +70,7 @@ class _Spans:
 
 
 class _Window:
-    """The profiled steps on the host's clock: `starts` has the start of each, and the end of the last."""
+    """The profiled steps on the host's clock. `starts` has each step's start, and the end of the last."""
 
     def __init__(self, events: Iterable[dict[str, Any]]) -> None:
         operators = (event for event in events if event.get("cat") in OPERATORS)
@@ -104,7 +106,7 @@ def reduced(events: Sequence[dict[str, Any]], device: Literal["cpu", "cuda"]) ->
 
 
 def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[_Call], _Spans]:
-    """Return every operator that begins in a step, with its time without callees, and the spans."""
+    """Return the spans, and every operator that begins in a step, with its time without callees."""
     by_thread = defaultdict[Any, list[tuple[float, float, str]]](list)
     for event in events:
         if event.get("cat") in OPERATORS and not event["name"].startswith(STEP):
@@ -112,8 +114,8 @@ def _operators(events: Iterable[dict[str, Any]], window: _Window) -> tuple[list[
     calls: list[_Call] = []
     spans = _Spans([])
     for of_thread in by_thread.values():
-        opened: list[tuple[_Call, float, bool]] = []  # each with its end, and whether it communicates
-        for begin, minus_length, full_name in sorted(of_thread):  # outer ones first
+        opened: list[tuple[_Call, float, bool]] = []  # call, its end, and whether it is in a collective
+        for begin, minus_length, full_name in sorted(of_thread):  # outer calls come first
             end = begin - minus_length
             while opened and opened[-1][1] <= begin:
                 opened.pop()
@@ -147,7 +149,7 @@ def _computes(name: str) -> bool:
 
 
 def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool) -> StepSplit:
-    """Split the time between `begin` and `end`. A host that waits for data is busy, a GPU is not."""
+    """Split the time between `begin` and `end`. While waiting for data, a host is busy, but a GPU is not."""
 
     def inside(ranges: Iterable[Span]) -> list[Span]:
         return within(union(ranges), begin, end)
@@ -160,7 +162,7 @@ def _split(spans: _Spans, begin: float, end: float, steps: int, *, on_gpu: bool)
     exposed: dict[str, float] = {}
     hidden: dict[str, float] = {}
     communicated: list[Span] = []
-    for kind, ranges in sorted(spans.communication.items()):  # if two overlap, the first by name counts
+    for kind, ranges in sorted(spans.communication.items()):  # where two overlap, the first by name counts
         new = without(inside(ranges), communicated)
         alone = length(without(new, busy))
         for times, us in ((exposed, alone), (hidden, length(new) - alone)):
@@ -201,11 +203,13 @@ def _synchronisations(events: Iterable[dict[str, Any]], window: _Window) -> list
 def _on_gpu(
     events: Sequence[dict[str, Any]], window: _Window, spans: _Spans
 ) -> tuple[list[_Call], StepSplit]:
-    """Return every kernel and copy of the steps, and the split of the device's time."""
+    """Return every kernel and copy in the steps, and the split of the device's time."""
     kernels = _kernels(events, window)
     ours = [kernel for kernel in kernels if kernel.step >= 0]
     if not ours:
-        raise ReportError("the trace has no kernel of a GPU: is its profiling interface (CUPTI) in use?")
+        raise ReportError(
+            "the trace has no GPU kernel: is the GPU's profiling interface (CUPTI) already in use?"
+        )
     begin, end = _device_window(kernels, ours, window)
     optimizers = union(spans.optimizer)
     done = _Spans(spans.data)
@@ -213,7 +217,7 @@ def _on_gpu(
     for kernel in kernels:
         collective = _NCCL.search(kernel.name)
         if collective is not None:
-            # `AllGather` is `all_gather`, as the counts name it.
+            # `AllGather` becomes `all_gather`, the name used in counts.
             kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", collective[1]).lower()
             done.communication[kind].append(kernel.span)
         else:
@@ -226,7 +230,7 @@ def _on_gpu(
 def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: _Window) -> Span:
     """Return when the steps begin and end on the device, in the stream that computes most.
 
-    Other streams may be ahead, such as those of copies.
+    Other streams, such as streams for copies, may be ahead of it.
     """
     busy = defaultdict[Any, float](float)
     for kernel in ours:
@@ -240,7 +244,7 @@ def _device_window(kernels: Sequence[_Kernel], ours: Sequence[_Kernel], window: 
 
 
 def _kernels(events: Sequence[dict[str, Any]], window: _Window) -> list[_Kernel]:
-    """Return the device's events with their launch times. Those launched before the trace have no step."""
+    """Return the device's events with their launch times. Events launched before the trace have no step."""
     launches = {
         event["args"]["correlation"]: event
         for event in events
@@ -293,7 +297,7 @@ def _parameters(name: str) -> int:
 
 
 def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
-    """Sum up calls by name, longest first."""
+    """Sum up the calls by name, longest time first."""
     us = defaultdict[str, list[float]](list)
     for call in calls:
         us[call.name].append(max(call.us, 0))
@@ -304,7 +308,7 @@ def _work(calls: Iterable[_Call], steps: int) -> tuple[Work, ...]:
 
 
 def _unsteady(calls: Iterable[_Call], steps: int) -> set[str]:
-    """Return the names that are not called equally often in each step."""
+    """Return the names that are not called equally often in every step."""
     in_steps = Counter((call.name, call.step) for call in calls)
     return {name for name, step in in_steps if len({in_steps[name, each] for each in range(steps)}) > 1}
 

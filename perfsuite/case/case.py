@@ -29,20 +29,20 @@ from perfsuite.errors import CaseError
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]
-Unit = Literal["tokens", "samples"]  # the unit of a case; figures are named after tokens with either
+Unit = Literal["tokens", "samples"]  # the unit that a case counts; figures are named after tokens in any case
 
-MOST = 100_000_000  # bound of numbers without a smaller one: more is a slip, and arithmetic may fail
+MOST = 100_000_000  # limit for numbers without a smaller one: beyond it, arithmetic may fail
 
 
 class Topology(Data):
-    """How many machines, and how many processes (one per device) on each."""
+    """The number of machines, and the number of processes (one per device) on each machine."""
 
     nodes: int = Field(default=1, ge=1, le=100_000, strict=True)
     processes_per_node: int = Field(ge=1, le=1024, strict=True)
 
     @property
     def world_size(self) -> int:
-        """The number of processes on all machines."""
+        """The number of processes on all machines together."""
         return self.nodes * self.processes_per_node
 
 
@@ -50,9 +50,9 @@ _Pattern = FrozenMapping[Annotated[int, Field(ge=1, le=MOST, strict=True)]]
 
 
 class LoRA(Data):
-    """Low-rank adapters (Hu et al. 2021). Only they are trained; the model itself is frozen.
+    """Low-rank adapters (Hu et al. 2021). Only the adapters are trained; the model itself is frozen.
 
-    `targets`, `rank_pattern` and `alpha_pattern` match layers as the fields of peft's `LoraConfig` do.
+    `targets`, `rank_pattern` and `alpha_pattern` match layers like the fields of peft's `LoraConfig`.
     """
 
     rank: int = Field(ge=1, le=MOST, strict=True)
@@ -60,11 +60,11 @@ class LoRA(Data):
     """The output of an adapter is multiplied by alpha / rank."""
     targets: tuple[str, ...] | str = ()
     """The layers that get an adapter, by the ends of their names: `"q_proj"`, `"attn.q_proj"`, `"to_out.0"`.
-    A string in place of a tuple is a regular expression that whole names must match, or `"all-linear"`: all
-    but the output layer. Empty: all linear layers in the blocks."""
+    A string instead of a tuple is a regular expression that must match a whole name, or `"all-linear"`: all
+    linear layers except the output layer. Empty: all linear layers in the blocks."""
     rank_pattern: _Pattern = Field(default={}, validate_default=True)
-    """Ranks of some layers, by a regular expression of the end of their names; the first in the alphabet
-    counts."""
+    """Ranks of some layers, by a regular expression that matches the end of their names. If several match,
+    the first in alphabetical order is used."""
     alpha_pattern: _Pattern = Field(default={}, validate_default=True)
     """The same for alpha."""
 
@@ -74,7 +74,7 @@ class LoRA(Data):
         if targets == "":
             raise ValueError('targets is "": leave it out for all linear layers of the blocks')
         if "" in targets and not isinstance(targets, str):
-            raise ValueError(f"give the name of a layer, as 'q_proj', not '' as in {targets!r}")
+            raise ValueError(f"give the names of layers, such as 'q_proj', instead of '' in {targets!r}")
         if isinstance(targets, str):
             _check_pattern(targets)
         return targets
@@ -84,25 +84,25 @@ class LoRA(Data):
     def _patterns(cls, pattern: Mapping[str, int]) -> Mapping[str, int]:
         for name in pattern:
             _check_pattern(name)
-        return MappingProxyType(dict(sorted(pattern.items())))  # the order in which files keep it
+        return MappingProxyType(dict(sorted(pattern.items())))  # files sort keys, so this order survives
 
     def __hash__(self) -> int:
         return hash((self.rank, self.alpha, self.targets, *self.rank_pattern, *self.alpha_pattern))
 
     @model_serializer(mode="wrap")
     def _without_empty_patterns(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit empty patterns, which an older perfsuite (in an arm) does not know."""
+        """Leave out empty patterns, because an older perfsuite (in an arm) does not know these fields."""
         fields = serialise(self)
         return {name: value for name, value in fields.items() if value or not name.endswith("_pattern")}
 
     def selects(self, name: str) -> bool:
-        """Return whether a layer of this whole name is a target, if `targets` holds names or a pattern."""
+        """Return whether the layer with this full name is a target. `targets` must be names or a pattern."""
         if isinstance(self.targets, str):
             return re.fullmatch(self.targets, name) is not None
         return any(f".{name}".endswith(f".{target}") for target in self.targets)
 
     def of(self, name: str) -> tuple[int, int]:
-        """Return the rank and the alpha of the adapter of the layer of this whole name."""
+        """Return the rank and the alpha of the adapter of the layer with this full name."""
         rank = _by_pattern(self.rank_pattern, name, self.rank)
         return rank, _by_pattern(self.alpha_pattern, name, self.alpha)
 
@@ -120,19 +120,19 @@ def _by_pattern(pattern: Mapping[str, int], name: str, usual: int) -> int:
 
 
 class KnownIssue(Data):
-    """A failure with a known cause outside this repository. Any other failure of the case still counts."""
+    """A failure with a known cause outside this repository. It does not excuse any other failure."""
 
     url: str = Field(pattern=r"^https?://\S+$")
     failure: Literal["crash", "timeout", "loss"]
-    """How a launch fails: `timeout` for a hang."""
+    """The way in which a launch fails; `timeout` for a hang."""
 
 
 class Case(Data):
-    """One benchmark case. `case.replace(micro_batch=8)` gives a variant.
+    """One benchmark case. `case.replace(micro_batch=8)` returns a variant.
 
-    Lengths are in tokens, batches in sequences: a step trains on `micro_batch * gradient_accumulation`
-    sequences of `sequence_length` tokens per data-parallel rank. Where training knows no tokens
-    (images, tables), `sequence_length` is None, and batches are in samples.
+    Lengths are in tokens, batches in sequences. A step trains on `micro_batch * gradient_accumulation`
+    sequences of `sequence_length` tokens per data-parallel rank. For training without tokens (images,
+    tables), `sequence_length` is None and batches are in samples.
     """
 
     model: Annotated[
@@ -140,44 +140,45 @@ class Case(Data):
     ]
     framework: Annotated[FrameworkOptions, BeforeValidator(parse), PlainSerializer(as_json)]
     sequence_length: Annotated[int, Field(ge=2, le=MOST, strict=True)] | None
-    """Tokens per sequence. None, for a `Script` only: samples are counted, and speeds are in samples/s."""
+    """Tokens per sequence. None, only for a `Script`: samples are counted, and speeds are in samples/s."""
     micro_batch: int = Field(ge=1, le=MOST, strict=True)
     gradient_accumulation: int = Field(default=1, ge=1, le=MOST, strict=True)
     precision: Precision = "fp32"
     activation_checkpointing: str = "none"
-    """What is recomputed in backward: `none`, `full` (every block), `every-N` (every N-th block) or
+    """The part that is recomputed in backward: `none`, `full` (every block), `every-N` (every N-th block) or
     `selective-op` (by operator)."""
     attention: Attention = "sdpa"
     compile: bool = Field(default=False, strict=True)
     lora: LoRA | None = None
     quantization: Quantization = "none"
-    """Frozen weights of the blocks in `4bit` (NF4, as in QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
+    """Format of the blocks' frozen weights: `4bit` (NF4, as in QLoRA) or `8bit` (LLM.int8). Needs `lora`."""
     topology: Topology
     hardware: Annotated[tuple[str, ...], BeforeValidator(lambda one: (one,) if isinstance(one, str) else one)]
-    """What the case runs on: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a pytest marker."""
+    """The hardware that the case is meant for: `"cpu"`, `"h100"`, `"a100-80gb"`, or several. Each gives a
+    pytest marker."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1000, allow_inf_nan=False)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63, strict=True)
     max_warmup_steps: int = Field(default=20, ge=2, le=MOST, strict=True)
-    """The largest number of steps before the measured window, whose beginning is found in the step times. The
-    first two steps are never measured."""
+    """Maximum number of steps before the measured window. Where the window begins is determined from the step
+    times. The first two steps are never measured."""
     steps: int = Field(default=50, ge=10, le=MOST, strict=True)
-    """The smallest number of measured steps."""
+    """Minimum number of measured steps."""
     counted_steps: int | None = Field(default=None, ge=1, le=MOST, strict=True)
-    """How many steps in a row are counted where nothing is timed: in dry runs and comparisons of counts.
-    None: as `--perf-counted-steps` says."""
+    """Number of consecutive steps that are counted if nothing is timed, as in dry runs and comparisons of
+    counts. None: the value of `--perf-counted-steps`."""
     timeout_s: float = Field(default=900, gt=0, le=MOST, allow_inf_nan=False)
     """Seconds after which a launch is killed."""
     known_issue: KnownIssue | None = None
-    """A known reason why this case fails; the report says whether it still does."""
+    """A known reason why this case fails. The report says whether it still fails."""
     may_run_out_of_memory: bool = Field(default=False, strict=True)
-    """Whether running out of memory is a result, not a failure, as in a batch sweep; unless a baseline says
-    that the case fits."""
+    """Whether running out of memory is a result instead of a failure, as in a batch sweep. It is still a
+    failure if a baseline shows that the case fits."""
 
     @field_validator("activation_checkpointing")
     @classmethod
     def _known_checkpointing(cls, mode: str) -> str:
         if re.fullmatch(r"none|full|selective-op|every-[1-9]\d*", mode) is None:
-            raise ValueError(f"give none, full, selective-op or every-N, as in 'every-2', got {mode!r}")
+            raise ValueError(f"give none, full, selective-op or every-N, such as 'every-2', got {mode!r}")
         return mode
 
     @field_validator("hardware")
@@ -187,8 +188,8 @@ class Case(Data):
             error = hardware_error(name)
             if error is not None:
                 raise ValueError(
-                    f"unknown hardware {name!r}: {error}, with memory and form factor or without: "
-                    "'h100', 'a100-80gb', 'h100-80gb-sxm'; 'gpu' is any"
+                    f"unknown hardware {name!r}: {error}, with or without memory and form factor, such as "
+                    "'h100', 'a100-80gb' or 'h100-80gb-sxm'; 'gpu' is any GPU"
                 )
         if not hardware:
             raise ValueError("name at least one hardware, for example 'cpu'")
@@ -198,14 +199,14 @@ class Case(Data):
     def _fits_together(self) -> Case:
         if self.quantization != "none" and self.lora is None:
             raise ValueError(
-                f"quantization {self.quantization!r} needs lora: quantised weights cannot be trained; "
-                "give lora=LoRA(rank=16, alpha=32)"
+                f"quantization {self.quantization!r} needs lora, because quantised weights cannot be "
+                "trained: give lora=LoRA(rank=16, alpha=32)"
             )
         if self.sequence_length is None:
             if self.framework.promises.builds_model:
                 raise ValueError(
-                    f"sequence_length None counts samples in place of tokens, which only a Script may: "
-                    f"{self.framework.name} trains a language model, give its tokens"
+                    f"sequence_length None counts samples instead of tokens, which is possible only for a "
+                    f"Script. {self.framework.name} trains a language model: give its sequence length"
                 )
             return self
         longest = self.model.max_sequence_length
@@ -218,9 +219,9 @@ class Case(Data):
 
     @cached_property
     def id(self) -> str:
-        """The name of the case, stable, unique and fit for a file name: framework, model, changed fields.
+        """The name of the case: framework, model and changed fields. Stable, unique, valid as a file name.
 
-        A longer one than `MAX_ID` is cut, and a digest stands for what is left out.
+        An id that would be longer than `MAX_ID` is cut, and ends with a digest of the whole.
         """
         parts = self.parameters
         accumulation = parts["gradient_accumulation"]
@@ -237,7 +238,7 @@ class Case(Data):
 
     @cached_property
     def parameters(self) -> dict[str, str]:
-        """The parts of the id, each as text fit for a file name."""
+        """The parts of the id, as text that is valid in a file name."""
         parts = {
             "framework": self.framework.slug(),
             "model": self.model.name,
@@ -255,7 +256,7 @@ class Case(Data):
 
     @property
     def unit(self) -> Unit:
-        """What speeds count per second."""
+        """The unit that speeds count per second."""
         return "samples" if self.sequence_length is None else "tokens"
 
     @property
@@ -265,64 +266,64 @@ class Case(Data):
 
     @property
     def markers(self) -> list[str]:
-        """The pytest markers that select this case; `gpu` stands for every GPU."""
+        """The pytest markers that select this case. For `gpu`, these are the markers of all GPUs."""
         names = {name.split("-")[0] for name in self.hardware}
         return sorted(names | (set(ACCELERATORS) - {"cpu"} if "gpu" in names else set()))
 
     @property
     def total_steps(self) -> int:
-        """The number of steps that a launch makes."""
+        """The number of steps in a launch."""
         return self.max_warmup_steps + self.steps
 
 
-MAX_ID = 200  # characters of an id: with a suffix it becomes a file name, which may have 255
+MAX_ID = 200  # maximum characters of an id. With a suffix it becomes a file name, which can have 255
 NO_TOKENS = "none"  # in `Case.parameters`, the sequence length of a case that counts samples
 NOT_IN_ID = frozenset({"hardware", "counted_steps", "timeout_s", "known_issue", "may_run_out_of_memory"})
-"""Fields for where a case runs, how long it may take and how it may fail, but not for what is measured."""
+"""Fields that say where a case runs, how long it may take and how it may fail, but not what it measures."""
 
 
 def check_same(first: Case, case: Case) -> None:
-    """Raise `CaseError` for two different cases with the same id, which would share a baseline."""
+    """Raise `CaseError` if two different cases have the same id, because they would share a baseline."""
     if first != case:
         names = [name for name in Case.model_fields if getattr(first, name) != getattr(case, name)]
         raise CaseError(
             f"two different cases have the id {case.id}: they differ in {', '.join(names)}, "
-            "which the id does not show. Make these equal, or give their models different names"
+            "which the id does not show. Make these equal, or give the models different names"
         )
 
 
 class CollectedTest(Data):
-    """A test with its case, as pytest collected it, whether it is selected or not."""
+    """A test with its case, as collected by pytest. It may not be selected."""
 
     nodeid: str
     case: Case
     marks: tuple[str, ...] = ()  # names of its marks that `-m` can select, sorted
-    # Why pytest would not run it: `deselected`, or `skipped`, with the reason. None: it would.
+    # Why pytest would not run it: `deselected`, or `skipped` with the reason. None if it would run.
     left_out: str | None = None
 
 
 class CaseList(Document):
-    """The cases of tests, as `--perf-cases` writes them."""
+    """The cases of tests, in the file that `--perf-cases` writes."""
 
     schema_version: Literal[1] = 1
     cases: tuple[Case, ...]  # cases of the selected tests
-    tests: tuple[CollectedTest, ...] = ()  # all collected tests; an older perfsuite writes none
+    tests: tuple[CollectedTest, ...] = ()  # all collected tests; empty if an older perfsuite wrote the file
 
 
 class CaseFile(Document):
-    """`case.json`: the case that a launch runs, read by the agent and by every rank."""
+    """`case.json`: the case of a launch, which the agent and every rank read."""
 
     schema_version: Literal[1] = 1
     case: Case
     device: Literal["cpu", "cuda"]
-    peak_flops: float | None = None  # peak of one device at the case's precision in FLOP/s; None: unknown
-    inject: str | None = None  # a fault to inject to test the gate: see `perfsuite.case.fault`
+    peak_flops: float | None = None  # peak FLOP/s of one device at the case's precision; None: unknown
+    inject: str | None = None  # a fault to inject, for testing the gate (see `perfsuite.case.fault`)
     counts: bool = True  # whether every rank counts the work of a step (`perfsuite.results.counts`)
-    # Number of consecutive steps to count if nothing is timed. None: one before the timed steps, one after.
+    # Number of consecutive steps to count if nothing is timed. None: count before and after the timed steps.
     counted_steps: int | None = Field(default=None, ge=1)
-    preflight: bool = False  # whether ranks only probe their nodes: only the topology is then used
-    profile: bool = False  # whether ranks profile some steps after warm-up, and end: nothing is judged
-    metrics: tuple[str, ...] = ()  # entry points of other packages' metrics, which every rank records
+    preflight: bool = False  # whether ranks only probe their nodes; of the case, only the topology is used
+    profile: bool = False  # whether ranks profile a few steps after warm-up and then end; nothing is judged
+    metrics: tuple[str, ...] = ()  # names of other packages' metrics that every rank records
 
     def as_json(self) -> str:
         """Return the JSON without defaults, so that an older perfsuite (in an arm) can read the file."""

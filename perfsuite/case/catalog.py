@@ -1,6 +1,6 @@
 """The built-in models: published shapes by name.
 
-`tests/case/test_catalog.py` compares the parameter count of each with the published one.
+`tests/case/test_catalog.py` compares the parameter count of each model with the published count.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from perfsuite.documents import did_you_mean
 from perfsuite.errors import CaseError
 
 GPT2 = {"layers": "n_layer", "heads": "n_head", "hidden": "n_embd", "positions": "n_positions"}
-LLAMA = {  # short names of a model's sizes -> names in its transformers configuration
+LLAMA = {  # names of sizes in a transformers configuration, by the short names used here
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
@@ -26,33 +26,33 @@ NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def gpt2(name: str, **shape: Any) -> Model:
-    """Return a GPT-2 shape (OpenAI 2019), with names of `GPT2`: tied embeddings, published dropout of 0.1."""
+    """Return a GPT-2 model (OpenAI 2019): tied embeddings, published dropout of 0.1; sizes as in `GPT2`."""
     usual = {"model_type": "gpt2", "n_positions": 1024, "vocab_size": 50257}
     return Model(name=name, config={**usual, **{GPT2.get(key, key): value for key, value in shape.items()}})
 
 
 def llama(name: str, **shape: Any) -> Model:
-    """Return a Llama shape (Touvron 2023, Dubey 2024), with names of `LLAMA`: grouped queries, SwiGLU."""
+    """Return a Llama model (Touvron 2023, Dubey 2024): grouped queries, SwiGLU; sizes as in `LLAMA`."""
     shape = {"positions": 4096, "rms_norm_eps": 1e-5, "tied": False, **shape}
     config = {LLAMA.get(key, key): value for key, value in shape.items()}
     return Model(name=name, config={"model_type": "llama", **config})
 
 
 def mamba(name: str, **shape: Any) -> Model:
-    """Return a Mamba shape (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
+    """Return a Mamba model (Gu and Dao 2023): state 16, expansion 2, convolution over 4, tied embeddings."""
     config = {LLAMA[key]: value for key, value in shape.items()}
     usual = {"state_size": 16, "expand": 2, "conv_kernel": 4, "tie_word_embeddings": True}
     return Model(name=name, config={"model_type": "mamba", **usual, **config})
 
 
 def _llama3(name: str, **shape: Any) -> Model:
-    """Return a Llama 3 shape (Dubey 2024): 8 key-value heads, 128,256 tokens, 8,192 positions."""
+    """Return a Llama 3 model (Dubey 2024): 8 key-value heads, 128,256 tokens, 8,192 positions."""
     rope = {"rope_type": "default", "rope_theta": 500000.0}
     return llama(name, **{"kv_heads": 8, "vocab": 128256, "positions": 8192, "rope": rope, **shape})
 
 
 def _llama31(name: str, *, factor: float = 8.0, **shape: Any) -> Model:
-    """Return a Llama 3.1 or 3.2 shape: like Llama 3, with rotary positions scaled up to 131,072."""
+    """Return a Llama 3.1 or 3.2 model: Llama 3 with rotary positions scaled up to 131,072."""
     rope = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -67,14 +67,14 @@ def _llama31(name: str, *, factor: float = 8.0, **shape: Any) -> Model:
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
-        # For machines without a GPU: milliseconds per step.
+        # For machines without a GPU: steps take milliseconds.
         gpt2("gpt2-tiny", layers=2, heads=4, hidden=128, positions=128, vocab_size=512, **NO_DROPOUT),
         llama("llama-tiny", layers=4, heads=4, kv_heads=2, hidden=128, mlp=384, vocab=512, positions=256),
         mamba("mamba-tiny", layers=2, hidden=64, vocab=512),
         gpt2("gpt2", layers=12, heads=12, hidden=768),
         gpt2("gpt2-large", layers=36, heads=20, hidden=1280),
         gpt2("gpt2-xl", layers=48, heads=25, hidden=1600),
-        # Lightning's shapes for minGPT, called 3 B (96 layers of gpt2-xl's width), 4.4 B and 8.4 B.
+        # Lightning's shapes for minGPT, named 3 B (96 layers of gpt2-xl's width), 4.4 B and 8.4 B.
         gpt2("gpt2-xxl", layers=96, heads=25, hidden=1600),
         gpt2("gpt2-xxxl", layers=100, heads=30, hidden=1920),
         gpt2("gpt2-4xl", layers=190, heads=30, hidden=1920),
@@ -84,18 +84,18 @@ MODELS: Mapping[str, Model] = {
         _llama3("llama-3-70b", layers=80, heads=64, hidden=8192, mlp=28672),
         _llama31("llama-3.1-8b", layers=32, heads=32, hidden=4096, mlp=14336),
         _llama31("llama-3.2-1b", layers=16, heads=32, hidden=2048, mlp=8192, factor=32.0, tied=True),
-        # LightOn's 1.6 B, whose shape was not published with its throughput: 56 layers of Mamba-1.4B's width
-        # are closest, with a vocabulary of 64,000.
+        # LightOn's model of 1.6 B parameters. Its throughput was published without its shape. With a
+        # vocabulary of 64,000, 56 layers of Mamba-1.4B's width come closest to that size.
         mamba("mamba-1.6b", layers=56, hidden=2048, vocab=64000),
     )
 }
 
 
 def find_model(name: str) -> Model:
-    """Return the model of that name. Raises `CaseError` with the known names."""
+    """Return the model with that name. Raises `CaseError` with the known names."""
     if name in MODELS:
         return MODELS[name]
     raise CaseError(
-        f"unknown model {name!r}.{did_you_mean(name, MODELS)} Known: {', '.join(MODELS)}; "
-        "or give Model.from_config('config.json', name=...)."
+        f"unknown model {name!r}.{did_you_mean(name, MODELS)} Known: {', '.join(MODELS)}. "
+        "For another model, give Model.from_config('config.json', name=...)."
     )

@@ -1,4 +1,4 @@
-"""Faults that can be injected into a launch to test the gate, as data."""
+"""Faults, as data, that can be injected into a launch to test the gate."""
 
 import re
 from typing import Literal, Self, get_args
@@ -8,7 +8,7 @@ from perfsuite.errors import CaseError
 
 Plain = Literal["nan", "loss", "missing-metric", "missing-rank", "crash", "exit", "oom", "hang"]
 
-# These faults change the work of a step, which counts show (`perfsuite.worker.faults.structural_faults`).
+# These faults change the work of a step, so that counts show them (`worker.faults.structural_faults`).
 Structural = Literal[
     "reshard-toggled",
     "fp32-communication",
@@ -21,29 +21,29 @@ Structural = Literal[
 ]
 STRUCTURAL: tuple[Structural, ...] = get_args(Structural)
 
-AT_STEP = 5  # the step, counted from 0, at which a failing fault fails
+AT_STEP = 5  # the step, counted from 0, at which a fault makes training fail
 
 
 class Fault(Data):
-    """One fault."""
+    """One fault to inject."""
 
     kind: Literal["slowdown", "leak", "stall"] | Plain | Structural
     size: float = 0
-    """`slowdown`, `leak`: a share of the step time or of the peak memory (0.3 for 30%). `stall`: a number of
-    steps. 0 for all others, which have no size."""
+    """For `slowdown` and `leak`, a share of the step time or of the peak memory (0.3 for 30%). For `stall`, a
+    number of steps. 0 for all other faults, which have no size."""
 
     @property
     def structural(self) -> Structural | None:
-        """The kind, if it changes the work of a step; None for others."""
+        """The kind of the fault if it changes the work of a step; None if it does not."""
         return next((kind for kind in STRUCTURAL if kind == self.kind), None)
 
     @classmethod
     def parse(cls, text: str, option: str = "--perf-inject") -> Self:
-        """Parse the fault that an option names. Raises `CaseError` with the allowed values."""
+        """Parse the fault given to an option. Raises `CaseError` with the allowed values."""
         match = re.fullmatch(r"(slowdown|leak)=(\d+(?:\.\d+)?)%", text)
         if match:
             if match[1] == "slowdown" and float(match[2]) >= 100:
-                why = "ranks that wait for each other would lengthen each other's steps for ever"
+                why = "the steps of ranks that wait for each other would become longer and longer"
                 raise CaseError(f"{option} {text!r}: give less than 100%: {why}")
             return cls.model_validate({"kind": match[1], "size": float(match[2]) / 100})
         match = re.fullmatch(r"stall=([1-9]\d*)", text)

@@ -1,4 +1,4 @@
-"""The name and options of a framework, as plain data in a case. `frameworks.base` has its behaviour."""
+"""The name and options of a framework, as plain data in a case. Its behaviour is in `frameworks.base`."""
 
 import functools
 import importlib.util
@@ -14,58 +14,58 @@ from perfsuite.errors import CaseError, ExtensionError
 from perfsuite.extensions import FRAMEWORKS, INSTALL, PERFSUITE, Extension
 
 FOR_TESTS = frozenset({"fake"})
-RESERVED = frozenset({"name", "package", "slug"})  # keys next to a framework's options in a file
+RESERVED = frozenset({"name", "package", "slug"})  # keys in a file that are not options of the framework
 
 LossRule = Literal["falls", "finite"]
-"""`falls`: every loss is a finite number, and those of the last steps are lower than those of the first.
-`finite`: every loss is a finite number. Either way the curve has to follow the baseline's."""
+"""`falls`: every loss is a finite number, and the last steps have lower losses than the first.
+`finite`: every loss is a finite number. In both cases the curve must match the baseline's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promises:
-    """What a framework says of every training with these options: the ranks' reports are held to it."""
+    """Promises of a framework about any training with these options. The ranks' reports must confirm them."""
 
     builds_model: bool = True  # whether it builds the case's model; a script brings its own model and loop
     ignores: frozenset[str] = frozenset({"lora", "quantization"})
-    """Fields of a case that `build` does not look at: a case that sets one of them is refused.
-    `perfsuite.frameworks.common.model.build_model` looks at all of them."""
+    """Fields of a case that `build` ignores: a case that sets one of them is refused. The function
+    `perfsuite.frameworks.common.model.build_model` supports all of them."""
     takes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    """Field of a case -> its values that can be trained with: a case with another one is refused."""
-    loss: LossRule | None = "falls"  # that losses must obey; None: not observed, and each run says so
-    tokens_vary: bool = False  # whether steps differ in their number of tokens: not compared with the case's
-    replicas_differ: bool = False  # whether data-parallel ranks hold different parameters: not compared
+    """Supported values by field of a case. A case with another value is refused."""
+    loss: LossRule | None = "falls"  # rule for losses; None: they are not observed, which each run reports
+    tokens_vary: bool = False  # whether the number of tokens varies between steps, so it is not checked
+    replicas_differ: bool = False  # whether parameters differ between data-parallel ranks, so not checked
 
 
 class FrameworkOptions(Data):
-    """The name and the options of a framework: fields are options. Two equal ones measure the same."""
+    """The name and options of a framework. Fields are options; equal objects measure the same."""
 
     name: ClassVar[str] = ""
-    """The name in cases, files and ids: that of its entry point."""
+    """The name in cases, files and ids, which is the name of its entry point."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Packages that it imports beyond torch and transformers: a case is skipped without them, and their
+    """Packages that it imports in addition to torch and transformers. Without them, a case is skipped. Their
     versions are recorded."""
 
     @property
     def promises(self) -> Promises:
-        """What holds of every training with these options."""
+        """The promises about any training with these options."""
         return Promises()
 
     def slug(self) -> str:
-        """The name and the options that are required or changed, for a case's id: unique per options."""
+        """Return the name and the options that are required or not the default, as a part of a case's id."""
         return "-".join([self.name, *changed_fields(self)])
 
 
 class MissingFramework(FrameworkOptions):
-    """A framework in a file that is not installed here, or broken: it can be read, but not run."""
+    """A framework in a file that is not installed here, or is broken. Its cases can be read, but not run."""
 
     model_config = ConfigDict(extra="allow")
-    package: ClassVar[str | None] = None  # the package that brought it when the file was written
-    # The value of `slug` when the file was written, so that ids do not change.
+    package: ClassVar[str | None] = None  # the package that provided it when the file was written
+    # The value of `slug` when the file was written, which keeps ids unchanged.
     written_slug: ClassVar[str | None] = None
     promises: ClassVar[Promises] = Promises(builds_model=False, ignores=frozenset())
 
     def slug(self) -> str:
-        """Return the slug in the file, as the defaults of options are unknown here."""
+        """Return the slug in the file, because the defaults of options are unknown here."""
         return self.written_slug or self.name
 
 
@@ -73,7 +73,7 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     """Return the framework of a case, given as an object, as its name, or as `{"name": ..., **options}`.
 
     Raises `CaseError` for a name that is not installed here, and `ExtensionError` if its package is broken.
-    In a file, either becomes a `MissingFramework`, so that old results stay readable.
+    In a file, such a framework becomes a `MissingFramework` instead, so that old results remain readable.
     """
     if isinstance(value, FrameworkOptions):
         _check_findable(type(value))
@@ -81,7 +81,7 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise CaseError(f"a framework is given as an object or by name, got {value!r}")
+        raise CaseError(f"give a framework as an object or by its name, got {value!r}")
     options = {key: option for key, option in value.items() if key not in RESERVED}
     name = value["name"]
     texts = (value.get(key) for key in ("package", "slug"))
@@ -104,29 +104,29 @@ def parse(value: Any, info: ValidationInfo) -> FrameworkOptions:
 
 
 def as_json(framework: FrameworkOptions) -> dict[str, Any]:
-    """Return the input of `parse`: name, options and, for another package's framework, package and slug."""
+    """Return the input of `parse`. For another package's framework, it includes package and slug."""
     package = _package(type(framework))
     origin = {} if package is None else {"package": package, "slug": framework.slug()}
     return {"name": framework.name, **origin, **framework.model_dump()}
 
 
 def framework_class(name: str) -> type[FrameworkOptions] | None:
-    """Return the class of a framework; None if not installed. Raises `ExtensionError` for a broken one."""
+    """Return the class of a framework; None if not installed. Raises `ExtensionError` if it is broken."""
     extension = extensions.find(FRAMEWORKS, name)
     return None if extension is None else load(extension)
 
 
 @functools.cache
 def load(extension: Extension) -> type[FrameworkOptions]:
-    """Load the class in a package. Raises `ExtensionError` if it is not a framework of that name."""
+    """Load the class from its package. Raises `ExtensionError` if it is not a framework of that name."""
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, FrameworkOptions)):
-        raise extension.error(f"{kind!r} is no perfsuite.frameworks.Framework: derive it from that")
+        raise extension.error(f"{kind!r} is not a perfsuite.frameworks.Framework: derive it from that class")
     if kind.name != extension.name:
         raise extension.error(f"{kind.__name__}.name is {kind.name!r}: set it to {extension.name!r}")
     reserved = sorted(RESERVED & kind.model_fields.keys())
     if reserved:
-        raise extension.error(f"rename its option {reserved[0]!r}, which is a key of files")
+        raise extension.error(f"rename its option {reserved[0]!r}, which is a reserved key in files")
     return kind
 
 
@@ -136,16 +136,16 @@ def not_installed(name: str, package: str | None = None) -> str:
         origin = f"the framework {name!r} comes from the package {package}"
         return f"{origin}, which is not installed: pip install {package}"
     if name.isidentifier() and importlib.util.find_spec(f"perfsuite.frameworks.{name}") is not None:
-        return f"the metadata of perfsuite does not name its framework {name!r}: {INSTALL}"
+        return f"the metadata of perfsuite lacks its framework {name!r}: {INSTALL}"
     installed = [each for each in extensions.names(FRAMEWORKS) if each not in FOR_TESTS]
     return (
-        f"unknown framework {name!r}.{did_you_mean(name.lower(), installed)} Known: {', '.join(installed)}; "
-        "for another, pip install the package that brings it"
+        f"unknown framework {name!r}.{did_you_mean(name.lower(), installed)} Known: {', '.join(installed)}. "
+        "For another framework, pip install the package that provides it"
     )
 
 
 def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
-    """Return fields that are required or differ from their default, short and readable, in declared order."""
+    """Return the fields that are required or not the default, as short readable text, in declared order."""
     parts = []
     for name, info in type(data).model_fields.items():
         if name in skip or (getattr(data, name) == info.default and not info.is_required()):
@@ -170,21 +170,22 @@ def changed_fields(data: Data, skip: Set[str] = frozenset()) -> list[str]:
 
 @functools.cache
 def _check_findable(kind: type[FrameworkOptions]) -> None:
-    """Raise an error for a class that a rank, which reads only its name, would not find."""
+    """Raise an error if ranks, which only get the name of a framework, would not find its class."""
     name = kind.name
     if issubclass(kind, MissingFramework):
         return
     extension = extensions.find(FRAMEWORKS, name)
     if extension is not None and extension.package == PERFSUITE and load(extension) is not kind:
-        extension = extensions.of_others(FRAMEWORKS, name)  # raises an error if a package names it so
+        extension = extensions.of_others(FRAMEWORKS, name)  # raises an error if a package uses the name
     if extension is None and kind.__module__.startswith(f"perfsuite.frameworks.{name}"):
         raise CaseError(not_installed(name))
     if extension is None or load(extension) is not kind:
         raise CaseError(
-            f"{kind.__name__} stands in {kind.__module__}, where ranks, which look for {name!r}, do not find "
-            f'it: add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
-            "to the pyproject.toml of its package and pip install -e that (docs/develop/extending.md); "
-            "a training loop of your own needs no framework, but a Script"
+            f"{kind.__name__} is defined in {kind.__module__}, but ranks look for {name!r} and do not find "
+            "it "
+            f'there. Add [project.entry-points."{FRAMEWORKS}"] {name} = "{kind.__module__}:{kind.__name__}" '
+            "to the pyproject.toml of its package and pip install -e that (docs/develop/extending.md). "
+            "A training loop of your own does not need a framework, only a Script"
         )
 
 

@@ -1,6 +1,6 @@
 """A machine as data, and a table of the known accelerators.
 
-A baseline belongs to a hardware class: accelerator, memory, form factor (`h100-80gb-sxm`).
+A baseline belongs to a hardware class: accelerator, memory and form factor (`h100-80gb-sxm`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perfsuite.documents import Data, did_you_mean
 
 
 class Accelerator(NamedTuple):
-    """One product. Peaks are dense (no sparsity), in TFLOP/s, per device; None if no datasheet has them."""
+    """One product. Peaks are dense (no sparsity), in TFLOP/s per device; None if no datasheet gives them."""
 
     family: str
     memory_gb: int
@@ -24,15 +24,15 @@ class Accelerator(NamedTuple):
     peak_16bit: float | None  # bf16 with fp32 accumulation; fp16 on Volta and Turing, which lack bf16
     peak_fp32: float | None  # outside the tensor cores, because torch leaves TF32 off by default
     link_gb_s: float | None
-    """The bandwidth of one device to the others of its machine in GB/s, in one direction: NVLink if the form
-    factor has it (`sxm`, `nvl`, NVL72), else PCIe with 16 lanes, without bridges between pairs. None if no
-    datasheet has it."""
+    """One-way bandwidth between a device and the others of its machine, in GB/s. It is NVLink if the form
+    factor has it (`sxm`, `nvl`, NVL72), and otherwise PCIe with 16 lanes, without bridges between pairs. None
+    if no datasheet gives it."""
     capability: int  # compute capability times ten, from developer.nvidia.com/cuda-gpus
     source: str  # the source of the peaks and the link; datasheets give the sum of both directions
 
     @property
     def hardware_class(self) -> str:
-        """The class, such as `h100-80gb-sxm`: family, memory, form factor."""
+        """The hardware class: family, memory and form factor, such as `h100-80gb-sxm`."""
         return f"{self.family}-{self.memory_gb}gb-{self.form_factor}"
 
 
@@ -42,14 +42,15 @@ PRODUCTS: Mapping[str, Accelerator] = {  # the known accelerators, by NVML's nam
 }
 
 ACCELERATORS: tuple[str, ...] = ("cpu", "gpu", *sorted({product.family for product in PRODUCTS.values()}))
-"""The families in a case's `hardware`, and thus all hardware markers. `gpu` is any GPU, known or not."""
+"""The families in a case's `hardware`, which are also all hardware markers. `gpu` is any GPU, known or
+not."""
 
 ARCHITECTURES: Mapping[str, int] = {product.family: product.capability for product in PRODUCTS.values()}
-"""The compute capability of each family, times ten, which decides the kernels that libraries choose."""
+"""Compute capability of each family, times ten. It determines which kernels libraries choose."""
 
 
 def hardware_error(name: str) -> str | None:
-    """Return why no machine can match an entry of a case's `hardware`, or None."""
+    """Return why no machine can match an entry of a case's `hardware`; None if one can."""
     family = name.split("-")[0]
     classes = [product.hardware_class for product in PRODUCTS.values() if product.family == family]
     lower = name.lower()
@@ -72,11 +73,11 @@ class AllocatedNode(Data):
 
 
 class Allocation(Data):
-    """The nodes that a scheduler has given to a session."""
+    """The nodes that a scheduler has allocated to a session."""
 
     job_id: str
-    nodes: tuple[AllocatedNode, ...]  # in the order of the ranks
-    variables: dict[str, str] = Field(default_factory=dict)  # for NCCL and gloo; the ranks inherit them
+    nodes: tuple[AllocatedNode, ...]  # in rank order
+    variables: dict[str, str] = Field(default_factory=dict)  # for NCCL and gloo; ranks inherit them
 
 
 AND = " + "  # separates the names of different devices in `Machine.device_name`
@@ -87,19 +88,20 @@ class Machine(Data):
 
     device: Literal["cpu", "cuda"]
     device_name: str
-    hardware_class: str  # of the accelerator; without one, the processor and the number of its cores
-    devices: int  # the number of GPUs, or of cores that this process may use
-    memory_bytes: int  # the memory of one GPU, or of the machine, in bytes
-    driver: str | None = None  # the version of the GPU driver
-    note: str | None = None  # what could not be found out, and why
-    nodes: int = Field(default=1, ge=1)  # how many machines like this one a case may use
-    interconnect: str | None = None  # with ports and Gbit/s: `8xib400`, `eth100`; None if not known
-    allocation: Allocation | None = None  # from a scheduler; None without one, and for a case
+    hardware_class: str  # of the accelerator; on a CPU, the processor and the number of its cores
+    devices: int  # number of GPUs, or of cores that this process may use
+    memory_bytes: int  # memory of one GPU, or of the machine, in bytes
+    driver: str | None = None  # version of the GPU driver
+    note: str | None = None  # what could not be determined, and why
+    nodes: int = Field(default=1, ge=1)  # number of machines like this one that a case may use
+    interconnect: str | None = None  # ports and Gbit/s: `8xib400`, `eth100`; None if unknown
+    # The allocation by a scheduler; None without a scheduler, and in the machine of a case.
+    allocation: Allocation | None = None
 
     def for_nodes(self, nodes: int) -> Machine:
-        """Return the machine that a case of so many nodes is measured on.
+        """Return the machine on which a case with this number of nodes is measured.
 
-        Several nodes are of a hardware class of their own, which names how they are connected.
+        Several nodes have a hardware class of their own, which includes their interconnect.
         """
         if nodes == 1:
             return self.replace(nodes=1, interconnect=None, allocation=None)
@@ -113,22 +115,23 @@ class Machine(Data):
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
-        """Of its GPUs, as `(9, 0)`; None of a CPU and of a GPU that is not in `PRODUCTS`."""
+        """Compute capability of its GPUs, such as `(9, 0)`; None for a CPU, or a GPU not in `PRODUCTS`."""
         return None if self.product is None else divmod(ARCHITECTURES[self.product.family], 10)
 
     @property
     def architecture(self) -> str:
-        """What decides which kernels run: `cpu`, `sm90`; the hardware class of a GPU that is not known."""
+        """What determines which kernels run: `cpu`, `sm90`, or the hardware class if a GPU is unknown."""
         if self.device == "cpu":
             return "cpu"
         capability = ARCHITECTURES.get(self.hardware_class.split("-")[0])
         return self.hardware_class if capability is None else f"sm{capability}"
 
     def peak_flops(self, precision: str) -> float | None:
-        """The dense peak of one device at a case's precision in FLOP/s, or None: it is never guessed.
+        """Return the dense peak FLOP/s of one device at a case's precision; None if unknown, never a guess.
 
-        Of `float8`, also with scales of blocks, the datasheets of all `PRODUCTS` that have it (compute
-        capability 8.9 or more) give twice the peak of 16 bits; that of the L40S, which rounds, 1% more.
+        For `float8`, including block scales, this is twice the 16-bit peak. All `PRODUCTS` that have float8
+        (compute capability 8.9 or more) give that in their datasheets, except that the L40S rounds it up by
+        1%.
         """
         is_float8 = precision == "float8"
         if is_float8 and (self.compute_capability or (0, 0)) < (8, 9):
@@ -138,7 +141,7 @@ class Machine(Data):
 
     @property
     def link_bytes_per_s(self) -> float | None:
-        """The bandwidth of one device to the others of this machine in one direction, or None."""
+        """One-way bandwidth between a device and the others of this machine, in bytes/s, or None."""
         link = None if self.product is None else self.product.link_gb_s
         return None if link is None else 1e9 * link
 
@@ -147,4 +150,4 @@ class Machine(Data):
         is_any_gpu = hardware == "gpu" and self.device == "cuda"
         if is_any_gpu or f"{self.hardware_class}-".startswith(f"{hardware}-"):
             return None
-        return f"it is meant for {hardware}, this machine is {self.hardware_class}"
+        return f"it is meant for {hardware}, but this machine is {self.hardware_class}"

@@ -1,4 +1,4 @@
-"""A model as a case names it: the transformers configuration that it is built from. Nothing is downloaded."""
+"""A model in a case: the transformers configuration that it is built from. Nothing is downloaded."""
 
 import json
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ FrozenMapping = Annotated[
 
 
 class Model(Data):
-    """A causal language model: its name, and the `config.json` that transformers builds it from.
+    """A causal language model: its name, and the `config.json` from which transformers builds it.
 
-    `config` must hold `model_type` (a name that `transformers.AutoConfig` knows); the other keys are that
-    configuration's own. Any model that `AutoModelForCausalLM.from_config` builds can be measured.
+    `config` must contain `model_type`, a name that `transformers.AutoConfig` knows. The other keys depend on
+    the model type. Any model that `AutoModelForCausalLM.from_config` can build can be measured.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
     config: FrozenMapping[JsonValue]
-    """The transformers configuration. Empty for a model that only a training script can build: its FLOPs, and
-    so its MFU, are not known."""
+    """The transformers configuration. Empty for a model that only a training script can build; its FLOPs and
+    MFU are unknown."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -42,15 +42,15 @@ class Model(Data):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """A model without a configuration, which only a training script can build."""
+        """Return a model without a configuration, which only a training script can build."""
         return cls(name=name, config={})
 
     @classmethod
     def from_config(cls, config: Any, *, name: str = "") -> Self:
-        """A model from a `config.json` (its path or its content) or a transformers configuration object.
+        """Return a model from a `config.json` (its path or content) or a transformers configuration object.
 
-        `name` stands in the ids of its cases. Raises `CaseError` without a name, `FileError` for a file that
-        cannot be read.
+        `name` is used in the ids of its cases. Raises `CaseError` without a name, and `FileError` for a file
+        that cannot be read.
         """
         if not name:
             raise CaseError("Model.from_config needs a name for the ids of its cases: name='my-model'")
@@ -70,15 +70,16 @@ class Model(Data):
 
     @property
     def max_sequence_length(self) -> int | None:
-        """The number of tokens that positions are made for; None if the configuration does not say."""
+        """The number of tokens for which the model has positions; None if the configuration does not say."""
         lengths = (self.text_config.get(key) for key in ("max_position_embeddings", "n_positions"))
         return next((value for value in lengths if isinstance(value, int)), None)
 
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(files.read_text(path))  # as transformers reads it: some configurations hold NaN
+        # Not strict, like transformers: some configurations have NaN.
+        return json.loads(files.read_text(path))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}. Give a transformers config.json.") from error
-    except (ValueError, RecursionError) as error:  # the former also of bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError: also for bytes that are not UTF-8
         raise FileError(f"{path}: not JSON ({error}). Give a transformers config.json.") from error

@@ -1,4 +1,4 @@
-"""Read the version of the installed torch, and the CUDA that it was built for, without importing it."""
+"""Read the version of the installed torch, and the CUDA version it was built for, without importing torch."""
 
 import importlib.util
 import runpy
@@ -7,7 +7,7 @@ from typing import Any
 
 from perfsuite.case.hardware import Machine
 
-MIN_TORCH = (2, 11)  # the oldest release that perfsuite measures
+MIN_TORCH = (2, 11)  # the oldest release that perfsuite can measure
 _OR_NEWER = "perfsuite needs {0}.{1} or newer: pip install 'torch>={0}.{1}'".format(*MIN_TORCH)
 
 
@@ -20,13 +20,13 @@ def installed() -> dict[str, Any]:
 
 
 def release() -> tuple[int, int]:
-    """Return the first two numbers of the installed version; (0, 0) without torch."""
+    """Return the first two numbers of the installed torch version; (0, 0) without torch."""
     major, minor = installed().get("__version__", "0.0").split(".")[:2]
     return int(major), int(minor)
 
 
 def summary() -> str:
-    """Describe the installed torch in a line."""
+    """Describe the installed torch in one line."""
     build = installed()
     if not build:
         return "not installed"
@@ -35,18 +35,18 @@ def summary() -> str:
 
 
 def wrong_build(machine: Machine) -> str | None:
-    """Return why the installed torch, on which pip puts no constraint, cannot train on `machine`, or None."""
+    """Return why the installed torch cannot train on `machine`, or None. pip does not constrain its build."""
     build = installed()
     if not build:
-        return f"torch is not installed, {_OR_NEWER}"
+        return f"torch is not installed: {_OR_NEWER}"
     version = build["__version__"]
     if release() < MIN_TORCH:
-        return f"torch {version} is too old, {_OR_NEWER}"
+        return f"torch {version} is too old: {_OR_NEWER}"
     if machine.device == "cpu" or build["cuda"] is not None:
         return None
     return (
-        f"torch {version} is built without CUDA and cannot use the GPUs of this machine "
-        f"({machine.devices} x {machine.device_name}). Install the public index's build: "
-        f"pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch=={version.partition('+')[0]}; "
-        "or run only the cases meant for cpu: -m cpu"
+        f"torch {version} was built without CUDA and cannot use the GPUs of this machine ({machine.devices} "
+        f"x {machine.device_name}). Install the build from the public index (pip uninstall --yes torch && "
+        f"PIP_EXTRA_INDEX_URL= pip install torch=={version.partition('+')[0]}), or run only the cases meant "
+        "for cpu (-m cpu)"
     )

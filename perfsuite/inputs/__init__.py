@@ -1,1 +1,1 @@
-"""Read files of others, settings of pytest, and commits of git."""
+"""Read other people's files, pytest's settings, and git's commits."""

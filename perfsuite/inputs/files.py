@@ -1,7 +1,7 @@
-"""Read files of others safely: only regular files, and only up to a limit. Imports only errors.
+"""Read other people's files safely: only regular files, and only up to a size limit. Imports only errors.
 
-A FIFO or a device can be endless, so reading it could hang, or fill the memory of the machine. A pipe that a
-shell opened for this process (`<(command)`, `/dev/stdin`) has a writer and an end, so it is allowed.
+A FIFO or a device can be endless, so reading it could hang or fill the machine's memory. A pipe that a shell
+opened for this process (`<(command)`, `/dev/stdin`) is allowed, because it has a writer and an end.
 """
 
 import errno
@@ -14,16 +14,16 @@ from typing import BinaryIO
 from perfsuite.errors import FileError
 
 OPEN_FILES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
-"""Directories of open files, which can be pipes that others write to."""
+"""Directories of open files, which can be pipes with a writer."""
 LARGEST = 200_000_000
-"""Most bytes of settings, or of a line of a trace."""
+"""Maximum size of a file with settings, or of a line of a trace, in bytes."""
 LARGEST_DOCUMENT = 1_000_000_000
-"""Most bytes of a document of perfsuite, which takes four times as much memory to read. The results of 1,000
-cases with 8 launches on 2 ranks have 216 MB."""
+"""Maximum size of a perfsuite document, in bytes. Reading one takes four times as much memory. The results of
+1,000 cases with 8 launches on 2 ranks have 216 MB."""
 LARGEST_LOG = 2_000_000_000
-"""Most bytes of a TensorBoard log, which is read record by record and can contain pictures."""
+"""Maximum size of a TensorBoard log, in bytes. It is read record by record and can contain pictures."""
 LARGEST_OWN = 1_000_000
-"""Most bytes of a small file of perfsuite's own, such as a lease or a rank's progress."""
+"""Maximum size of one of perfsuite's own small files, such as a lease or a rank's progress, in bytes."""
 _CHUNK = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -36,12 +36,13 @@ _KINDS = {
 def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
     """Open a regular file of at most `most` bytes, or a pipe of this process, for reading.
 
-    Raises `FileError` for anything else, and OSError as `open` does.
+    Raises `FileError` for anything else, and OSError like `open`.
     """
-    _check(path, os.stat(path), most)  # opening a device can have effects, and a socket cannot be opened
+    # Check before opening: opening a device can have effects, and a socket cannot be opened.
+    _check(path, os.stat(path), most)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        status = os.fstat(descriptor)  # another file may have replaced it meanwhile
+        status = os.fstat(descriptor)  # another file may have replaced it in the meantime
         _check(path, status, most)
         if stat.S_ISFIFO(status.st_mode):
             os.set_blocking(descriptor, True)  # wait for the writer
@@ -52,9 +53,9 @@ def open_file(path: Path, most: int = LARGEST) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """Return the contents of a file. Raises as `open_file`, also if the file turns out to be too large.
+    """Return the contents of a file. Raises the errors of `open_file`, also if it turns out to be too large.
 
-    The kernel's size is not enough: a file can grow, and files in /proc have size 0.
+    The size that the kernel reports is not enough: a file can grow, and files in /proc have size 0.
     """
     content = io.BytesIO()
     with open_file(path, most) as file:
@@ -79,8 +80,8 @@ def _check(path: Path, status: os.stat_result, most: int) -> None:
         return
     if kind != stat.S_IFREG:
         raise FileError(
-            f"cannot read {path}: it is {_KINDS.get(kind, 'not a regular file')}, and only regular files are "
-            "read. Copy what it holds into a file and name that"
+            f"cannot read {path}: it is {_KINDS.get(kind, 'not a regular file')}, but only regular files are "
+            "read. Copy its content into a file and name that file"
         )
     if status.st_size > most:
         raise _too_large(path, _size(status.st_size), most)
@@ -88,7 +89,7 @@ def _check(path: Path, status: os.stat_result, most: int) -> None:
 
 def _too_large(path: Path, size: str, most: int) -> FileError:
     return FileError(
-        f"cannot read {path}: it has {size}, and at most {_size(most)} are read. Is it the right file? "
+        f"cannot read {path}: it has {size}, but at most {_size(most)} are read. Is it the right file? "
         "Restore it, or make it smaller"
     )
 

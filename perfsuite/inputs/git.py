@@ -1,10 +1,14 @@
-"""Run git, and find the place of commits in their branch. Imports neither torch nor pytest.
+"""Run git, and locate commits in their branch. Imports neither torch nor pytest.
 
-A repository can name programs in its own configuration that git then runs: filters, external diffs and many
-more. Anyone who can write `.git/config` could thus run code as a user who only wants a report. Therefore,
-commands that read run none of them. Commands that write, or contact a remote, are run deliberately in the
-user's own checkout, so they keep the settings of the repository, for example the ssh command of a deploy key.
-Neither kind runs a file monitor or hooks. Users' own settings (--global) always apply.
+The configuration of a repository can name programs that git then runs: filters, external diffs and many more.
+Anyone who can write `.git/config` could therefore run code as a user who only wants a report. For this
+reason:
+
+- Commands that read do not run any such program.
+- Commands that write, or contact a remote, are run deliberately in the user's own checkout. They keep the
+  repository's settings, for example the ssh command of a deploy key.
+- No command runs a file monitor or hooks.
+- The users' own settings (--global) always apply.
 """
 
 import contextlib
@@ -21,11 +25,11 @@ from typing import NamedTuple
 from perfsuite.errors import GitError
 from perfsuite.inputs.files import LARGEST
 
-OF_A_HOOK = frozenset(  # variables that git sets for hooks: with them, git would always use that repository
+OF_A_HOOK = frozenset(  # variables that git sets for hooks; with them, git would always use that repository
     ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
 )
 COMMITTER = ("-c", "user.name=perfsuite", "-c", "user.email=perfsuite@users.noreply.github.com")
-"""Options of git with which perfsuite commits where no user is configured, as in a job."""
+"""Options of git for commits by perfsuite where no user is configured, as in a job."""
 READS = frozenset(
     [
         "cat-file",
@@ -42,12 +46,13 @@ READS = frozenset(
 )
 """The commands that only read a repository."""
 ALWAYS = {"core.fsmonitor": "", "core.hooksPath": os.devnull}
-"""Settings for every git command of perfsuite."""
+"""Settings for every git command that perfsuite runs."""
 AS_COMMITTED = {"GIT_NO_REPLACE_OBJECTS": "1"}
-"""Variables for every command: with `git replace`, this clone would show other commits than all others."""
+"""Variables for every command. Without them, `git replace` could make commits differ from those in other
+clones."""
 _OF_READING = {
-    "diff.submodule": "short",  # a submodule has a configuration of its own
-    "log.showSignature": "false",  # would run gpg.program
+    "diff.submodule": "short",  # a submodule has its own configuration
+    "log.showSignature": "false",  # True would run gpg.program
     "submodule.recurse": "false",
 }
 _RUNS_A_PROGRAM = {
@@ -58,21 +63,23 @@ _RUNS_A_PROGRAM = {
     r"diff\.(external|.*\.(command|textconv))": "",
     r"hook\..*\.command": "true",
 }
-"""Settings with which a reading command runs a program, and replacements if only the repository sets them."""
+"""Settings that make a reading command run a program, with the values used if only the repository sets
+them."""
 _PROTOCOLS = "http:https"
-"""Protocols for fetching the missing parts of a partial clone: others run programs of the repository."""
+"""Protocols for fetching the missing parts of a partial clone. Other protocols run programs of the
+repository."""
 _OF_THE_USER = ("system", "global", "command")
 _IN_CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/.singularity.d"))
 
 
 def git(*arguments: str, cwd: Path) -> str:
     """Return the output of a git command. Raises `GitError` with git's message, or if git is missing."""
-    # Files and their names need not be UTF-8.
+    # Files and their names are not always UTF-8.
     return output(*arguments, cwd=cwd).decode(errors="backslashreplace")
 
 
 def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
-    """Return the output of a git command with `text` on its standard input. Raises as `git`."""
+    """Return the output of a git command with `text` on its standard input. Raises the errors of `git`."""
     name = f"git {' '.join(arguments)}"
     usual = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     usual |= AS_COMMITTED
@@ -81,7 +88,7 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
         is_refused = done.returncode != 0 and b"safe.directory" in done.stderr
         top = _trusted(cwd) if is_refused else None
         if top is not None:
-            # Before 2.38, git reads `safe.directory` only from files.
+            # Before version 2.38, git reads `safe.directory` only from files.
             with tempfile.TemporaryDirectory() as home:
                 escaped = re.sub(r'[\\"]', r"\\\g<0>", str(top)).replace("\n", "\\n")
                 (Path(home) / "git").mkdir()
@@ -102,7 +109,7 @@ def output(*arguments: str, cwd: Path, text: bytes = b"") -> bytes:
 def _run(
     arguments: Sequence[str], cwd: Path, usual: Mapping[str, str], text: bytes
 ) -> tuple[subprocess.CompletedProcess[bytes], list[str]]:
-    """Run git, and return its result and the names of the repository's settings that were replaced."""
+    """Run git. Returns its result, and the names of the repository's settings that were replaced."""
     command = _command(cwd)
     variables = dict(usual)
     replaced = list[tuple[str, str]]()
@@ -112,7 +119,7 @@ def _run(
         variables.setdefault("GIT_ALLOW_PROTOCOL", _PROTOCOLS)
         replaced = _replaced(command, cwd, usual)
     for name, value in replaced:
-        if "=" not in name:  # the variables, which can name any setting, need git 2.31
+        if "=" not in name:  # other names need variables, which require git 2.31
             command += ["-c", f"{name}={value}"]
             continue
         count = int(variables.get("GIT_CONFIG_COUNT") or 0)
@@ -125,7 +132,7 @@ def _run(
 def _command(cwd: Path) -> list[str]:
     top = _trusted(cwd)
     command = ["git", *([] if top is None else ["-c", f"safe.directory={top}"])]
-    if not _is_bare(cwd):  # otherwise a directory above could pretend to be a bare repository
+    if not _is_bare(cwd):  # if allowed, a directory above could pretend to be a bare repository
         command += ["-c", "safe.bareRepository=explicit"]
     for name, fixed in ALWAYS.items():
         command += ["-c", f"{name}={fixed}"]
@@ -133,9 +140,9 @@ def _command(cwd: Path) -> list[str]:
 
 
 def _replaced(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return names and replacements of a repository's settings with which git would run a program.
+    """Return the repository's settings with which git would run a program, as (name, replacement).
 
-    Users' own values are used instead, if there are any.
+    If users set a value of their own, it is the replacement.
     """
     settings = [*_settings([*command, "config", "--null", "--list"], cwd, environment)]
     values = list[tuple[str, str]]()
@@ -154,7 +161,7 @@ def _without_filters(cwd: Path) -> list[str]:
     """
     try:
         values = dict(_replaced(_command(cwd), cwd, os.environ))
-    except OSError:  # if git is missing, the command itself reports it
+    except OSError:  # if git is missing, the command itself reports that
         return []
     is_filtered = any(name.startswith("filter.") and value == "" for name, value in values.items())
     return ["--", ":(top,attr:!filter)"] if is_filtered else []
@@ -163,7 +170,7 @@ def _without_filters(cwd: Path) -> list[str]:
 def _settings(
     listing: Sequence[str], cwd: Path, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the scope, name and value of each setting. The scope is empty before git 2.26."""
+    """Yield scope, name and value of each setting. The scope is empty before git 2.26."""
     done = subprocess.run([*listing, "--show-scope"], cwd=cwd, env=environment, capture_output=True)
     has_scopes = done.returncode == 0
     if not has_scopes:
@@ -176,16 +183,17 @@ def _settings(
 
 
 def _top(directory: Path) -> Path | None:
-    """Return the top of the repository or worktree around a directory; None outside of git."""
+    """Return the top of the repository or worktree that contains a directory; None outside git."""
     here = directory.resolve()
     return next((each for each in (here, *here.parents) if os.path.lexists(each / ".git")), None)
 
 
 def _trusted(cwd: Path) -> Path | None:
-    """Return the top of the repository around a directory if git can treat it as safe; else None.
+    """Return the top of the repository that contains a directory, if git can treat it as safe; or None.
 
-    It must be ours. In a container, where a checkout belongs to its creator outside, it may be of another
-    user if that user owns all of it. Where everybody can write, as in /tmp, anybody could put a `.git`.
+    The current user must own it. In a container, a checkout can belong to the user who created it outside, so
+    root also trusts a repository that belongs entirely to another user. It must not be writable by everybody:
+    in a directory such as /tmp, anybody could create a `.git`.
     """
     top = _top(cwd)
     if top is None:
@@ -202,7 +210,7 @@ def _trusted(cwd: Path) -> Path | None:
 
 
 def _git_directory(file: Path) -> Path:
-    """Resolve a `.git`: a worktree or a submodule has a file with the path."""
+    """Return the directory for a `.git`, which is a file with the path in a worktree or a submodule."""
     if not file.is_file():
         return file
     return file.parent / file.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
@@ -224,7 +232,7 @@ _OF_TRACKED = ("--untracked-files=no", "--ignore-submodules=dirty")
 def _submodules(directory: Path) -> list[Path]:
     """Return the submodules that are checked out in a repository.
 
-    git itself would enter them with their own configuration, not that of the repository: see `_replaced`.
+    git itself would enter them with their own configuration, not with that of the repository (`_replaced`).
     """
     top = _top(directory)
     if top is None or not (top / ".gitmodules").is_file():
@@ -242,13 +250,13 @@ def _submodules(directory: Path) -> list[Path]:
 class Revision(NamedTuple):
     """The state of a repository's checkout."""
 
-    commit: str | None  # None outside of git
+    commit: str | None  # None outside git
     dirty: bool  # whether tracked files have uncommitted changes
-    problem: str | None = None  # why git failed, inside of a repository
+    problem: str | None = None  # why git failed although the directory is in a repository
 
 
 def revision(directory: Path) -> Revision:
-    """Return the revision that is checked out around `directory`; outside of git, one without a commit."""
+    """Return the revision that is checked out around `directory`. Outside git, its commit is None."""
     try:
         asked = ("status", "--porcelain=v2", "--branch", *_OF_TRACKED, *_without_filters(directory))
         lines = git(*asked, cwd=directory).splitlines()
@@ -263,15 +271,15 @@ def revision(directory: Path) -> Revision:
     commit = next(line.split()[2] for line in lines if line.startswith("# branch.oid "))
     if commit == "(initial)":
         return Revision(None, False, "there is no commit yet")
-    # A submodule on which git fails counts as changed.
+    # A submodule in which git fails counts as changed.
     is_dirty_below = any(each.dirty or each.commit is None for each in modules)
     return Revision(commit, any(not line.startswith("# ") for line in lines) or is_dirty_below)
 
 
 def changes(directory: Path) -> str | None:
-    """Return a digest of the uncommitted changes to tracked files; None without any, and outside of git.
+    """Return a digest of the uncommitted changes to tracked files; None if there are none, and outside git.
 
-    For files larger than `LARGEST`, it covers only the size and the time of the last change.
+    For files larger than `LARGEST`, it covers only size and modification time.
     """
     try:
         filtered = _without_filters(directory)
@@ -298,7 +306,7 @@ _OF_DIFF = ("--no-relative", "--no-ext-diff", "--no-textconv", "--ignore-submodu
 
 
 def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return size and modification time of changed files so large that git could need hours to read them."""
+    """Return size and modification time of changed files so large that git might need hours to read them."""
     top = _top(directory)
     if top is None:
         return {}
@@ -312,9 +320,9 @@ def _large_changes(directory: Path, pathspec: Sequence[str]) -> dict[str, tuple[
 
 
 def commit_of(ref: str, *, cwd: Path) -> str:
-    """Return the commit of a branch, tag or commit that a user named. Raises `GitError` without one.
+    """Return the commit for the name of a branch, tag or commit. Raises `GitError` if there is none.
 
-    Names that begin with a dash are refused, as git would take them for options.
+    Names that begin with a dash are refused, because git would take them for options.
     """
     try:
         return git("rev-parse", "--verify", f"{no_option(ref)}^{{commit}}", cwd=cwd).strip()
@@ -330,7 +338,7 @@ def no_option(name: str) -> str:
 
 
 def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
-    """Return the contents of existing files at a commit; `names` are relative to the top, which is `cwd`."""
+    """Return the contents of existing files at a commit. `names` are relative to the top, which is `cwd`."""
     if not names:
         return {}
     asked = [name for name in names if "\n" not in name]  # git reads one name per line
@@ -352,26 +360,26 @@ def blobs(commit: str, names: Sequence[str], *, cwd: Path) -> dict[str, bytes]:
 
 
 def current_branch(repo: Path) -> str:
-    """Return the name of the branch that is checked out, or HEAD without one."""
+    """Return the name of the branch that is checked out; HEAD if there is no branch."""
     return git("rev-parse", "--abbrev-ref", "HEAD", cwd=repo).strip()
 
 
 def dates(repo: Path, branch: str) -> dict[str, int]:
-    """Return the commits of a branch itself (its first parents), oldest first, with dates in seconds."""
+    """Return the commits on a branch itself (its first parents), oldest first, with dates in seconds."""
     asked = ("log", "--first-parent", "--reverse", "--format=%H %ct", no_option(branch), "--")
     lines = git(*asked, cwd=repo).splitlines()
     return {commit: int(seconds) for commit, seconds in map(str.split, lines)}
 
 
 def unplaced(commits: set[str], repo: Path, branch: str) -> dict[str, str]:
-    """Return why these commits are not among `dates`. Raises `GitError` if the clone is shallow."""
+    """Return why commits are not among the `dates` of a branch. Raises `GitError` if the clone is shallow."""
     if not commits:
         return {}
     missing = commits - set(git("rev-list", "--all", cwd=repo).split())
     if missing and git("rev-parse", "--is-shallow-repository", cwd=repo).strip() == "true":
         raise GitError(
             f"{repo} is a shallow clone, which lacks commits of the history ({len(missing)}). "
-            "Fetch all of it: git fetch --unshallow"
+            "Fetch the whole history: git fetch --unshallow"
         )
     return {
         commit: f"not in {repo}" if commit in missing else f"not on {branch} itself (git log --first-parent)"

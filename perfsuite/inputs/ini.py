@@ -12,27 +12,27 @@ from perfsuite.errors import FileError
 from perfsuite.inputs import files
 
 FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-"""Files that can contain pytest's settings, in pytest's search order."""
+"""Files that can contain pytest's settings, in the order in which pytest searches them."""
 
 
 @dataclass(frozen=True)
 class Ini:
-    """pytest's settings of a project."""
+    """pytest's settings in a project."""
 
-    root: Path  # the directory of the file with the settings: pytest's root directory
+    root: Path  # directory of the file with the settings, which is pytest's root directory
     values: Mapping[str, Any]
 
     def directories(self) -> dict[str, str]:
-        """Return the directories of the store, the baselines and the cases that the file sets."""
+        """Return the directories of the store, the baselines and the cases, if the file sets them."""
         values = {name: self.values.get(f"perf_{name}") for name in ("store", "baselines", "cases")}
         return {name: str(self.root / value) for name, value in values.items() if value}
 
 
 def read_ini(directory: Path) -> Ini:
-    """Return the settings for a session in `directory`, from the nearest file upwards that has any.
+    """Return the settings for a session in `directory`, from the nearest file upwards that has settings.
 
-    Without one, the root is that of the nearest pyproject.toml, as in pytest, or else `directory` itself.
-    Raises `FileError` for a file that cannot be read.
+    If there is no such file, the root is the directory of the nearest pyproject.toml, as in pytest. If there
+    is none either, it is `directory` itself. Raises `FileError` if a file cannot be read.
     """
     for root in (directory, *directory.parents):
         for name in FILES:
@@ -62,19 +62,19 @@ def parsed(file: Path | str, text: str) -> Mapping[str, Any] | None:
             content = tomllib.loads(text)
         else:
             sections = IniConfig(file, data=text).sections
-    except (ParseError, ValueError, RecursionError) as error:  # ValueError: also for huge numbers
+    except (ParseError, ValueError, RecursionError) as error:  # ValueError: also for very long numbers
         raise FileError(f"{file} cannot be read: {error}") from error
     if file.suffix == ".toml":
         try:
             return _of_toml(file, content)
-        except (AttributeError, TypeError, ValueError) as error:  # a number or a list in place of a table
+        except (AttributeError, TypeError, ValueError) as error:  # a number or a list instead of a table
             raise FileError(f"{file} cannot be read: pytest's settings there are not a table") from error
     section = sections.get("tool:pytest" if file.suffix == ".cfg" else "pytest")
     return {} if section is None and file.name.removeprefix(".") == "pytest.ini" else section
 
 
 def _of_toml(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return pytest's settings in a TOML file; None for a pyproject.toml without any."""
+    """Return pytest's settings in a TOML file; None for a pyproject.toml without settings."""
     if file.name != "pyproject.toml":
         return dict(content.get("pytest", {}))
     table = content.get("tool", {}).get("pytest", {})

@@ -1,4 +1,4 @@
-"""A setting that pytest's command line, and maybe its ini file, can give."""
+"""A setting that can be given on pytest's command line and, for some settings, in its ini file."""
 
 import shlex
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any
 
 from perfsuite.errors import CaseError
 
-Parse = Callable[[str], Any]  # reads a value. Raises `ValueError` with the text that follows `give`
+Parse = Callable[[str], Any]  # parses a value. Raises `ValueError`; its text follows `give` in the message
 
-OFF = ("", "0", "f", "false", "n", "no", "off")  # an ini file's values for a flag that is not given
+OFF = ("", "0", "f", "false", "n", "no", "off")  # values in an ini file that turn a flag off
 
 
 def words(value: str) -> list[str]:
-    """Parse words as a shell does."""
+    """Split a text into words, like a shell."""
     try:
         return shlex.split(value)
     except ValueError as error:
@@ -25,12 +25,12 @@ class Setting:
     """A setting: `--perf-NAME` in pytest, and `perf_NAME` in its ini file."""
 
     name: str
-    help: str  #: The text for pytest's help, and the page of options.
-    page: str = ""  #: More text for the page, in Markdown.
+    help: str  #: The text for pytest's help, and for the page of options.
+    page: str = ""  #: Further text for the page, in Markdown.
     metavar: str = ""
-    """Placeholder of its value; empty for a flag. In `one|other`, the second word means True."""
+    """Placeholder of the value; empty for a flag. For `one|other`, the second word means True."""
     parse: Parse = str
-    """Reads a value. Raises `ValueError` with what is allowed, which follows `give` in the message."""
+    """Parses a value. Raises `ValueError` with what is allowed; it follows `give` in the message."""
     default: str = ""  #: The default as text, parsed like any other value; empty for None.
     ini: bool = False  #: Whether a repository can set it in pytest's ini file.
 
@@ -55,9 +55,9 @@ class Setting:
         return self.help + (f" (default: {self.default})" if self.default else "")
 
     def read(self, spelled: str, value: str | bool | list[str] | None) -> Any:
-        """Parse a value. Raises `CaseError`, which names the setting as it was `spelled`.
+        """Parse a value. Raises `CaseError`, which names the setting in its `spelled` form.
 
-        A list, which TOML can have, is read as its words in a shell.
+        A list, which is possible in TOML, is read as the words of a shell command.
         """
         if self.is_flag:
             is_given = str(value or "").lower() not in OFF

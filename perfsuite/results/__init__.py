@@ -1,4 +1,4 @@
-"""The files in which measurements are kept."""
+"""The classes for measurements, and the files that hold them."""
 
 from perfsuite.results.metric import Metric, MetricRecorder
 from perfsuite.results.run import Figures, Run

@@ -1,4 +1,4 @@
-"""Format amounts with their units, each unit with its own number of digits. Pure."""
+"""Format amounts with their units. Each unit has its own number of digits. Pure."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {  # scaled units of coun
 
 
 def amount(value: float | None, unit: str) -> str:
-    """Format a value with its unit, to at least three digits: `7.00 MiB`, `12.3 ms`. A speed has no unit."""
+    """Format a value with its unit, to at least three digits: `7.00 MiB`, `12.3 ms`. Speeds have no unit."""
     if value is None:
         return "not measured"
     if unit in _SCALES:
@@ -27,7 +27,7 @@ def signed(value: float, unit: str) -> str:
 
 
 def arrow(before: int, now: int, unit: str) -> str:
-    """Format two amounts in one unit, with enough digits to show the change: `29.9 -> 59.8 GiB`."""
+    """Format a change from one amount to another, with enough digits to show it: `29.9 -> 59.8 GiB`."""
     factor, name = _scale(max(abs(before), abs(now)), unit)
     digits = next((digits for digits in (1, 2) if _tells(before, now, factor, digits)), 3)
     then = _number(before, factor, digits)
@@ -44,7 +44,10 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def _tells(before: int, now: int, factor: float, digits: int) -> bool:
-    """Return whether two amounts, rounded to `digits`, keep their ratio within 1%. A 0 always does."""
+    """Return whether rounding two amounts to `digits` changes their ratio by at most 1%.
+
+    Always True if an amount is, or is rounded to, 0.
+    """
     then = round(before / factor, digits)
     today = round(now / factor, digits)
     if then == today or not then or not today:
@@ -62,11 +65,11 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time in ms below 10 s, else in s."""
+    """Format a time, in ms below 10 s and otherwise in s."""
     return f"{seconds:,.2f} s" if seconds >= 10 else f"{1e3 * seconds:,.1f} ms"
 
 
-_FORMATS: Mapping[str, Callable[[float], str]] = {  # other units; an unlisted unit follows the number
+_FORMATS: Mapping[str, Callable[[float], str]] = {  # for other units; an unlisted unit follows the number
     "tokens/s": rate,
     "samples/s": rate,
     "s": duration,

@@ -1,4 +1,4 @@
-"""Baselines: the results of a case when accepted or recorded. `perfsuite.results.store` has their files."""
+"""Baselines: the accepted or recorded results of a case. `perfsuite.results.store` knows their files."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,33 +12,33 @@ from perfsuite.documents import Data, Document, unsealed
 from perfsuite.results.rank_report import Dtypes, Flops, Observed
 from perfsuite.results.run import Figures, Run
 
-MIN_ACCEPTED = 5  # fewest healthy launches of a reviewed baseline
+MIN_ACCEPTED = 5  # minimum number of healthy launches of a reviewed baseline
 
 
 class BaselineLaunch(Data):
     """One launch of a baseline."""
 
     figures: Figures  # rounded to 6 significant digits
-    loss: tuple[float, ...] = ()  # the loss curve, see `loss_curve`
+    loss: tuple[float, ...] = ()  # the loss curve (see `loss_curve`)
     device_probe: dict[str, float] = Field(default_factory=dict)  # rates of the device before the workload
-    session: str | None = None  # the session that measured it; launches without a name count as one session
-    nodes: tuple[str, ...] = ()  # the nodes that it ran on; empty on a single machine
+    session: str | None = None  # name of its session; None: all launches without a name form one session
+    nodes: tuple[str, ...] = ()  # names of the nodes that it ran on; empty on a single machine
 
 
 class Acceptance(Data):
-    """Who accepted a baseline, when and why. A baseline that was only recorded has none."""
+    """Who accepted a baseline, when and why. A baseline that was only recorded has no acceptance."""
 
     by: str
     date: str
-    commit: str | None  # the commit at that time of the repository that holds the baseline
+    commit: str | None  # commit at that time in the repository that holds the baseline
     reason: str | None = None
 
 
 class BaselineDocument(Document):
     """A reference for later launches of a case, in the file `<folder>/<case id>.json`.
 
-    A file that perfsuite recorded has a digest, as a `Sealed` document does. A reviewed file has none: people
-    may edit it, and git shows the changes.
+    A file that perfsuite recorded has a digest, like a `Sealed` document. A reviewed file has none, because
+    people may edit it and git shows the changes.
     """
 
     FOLDER: ClassVar = "hardware_class"
@@ -58,14 +58,14 @@ class BaselineDocument(Document):
 
 
 class Baseline(BaselineDocument):
-    """`<hardware class>/<case id>.json`: the results of a case when it was accepted or recorded."""
+    """`<hardware class>/<case id>.json`: the accepted or recorded results of a case."""
 
     schema_version: Literal[1] = 1
     hardware_class: str
     launches: tuple[BaselineLaunch, ...] = Field(min_length=1)
     flops: Flops | None = None
     observed: Observed | None = None
-    dtypes: Dtypes = Field(default_factory=dict)  # of the newest launch's model; empty: not recorded
+    dtypes: Dtypes = Field(default_factory=dict)  # of the model in the newest launch; empty: not recorded
     recorded_at: str
     accepted: Acceptance | None = None
 
@@ -74,14 +74,14 @@ class Baseline(BaselineDocument):
         return values_of(self.launches, figure)
 
     def by_session(self) -> Iterator[tuple[str | None, BaselineLaunch]]:
-        """Yield each launch with the name of its session; the nodes are added if they differ within it."""
+        """Yield each launch with its session's name, and with its nodes if they vary in the session."""
         for launch in self.launches:
             others = [each for each in self.launches if each.session == launch.session]
             is_one = all(each.nodes == launch.nodes for each in others)
             yield launch.session if is_one else f"{launch.session} on {', '.join(launch.nodes)}", launch
 
     def session_sizes(self, figure: str) -> list[int]:
-        """Return for each session how many of its launches have a figure."""
+        """Return the number of launches that have a figure, for each session."""
         having = [name for name, launch in self.by_session() if launch.figures.get(figure) is not None]
         return list(Counter(having).values())
 
@@ -91,7 +91,7 @@ class Baseline(BaselineDocument):
         return median(values) if values else None
 
     def device_probe(self) -> dict[str, float]:
-        """Return the median of each rate of the device probe, over the launches that have it."""
+        """Return the median of each rate of the device probe over the launches that have it, by name."""
         names = {name for launch in self.launches for name in launch.device_probe}
         return {
             name: median(one.device_probe[name] for one in self.launches if name in one.device_probe)
@@ -108,9 +108,9 @@ def values_of(launches: Iterable[BaselineLaunch], figure: str) -> list[float]:
 def from_runs(
     runs: Sequence[Run], *, sessions: Sequence[str] | None = None, accepted: Acceptance | None = None
 ) -> Baseline:
-    """Make a baseline from runs of one case on one hardware class, oldest first.
+    """Make a baseline from runs of one case on one hardware class. The oldest run comes first.
 
-    The newest run provides the case, the machine and the settings. `sessions` names the session of each run;
+    Case, machine and settings are taken from the newest run. `sessions` names the session of each run;
     without it, all runs count as launches of one unnamed session.
     """
     named: Sequence[str | None] = sessions or [None] * len(runs)
@@ -138,7 +138,7 @@ def from_runs(
 
 
 def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
-    """Reduce a loss series to ten means, each over a tenth of the steps. Shorter series are unchanged."""
+    """Reduce a loss series to ten means, each over a tenth of the steps. Shorter series are not changed."""
     tenth = len(loss) / 10
     if tenth < 1:
         return tuple(loss)
@@ -146,5 +146,5 @@ def loss_curve(loss: Sequence[float]) -> tuple[float, ...]:
 
 
 def _cut(value: float) -> float:
-    """Round to six significant digits, so that a diff shows changes rather than noise."""
+    """Round to six significant digits, because more would only show noise in a diff."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Baselines of counts: the counts of a case's step when accepted or recorded. No machine owns them."""
+"""Baselines of counts: the accepted or recorded counts of a case's step. They belong to no machine."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ from perfsuite.results.quantities import differing
 from perfsuite.results.rank_report import Dtypes
 from perfsuite.results.run import Figures, Run
 
-DRY = "dry-"  # prefix of a dry run's target
-COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures of the computation's values
-OF_A_GPU = ["cuda", "cudnn", "triton"]  # more packages that decide which kernels a step calls on a GPU
+DRY = "dry-"  # prefix of the target of a dry run
+COMPUTED = ("gradient_norm", "unclipped_norm", "tokens_given")  # figures that show what was computed
+OF_A_GPU = ["cuda", "cudnn", "triton"]  # further packages that decide which kernels a step calls on a GPU
 _BUILD = re.compile(r"\+(cpu|cu\d+)$")
 
 
@@ -27,19 +27,19 @@ class CountBaseline(BaselineDocument):
     FOLDER = "target"
     schema_version: Literal[1] = 1
     target: str  # see `target_of`
-    counts: tuple[RankCounts, ...] = Field(min_length=1)  # those of the newest launch
+    counts: tuple[RankCounts, ...] = Field(min_length=1)  # of the newest launch
     unsteady: tuple[str, ...] = ()  # fields that differ between launches: shown, never judged
-    # Values that its launches computed: loss, norms of gradients, tokens. Older baselines have none.
+    # Values that each launch computed: loss, gradient norms, tokens. Empty in older baselines.
     computed: tuple[BaselineLaunch, ...] = ()
     dtypes: Dtypes = Field(default_factory=dict)  # of the model trained in the newest launch
-    settings: dict[str, str] = Field(default_factory=dict)  # observed by the newest launch's ranks
-    versions: dict[str, str]  # versions of torch and of the packages that a step runs
+    settings: dict[str, str] = Field(default_factory=dict)  # observed by the ranks of the newest launch
+    versions: dict[str, str]  # versions of torch and of the packages that a step uses
     launches: int = Field(ge=1)
     recorded_at: str
     accepted: Acceptance | None = None
 
     def as_json(self) -> str:
-        """Return the JSON, with each collective, and each mapping of counts by name, on one line."""
+        """Return the JSON, in which each collective and each mapping of counts by name is on one line."""
         content = plain(self)
         for launch in content["computed"]:
             figures = launch["figures"].items()
@@ -50,17 +50,17 @@ class CountBaseline(BaselineDocument):
 
     @property
     def method(self) -> str:
-        """The method of counting."""
+        """The method by which the steps were counted."""
         return self.counts[0].counts.method
 
 
 def target_of(machine: Machine, *, dry: bool) -> str:
-    """Return what counts depend on besides the case: `cpu`, `sm90`, or `dry-sm90` for a dry run."""
+    """Return the target that counts depend on: `cpu`, `sm90`, or `dry-sm90` for a dry run."""
     return f"{DRY if dry else ''}{machine.architecture}"
 
 
 def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> CountBaseline:
-    """Make a baseline from counted runs of one case for one target, oldest first."""
+    """Make a baseline from counted runs of one case for one target. The oldest run comes first."""
     newest = runs[-1]
     return CountBaseline(
         target=target_of(newest.machine, dry=newest.dry),
@@ -78,7 +78,7 @@ def from_runs(runs: Sequence[Run], *, accepted: Acceptance | None = None) -> Cou
 
 
 def _computed(run: Run) -> BaselineLaunch:
-    """Return the values that a launch computed, without those that depend on the machine."""
+    """Return the values that a launch computed, except those that depend on the machine."""
     kept = baselines.from_runs([run]).launches[0]
     values = {name: kept.figures.get(name) for name in COMPUTED}
     observed = {name: value for name, value in values.items() if value is not None}
@@ -86,7 +86,7 @@ def _computed(run: Run) -> BaselineLaunch:
 
 
 def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
-    """Return the fields that differ between launches in any rank, sorted."""
+    """Return the fields that differ between launches on any rank, sorted."""
     all_launches = list(launches)
     ranks = [rank for entry in all_launches[0] for rank in entry.ranks]
     fields = (differing(filter(None, (of_rank(each, rank) for each in all_launches))) for rank in ranks)
@@ -94,7 +94,7 @@ def unsteady(launches: Iterable[Sequence[RankCounts]]) -> tuple[str, ...]:
 
 
 def versions_of(run: Run) -> dict[str, str]:
-    """Return the observed versions of torch, of packages that a step runs and, on a GPU, of its kernels."""
+    """Return the observed versions of torch, of packages that a step uses and, on a GPU, of `OF_A_GPU`."""
     case = run.case
     seen = run.observed.environment if run.observed is not None else {}
     packages = ["torch", "transformers", *case.framework.packages]

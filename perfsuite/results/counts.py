@@ -1,7 +1,7 @@
 """The counts of one optimizer step: collectives, FLOPs, kernels, host reads, memory. Pure data.
 
 Counts have no noise: the same code does the same work in every launch. `perfsuite.worker.counting.counter`
-counts, `perfsuite.verdict.exact` judges.
+counts; `perfsuite.verdict.exact` judges.
 """
 
 from __future__ import annotations
@@ -15,106 +15,107 @@ from perfsuite.documents import Data
 
 T = TypeVar("T")
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
-"""`forward` includes everything between backward and the optimizer's step, such as the gradient norm.
-`recompute` is the forward that activation checkpointing repeats in backward."""
+"""`forward` includes everything between backward and the optimizer step, such as the gradient norm.
+`recompute` is the forward that activation checkpointing repeats during backward."""
 OutsideOfSteps = Literal["outside of steps"]
 OUTSIDE_OF_STEPS: OutsideOfSteps = "outside of steps"
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-METHOD = "dispatch-2"  # the method of counting. Counts of different methods are not compared
+METHOD = "dispatch-2"  # the counting method. Counts from different methods are not compared
 READS_OF_THE_HOST = "dispatch-1"
-"""The previous method. It differs only in host reads: it also counted reads of the host's own tensors, which
-wait for nothing. So everything except host reads is compared."""
+"""The previous counting method. Only host reads differ: it also counted reads of tensors on the host, which
+do not make the host wait. Everything except host reads is therefore compared."""
 FIRST_COUNTED = 3
 COUNTED_STEP = 4
-"""The first two counted steps, numbered from 1; the counts of the second are reported. The first shows which
-storages exist, so that one first seen in the second was made out of sight."""
+"""The first two counted steps, numbered from 1. The counts of the second are reported. The first shows which
+storages exist, so a storage that first appears in the second was created by work that is not counted."""
 
 CONSECUTIVE = 12
-"""Number of steps to count if nothing is timed, from `COUNTED_STEP` on: enough to include work in every 10th
-step."""
-FEWEST_TIMED = 10  # fewest steps that must be left to measure
-FEWEST_OF_GROWTH = 3  # fewest steps that must be left to count objects between
+"""Number of steps to count if nothing is timed, starting at `COUNTED_STEP`: enough to include work that is
+done every 10th step."""
+FEWEST_TIMED = 10  # minimum number of steps that must remain for timing
+FEWEST_OF_GROWTH = 3  # minimum number of steps that must remain for counting kept objects
 
 
 class StepsToCount(NamedTuple):
     """The steps of a launch that are counted, from `FIRST_COUNTED` on."""
 
     until: int  # the last consecutive step
-    late: int | None  # one more step after the measured ones; None: there is none
+    late: int | None  # an additional step after the measured steps; None: no such step
 
     @classmethod
     def of_timed(cls, max_warmup: int, total: int) -> StepsToCount:
-        """Return the steps to count in a timed launch: one before the measured steps, and the last of all.
+        """Return the steps to count in a timed launch: some before the measured steps, and the last step.
 
-        The last is counted only if enough others are left to measure.
+        The last step is counted only if enough other steps remain to be measured.
         """
         return cls(until=COUNTED_STEP, late=total if total - max_warmup > FEWEST_TIMED else None)
 
     @classmethod
     def consecutive(cls, number: int, total: int) -> StepsToCount:
-        """Return `number` consecutive steps, or as many as a launch of `total` steps can count."""
+        """Return `number` consecutive steps, or as many as can be counted in a launch of `total` steps."""
         until = COUNTED_STEP - 1 + number
         return cls(until=max(COUNTED_STEP, min(until, total - FEWEST_OF_GROWTH)), late=None)
 
 
 class Collective(Data):
-    """The calls of one kind in one group, dtype and phase. Calls that move nothing have their own entry."""
+    """The calls of one kind in one group, dtype and phase. Calls that send nothing have their own entry."""
 
     kind: str  # `all_gather`, `reduce_scatter`, `all_reduce`, `broadcast`, `all_to_all`, `send`, `barrier`
     ranks: int  # number of ranks in the group
-    apart: int  # distance of neighbouring ranks in the group: 1 for 0 to 7, 8 for 0, 8, 16; 0 for one rank
-    dtype: str  # for example `bfloat16`; empty for a barrier
+    apart: int  # stride of the ranks in the group: 1 for 0 to 7, 8 for 0, 8, 16; 0 for a single rank
+    dtype: str  # such as `bfloat16`; empty for a barrier
     phase: Phase
     count: int
-    bytes: int  # size of the whole message that is gathered, scattered, reduced or sent, over all calls
+    bytes: int  # size of the whole message (gathered, scattered, reduced or sent), summed over all calls
 
 
 def are_alike(first_method: str, second_method: str) -> bool:
-    """Return whether counts of two methods are compared (without host reads, if one is the previous one)."""
+    """Return whether counts from two methods can be compared, apart from host reads."""
     return first_method == second_method or {first_method, second_method} == {METHOD, READS_OF_THE_HOST}
 
 
 def group_name(ranks: int, apart: int) -> str:
-    """Describe the ranks of a group: `8 ranks`, `8 ranks, 4 apart`."""
+    """Describe the ranks of a group, such as `8 ranks` or `8 ranks, 4 apart`."""
     return f"{ranks} rank{'s' if ranks > 1 else ''}" + (f", {apart} apart" if apart > 1 else "")
 
 
 class StepMemory(Data):
-    """Live tensors of one rank in the step, in bytes: each storage once, without the allocator's rounding."""
+    """Live tensors of one rank in the step, in bytes. Each storage counts once, without rounding."""
 
     peak: int
     peak_in: Phase | Literal["start"]
     # Live bytes at the peak by part: `parameter`, `gradient`, `optimizer state`, `unsharded`,
-    # `communication`, the phase that made other tensors, and `kept` for those from before the step.
+    # `communication`; other tensors by the phase that created them, or as `kept` if they are older than the
+    # step.
     at_peak: dict[str, int]
-    saved_for_backward: int  # most bytes that a forward left alive at the beginning of a backward
-    growth: int  # live bytes at the end of the step minus those at its beginning
+    saved_for_backward: int  # maximum number of bytes that a forward left alive when a backward began
+    growth: int  # live bytes at the end of the step minus live bytes at its beginning
     allocations: int
 
 
 class MemoryChange(NamedTuple):
-    """The birth, death or resize of a storage."""
+    """The allocation, release or resize of a storage."""
 
-    storage: int  # its number, in the order of first sight
-    bytes: int  # growth; negative if it shrinks or dies
+    storage: int  # number of the storage, in order of first appearance
+    bytes: int  # growth in bytes; negative if the storage shrinks or is released
     phase: Phase
 
 
 class MemoryLog(NamedTuple):
     """The storages of one rank on its device over one or more consecutive steps, which a dry run replays."""
 
-    at_start: tuple[int, ...]  # bytes alive at the beginning of the first step, by number; 0 for others
+    at_start: tuple[int, ...]  # bytes of each storage when the first step begins; 0: created later
     steps: tuple[tuple[MemoryChange, ...], ...]  # the changes in each step, in order
 
     @property
     def changes(self) -> Iterator[MemoryChange]:
-        """The changes in all steps."""
+        """The changes in all steps, in order."""
         return (change for step in self.steps for change in step)
 
     @property
     def peak(self) -> int:
-        """The most bytes alive at once: each storage once, without the allocator's rounding."""
+        """The maximum number of bytes alive at once. Each storage counts once, without rounding."""
         live = peak = sum(self.at_start)
         for change in self.changes:
             live += change.bytes
@@ -123,22 +124,22 @@ class MemoryLog(NamedTuple):
 
 
 class Compiled(Data):
-    """Results of torch.compile over the whole launch: the counters of dynamo and inductor."""
+    """Results of torch.compile over the whole launch, from the counters of dynamo and inductor."""
 
     graphs: int
-    breaks: dict[str, int] = Field(default_factory=dict)  # graph breaks by reason
+    breaks: dict[str, int] = Field(default_factory=dict)  # number of graph breaks by reason
     recompilations: int
-    kernels: int  # kernels that inductor generated
-    extern_calls: int  # calls of kernels that inductor did not generate, such as matrix products
+    kernels: int  # number of kernels that inductor generated
+    extern_calls: int  # number of calls of kernels that inductor did not generate, such as matmuls
 
 
 class PythonCalls(Data):
     """Calls of Python functions in the training thread, or in all threads."""
 
     all_threads: bool = False  # True since Python 3.12
-    version: str  # Python version, such as `3.11`: the same code makes other calls in another version
+    version: str  # Python version, such as `3.11`. The same code makes different calls in other versions
     calls: dict[Phase | OutsideOfSteps, int]
-    functions: dict[str, int]  # calls of those called most: `torch.nn.modules.module.Module.__getattr__`
+    functions: dict[str, int]  # calls by name, such as `torch.nn.Module.__call__`; only the most frequent
 
     @property
     def total(self) -> int:
@@ -149,19 +150,19 @@ class PythonCalls(Data):
 class WorkerBatch(Data):
     """Counts of one batch in the first worker process of each data loader of a rank."""
 
-    python: PythonCalls  # counted in its third batch
-    ops: dict[str, int]  # operators that do work, by name, counted in its second batch
+    python: PythonCalls  # counted in the third batch
+    ops: dict[str, int]  # calls of operators that do work, by name, counted in the second batch
 
 
 class KeptObjects(Data):
     """Objects, tracked by Python's garbage collector, that each step of a launch leaves behind."""
 
-    by_type: dict[str, int] = Field(default_factory=dict)  # objects per step; only types that grow
-    holders: tuple[str, ...] = ()  # names of containers that hold some of them: `dispatch._cache`
+    by_type: dict[str, int] = Field(default_factory=dict)  # objects per step, for types that grow
+    holders: tuple[str, ...] = ()  # containers that hold some of these objects, such as `dispatch._cache`
 
     @property
     def total(self) -> int:
-        """The number of objects of all types."""
+        """Number of kept objects of all types, per step."""
         return sum(self.by_type.values())
 
 
@@ -171,40 +172,47 @@ class Counts(Data):
     method: str = METHOD
     step: int = COUNTED_STEP
     collectives: tuple[Collective, ...] = ()
-    flops: dict[Phase, int] = Field(default_factory=dict)  # matmul, convolution, attention: torch's formulas
-    # Calls of operators that do work on the device. For a compiled model: only those outside of it.
+    # FLOPs of matmuls, convolutions and attention, from torch's formulas.
+    flops: dict[Phase, int] = Field(default_factory=dict)
+    # Calls of operators that do work on the device. For a compiled model: only calls outside compiled code.
     kernels: dict[Phase, int] = Field(default_factory=dict)
-    # Reads by the host of a value on the device, for which it waits. Without a GPU: of any tensor except the
-    # step counters of torch's optimizers, which are on the host also if there is a GPU.
+    # Reads of a device value by the host, for which the host waits. Without a GPU, reads of any tensor count,
+    # except the step counters of torch's optimizers, which would be on the host even with a GPU.
     host_reads: dict[Phase, int] = Field(default_factory=dict)
-    device_copies: dict[str, int] = Field(default_factory=dict)  # between devices: `cpu to cuda`
-    blocking_copies: dict[str, int] | None = None  # those without `non_blocking`, which wait; None: unknown
+    device_copies: dict[str, int] = Field(default_factory=dict)  # number of copies, such as `cpu to cuda`
+    # The copies without `non_blocking`, for which the host waits; None: unknown.
+    blocking_copies: dict[str, int] | None = None
     # Calls of functions that stall the host, such as `torch.cuda.synchronize`, by name; None: not counted.
     stalls: dict[str, int] | None = None
-    memory: StepMemory | None = None  # None for a compiled model, whose buffers are not seen
+    memory: StepMemory | None = None  # None for a compiled model, whose buffers cannot be observed
     # The calls in `kernels` by operator, such as `aten.mm`, without views and allocations.
     ops: dict[str, int] = Field(default_factory=dict)
-    # The part of `ops` that is named like matrix products, convolutions or attention but has no formula, so
-    # that its FLOPs are missing in `flops`.
+    # Operators in `ops` that are named like matmul, convolution or attention but have no formula. Their FLOPs
+    # are missing from `flops`.
     without_flops: dict[str, int] = Field(default_factory=dict)
     compiled: Compiled | None = None  # None if nothing was compiled
-    python: PythonCalls | None = None  # None in a dry run, next to a user's profiler, and if not counted
-    worker_batch: WorkerBatch | None = None  # None without worker processes, and if not counted
-    modules: dict[str, int] | None = None  # imported modules by package; None: not counted
+    python: PythonCalls | None = None  # None: not counted, as in a dry run or next to the user's profiler
+    worker_batch: WorkerBatch | None = None  # None: no worker processes, or not counted
+    modules: dict[str, int] | None = None  # number of imported modules by package; None: not counted
     kept: KeptObjects | None = None  # counted over many steps; None: unknown
-    # The next three are counted in one rank the first time that it is in a span that is not a step.
-    bytes_written: int | None = None  # written into files by known savers; None: nothing was seen
-    collectives_begun: int | None = None  # counted in backends, in groups of several ranks; None: unknown
-    allocator_peak: int | None = None  # of a GPU, in bytes, if higher than before the span; None: unknown
+    # The next three fields are counted only for spans that are not steps, at their first occurrence, on one
+    # rank.
+    # Bytes that saving functions known to perfsuite wrote into files; None: no such write was detected.
+    bytes_written: int | None = None
+    # Collectives in groups of several ranks, counted in the backends; None: unknown.
+    collectives_begun: int | None = None
+    # Peak of the GPU's caching allocator in bytes, if higher than before the span; None: unknown.
+    allocator_peak: int | None = None
     also_counted: tuple[int, ...] = ()  # numbers of the other counted steps, ascending
-    # Counts of other spans of the run, by name: steps, except those equal to this one, and the first
-    # occurrence of events and phases.
+    # Counts of other spans by name: of other counted steps, if they differ from these counts, and of the
+    # first occurrence of each event and phase.
     spans: dict[str, Counts] = Field(default_factory=dict)
 
     def in_step(self, step: int) -> Counts | None:
-        """Return the counts of a step; None if it was not counted. A later one lacks launch-wide counts.
+        """Return the counts of a step; None if it was not counted.
 
-        Memory is known only for a step that follows another counted one, which shows what is alive.
+        For any step except `self.step`, launch-wide counts are left out. Memory is known only if the step
+        before was counted too, because that shows which storages are alive.
         """
         if step == self.step:
             return self
@@ -216,11 +224,11 @@ class Counts(Data):
         return self.spans.get(step_name(step), same)
 
     def of_a_step_alone(self) -> Counts:
-        """Return these counts without launch-wide counts and other spans."""
+        """Return these counts without launch-wide counts and without other spans."""
         return self.replace(compiled=None, worker_batch=None, kept=None, also_counted=(), spans={})
 
     def with_step(self, counts: Counts) -> Counts:
-        """Return these counts with those of a later step added."""
+        """Return these counts with the counts of a later step added."""
         counted = self.replace(also_counted=(*self.also_counted, counts.step))
         if counted.in_step(counts.step) == counts:
             return counted
@@ -228,35 +236,35 @@ class Counts(Data):
 
 
 def step_name(step: int) -> str:
-    """Return the name of a step as a span of a run."""
+    """Return the name of a step's span."""
     return f"step {step}"
 
 
 class OfRanks(Data):
-    """A fact about one rank, or several."""
+    """A fact about one or more ranks."""
 
     ranks: tuple[int, ...] = Field(min_length=1)
 
     @property
     def name(self) -> str:
-        """The ranks as text: `0-3,6`."""
+        """The ranks as text, such as `0-3,6`."""
         return spans(self.ranks)
 
 
 class RankCounts(OfRanks):
-    """The counts of one rank, or of several with equal counts."""
+    """The counts of one rank, or of several ranks with equal counts."""
 
     counts: Counts
 
 
 def merged(counts: Mapping[int, Counts]) -> tuple[RankCounts, ...]:
-    """Merge the counts of all ranks: ranks with equal counts share an entry, in the order of ranks."""
+    """Merge the counts of all ranks. Ranks with equal counts share an entry; entries are in rank order."""
     groups = grouped(counts, lambda one, other: one == other)
     return tuple(RankCounts(ranks=tuple(group), counts=group[min(group)]) for group in groups)
 
 
 def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> list[dict[int, T]]:
-    """Group values by rank or step: each group holds those that are like its first, in ascending order."""
+    """Group values by rank or step, in ascending order. All values of a group are like its first."""
     groups: list[dict[int, T]] = []
     for number, its in sorted(by_number.items()):
         group = next((each for each in groups if is_alike(each[min(each)], its)), None)
@@ -268,12 +276,12 @@ def grouped(by_number: Mapping[int, T], is_alike: Callable[[T, T], bool]) -> lis
 
 
 def of_rank(entries: Iterable[RankCounts], rank: int) -> Counts | None:
-    """Return the counts of one rank; None if no entry has it."""
+    """Return the counts of one rank; None if no entry has that rank."""
     return next((entry.counts for entry in entries if rank in entry.ranks), None)
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Format ascending whole numbers: `0-3,6`."""
+    """Format ascending integers, such as `0-3,6`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -284,6 +292,6 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def numbers(spanned: str) -> list[int]:
-    """Parse the numbers in a text that `spans` made."""
+    """Parse the integers in a text that `spans` formatted."""
     ends = [part.partition("-") for part in spanned.split(",")]
     return [number for first, _, last in ends for number in range(int(first), int(last or first) + 1)]

@@ -1,4 +1,4 @@
-"""Predictions of a dry run beyond the counts: whether the case fits, and its best possible speed. Pure."""
+"""Predictions of a dry run beyond the counts: whether the case fits, and how fast it can be at best. Pure."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -10,19 +10,19 @@ from perfsuite.results.counts import Collective, RankCounts
 
 FitWord = Literal["fits", "tight", "does not fit"]
 OF_OTHERS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-"""Kinds in which a rank passes on the part of the message that is not its own; in `all_reduce`, twice."""
+"""Collectives in which a rank sends the part of the message that is not its own."""
 OF_ALL = frozenset({"broadcast", "reduce", "send"})
-"""Kinds in which a rank passes on the whole message. Kinds that are not named take no time: a barrier has no
-bytes, and a receive uses the other direction, at the same time as a send."""
+"""Collectives in which a rank sends the whole message. Kinds not listed here take no time: a barrier has no
+bytes, and a receive overlaps with a send, because it uses the other direction of the link."""
 
 
 LAUNCHES_S = 1e-4
-"""Least seconds to launch the kernels of a training step: dozens of launches, a few µs each."""
-SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # prefixes of operators on float8, or fewer bits
+"""Minimum time to launch the kernels of a training step, in seconds: dozens of launches, a few µs each."""
+SCALED = ("aten._scaled_mm", "aten._scaled_grouped_mm")  # prefixes of operators on float8 or smaller dtypes
 
 
 class MemoryPart(Data):
-    """Device memory that is not held by tensors of the step, as a range in bytes."""
+    """Device memory that is not used for tensors of the step, as a range in bytes."""
 
     name: str
     low: int
@@ -31,42 +31,42 @@ class MemoryPart(Data):
 
 
 class Fit(Data):
-    """The predicted memory of a rank, and the memory that it has, in bytes."""
+    """The predicted memory of a rank and the memory of its device, in bytes."""
 
     rank: int
     live: int  # peak of live tensors
-    allocated: int  # peak of the caching allocator's used blocks, with rounding and cuBLAS's workspaces
-    reserved: int  # peak of the memory that the caching allocator holds
+    allocated: int  # peak of the caching allocator's used blocks, including rounding and cuBLAS's workspaces
+    reserved: int  # peak of the memory that the caching allocator reserves
     reserved_expandable: int  # the same with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
     built: int = 0  # parameters of the whole model, if a rank has them on its device before sharding
-    outside: tuple[MemoryPart, ...]  # memory of the process outside of the caching allocator
-    card: int  # the memory of the device
+    outside: tuple[MemoryPart, ...]  # memory of the process outside the caching allocator
+    card: int  # total memory of the device
     verdict: FitWord
 
     @property
     def least(self) -> int:
-        """The least bytes that the device must have to hold everything that is live at once."""
+        """The minimum memory of a device that can hold everything that is live at once, in bytes."""
         return max(self.allocated, self.built) + sum(part.low for part in self.outside)
 
     @property
     def most(self) -> int:
-        """The bytes with which the allocator never has to free its cache, with all ranges at their top."""
+        """The memory, in bytes, with which the allocator never frees its cache, even in the worst case."""
         return max(self.reserved, self.built) + sum(part.high for part in self.outside)
 
 
 class Roofline(Data):
-    """The least time of one step, for the rank that needs most; bytes and FLOPs are that rank's."""
+    """The minimum time of one step, for the slowest rank. Bytes and FLOPs are those of that rank."""
 
     flops: int  # including recomputation
-    peak_flops: float  # dense peak per second, at the case's precision or at float8
-    wire_bytes: float  # sent over the link between GPUs of one machine, in one direction
-    link_bytes_per_s: float | None  # rate of that link, one way; None (no datasheet): the wire takes no time
-    between_machines_bytes: float  # in groups that span machines: their link is unknown, and takes no time
-    tokens: int  # of all ranks in one step; samples if the case has no tokens
+    peak_flops: float  # dense peak in FLOP/s, at the case's precision or at float8
+    wire_bytes: float  # sent between GPUs of one machine, in one direction
+    link_bytes_per_s: float | None  # one-way rate of their link; None (no datasheet): sending takes no time
+    between_machines_bytes: float  # sent in groups that span machines: takes no time, as the link is unknown
+    tokens: int  # tokens of all ranks in one step, or samples if the case has no tokens
 
     @property
     def compute_s(self) -> float:
-        """Seconds of computation at the peak."""
+        """Seconds of computation at peak speed."""
         return self.flops / self.peak_flops
 
     @property
@@ -76,42 +76,46 @@ class Roofline(Data):
 
     @property
     def step_s(self) -> float:
-        """The least seconds of a step."""
+        """The minimum time of a step, in seconds."""
         return max(self.compute_s, self.wire_s)
 
     @property
     def bound_by(self) -> Literal["computation", "communication"]:
-        """The larger of the two limits."""
+        """The limit that determines the time of the step."""
         return "computation" if self.compute_s >= self.wire_s else "communication"
 
     @property
     def is_bound(self) -> bool:
-        """Whether this limits a step, rather than the launches of its kernels."""
+        """Whether this limits a step, rather than the time to launch its kernels."""
         return self.step_s >= LAUNCHES_S
 
     @property
     def tokens_per_s(self) -> float:
-        """The most tokens/s of all ranks together."""
+        """The maximum tokens/s of all ranks together."""
         return self.tokens / self.step_s
 
     def share(self, tokens_per_s: float) -> float:
-        """Return a speed of all ranks together as a share of the most: 1 is the roofline."""
+        """Return `tokens_per_s` (of all ranks together) as a share of the maximum: 1 is the roofline."""
         return tokens_per_s / self.tokens_per_s
 
 
 def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens: int) -> Roofline | None:
-    """Return the least time of a step, with `tokens` as in `Roofline`.
+    """Return the minimum time of a step. `tokens` has the same meaning as in `Roofline`.
 
-    It is the larger of two limits, because communication can overlap computation. Computation: FLOPs over the
-    dense peak at the case's precision, or at float8 if any product was in float8. Communication: bytes over
-    the link between the GPUs of one machine, scaled for each kind by the factor of its bus bandwidth
-    (doc/PERFORMANCE.md of nccl-tests), which gives the least bytes that a rank has to pass in one direction.
-    With switches that reduce in transit (NVLink SHARP, `NCCL_ALGO=NVLS`) an all-reduce can take less. Groups
-    that span machines, whose link is unknown, take no time here; nor does memory bandwidth, or work without
-    FLOPs.
+    It is the larger of two limits, because communication can overlap computation:
 
-    Returns None if the accelerator's peak is unknown, nothing was counted, or the model is compiled, which
-    hides most FLOPs.
+    - Computation: FLOPs divided by the dense peak at the case's precision, or at float8 if any matmul was in
+      float8.
+    - Communication: bytes divided by the rate of the link between the GPUs of one machine. The bytes are
+      scaled by the bus bandwidth factor of each kind of collective (doc/PERFORMANCE.md of nccl-tests), which
+      gives the minimum number of bytes that a rank sends in one direction. With switches that reduce in
+      transit (NVLink SHARP, `NCCL_ALGO=NVLS`), an all-reduce can take less time.
+
+    Groups that span machines count as taking no time, because their link is unknown. Memory bandwidth and
+    work without FLOPs are ignored.
+
+    Returns None if the accelerator's peak is unknown, if nothing was counted, or if the model is compiled,
+    because most FLOPs of a compiled model are not counted.
     """
     of_ranks = []
     for its in (entry.counts for entry in counts):
@@ -120,9 +124,9 @@ def roofline(counts: Iterable[RankCounts], case: Case, machine: Machine, tokens:
         flops = sum(its.flops.values())
         if peak is None or its.compiled is not None or not flops:
             return None
-        passed = {True: 0.0, False: 0.0}  # bytes by whether they stay in one machine
+        passed = {True: 0.0, False: 0.0}  # bytes by whether they remain within one machine
         for collective in its.collectives:
-            # True if no group of this size and distance has ranks on two machines.
+            # A group spans machines unless its width divides the number of processes on one machine.
             width = collective.ranks * collective.apart
             is_inside = collective.ranks == 1 or case.topology.processes_per_node % width == 0
             passed[is_inside] += _passed(collective)
@@ -146,7 +150,7 @@ def _passed(collective: Collective) -> float:
 
 
 class DryFacts(Data):
-    """The predictions of a dry run for a case, from the ranks that were run."""
+    """The predictions of a dry run for a case, made from the ranks that were run."""
 
-    fit: Fit | None = None  # of the rank that needs most; None on a CPU, which has no caching allocator
-    roofline: Roofline | None = None  # None if the accelerator's peak is unknown
+    fit: Fit | None = None  # for the rank that needs most memory; None on a CPU (no caching allocator)
+    roofline: Roofline | None = None  # None as described in `roofline`

@@ -1,4 +1,4 @@
-"""Collect the versions and variables that measurements depend on and that can be read without torch."""
+"""Collect the versions and variables that affect measurements and that can be read without torch."""
 
 import functools
 import importlib.metadata
@@ -19,10 +19,11 @@ VARIABLES = (  # prefixes of environment variables that are recorded
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the `VARIABLES` as they can be recorded: without names that suggest a secret.
+    """Return the environment variables to record: those with a prefix in `VARIABLES`, without secrets.
 
-    `LAUNCH_DIR` replaces the launch's directory, and secrets in values are masked. Cache directories of
-    compilers are left out if perfsuite chose them, as they differ in each session.
+    A variable whose name suggests a secret is left out, and secrets in values are masked. `LAUNCH_DIR`
+    replaces the path of the launch's directory. Cache directories of compilers are left out if perfsuite
+    chose them, because they differ in each session.
     """
     new = environ.get(FILES) or LAUNCH_DIR
     ours = str(RunDir(Path(new).parent).compile_caches)
@@ -36,11 +37,11 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def installed() -> Mapping[str, str]:
-    """Return the version of each package that this interpreter finds, by its lower-case name."""
+    """Return the version of each package that this interpreter finds, by lower-case name."""
     return {each.name.lower(): each.version for each in importlib.metadata.distributions()}
 
 
 def of_this_process() -> dict[str, str]:
-    """Return what a launch will find: versions of Python, kernel and packages, and variables, all by name."""
+    """Return the versions (Python, kernel, packages) and variables that a launch will have, by name."""
     own = {"python": platform.python_version(), "kernel": platform.release()}
     return {**installed(), **own, **variables(os.environ)}

@@ -1,6 +1,6 @@
-"""Profiles of a few steps: where a step's time goes, and every call that it makes. Pure data.
+"""Profiles of a few steps: where the time of a step goes, and every call that a step makes. Pure data.
 
-A profile is reduced from the trace of a launch that is not judged. Times are in microseconds per step.
+A profile is computed from the trace of a launch that is not judged. Times are in microseconds per step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,46 +12,47 @@ from perfsuite.documents import Data, Document, lines, plain
 from perfsuite.results.baseline import Baseline, BaselineDocument
 from perfsuite.results.counts import OfRanks, grouped
 
-METHOD = "profile-2"  # the method of reducing a trace. Profiles of different methods are not compared
+METHOD = "profile-2"  # method of reducing a trace. Profiles of different methods are not compared
 PROFILED_STEPS = 3
 UNSEEN = 0.1
-"""Share of the GPU's computing time that may be spent in kernels that no operator launched. In eager and in
-compiled training, operators and autograd nodes launch all kernels; this leaves room for those of packages."""
+"""Maximum share of the GPU's computing time that may be spent in kernels that no operator launched. In eager
+and compiled training, operators and autograd nodes launch all kernels; the limit leaves room for kernels of
+other packages."""
 
 
 class Work(Data):
-    """All calls of one name."""
+    """All calls with the same name."""
 
     name: str
-    calls: float  # per step
+    calls: float  # number of calls per step
     us: float  # time per step: for an operator, without its callees; for a kernel, on the GPU
 
 
 class StepSplit(Data):
-    """Where the time of a step goes. The parts except `hidden_us` and `unseen_us` add up to `step_us`."""
+    """The time of a step in parts. All parts except `hidden_us` and `unseen_us` add up to `step_us`."""
 
     step_us: float
-    compute_us: float  # kernels on a GPU, operators on a CPU, without those of the optimizer
+    compute_us: float  # kernels on a GPU, operators on a CPU; without the optimizer's
     optimizer_us: float
-    exposed_us: dict[str, float] = Field(default_factory=dict)  # bare communication by kind: `all_gather`
-    hidden_us: dict[str, float] = Field(default_factory=dict)  # communication behind computation
-    data_wait_us: float = 0  # waiting for the data loader; on a GPU, only while it is idle
+    exposed_us: dict[str, float] = Field(default_factory=dict)  # communication not overlapped, by kind
+    hidden_us: dict[str, float] = Field(default_factory=dict)  # communication overlapped by compute, by kind
+    data_wait_us: float = 0  # waiting for the data loader; on a GPU, only while the GPU is idle
     idle_us: float = 0  # on a GPU: idle without waiting for data
     other_us: float = 0  # on a CPU: everything else
-    unseen_us: float = 0  # on a GPU: part of the computation in kernels that no operator of torch launched
+    unseen_us: float = 0  # on a GPU: the part of computation in kernels that no operator of torch launched
 
     @property
     def busy_us(self) -> float:
-        """Time of computation, including the optimizer's."""
+        """Time of computation, including the optimizer."""
         return self.compute_us + self.optimizer_us
 
     @property
     def unseen(self) -> float:
-        """The share of the computing time, 0 to 1, in kernels that no operator launched."""
+        """Share, 0 to 1, of the computing time spent in kernels that no operator launched."""
         return self.unseen_us / self.busy_us if self.busy_us else 0.0
 
     def parts(self) -> dict[str, float]:
-        """Return the parts that add up to the step, by descriptive name, without those that take no time."""
+        """Return the parts that add up to the step time, by name, without parts that take no time."""
         named = {
             "compute": self.compute_us,
             "optimizer": self.optimizer_us,
@@ -64,7 +65,7 @@ class StepSplit(Data):
 
 
 class Profile(Data):
-    """The means over `PROFILED_STEPS` steps of one rank."""
+    """The means of `PROFILED_STEPS` steps on one rank."""
 
     device: Literal["cpu", "cuda"]
     steps: int
@@ -72,20 +73,20 @@ class Profile(Data):
     operators: tuple[Work, ...]  # all operators, longest first
     kernels: tuple[Work, ...] = ()  # all kernels and copies of the GPU, longest first; empty on a CPU
     host_syncs: tuple[Work, ...] = ()  # calls in which the host waits for the device: reads, syncs, copies
-    unsteady: tuple[str, ...] = ()  # names whose number of calls varies between steps: not compared
+    unsteady: tuple[str, ...] = ()  # names whose number of calls varies between steps; they are not compared
 
     @property
     def all_work(self) -> tuple[Work, ...]:
-        """All work. A name can occur twice: first for calls that the host waits for, later for all calls."""
+        """All work. A name can occur twice: in `host_syncs`, and among all calls of that name."""
         return (*self.host_syncs, *self.operators, *self.kernels)
 
     def calls(self) -> dict[str, float]:
-        """Return the calls per step by name, without unsteady ones."""
+        """Return the calls per step by name, without unsteady names."""
         return {each.name: each.calls for each in self.all_work if each.name not in self.unsteady}
 
 
 class RankProfile(OfRanks):
-    """The profile of one rank, or of the first of several that make the same calls."""
+    """The profile of one rank, or of the first of several ranks that make the same calls."""
 
     profile: Profile
 
@@ -98,33 +99,33 @@ class LaunchProfile(Data):
 
     @property
     def unseen(self) -> str | None:
-        """Why counts are incomplete: kernels that no operator launched. None if those take little time."""
+        """Why counts are incomplete: kernels that no operator launched. None if they take little time."""
         share = max(entry.profile.split.unseen for entry in self.ranks)
         if share < UNSEEN:
             return None
         return (
-            f"by the profile, {share:.0%} of the GPU's computing time is of kernels that no operator "
-            f"launched, as those of a replayed CUDA graph: the counts do not contain them"
+            f"according to the profile, {share:.0%} of the GPU's computing time is spent in kernels that no "
+            f"operator launched, such as those of a replayed CUDA graph: the counts do not contain them"
         )
 
     def of_rank(self, rank: int) -> Profile | None:
-        """Return the profile of one rank; None if there is no such rank."""
+        """Return the profile of one rank; None if the launch has no such rank."""
         return next((entry.profile for entry in self.ranks if rank in entry.ranks), None)
 
 
 class TakenProfile(Data):
-    """The result of a launch made for a profile."""
+    """The result of a launch that was made for a profile."""
 
     profile: LaunchProfile | None = None
     why_none: str | None = None  # why there is no profile
-    traces: tuple[str, ...] = ()  # the trace of each rank, in order: a file that opens in Perfetto
+    traces: tuple[str, ...] = ()  # the trace file of each rank, in rank order; it opens in Perfetto
 
 
 class RankProfileFile(Document):
-    """`profile-N.json`: the profile that one rank reduced from its trace."""
+    """`profile-N.json`: the profile that one rank computed from its trace."""
 
     schema_version: Literal[1] = 1
-    method: str = METHOD  # the method of reduction, in the perfsuite that ran the launch
+    method: str = METHOD  # the method used by the perfsuite that ran the launch
     profile: Profile
 
 
@@ -134,7 +135,7 @@ class ProfileBaseline(BaselineDocument):
     schema_version: Literal[1] = 1
     hardware_class: str
     profile: LaunchProfile
-    of_baseline: str  # `recorded_at` of that baseline: a newer baseline has another profile
+    of_baseline: str  # `recorded_at` of that baseline; a newer baseline does not match it
 
     def as_json(self) -> str:
         """Return the JSON, with each operator on one line."""
@@ -142,7 +143,7 @@ class ProfileBaseline(BaselineDocument):
 
 
 def of_baseline(baseline: Baseline, profile: LaunchProfile) -> ProfileBaseline:
-    """Return the document for a profile that was taken with the launches of a baseline."""
+    """Return the document for a profile that was taken together with the launches of a baseline."""
     return ProfileBaseline(
         hardware_class=baseline.hardware_class,
         case=baseline.case,
@@ -152,9 +153,9 @@ def of_baseline(baseline: Baseline, profile: LaunchProfile) -> ProfileBaseline:
 
 
 def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfile:
-    """Merge the profiles of all ranks: alike ranks share the profile of the first.
+    """Merge the profiles of all ranks. Ranks with the same calls share the profile of the first of them.
 
-    Names that are unsteady in one rank are not compared in any.
+    A name that is unsteady on one rank is not compared on any rank.
     """
     unsteady = tuple(sorted({name for profile in profiles.values() for name in profile.unsteady}))
     shared = {rank: profile.replace(unsteady=unsteady) for rank, profile in profiles.items()}
@@ -164,5 +165,5 @@ def merged(profiles: Mapping[int, Profile], method: str = METHOD) -> LaunchProfi
 
 
 def longest_first(works: Iterable[Work]) -> tuple[Work, ...]:
-    """Sort works by time, longest first, and by name if equal."""
+    """Sort works by time, longest first, and then by name."""
     return tuple(sorted(works, key=lambda work: (-work.us, work.name)))

@@ -1,4 +1,4 @@
-"""The quantities of a step's counts that `exact` judges and `count_sentences` describes, one number each."""
+"""The quantities of a step's counts, one number each. `exact` judges and `count_sentences` describes them."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,21 +25,21 @@ Unit = Literal["bytes", "FLOP", "calls", "objects", "modules"]
 
 FLOOR = 64 * 2**10  # bytes by which memory may differ without being judged: a few small tensors
 COLLECTIVE_SHARE = 0.01
-"""Share of a group's bytes, at most `FLOOR`, by which the same number of calls may send more or less without
-being judged. Sending 64 KiB takes less time than the call itself: 3 us at 25 GB/s, while NCCL needs 10 us for
-an all-reduce of any size. A different number of calls is judged, however little they send."""
+"""Share by which the bytes of a group may differ without being judged, if the number of calls is equal. The
+difference is limited to `FLOOR`: 64 KiB take 3 us at 25 GB/s, whereas NCCL needs 10 us for an all-reduce of
+any size. A different number of calls is judged, however little they send."""
 FLOPS_FLOOR = 0.001  # share by which a step's FLOPs may differ without being judged
 PYTHON_FLOOR = 1000
 PYTHON_SHARE = 0.2
-"""Number and share of calls of Python functions by which a step may differ without being judged: the number
-varies between releases of a library, and 1,000 calls take some tenths of a millisecond."""
+"""Number and share by which the Python calls of a step may differ without being judged. The number of calls
+varies between releases of a library, and 1,000 calls take less than a millisecond."""
 MODULES_FLOOR = 50
-"""Difference in imported modules that is not judged: the number varies between releases of a library. To
-import one takes a millisecond or two."""
-PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches: progress bars depend on time
-PYTHON_FEW = 20  # calls by which they may vary in any case: 2% of a short part is next to nothing
+"""Number by which imported modules may differ without being judged. It varies between releases of a library,
+and an import takes only a millisecond or two."""
+PYTHON_LOOSE = 0.02  # share by which Python calls vary between launches, as progress bars depend on time
+PYTHON_FEW = 20  # number of calls that is always allowed to vary: 2% of a short part is next to nothing
 OF_A_WORKER = "of a loader's worker per batch"
-LOOSE = 0.005  # share by which memory varies between launches: threads free their memory at any time
+LOOSE = 0.005  # share by which memory varies between launches, as threads free memory at any time
 
 
 class Change(NamedTuple):
@@ -57,30 +57,30 @@ class Quantity:
 
     name: str
     unit: Unit
-    read: Callable[[Counts], Mapping[str, int] | None]  # its fields by name; None if unknown
-    # The difference from these counts, in `unit`, that is noise of asynchronous work.
+    read: Callable[[Counts], Mapping[str, int] | None]  # returns its fields by name; None: unknown
+    # Returns the difference from the given counts, in `unit`, that can be noise of asynchronous work.
     allowed: Callable[[Counts], float] = lambda _: 0
-    # The difference from these counts, in `unit`, that is too small to be judged: it is listed.
+    # Returns the difference from the given counts, in `unit`, that is too small to be judged. It is listed.
     floor: Callable[[Counts], float] = lambda _: 0
-    is_python: bool = False  # calls of Python: those of a progress bar do not make them unsteady
-    # The parts of a change by name, such as the called functions; None if unknown.
+    is_python: bool = False  # whether it counts Python calls, which may vary up to `floor` (progress bars)
+    # Returns the parts that explain a change, such as the called functions, by name; None: unknown.
     parts: Callable[[Counts], Mapping[str, int] | None] = lambda _: None
-    of_worker: bool = False  # counted in a worker process, for one batch
+    of_worker: bool = False  # whether it was counted for one batch in a worker process
 
     @property
     def family(self) -> str:
-        """The name of the family, whose total is the whole of which a change is a share."""
+        """The name of its family. The size of a change is a share of the family's total."""
         return self.name
 
     def value(self, counts: Counts, leave_out: Collection[str] = ()) -> int | None:
-        """Return the sum of its fields, except some; None if it is unknown in these counts."""
+        """Return the sum of its fields except `leave_out`; None if it is unknown in these counts."""
         fields = self.read(counts)
         if fields is None:
             return None
         return sum(value for field, value in fields.items() if field not in leave_out)
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
-        """Return every field that differs."""
+        """Return the fields that differ."""
         then = self.read(before) or {}
         today = self.read(now) or {}
         return [
@@ -92,17 +92,17 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Quantity):
-    """The collectives of one kind in groups of one shape: judged by bytes, barriers by calls.
+    """The collectives of one kind in groups of one shape. They are judged by bytes, and barriers by calls.
 
-    A group of one rank moves nothing: its calls are listed, and never judged.
+    Groups of one rank send nothing, so their calls are listed but never judged.
     """
 
-    rows: Callable[[Counts], list[Collective]]  # its calls by dtype and phase
+    rows: Callable[[Counts], list[Collective]]  # returns its calls by dtype and phase
     ranks: int  # number of ranks in each group
 
     @property
     def family(self) -> str:
-        """The name of the family: all collectives are one, and all barriers are another."""
+        """The name of the family: one for all barriers, and one for all other collectives."""
         return "barriers" if self.unit == "calls" else "collectives"
 
     def calls(self, counts: Counts) -> int:
@@ -110,7 +110,7 @@ class Group(Quantity):
         return sum(row.count for row in self.rows(counts))
 
     def changes(self, before: Counts, now: Counts) -> list[Change]:
-        """Return the judged changes or, if there are none, the change in the number of calls."""
+        """Return the changed fields or, if there are none, the change in the number of calls."""
         changes = super().changes(before, now)
         if changes:
             return changes
@@ -126,7 +126,7 @@ def _of_group(counts: Counts, *shape: Any) -> list[Collective]:
 
 
 def _empty(kind: str, ranks: int, apart: int) -> Quantity:
-    """Return the quantity of collectives on empty tensors: each is still a message."""
+    """Return the `Quantity` of collectives on empty tensors. Each of these still sends a message."""
     name = f"empty {kind} of {group_name(ranks, apart)}"
 
     def read(counts: Counts) -> Mapping[str, int]:
@@ -139,7 +139,10 @@ def _empty(kind: str, ranks: int, apart: int) -> Quantity:
 
 
 def _python(version: str) -> Quantity:
-    """Return the quantity of Python calls. Another version makes other calls for the same code: unknown."""
+    """Return the `Quantity` of Python calls under one Python version.
+
+    Counts from other versions are unknown, because these make different calls for the same code.
+    """
     name = f"Python {version} calls"
 
     def read(counts: Counts) -> Mapping[str, int] | None:
@@ -244,7 +247,10 @@ FLOPS = replace(
 
 
 def _host_reads(counts: Counts) -> Mapping[Phase, int] | None:
-    """Return host reads. Of the previous method, only counts without any are comparable."""
+    """Return the host reads; None if they are not comparable.
+
+    The previous counting method also counted other reads, so its counts are comparable only if they are 0.
+    """
     is_known = counts.method != READS_OF_THE_HOST or not counts.host_reads
     return counts.host_reads if is_known else None
 
@@ -288,18 +294,18 @@ WORKER_KERNELS = Quantity(
     parts=_worker_ops,
     of_worker=True,
 )
-"""It has a floor, as samples that are drawn or augmented at random can differ between launches."""
+"""It has a floor, because samples that are drawn or augmented at random can differ between launches."""
 PEAK = _of_memory("peak of live tensors", attrgetter("peak"), "peak", FLOOR)
 SAVED = _of_memory("saved for backward", attrgetter("saved_for_backward"), "saved_for_backward", FLOOR)
 GROWTH = _of_memory("growth in a step", lambda memory: max(memory.growth, 0), "peak", 0)
-"""A step that frees more than it allocates frees what the previous step kept too long, which is not an
-improvement. However little a step leaves behind, thousands of them add up."""
+"""Negative growth counts as 0: a step that frees more than it allocates only frees what an earlier step kept
+too long, which is not an improvement. Growth has no floor, because it adds up over thousands of steps."""
 KEPT = Quantity(
     name="objects kept per step",
     unit="objects",
     read=lambda counts: None if counts.kept is None else {"objects kept per step": counts.kept.total},
 )
-"""Even a single object is judged: it adds up over millions of steps, as do the garbage collector's pauses."""
+"""It has no floor: even one object adds up over millions of steps, and makes garbage collection slower."""
 MODULES = Quantity(
     name="modules imported",
     unit="modules",
@@ -309,9 +315,9 @@ MODULES = Quantity(
     floor=lambda _: MODULES_FLOOR,
     parts=lambda counts: counts.modules,
 )
-"""Counted in the start-up only."""
+"""Counted only in the start-up."""
 WRITTEN_LOOSE = 4096
-"""Bytes by which written files vary between launches: they hold paths, dates and numbers as text."""
+"""Difference in bytes of written files between launches that is noise: paths, dates and numbers as text."""
 WRITTEN = Quantity(
     name="bytes written",
     unit="bytes",
@@ -335,8 +341,9 @@ ALLOCATOR_PEAK = Quantity(
     allowed=lambda counts: LOOSE * (counts.allocator_peak or 0),
     floor=lambda _: FLOOR,
 )
-OF_SPANS = (WRITTEN, BEGUN, ALLOCATOR_PEAK)  # quantities of events and phases, which steps do not have
-GRAPHS = Quantity(  # without graphs, nothing is compiled: only here, none is worse than some
+OF_SPANS = (WRITTEN, BEGUN, ALLOCATOR_PEAK)  # quantities that are counted in events and phases only
+# 0 graphs means that nothing is compiled. This is worse, whereas for all other quantities more is worse.
+GRAPHS = Quantity(
     name="compiled graphs",
     unit="calls",
     read=lambda counts: {"compiled graphs": counts.compiled.graphs if counts.compiled else 0},
@@ -373,7 +380,7 @@ def quantities(all_counts: Iterable[Counts]) -> list[Quantity]:
 def differing(launches: Iterable[Counts]) -> set[str]:
     """Return the fields that differ between these counts of one rank by more than is allowed.
 
-    Fields of spans other than the reported step begin with its name: `step 10: kernels in forward`.
+    Fields of other spans than the reported step begin with the span's name: `step 10: kernels in forward`.
     """
     first, *others = launches
     fields = set[str]()
@@ -400,17 +407,17 @@ def _differing(first: Counts, second: Counts) -> Iterator[str]:
 
 
 def python_unless_alike(python: PythonCalls | None, usual: PythonCalls | None) -> PythonCalls | None:
-    """Return the calls of a span, or the usual ones if they differ by no more than chance."""
+    """Return the Python calls of a span, or `usual` if they differ from it only by chance."""
     if python is None or usual is None:
         return python
     return usual if differ_by_chance(python.total, usual.total) else python
 
 
 def differ_by_chance(calls: int, usual: int) -> bool:
-    """Return whether two numbers of Python calls differ by no more than chance."""
+    """Return whether two numbers of Python calls differ by so little that it may be chance."""
     return abs(calls - usual) <= max(PYTHON_LOOSE * usual, PYTHON_FEW)
 
 
 def unsteady_in(span: str, unsteady: Iterable[str]) -> set[str]:
-    """Return the fields that are unsteady in a span, because they vary there, or in the reported step."""
+    """Return the fields that are unsteady in a span: those that vary in it or in the reported step."""
     return {field.removeprefix(f"{span}: ") for field in unsteady}

@@ -1,4 +1,4 @@
-"""One launch as one document: measurements of its ranks, and the state of the machine."""
+"""One launch as one document: the measurements of its ranks and the state of the machine."""
 
 from __future__ import annotations
 
@@ -17,61 +17,65 @@ from perfsuite.results.rank_report import Dtypes, Failure, Flops, Memory, Observ
 
 
 class DeviceHealth(Data):
-    """One GPU during the steps. A field is None if NVML does not know it."""
+    """One GPU during the steps. A field is None if NVML does not report it."""
 
-    index: int = Field(ge=0)  # its number among the GPUs that are visible to the job
-    node: str | None = None  # its node; None on a single machine
+    index: int = Field(ge=0)  # number of the GPU among those visible to the job
+    node: str | None = None  # name of its node; None on a single machine
     pci_bus_id: str | None = None  # as `nvidia-smi` prints it; this, `uuid` and `serial` identify a card
     uuid: str | None = None
     serial: str | None = None
     power_limit_w: float | None = None  # the limit that the driver enforces
     power_limit_default_w: float | None = None
-    sm_clock_limit_mhz: float | None = None  # the highest; `sm_clock_set_mhz`: set by `nvidia-smi -ac`
-    sm_clock_set_mhz: float | None = None
+    sm_clock_limit_mhz: float | None = None  # maximum SM clock
+    sm_clock_set_mhz: float | None = None  # SM clock set with `nvidia-smi -ac`
     ecc: bool | None = None
     persistence: bool | None = None
-    memory_faults: tuple[str, ...] = ()  # from NVML: errors that ECC did not correct, a row not remapped
-    memory_pending: tuple[str, ...] = ()  # rows or pages of its memory that are to be replaced
-    nvlinks: int | None = None  # links that are up; `nvlinks_down`: links that should be. None without any
-    nvlinks_down: int | None = None
-    held_before_bytes: int | None = None  # memory that others held just before the launch
-    held_before_by: tuple[int, ...] = ()  # the processes that NVML listed at that time
-    sm_clock_mhz: float | None = None  # median; `sm_clock_mhz_min` the lowest
-    sm_clock_mhz_min: float | None = None
-    utilisation: float | None = None  # mean percent of time with any kernel, from NVML, however small
-    power_w: float | None = None  # the mean of the samples
-    energy_j: float | None = None  # joules over `Health.seconds`
-    temperature_c: float | None = None  # the highest sample
+    # Memory faults that NVML reports: errors that ECC did not correct, rows that could not be remapped.
+    memory_faults: tuple[str, ...] = ()
+    memory_pending: tuple[str, ...] = ()  # memory rows or pages that are due to be replaced
+    nvlinks: int | None = None  # number of NVLinks that are up; None if there are none
+    nvlinks_down: int | None = None  # number of NVLinks that should be up but are not; None if there are none
+    held_before_bytes: int | None = None  # memory that other processes held just before the launch
+    held_before_by: tuple[int, ...] = ()  # ids of the processes that NVML listed at that time
+    sm_clock_mhz: float | None = None  # median SM clock
+    sm_clock_mhz_min: float | None = None  # lowest SM clock
+    utilisation: float | None = None  # mean percentage of time in which any kernel ran, from NVML
+    power_w: float | None = None  # mean of the samples
+    energy_j: float | None = None  # energy in joules over `Health.seconds`
+    temperature_c: float | None = None  # highest sample
     throttled: dict[str, float] | None = None  # share of samples, 0 to 1, by NVML's name of the reason
-    foreign_memory_bytes: int | None = None  # most that others held; also None if indistinguishable
-    # Most memory beyond `held_before_bytes`: that of the allocator, NCCL, the CUDA context and libraries.
+    # Maximum memory that other processes held; also None if it cannot be distinguished from the job's.
+    foreign_memory_bytes: int | None = None
+    # Maximum memory in use beyond `held_before_bytes`: the allocator, NCCL, the CUDA context and libraries.
     job_memory_bytes: int | None = None
 
     @property
     def name(self) -> str:
-        """The name for messages: `GPU 3 (00000000:5B:00.0)`, with `of n2` if there are several nodes."""
+        """The name of the GPU in messages: `GPU 3 (00000000:5B:00.0)`, with ` of n2` on several nodes."""
         bus_id = f" ({self.pci_bus_id})" if self.pci_bus_id else ""
         return f"GPU {self.index}{bus_id}" + (f" of {self.node}" if self.node else "")
 
 
 class Health(Data):
-    """The machine during the steps, including warm-up (`perfsuite.node.health_sampler`)."""
+    """The state of the machine during the steps, including warm-up (`perfsuite.node.health_sampler`)."""
 
-    node: str | None = None  # of several nodes, the one with most use by others (`foreign_cpu` and `steal`)
-    samples: int = Field(ge=0)  # 0: only readings before the launch are known, and on a CPU nothing
-    seconds: float  # from the first sample to the last
-    steps: int  # steps that ended in these seconds
+    # Name of the node. On several nodes, this is the node on which `foreign_cpu` plus `steal` is highest.
+    node: str | None = None
+    samples: int = Field(ge=0)  # 0: only readings from before the launch (on a CPU, none)
+    seconds: float  # time from the first sample to the last
+    steps: int  # number of steps that ended in this time
     devices: tuple[DeviceHealth, ...] = ()  # the job's GPUs; empty on a CPU
-    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # of the slowest GPU: steps ended so far, and the clock
-    cores: int | None = None  # cores of `node` that the job may use
-    job_cpu: float | None = None  # share, 0 to 1, of the time of these cores; likewise the next two
-    foreign_cpu: float | None = None  # share of processes that are not the job's
-    steal: float | None = None  # share of the hypervisor
+    sm_clocks_mhz: tuple[tuple[int, float], ...] = ()  # of the slowest GPU: steps completed so far, SM clock
+    cores: int | None = None  # number of cores of `node` that the job may use
+    # The next three are shares, 0 to 1, of the time of these cores.
+    job_cpu: float | None = None  # used by the job
+    foreign_cpu: float | None = None  # used by processes that do not belong to the job
+    steal: float | None = None  # taken by the hypervisor
     notes: tuple[str, ...] = ()  # readings that failed, and why
 
 
 class Node(Data):
-    """One node of a launch on several."""
+    """One node of a launch on several nodes."""
 
     name: str
     health: Health | None = None
@@ -82,89 +86,90 @@ SlopeUnit = Literal["bytes", "s"]
 
 
 def timed_span(figure: str) -> str | None:
-    """Return the span whose seconds a figure of this name holds; None for other figures."""
+    """Return the span whose seconds are in the figure of this name; None for other figures."""
     return figure.removeprefix(SECONDS_OF) if figure.startswith(SECONDS_OF) else None
 
 
 class Slope(Data):
-    """The trend of a value over the measured steps. Shown, never judged."""
+    """The trend of a value over the measured steps. It is shown, but never judged."""
 
     name: str  # `step time`, `resident memory`, ...
     unit: SlopeUnit
     per_step: float
     interval: tuple[float, float]  # 95% interval of `per_step`, as if the values were independent
-    rank: int | None = None  # of several ranks, the one that grows most; None: all ranks together
+    rank: int | None = None  # the rank on which the value grows most; None: all ranks together
 
 
 class Figures(Data):
-    """The figures of one run. None where this machine or framework does not give it.
+    """The figures of one run. A field is None if this machine or framework does not provide it.
 
-    Tokens are what the case counts: samples, where it has no tokens (`Case.unit`).
+    Fields about tokens refer to samples if the case counts samples (`Case.unit`).
     """
 
     tokens_per_s: float | None = None  #: Global tokens per step over the median step time.
     tokens_per_s_per_device: float | None = None
-    tokens_per_s_mean: float | None = None  #: By the mean step time: stalls show here.
+    tokens_per_s_mean: float | None = None
+    """Global tokens per step over the mean step time. Unlike `tokens_per_s`, it shows stalls."""
     own_tokens_per_s: float | None = None
-    """As reported by the framework, which may count warm-up: never judged, shown next to the clock's."""
+    """Reported by the framework, possibly including warm-up. Shown next to perfsuite's own, never judged."""
     step_s_p50: float | None = None
     step_s_p95: float | None = None
     step_s_mean: float | None = None
     step_jitter: float | None = None
-    """p95 over p50 of the step times: 1 is perfectly even. Shown, never judged."""
+    """95th percentile over the median of the step times: 1 is perfectly even. Shown, never judged."""
     probe_s_p50: float | None = None
     cpu_s_per_step: float | None = None
-    """CPU seconds of all ranks together in a step, median: what is computed, without any waiting."""
+    """CPU seconds of all ranks together per step, median. Unlike step time, it excludes waiting."""
     data_wait_s: float | None = None
-    """Host seconds of a step, mean, that the training waits for batches, of the rank that waits longest. None
-    if no loader was seen in the measured steps."""
+    """Mean host seconds per step that the training waits for batches, on the rank that waits longest. None if
+    no loader was detected in the measured steps."""
     data_wait: float | None = None  #: The same as a share of all measured steps, 0 to 1.
     gc_s_per_step: float | None = None
-    """Seconds of Python's garbage collector in a step, mean, on the rank where it takes most. Shown."""
-    peak_memory_bytes: float | None = None  #: Memory of the rank that used most, as all memory figures.
+    """Mean seconds of Python's garbage collector per step, on the rank where it takes longest. Shown."""
+    peak_memory_bytes: float | None = None  #: On the rank that used most, like all memory figures.
     reserved_memory_bytes: float | None = None
     alloc_retries: float | None = None
     tflops_per_device: float | None = None
     mfu: float | None = None
     roofline_share: float | None = None
-    """Share of the most tokens/s that the accelerator can do (`perfsuite.results.dry_facts`), 0 to 1."""
-    gpu_utilisation: float | None = None  #: Percent, mean over devices.
+    """Share, 0 to 1, of the maximum tokens/s that the accelerator allows (`perfsuite.results.dry_facts`)."""
+    gpu_utilisation: float | None = None  #: Percentage of time, mean over all GPUs.
     sm_clock_mhz: float | None = None  #: Median over the window, of the GPU with the slowest clock.
     device_memory_bytes: float | None = None
-    """Memory in use on the GPU where the job used most, by NVML: also what the allocator does not count.
-    Never judged."""
+    """Memory of the job on the GPU where it used most, as NVML reports it. It includes memory outside torch's
+    allocator. Never judged."""
     energy_per_token_j: float | None = None
-    """Joules of all GPUs together, per token of the steps that were made while energy was measured."""
+    """Joules of all GPUs together per token, over the steps during which energy was measured."""
     gradient_norm: float | None = None
-    """Of the gradients just before step 4: the root of the sum of their squares over all ranks, or over one
-    where all have the same. Judged with the loss."""
+    """Norm of the gradients just before step 4: the root of the sum of their squares over all ranks, or over
+    one rank if all ranks have the same gradients. Judged together with the loss."""
     unclipped_norm: float | None = None
-    """The same norm before the gradients were clipped, without fp16's loss scale. Judged with the loss."""
+    """The same norm before clipping, without fp16's loss scale. Judged together with the loss."""
     tokens_given: float | None = None
-    """Tokens that the model was given in the second step, of all ranks together. None where they vary."""
+    """Number of tokens that the model received in the second step, on all ranks. None if it varies."""
     loss_first: float | None = None
     loss_last: float | None = None
     spans_s: dict[str, float] = Field(default_factory=dict)
-    """Seconds of each span that is no step, by its name: the mean of the times that it happened."""
+    """Mean seconds of the occurrences of each span that is not a step, by name of the span."""
     extra: dict[str, float] = Field(default_factory=dict)
-    """Metrics of other packages by name (`perfsuite.results.metric`)."""
+    """Metrics of other packages, by name (`perfsuite.results.metric`)."""
 
     def get(self, name: str) -> float | None:
-        """Return a figure by its name, or a metric of another package; None if it was not measured."""
+        """Return a figure, or a metric of another package, by name; None if it was not measured."""
         span = timed_span(name)
         if span is not None:
             return self.spans_s.get(span)
         return getattr(self, name) if name in _FIELDS else self.extra.get(name)
 
     def by_name(self) -> dict[str, float]:
-        """Return what was measured, by name: perfsuite's own figures, then metrics of other packages."""
+        """Return the measured values by name: perfsuite's own figures, then metrics of other packages."""
         of_spans = (f"{SECONDS_OF}{name}" for name in sorted(self.spans_s))
         values = {name: self.get(name) for name in (*_FIELDS, *of_spans, *sorted(self.extra))}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Figures:
-        """Make figures from values by name: the inverse of `by_name`."""
+        """Make figures from values by name. This is the inverse of `by_name`."""
         own = {name: value for name, value in values.items() if name in _FIELDS}
         others = {name: value for name, value in values.items() if name not in _FIELDS}
         spans = {name: timed_span(name) for name in others}
@@ -182,50 +187,50 @@ class Figures(Data):
         return cls.of({name: median(each) for name, each in values.items()})
 
 
-# perfsuite's own figures that are a single number
+# names of perfsuite's own figures that are a single number
 _FIELDS = tuple(name for name in Figures.model_fields if name not in ("spans_s", "extra"))
 
 
 class Run(Document):
-    """`run.json`: one launch of one case, all its ranks in one."""
+    """`run.json`: one launch of one case, with all its ranks merged."""
 
     schema_version: Literal[1] = 1
     case: Case
     machine: Machine
     started_at: str
     duration_s: float
-    inject: str | None = None  #: The fault that was injected; such a run can never become a baseline.
+    inject: str | None = None  #: The injected fault. A run with a fault can never become a baseline.
     dry: bool = False
-    """Whether nothing ran: `machine` and every rank were pretended, and there is nothing but counts."""
+    """Whether this was a dry run: machine and ranks were simulated, and only counts are known."""
     figures: Figures = Figures()
     step_s: tuple[float, ...] = ()
-    """Seconds of each step, warm-up included: from the moment when every rank had finished the step before
-    until every rank had finished this one."""
+    """Seconds of each step, including warm-up. A step lasts from the moment when every rank has finished the
+    previous step until every rank has finished this one."""
     probe_s: tuple[float, ...] = ()
     cpu_s: tuple[float, ...] = ()  #: CPU seconds of all ranks together in each step.
     data_wait_s: tuple[float, ...] = ()
-    """Host seconds of each step that the rank which waited longest waited for batches; empty if unknown."""
+    """Host seconds that the rank waiting longest waited for batches in each step; empty if unknown."""
     spans: dict[str, SpanTimes] = Field(default_factory=dict)
-    """Spans of the run that are no steps, by name: of each time the rank that was in it longest."""
-    loss: tuple[float, ...] = ()  #: Mean over ranks.
+    """Spans that are not steps, by name. Each occurrence has the time of the rank that took longest."""
+    loss: tuple[float, ...] = ()  #: Loss in each step, mean over ranks.
     window: tuple[int, int] = (0, 0)  #: The measured steps are `step_s[window[0]:window[1]]`.
-    slopes: tuple[Slope, ...] = ()  #: How step time and memory change over the window.
+    slopes: tuple[Slope, ...] = ()  #: Trends of step time and memory over the window.
     memory: tuple[Memory, ...] = ()
     flops: Flops | None = None
     observed: Observed | None = None
     autotuned: dict[str, str] = Field(default_factory=dict)
-    """What autotuning by torch.compile chose on rank 0, by the name of the kernel."""
-    dtypes: Dtypes = Field(default_factory=dict)  #: Elements of all ranks of each dtype, of what trains.
-    health: Health | None = None  #: The worst of the nodes. None where nothing was computed.
-    nodes: tuple[Node, ...] = ()  #: The nodes in the order of their ranks; empty for a launch on one machine.
+    """Choices of torch.compile's autotuning on rank 0, by name of the kernel."""
+    dtypes: Dtypes = Field(default_factory=dict)  #: Elements of the trained model by dtype, over all ranks.
+    health: Health | None = None  #: The worst values of all nodes. None if nothing was computed.
+    nodes: tuple[Node, ...] = ()  #: The nodes in rank order; empty for a launch on one machine.
     device_probe: dict[str, float] = Field(default_factory=dict)
-    """What the device could do before the workload was built: the slowest rank's, figure by figure."""
-    rank_probes: tuple[dict[str, float], ...] = ()  #: The same of each rank, in their order.
+    """Rates of the device before the workload was built, by name. Each is that of the slowest rank."""
+    rank_probes: tuple[dict[str, float], ...] = ()  #: The same rates for each rank, in rank order.
     counts: tuple[RankCounts, ...] = ()
-    """What a step did, counted (`perfsuite.results.counts`); empty where it was not counted."""
-    hidden: tuple[str, ...] = ()  #: Why the step was not counted: a rank did work that counting did not see.
-    dry_facts: DryFacts | None = None  #: What a dry run predicts; None for a launch.
-    notes: tuple[str, ...] = ()  #: What a reader of the figures should know.
+    """The counts of a step (`perfsuite.results.counts`); empty if it was not counted."""
+    hidden: tuple[str, ...] = ()  #: Why a step was not counted: ranks did work that counting cannot observe.
+    dry_facts: DryFacts | None = None  #: The predictions of a dry run; None for a launch.
+    notes: tuple[str, ...] = ()  #: Remarks for readers of the figures.
     failure: Failure | None = None
 
     @model_validator(mode="after")
@@ -237,17 +242,17 @@ class Run(Document):
 
     @property
     def measured_steps(self) -> tuple[float, ...]:
-        """Step times in the window, in seconds."""
+        """Times of the steps in the window, in seconds."""
         return self.step_s[self.window[0] : self.window[1]]
 
 
 class LaunchFile(Sealed):
-    """`launch-NODE.json`: how the processes of one node ended, and the node's health, as its agent saw it."""
+    """`launch-NODE.json`, written by a node's agent: how the processes ended, and the node's health."""
 
     schema_version: Literal[2] = 2
-    node: int = Field(ge=0)  # the node's number, from 0
-    host: str = ""  # the node's name
-    is_over: bool = True  # False in a file that is written while ranks of the node still run
+    node: int = Field(ge=0)  # number of the node, from 0
+    host: str = ""  # name of the node
+    is_over: bool = True  # False in a file that is written while ranks of the node are still running
     failures: tuple[Failure, ...] = ()
     health: Health | None = None
-    oom_kills: int = 0  # processes in the agent's control group that the kernel's OOM killer ended
+    oom_kills: int = 0  # number of processes in the agent's cgroup that the kernel's OOM killer ended

@@ -1,4 +1,4 @@
-"""The files of one launch: no other class knows their names."""
+"""The files of one launch. No other module knows their names."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ from typing import Any
 from perfsuite.errors import FileError
 from perfsuite.inputs.files import LARGEST_OWN, read_text
 
-LAUNCH_DIR = "{launch_dir}"  # replaced with the path of `RunDir.files` in a script's arguments and variables
+# Placeholder for the path of `RunDir.files` in a script's arguments and variables.
+LAUNCH_DIR = "{launch_dir}"
 FILES = "PERFSUITE_LAUNCH_DIR"  # environment variable of every process of a job: the path of `RunDir.files`
-RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: `RunDir`'s path, with the case
+RUN_DIR = "PERFSUITE_RUN_DIR"  # environment variable of a script's processes: the path of the `RunDir`
 ANCESTOR_PID = "PERFSUITE_ANCESTOR_PID"
-"""Environment variable: the process that this one must not outlive. For an agent it is the driver, unless
-that is on another machine; for every process that the agent starts it is the agent."""
-MOVED = "PERFSUITE_MOVED"  # environment variable of an arm at a commit: repository's top, `:`, worktree
+"""Environment variable: id of the process that this process must not outlive. For an agent that is the
+driver, unless the driver is on another machine. For every process that an agent starts, it is the agent."""
+MOVED = "PERFSUITE_MOVED"  # environment variable of an arm at a commit: top of the repository, `:`, worktree
 JOB_VARIABLES = "PERFSUITE_JOB_VARIABLES"
-"""Environment variable of an agent: names of the variables given to the job, which the agent leaves alone."""
+"""Environment variable of an agent: names of the variables set for the job, which the agent does not
+change."""
 NODE = "PERFSUITE_NODE"  # environment variable of every process of a job: the number of its node, from 0
 RANK = "PERFSUITE_RANK"
-"""Environment variable of a script's process that the agent starts as a rank: the number of that rank. A
-launcher's RANK cannot serve, because a single process starts without it."""
+"""Environment variable of a script's process that the agent starts as a rank: the number of that rank. RANK
+itself cannot be used, because it is not set if a script runs as a single process."""
 MODEL_CODE = "PERFSUITE_MODEL_CODE"  # environment variable of an agent: modules for its fork server
 CACHES = "compile-caches"  # the name of `RunDir.compile_caches`
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 COMPILE_CACHES = {INDUCTOR_CACHE: "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Environment variables of a job, unless the user set them: directories below `RunDir.compile_caches`."""
+"""Directory below `RunDir.compile_caches`, by the environment variable of a job that holds its path. A
+variable that the user has set is not changed."""
 STACKS_SIGNAL = signal.SIGUSR1  # makes a process write its stacks into `RunDir.stacks`
 FLIGHT_RECORDER_FILE = "TORCH_FR_DUMP_TEMP_FILE"  # torch's variable: prefix of its flight recorder's files
 
 
 @dataclass(frozen=True)
 class Below:
-    """A descriptor of a file name: read from an object, it is that name below the object's `path`."""
+    """A descriptor of a file name that yields the path of that name below the object's `path`."""
 
     name: str
 
@@ -50,7 +53,7 @@ class Below:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A descriptor of a file name with a node or rank: read from an object, it maps a number to a path."""
+    """A descriptor of a file name with the number of a node or rank, which maps the number to a path."""
 
     name: str
 
@@ -64,65 +67,70 @@ class RunDir:
 
     path: Path
 
-    case = Below("case.json")  # `CaseFile`, by the driver
-    run = Below("run.json")  # `Run`, by the driver
-    scheduler_log = Below("scheduler.log")  # output of the scheduler's command, if one starts the agents
+    case = Below("case.json")  # `CaseFile`, written by the driver
+    run = Below("run.json")  # `Run`, written by the driver
+    # Output of the scheduler's command, if a scheduler starts the agents.
+    scheduler_log = Below("scheduler.log")
     lease = Below("lease")  # the driver's sign of life and its requests (`perfsuite.node.lease`)
-    endpoint = Below("endpoint")  # the ranks' rendezvous, `HOST:PORT`: made by the driver, written by node 0
+    endpoint = Below("endpoint")  # rendezvous of the ranks, `HOST:PORT`: created by the driver, set by node 0
     files = Below("files")
-    """A directory for files that a script writes, and would resume from. The agent of node 0 creates it
-    empty; it is kept with the launch's other files."""
-    checkpoints = Below("checkpoints")  # checkpoints that a framework resumes from: removed after the launch
-    progress = Below("progress")  # rank 0's `STEPS TOKENS_PER_STEP` every 0.5 s, even before the first step
-    launch = Numbered("launch-{}.json")  # `LaunchFile`, by the agent of that node
+    """A directory for files that a script writes, and from which it would resume. The agent of node 0 creates
+    it empty. It is kept with the launch's other files."""
+    checkpoints = Below("checkpoints")  # checkpoints that a framework resumes from; removed after the launch
+    progress = Below("progress")  # `STEPS TOKENS_PER_STEP` of rank 0 every 0.5 s, even before the first step
+    launch = Numbered("launch-{}.json")  # `LaunchFile`, written by the agent of that node
     agent_log = Numbered("agent-{}.log")  # stdout and stderr of the agent of that node
-    rank = Numbered("rank-{}.json")  # `RankReport`, by that rank
+    rank = Numbered("rank-{}.json")  # `RankReport`, written by that rank
     rank_log = Numbered("rank-{}.log")  # stdout and stderr of that rank
-    profile = Numbered("profile-{}.json")  # `RankProfileFile`, by that rank of a profiled launch
-    trace = Numbered("trace-{}.json.gz")  # the trace of torch's profiler in that rank: opens in Perfetto
+    profile = Numbered("profile-{}.json")  # `RankProfileFile`, written by that rank of a profiled launch
+    trace = Numbered("trace-{}.json.gz")  # trace of that rank from torch's profiler; opens in Perfetto
     running = Numbered("running-{}")
-    """The event or phase that has taken some seconds in that rank, by the rank; removed when it ends."""
+    """The event or phase that the rank has been in for a few seconds. Written by the rank, and removed when
+    it ends."""
     training = Numbered("training-{}")
-    """The process that trained as that rank (`worker.script.script_rank`); its agent creates it empty."""
+    """The process that trained as that rank (`worker.script.script_rank`). Created empty by the rank's
+    agent."""
     flight_recorder = Below("nccl-flight-recorder-rank-")
-    """Prefix of the files, each with a rank's number, in which torch's watchdog dumps recent NCCL calls."""
+    """Prefix of the files into which torch's watchdog writes recent NCCL calls. The rank's number
+    follows."""
 
     @classmethod
     def of_launch(cls, directory: Path, number: int) -> RunDir:
-        """Return launch `number`, from 1, of the case whose launches are in `directory`."""
+        """Return the files of launch `number` (from 1) of the case whose launches are in `directory`."""
         return cls(directory / f"launch-{number}")
 
     @classmethod
     def of_profile(cls, directory: Path) -> RunDir:
-        """Return the launch for a profile of the case whose launches are in `directory`."""
+        """Return the files of the launch for a profile of the case whose launches are in `directory`."""
         return cls(directory / "profile")
 
     @property
     def compile_caches(self) -> Path:
-        """The directory of compile caches for later launches of the same case, session and arm."""
+        """The directory of compile caches, which later launches of the same case, session and arm use."""
         return self.path.parent / CACHES
 
     @property
     def inductor_cache(self) -> Path:
-        """The directory of inductor's cache. It does not exist if the user named another one.
+        """The directory of inductor's cache.
 
-        The user's cache may have entries of other trainings.
+        It does not exist if the user chose another directory. That one is not read, because it may contain
+        entries from other training runs.
         """
         return self.compile_caches / COMPILE_CACHES[INDUCTOR_CACHE]
 
     @property
     def number(self) -> int | None:
-        """The number of a launch that `of_launch` named; None for any other directory."""
+        """The number of the launch in the directory's name; None for any other kind of directory."""
         match = re.fullmatch(r"launch-(\d+)", self.path.name)
         return None if match is None else int(match[1])
 
     def all_launches(self, nodes: int) -> dict[int, Path]:
-        """Return the existing `launch` files of the first nodes, by the number of the node."""
-        # Look up each file by name: on NFS, a directory listing can be some seconds old.
+        """Return the existing `launch` files of nodes 0 to `nodes` - 1, by node number."""
+        # Look up each file by name, because a directory listing on NFS can be several seconds old.
         return {node: self.launch(node) for node in range(nodes) if self.launch(node).exists()}
 
     def all_agent_logs(self) -> list[Path]:
-        """Return the existing `agent_log` files, sorted by the number of the node."""
+        """Return the existing `agent_log` files, sorted by node number."""
         return _by_number(self.path.glob("agent-*.log"))
 
     def steps_seen(self) -> int | None:
@@ -134,11 +142,11 @@ class RunDir:
             return None
 
     def all_ranks(self) -> list[Path]:
-        """Return every `RankReport` that was written, in no particular order."""
+        """Return the existing `RankReport` files, in no particular order."""
         return list(self.path.glob("rank-*.json"))
 
     def all_running(self) -> dict[int, str]:
-        """Return the event or phase that has taken some seconds, for each rank that is in one."""
+        """Return the event or phase that each rank has been in for a few seconds, by rank."""
         running = {}
         for file in _by_number(self.path.glob("running-*")):
             with contextlib.suppress(OSError, FileError):  # the event has just ended
@@ -146,11 +154,11 @@ class RunDir:
         return running
 
     def all_profiles(self) -> list[Path]:
-        """Return every trace and every `RankProfileFile` that was written, in no particular order."""
+        """Return the existing traces and `RankProfileFile` files, in no particular order."""
         return [*self.path.glob("trace-*"), *self.path.glob("profile-*.json")]
 
     def all_rank_logs(self) -> list[Path]:
-        """Return the existing `rank_log` files, sorted by the number of the rank."""
+        """Return the existing `rank_log` files, sorted by rank."""
         return _by_number(self.path.glob("rank-*.log"))
 
     def stacks(self, rank: int | None, pid: int, node: int = 0) -> Path:
@@ -158,11 +166,11 @@ class RunDir:
         return self.path / f"stacks-{node}-{'unknown' if rank is None else rank}-{pid}.txt"
 
     def worker_batch(self, pid: int) -> Path:
-        """Return the path of the `WorkerBatchFile` by that process of this node, a data loader's worker."""
+        """Return the `WorkerBatchFile` of a data loader's worker process on this node."""
         return self.path / f"worker-{os.environ.get(NODE, '0')}-{pid}.json"
 
     def all_stacks(self, node: int | None = None) -> list[tuple[int | None, int, Path]]:
-        """Return the files of `stacks`, of all nodes or one, as (rank, pid, file): unknown ranks first."""
+        """Return the `stacks` files of one node or all as (rank, pid, file), with unknown ranks first."""
         files = self.path.glob(f"stacks-{'*' if node is None else node}-*-*.txt")
         names = [(file.stem.split("-")[2:], file) for file in files]
         stacks = [(None if rank == "unknown" else int(rank), int(pid), file) for (rank, pid), file in names]
@@ -174,15 +182,15 @@ def _by_number(files: Iterable[Path]) -> list[Path]:
 
 
 def drop_compile_caches(directory: Path) -> None:
-    """Delete the compile caches of a case's launches, in both arms if there are two.
+    """Delete the compile caches of a case's launches, for both arms in a comparison.
 
-    They are as large as everything else in a session, and nothing reads them again.
+    They can be as large as everything else in a session, and they are not used again.
     """
     for caches in (directory / CACHES, *directory.glob(f"*/{CACHES}")):
         shutil.rmtree(caches, ignore_errors=True)
 
 
 def launches_in(directory: Path) -> list[RunDir]:
-    """Return the launches in the directory of a case, sorted by number."""
+    """Return the launches below the directory of a case, sorted by number."""
     launches = [RunDir(path) for path in directory.glob("launch-*")]
     return sorted((each for each in launches if each.number is not None), key=lambda each: each.number or 0)

@@ -1,4 +1,4 @@
-"""The results of a session as one versioned file: `results.json`."""
+"""The results of a session as one versioned file, `results.json`."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -24,19 +24,19 @@ class Measurement(Data):
     runs: tuple[Run, ...]  # its launches, in order
     verdict: Verdict
     baseline_file: str | None
-    judged_by: str | None = None  # a digest of its baselines of times and of counts; None without any
+    judged_by: str | None = None  # digest of its baselines of times and of counts; None without baselines
     directory: str  # the directory with the files of its launches
     before: tuple[Run, ...] = ()  # in a comparison, the runs of arm A; `runs` are arm B's, pair by pair
-    profile: TakenProfile | None = None  # from a launch of its own, which is not among `runs`
-    profile_before: TakenProfile | None = None  # the profile to compare with, of the baseline or of arm A
+    profile: TakenProfile | None = None  # from a separate launch, which is not in `runs`
+    profile_before: TakenProfile | None = None  # the baseline's or arm A's profile to compare with
     excused: Excuse | None = None
-    waivers: tuple[str, ...] = ()  # sentences on each of its regressions, from `perf-waivers.toml`
+    waivers: tuple[str, ...] = ()  # a sentence for each of its regressions, from `perf-waivers.toml`
     shadow: bool = False  # whether its test would have failed without `--perf-shadow`
-    shared: bool = False  # whether others used the machine in the launches shown: figures prove nothing
+    shared: bool = False  # whether others used the machine during these launches, so figures prove nothing
 
     @property
     def hardware_class(self) -> str | None:
-        """The hardware class that it was measured on; None if nothing was launched."""
+        """The hardware class on which the case was measured; None if nothing was launched."""
         return self.runs[0].machine.hardware_class if self.runs else None
 
     @property
@@ -46,7 +46,7 @@ class Measurement(Data):
 
     @property
     def no_evidence(self) -> str | None:
-        """Why its figures are not evidence of the code's speed; None if they are."""
+        """Why the figures are not evidence of the code's speed; None if they are."""
         if any(run.inject is not None for run in self.runs):
             return "a fault was injected"
         if self.runs and not self.verdict.healthy(self.runs):
@@ -57,27 +57,27 @@ class Measurement(Data):
 
     @property
     def dry(self) -> bool:
-        """Whether nothing was computed: its runs are dry runs."""
+        """Whether the runs are dry runs, in which nothing was computed."""
         return any(run.dry for run in self.runs)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was measured: no step, and no dry run."""
+        """Whether nothing was measured: there are neither measured steps nor dry runs."""
         return not (self.measured_steps or self.dry)
 
     @property
     def by_counts(self) -> bool:
-        """Whether two arms were compared on counts only, and not on times."""
+        """Whether two arms were compared on counts only, without times."""
         return bool(self.before) and self.verdict.counts is not None and not self.verdict.checks
 
     @property
     def counts(self) -> tuple[RankCounts, ...]:
-        """The counts of the newest healthy launch that has any; empty if none has."""
+        """The counts of the newest healthy launch that has counts; empty if no launch has."""
         return next((run.counts for run in reversed(self.healthy_runs) if run.counts), ())
 
     @property
     def dry_facts(self) -> DryFacts:
-        """The predictions of its newest dry run; empty for a case that was launched."""
+        """The predictions of the newest dry run; empty for a case that was launched."""
         return next((run.dry_facts for run in reversed(self.runs) if run.dry_facts is not None), DryFacts())
 
     @property
@@ -88,13 +88,13 @@ class Measurement(Data):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def unit(self) -> Unit:
-        """The unit of its speeds. `figures.tokens_per_s` of a case without tokens is in samples/s."""
+        """The unit of speeds. In a case without tokens, `figures.tokens_per_s` is in samples/s."""
         return self.runs[0].case.unit if self.runs else "tokens"
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def outcome(self) -> Outcome:
-        """The verdict in a word."""
+        """The outcome of the verdict."""
         return self.verdict.outcome
 
     @computed_field  # type: ignore[prop-decorator]
@@ -106,132 +106,132 @@ class Measurement(Data):
     @model_validator(mode="before")
     @classmethod
     def _computed_again(cls, values: Any) -> Any:
-        """Drop the computed fields, which the file has for its readers: they follow from the rest."""
+        """Drop the computed fields. They are in the file for readers, but follow from the other fields."""
         if isinstance(values, dict):
             return {key: value for key, value in values.items() if key not in cls.model_computed_fields}
         return values
 
 
 Status = Literal["complete", "interrupted", "running"]
-"""How a session ended. `running`: it has not ended, or it was killed (SIGKILL, a power cut)."""
+"""How a session ended. `running`: it has not ended yet, or it was killed (SIGKILL, a power cut)."""
 
 
 class PytestRun(Data):
-    """One run of pytest. A session has several if `--perf-resume` continued it."""
+    """One run of pytest. A session continued with `--perf-resume` has several."""
 
     started_at: str  # ISO 8601, with time zone
     status: Status
-    cases: int  # number of cases that it measured
+    cases: int  # number of cases that this run measured
 
 
 class Conditions(Data):
-    """The conditions of a session's verdicts besides commit and machine, which `--perf-resume` compares."""
+    """The conditions of a session's verdicts, besides commit and machine. `--perf-resume` compares them."""
 
-    changes: str | None  # a digest of the uncommitted changes; None without any
-    options: dict[str, str]  # values of the options that verdicts depend on
+    changes: str | None  # digest of the uncommitted changes; None if there are none
+    options: dict[str, str]  # values of the options that affect verdicts
     environment: dict[str, str]  # versions and variables, as pytest saw them
 
 
 class ArmFacts(Data):
     """One of the two arms of a comparison."""
 
-    text: str  # as it was given: `main NCCL_ALGO=Ring`
-    facts: dict[str, str]  # its identity: interpreter, commit, perfsuite and variables
+    text: str  # the arm as the user gave it: `main NCCL_ALGO=Ring`
+    facts: dict[str, str]  # facts that identify it: interpreter, commit, perfsuite and variables
 
 
 class JudgeChanges(Data):
-    """How the files that judge a session, such as baselines, differ from those at a base commit."""
+    """Changes since a base commit to the files that affect verdicts, such as baselines."""
 
-    base: str | None  # that commit; None if it could not be found, as the sentence then explains
+    base: str | None  # the base commit; None if it could not be found: then a sentence says why
     sentences: tuple[str, ...]
 
 
 class NodePreflight(Data):
-    """One node in a preflight."""
+    """The result of a preflight for one node."""
 
     name: str
     # Rates of its slowest rank (`perfsuite.worker.probes.node_probe`). Empty if a rank did not report.
     rates: dict[str, float] = Field(default_factory=dict)
-    health: Health | None = None  # its GPUs meanwhile, from NVML
+    health: Health | None = None  # health of its GPUs during the preflight, from NVML
     problems: tuple[str, ...] = ()  # its problems, with the readings
 
 
 class Preflight(Data):
-    """One preflight: a check of the first nodes of a session before they are used."""
+    """One preflight: a check of a session's nodes before their first use."""
 
     started_at: str  # ISO 8601, with time zone
     duration_s: float
-    machine: Machine  # the machine that each of the nodes is
-    nodes: tuple[NodePreflight, ...]  # in the order of their ranks
-    failure: str | None = None  # why it failed in the same way on every node, which blames none; else None
+    machine: Machine  # each node is a machine like this
+    nodes: tuple[NodePreflight, ...]  # in rank order
+    failure: str | None = None  # a failure that is the same on every node, so that no node is to blame
     directory: str  # the directory with its files
 
     @property
     def problems(self) -> list[str]:
-        """The problems of all nodes, each with the node's name."""
+        """The problems of all nodes, each prefixed with the name of the node."""
         return [f"{node.name}: {problem}" for node in self.nodes for problem in node.problems]
 
 
 class Skipped(Data):
-    """A case that this machine cannot run, that a budget did not reach, or that its own test skipped."""
+    """A case that this machine cannot run, that the budget did not reach, or that its own test skipped."""
 
     nodeid: str
     case_id: str
     framework: str
     reason: str
-    not_reached: bool = False  # the budget did not reach it: it counts as not judged
-    by_test: bool = False  # its own test skipped it: it counts as not judged
+    not_reached: bool = False  # whether the budget did not reach it: then it counts as not judged
+    by_test: bool = False  # whether its own test skipped it: then it counts as not judged
 
 
 class CaseChange(Data):
-    """A case of arm A that arm B lacks or has changed. Only arms with case files of their own differ."""
+    """A case of arm A that arm B lacks or has changed. Possible only if each arm has its own case files."""
 
-    case_id: str  # its id in arm A
-    nodeid: str  # the node id of its test in arm A
-    # `new`: arm A's branch added it after the branches diverged, so arm B has not lost it.
+    case_id: str  # id of the case in arm A
+    nodeid: str  # node id of its test in arm A
+    # `new`: arm A's branch added the case after the branches diverged, so arm B has not lost it.
     kind: Literal["deleted", "changed", "re-marked", "deselected", "skipped", "new"]
     told: str = ""  # the difference in arm B: `micro_batch 2 -> 1`
-    asked: bool = True  # whether it is among arm A's selected cases; False if ids were given
+    asked: bool = True  # whether arm A's selection includes it; False only if ids were given
 
 
 def lost_cases(changes: Iterable[CaseChange], results: Iterable[Measurement]) -> tuple[CaseChange, ...]:
-    """Return the selected cases of arm A without a result: they vanished in arm B."""
+    """Return the selected cases of arm A that vanished in arm B, as they have no result."""
     measured = {result.case_id for result in results}
     lost = (each for each in changes if each.asked and each.kind != "new")
     return tuple(each for each in lost if each.case_id not in measured)
 
 
 class SessionFile(Sealed):
-    """`results.json` of a session, and what `--perf-json` writes: every verdict, figure and step."""
+    """`results.json` of a session, also written by `--perf-json`: every verdict, figure and step."""
 
     schema_version: Literal[1] = 1
     perfsuite: str  # the version of perfsuite that measured
-    status: Status  # the status of its newest part
+    status: Status  # status of its newest part
     started_at: str  # start of its first part: ISO 8601, with time zone
     parts: tuple[PytestRun, ...] = Field(min_length=1)  # oldest first
-    dry: bool = False  # whether all of its runs are dry, so that nothing is launched
+    dry: bool = False  # whether all of its runs are dry runs
     conditions: Conditions
-    commit: str | None = None  # the commit of the repository that holds the cases; None outside of git
+    commit: str | None = None  # commit of the repository that holds the cases; None outside git
     dirty: bool = False  # whether that repository had uncommitted changes to tracked files
-    arms: tuple[ArmFacts, ...] = ()  # arms A and B of a comparison; empty if baselines judge
+    arms: tuple[ArmFacts, ...] = ()  # arms A and B of a comparison; empty if baselines are used
     case_changes: tuple[CaseChange, ...] = ()  # cases of arm A that arm B lacks or has changed
-    cases_unknown: str | None = None  # why the cases of the arms could not be compared; None: they were
+    cases_unknown: str | None = None  # why the arms' cases could not be compared; None if they were
     machine: Machine
-    preflights: tuple[Preflight, ...] = ()  # of several nodes before the first launches, oldest first
+    preflights: tuple[Preflight, ...] = ()  # of several nodes, before the first launches; oldest first
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
-    unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case of a nightly run claims, with reasons
-    waivers: tuple[str, ...] = ()  # remarks on waivers that match nothing, or are not needed
-    judge_changes: JudgeChanges | None = None  # None: there was no commit to compare with
+    unclaimed: tuple[str, ...] = ()  # reviewed baselines that belong to no case of a nightly run, and why
+    waivers: tuple[str, ...] = ()  # remarks on waivers that match nothing or are not needed
+    judge_changes: JudgeChanges | None = None  # None if there was no commit to compare with
     interrupted_case: str | None = None  # the case that an interrupt cut short
-    interrupted_launches: tuple[Run, ...] = ()  # the launches of that case that had ended by then
+    interrupted_launches: tuple[Run, ...] = ()  # launches of that case that had ended by then
 
     @property
     def not_compared(self) -> tuple[CaseChange, ...]:
-        """The selected cases of arm A without a result: they vanished in arm B."""
+        """The selected cases of arm A that vanished in arm B, as they have no result."""
         return lost_cases(self.case_changes, self.results)
 
     @property
     def has_all_cases(self) -> bool:
-        """Whether it is known that no selected case vanished between the arms."""
+        """Whether all cases were compared: no selected case of arm A vanished in arm B."""
         return not self.not_compared and self.cases_unknown is None

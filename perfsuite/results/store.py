@@ -1,22 +1,22 @@
 """The files that a repository keeps: reviewed baselines, and the local store.
 
-Only the classes here and the modules named below know the names of directories and files:
+Only the classes in this module and the modules named below know the names of directories and files:
 
     baselines/<hardware class>/<case id>.json               reviewed baselines
-    .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine
+    .perfsuite/baselines/<hardware class>/<case id>.json    baselines recorded on this machine (the store)
     baselines/counts/<target>/<case id>.json                reviewed baselines of counts; also in the store
     baselines/profiles/<hardware class>/<case id>.json      profiles of reviewed baselines; also in the store
-    .perfsuite/history/                                     the history of the machine's nights
+    .perfsuite/history/                                     the history of this machine's nightly runs
     .perfsuite/runs/<session>/results.json                  a session's `SessionFile`
     .perfsuite/runs/<session>/preflight-N/                  the files of a preflight (`RunDir`)
     .perfsuite/runs/<session>/<case id>/launch-N/           the files of a launch (`RunDir`)
-    .perfsuite/runs/<session>/<case id>/profile/            the same of a launch made for a profile
-    .perfsuite/runs/<session>/<case id>/compile-caches/     of inductor and Triton, until the case is decided
-    .perfsuite/compare/<session>/                           the same of two arms: <case id>/<arm>/launch-N/
-    .perfsuite/arms/<commit>/                               the worktree of an arm (`perfsuite.launch.arm`)
-    .perfsuite/environments/<digest>/                       the packages of a lock file (`launch.installed`)
-    .perfsuite/packages/<name==version>/                    the releases of an arm (`launch.installed`)
-    .perfsuite/bisect/<digest>/search.json                  the state of a bisect
+    .perfsuite/runs/<session>/<case id>/profile/            the files of a launch made for a profile
+    (`RunDir`) .perfsuite/runs/<session>/<case id>/compile-caches/     inductor's and Triton's, until the
+    verdict .perfsuite/compare/<session>/                           a comparison's files: <case
+    id>/<arm>/launch-N/ .perfsuite/arms/<commit>/                               the worktree of an arm
+    (`perfsuite.launch.arm`) .perfsuite/environments/<digest>/                       the packages of a lock
+    file (`launch.installed`) .perfsuite/packages/<name==version>/                    the releases of an arm
+    (`launch.installed`) .perfsuite/bisect/<digest>/search.json                  the state of a bisect
 """
 
 import itertools
@@ -38,13 +38,13 @@ from perfsuite.results.count_baseline import CountBaseline
 from perfsuite.results.profile import LaunchProfile, ProfileBaseline
 from perfsuite.results.run_dir import Below, RunDir, launches_in
 
-STORE = Path(".perfsuite")  # the local store, unless the user names another
-BASELINES = Path("baselines")  # the reviewed baselines, unless the user names another directory
-BEFORE_AFTER = "before-after.txt"  # the numbers of new and previous baselines, in the directory of a report
-CASES = Path("bench_cases")  # the cases, unless the user names another directory
-COUNTS = "counts"  # folder of the baselines of counts, next to those of hardware classes
+STORE = Path(".perfsuite")  # default path of the local store
+BASELINES = Path("baselines")  # default directory of the reviewed baselines
+BEFORE_AFTER = "before-after.txt"  # file in a report's directory: numbers of new and previous baselines
+CASES = Path("bench_cases")  # default directory of the cases
+COUNTS = "counts"  # folder of the baselines of counts, next to the folders of hardware classes
 PROFILES = "profiles"  # folder of the profiles that belong to baselines
-_REPETITION = re.compile(r"\.\d+$")  # suffix of the directory of a case measured again; ids never have it
+_REPETITION = re.compile(r"\.\d+$")  # directory suffix of a case that is measured again; not used in ids
 
 
 B = TypeVar("B", bound=BaselineDocument)
@@ -62,10 +62,10 @@ FoundBaseline = Found[Baseline]
 
 @dataclass(frozen=True)
 class BaselineFiles(Generic[B]):
-    """Baselines of one kind, each in a folder. A reviewed one takes precedence over a local one."""
+    """Baselines of one kind, in folders. A reviewed baseline takes precedence over a local baseline."""
 
     reviewed: Path
-    local: Path | None = None  # None: there are only reviewed ones
+    local: Path | None = None  # None if there are only reviewed baselines
     kind: type[B] = field(kw_only=True)
 
     def __str__(self) -> str:
@@ -77,16 +77,16 @@ class BaselineFiles(Generic[B]):
         return [self.reviewed] if self.local is None else [self.reviewed, self.local]
 
     def reviewed_file(self, folder: str, case_id: str) -> Path:
-        """Return the path of a case's reviewed file, whether or not it exists."""
+        """Return the path of a case's reviewed file, which may not exist."""
         return self.reviewed / folder / f"{case_id}.json"
 
     def local_file(self, folder: str, case_id: str) -> Path:
-        """Return the path of a case's local file, whether or not it exists."""
+        """Return the path of a case's local file, which may not exist."""
         assert self.local is not None
         return self.local / folder / f"{case_id}.json"
 
     def files(self, folder: str | None = None, case_ids: str = "*") -> list[Path]:
-        """Return the files in a folder (None: in all) whose ids match a pattern, reviewed ones first."""
+        """Return the files in one folder or all whose case ids match a pattern, reviewed files first."""
         return [
             file
             for directory in self._directories
@@ -95,9 +95,10 @@ class BaselineFiles(Generic[B]):
         ]
 
     def read(self, file: Path) -> B:
-        """Read the baseline in a file. Raises `FileError`, also if it is that of another case or folder.
+        """Read the baseline in a file.
 
-        A local one needs its digest, because nobody reviewed it.
+        Raises `FileError` if the file cannot be read, if its content is that of another case or folder, or if
+        it is local but lacks a digest. A local file needs one, because nobody reviewed it.
         """
         baseline = documents.read(file, self.kind)
         is_local = self.local is not None and file.is_relative_to(self.local)
@@ -109,24 +110,27 @@ class BaselineFiles(Generic[B]):
         if (file.parent.name, file.stem) != (baseline.folder, baseline.case.id):
             raise FileError(
                 f"{file}: it holds the baseline of {baseline.case.id} on {baseline.folder}. "
-                "A file must stand where its content says; move it or delete it."
+                "The path of a file must match its content: move the file or delete it."
             )
         return baseline
 
     def find(self, folder: str, case: Case) -> Found[B] | None:
-        """Return the baseline of `case`, or None. Raises `FileError` if the first existing file is bad."""
+        """Return the baseline of `case`; None if there is none.
+
+        Raises `FileError` if the first existing file cannot be read.
+        """
         files = (directory / folder / f"{case.id}.json" for directory in self._directories)
         file = next(filter(is_there, files), None)
         return None if file is None else Found(self.read(file), file)
 
     def write_reviewed(self, baseline: B) -> Path:
-        """Write an accepted baseline and return its file. Raises `FileError`."""
+        """Write an accepted baseline, and return its file. Raises `FileError`."""
         file = self.reviewed_file(baseline.folder, baseline.case.id)
         documents.write(file, baseline)
         return file
 
     def write_local(self, baseline: B) -> Path:
-        """Write a recorded baseline, with a digest, and return its file. Raises `FileError`."""
+        """Write a recorded baseline with a digest, and return its file. Raises `FileError`."""
         sealed = documents.sealed(json.loads(baseline.as_json()))
         file = self.local_file(baseline.folder, baseline.case.id)
         documents.write_text(file, documents.lines(sealed) + "\n")
@@ -135,7 +139,7 @@ class BaselineFiles(Generic[B]):
 
 @dataclass(frozen=True)
 class BaselineStore(BaselineFiles[Baseline]):
-    """Baselines of times and memory in folders named by hardware class, and the other kinds below them."""
+    """Baselines of times and memory, in folders named by hardware class, with the other kinds below them."""
 
     kind: type[Baseline] = field(default=Baseline, kw_only=True)
 
@@ -159,7 +163,7 @@ class BaselineStore(BaselineFiles[Baseline]):
         return document.profile if document and document.of_baseline == entry.baseline.recorded_at else None
 
     def of_class(self, hardware_class: str) -> list[Baseline]:
-        """Return the readable baselines of a class; a case's reviewed one replaces its local one."""
+        """Return the readable baselines of a hardware class. A reviewed one replaces the local one."""
         first_files: dict[str, Path] = {}
         for file in self.files(hardware_class):
             first_files.setdefault(file.name, file)
@@ -168,7 +172,7 @@ class BaselineStore(BaselineFiles[Baseline]):
 
 
 def is_there(file: Path) -> bool:
-    """Return whether a file or link exists: a dangling link must cause an error, and is not an absence."""
+    """Return whether a file or link exists. A dangling link counts, so it causes an error when it is read."""
     return os.path.lexists(file)
 
 
@@ -185,24 +189,24 @@ class SessionDir:
 
     @property
     def name(self) -> str:
-        """The time (UTC) of its creation, to the microsecond: names sort by age."""
+        """Time of creation (UTC, to the microsecond), so that names sort by age."""
         return self.path.name
 
     def case(self, case_id: str, repetition: int = 0) -> Path:
-        """Return the directory of a case's launches. Each repetition in a session has its own."""
+        """Return the directory of a case's launches. Each repetition in the session has its own directory."""
         return self.path / (f"{case_id}.{repetition + 1}" if repetition else case_id)
 
     def new_case(self, case_id: str) -> Path:
-        """Return a directory for the launches of a case that does not exist yet."""
+        """Return an unused path for the launches of a case."""
         return _first_free(self.case(case_id, repetition) for repetition in itertools.count())
 
     def new_preflight(self) -> Path:
-        """Return a directory for a preflight that does not exist yet."""
+        """Return an unused path for a preflight."""
         return _first_free(self.path / f"preflight-{number}" for number in itertools.count(1))
 
 
 def _first_free(paths: Iterator[Path]) -> Path:
-    """Return the first path that does not exist. Raises `FileError` for an impossible one (a long name)."""
+    """Return the first path that does not exist. Raises `FileError` if a path is invalid (too long)."""
     for path in paths:
         try:
             if not path.exists():
@@ -214,19 +218,19 @@ def _first_free(paths: Iterator[Path]) -> Path:
 
 @dataclass(frozen=True)
 class Store:
-    """The local store: this machine's measurements and recorded baselines."""
+    """The local store: measurements made and baselines recorded on this machine."""
 
     path: Path = STORE
-    baselines = Below("baselines")  # baselines recorded because there was none
-    history = Below("history")  # the history, unless the user names another directory
+    baselines = Below("baselines")  # baselines recorded because a case had none
+    history = Below("history")  # the default directory of the history
     sessions = Below("runs")  # one directory per session
 
     def new_session(self) -> SessionDir:
-        """Return the directory of a session that begins now. It is not created yet."""
+        """Return the directory of a new session. It is not created yet."""
         return SessionDir(self.sessions / _session_name())
 
     def new_comparison(self) -> SessionDir:
-        """Return the directory of a comparison that begins now, apart from the sessions."""
+        """Return the directory of a new comparison, which is separate from sessions."""
         return SessionDir(self.path / "compare" / _session_name())
 
     def results(self) -> list[Path]:
@@ -234,7 +238,7 @@ class Store:
         return sorted(self.sessions.glob("*/results.json"))
 
     def profiled(self, session: str, case_id: str) -> Iterator[RunDir]:
-        """Yield the profiled launches of a case without a fault, newest first. Raises `FileError`."""
+        """Yield a case's launches that were profiled without a fault, newest first. Raises `FileError`."""
         of_session = SessionDir(self.sessions / session)
         directories = (of_session.case(case_id, repetition) for repetition in itertools.count())
         for directory in reversed([*itertools.takewhile(Path.exists, directories)]):
@@ -245,7 +249,7 @@ class Store:
                     yield run_dir
 
     def launches(self, case_ids: str = "*") -> list[tuple[str, RunDir]]:
-        """Return the launches of cases whose ids match a pattern, each with its session, oldest first."""
+        """Return (session, launch) for all launches of cases whose ids match a pattern, oldest first."""
         return [
             (directory.parent.name, run_dir)
             for session in sorted(self.sessions.glob("*"))
@@ -257,7 +261,7 @@ class Store:
 
 
 def stored_results(store: Path) -> list[Path]:
-    """Return the `results.json` of all sessions in a store, newest last. Raises `FileError` without any."""
+    """Return the `results.json` of all sessions in a store, oldest first. Raises `FileError` without any."""
     files = Store(store).results()
     if files:
         return files

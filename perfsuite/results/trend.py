@@ -1,4 +1,4 @@
-"""The changes of level in a history of results: what `perfsuite history trend` finds, as a document."""
+"""Changes of level in a history of results, as `perfsuite history trend` reports them."""
 
 from collections.abc import Mapping
 from datetime import date
@@ -16,14 +16,14 @@ METRICS: Mapping[MetricName, Metric] = {
 
 
 class ChangePoint(Data):
-    """A change of level between two neighbouring points of a series."""
+    """A change of level between two consecutive points of a series."""
 
     index: int  # index of the first point of the new level
-    earliest: int  # smallest index at which the change may be, at 99% confidence
-    latest: int  # largest such index
+    earliest: int  # smallest possible index of the change, at 99% confidence
+    latest: int  # largest possible index of the change, at 99% confidence
     before: float  # level before the change, in the unit of the series
-    after: float  # level after it
-    relative: float  # size of the change: +0.05 is 5% more
+    after: float  # level after the change
+    relative: float  # relative size of the change: +0.05 is 5% more
     interval: tuple[float, float]  # 99% confidence interval of `relative`
 
 
@@ -35,32 +35,32 @@ class Drift(Data):
     metric: MetricName
     change: ChangePoint  # its indices count the sessions of this series
     first_day: date  # day of the last session before the change, at 99% confidence
-    last_day: date  # day of the first session after it
+    last_day: date  # day of the first session after the change, at 99% confidence
     first_commit: str  # commit of the last session before the change
-    last_commit: str  # commit of the first session after it
-    commits_between: int | None  # number of commits that may have caused it; None without a repository
-    # The differences between these sessions: versions, settings, driver, the case itself.
+    last_commit: str  # commit of the first session after the change
+    commits_between: int | None  # number of commits that may have caused the change; None: no repository
+    # The differences between these two sessions: versions, settings, driver, the case itself.
     environment: tuple[str, ...]
-    worse: bool  # whether the cost has increased
-    accepted: bool  # whether the reviewed baseline of this case was measured after it, at the new level
-    # Whether it needs attention: it is worse, not accepted, and the newest level is still worse than that
-    # before this change. Series that were not measured for 90 days have no open findings.
+    worse: bool  # whether the cost increased
+    accepted: bool  # whether the case's reviewed baseline was measured after the change, at the new level
+    # Whether the change needs attention: it made the level worse, nobody accepted it, and the newest level is
+    # still worse than the level before it. Series not measured for 90 days have no open findings.
     open: bool
 
     @property
     def state(self) -> str:
-        """Whether it needs attention, in words."""
+        """The state of the change in words: whether it needs attention."""
         if not self.worse:
             return "better"
         return "worse" if self.open else "worse, accepted" if self.accepted else "worse, but no longer"
 
     @property
     def worsening(self) -> float:
-        """Relative growth of the cost: +0.05 is 5% more seconds per token, or bytes."""
+        """Relative growth of the cost: +0.05 is 5% more seconds per token, or 5% more bytes."""
         return METRICS[self.metric].change(self.change.relative)
 
     def sentences(self) -> list[str]:
-        """Describe how much changed, when, and what else changed at the same time."""
+        """Describe the size and time of the change, and what else changed at the same time."""
         low, high = self.change.interval
         count = "" if self.commits_between is None else f", commits: {self.commits_between}"
         return [
@@ -72,20 +72,20 @@ class Drift(Data):
 
 
 class Trend(Sealed):
-    """The changes of a history, as `perfsuite history trend --json` prints them.
+    """The changes in a history, as `perfsuite history trend --json` prints them.
 
     `perfsuite github issue` uses it to close issues.
     """
 
     schema_version: Literal[1] = 1
-    since: date  # the day from which changes are reported
+    since: date  # the first day from which changes are reported
     sessions: int  # number of sessions that were read
     series: int  # number of series: metrics of cases on hardware classes
-    # Changes since that day and, without `--since`, older open ones; worst first.
+    # Changes since that day and, unless `--since` is given, older open changes. The worst come first.
     findings: tuple[Drift, ...]
-    unplaced: dict[str, str]  # commits whose sessions are left out, and why
+    unplaced: dict[str, str]  # reason why the sessions of a commit are left out, by commit
 
     @property
     def failing(self) -> list[Drift]:
-        """Regressions that still exist and that nobody accepted."""
+        """Open regressions: they still exist, and nobody accepted them."""
         return [finding for finding in self.findings if finding.open]

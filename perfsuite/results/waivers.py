@@ -1,4 +1,4 @@
-"""Read `perf-waivers.toml`: regressions that a project tolerates for a while, and how much of each."""
+"""Read `perf-waivers.toml`: the regressions that a project tolerates for a while, and by how much."""
 
 import re
 import tomllib
@@ -18,28 +18,30 @@ FILE = "perf-waivers.toml"  # in the root directory of the cases
 def _tolerated(value: Any) -> Any:
     is_share = isinstance(value, str) and re.fullmatch(r"\d{1,6}(\.\d+)?\s*%", value) and value.strip("0.% ")
     if not is_share and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
-        raise ValueError('give a share, as "22%", or for a count its growth in calls, bytes or FLOP, as 24')
+        raise ValueError(
+            'give a share, such as "22%" or, for a count, its growth in calls, bytes or FLOP, such as 24'
+        )
     return value
 
 
 class Waiver(Data):
-    """The tolerated cost of one regression, its end date, and who is responsible."""
+    """A tolerated regression: its maximum cost, its end date, and who is responsible."""
 
-    case: str = Field(min_length=1)  # a case id, with wildcards `*` and `?`
+    case: str = Field(min_length=1)  # case id, with wildcards `*` and `?`
     metric: str = Field(min_length=1)  # name or label of a metric, or a count, with wildcards `*` and `?`
     tolerated: Annotated[str | int, BeforeValidator(_tolerated)]
     issue: str = Field(pattern=r"^https?://\S+$")
     owner: str = Field(min_length=1)
-    until: date = Field(strict=True)  # the last day on which it holds
+    until: date = Field(strict=True)  # the last day on which the waiver is valid
 
     @property
     def name(self) -> str:
-        """How this waiver is named in messages."""
+        """The name of this waiver in messages."""
         return f"the waiver of {self.metric} for {self.case}"
 
     @property
     def terms(self) -> str:
-        """The tolerated cost, the end date, the owner and the issue, for messages."""
+        """The tolerated cost, end date, owner and issue, for messages."""
         return f"{self.tolerated} tolerated until {self.until}, {self.owner}, {self.issue}"
 
 
@@ -65,12 +67,12 @@ def parsed(file: Path | str, text: str) -> tuple[Waiver, ...]:
     except ValidationError as error:
         fields = tuple(Waiver.model_fields)
         raise FileError(
-            f"{file}: {explain(error)}; each [[waiver]] has {', '.join(fields)} (without quotes: "
-            "2026-12-31), and there is nothing else"
+            f"{file}: {explain(error)}; each [[waiver]] has only the fields {', '.join(fields)} (write dates "
+            "without quotes: 2026-12-31)"
         ) from None
-    except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: invalid TOML, or too many digits
         raise _unreadable(file, error) from error
 
 
 def _unreadable(file: Path | str, error: Exception) -> FileError:
-    return FileError(f"{file} cannot be read: {error}; it is TOML, with a [[waiver]] for each")
+    return FileError(f"{file} cannot be read: {error}; it must be TOML, with a [[waiver]] for each waiver")

@@ -1,1 +1,1 @@
-"""Judge measurements against their baselines. Pure: uses neither disk nor clock."""
+"""Judge measurements against their baselines. Pure: no access to disk or clock."""

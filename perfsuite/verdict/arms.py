@@ -1,6 +1,6 @@
-"""Judge the launches of arm B against those of arm A: launch k of both arms is one pair. Pure.
+"""Judge the launches of arm B against those of arm A. Launch k of both arms is one pair. Pure.
 
-No difference between the arms is refused: other versions and settings are the reason to compare them.
+Arms may differ in anything, because different versions and settings are the reason to compare them.
 """
 
 import re
@@ -54,16 +54,16 @@ from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_PAIRS, decided
 ARM_A = "arm A"
 ARM_B = "arm B"
 ADVICE = r"(?:\.? Correct the case\b| Nothing measured this way\b)"
-"""Where the message of a mismatch begins to advise how to correct the case."""
-BY_THE_CHANGE = "the change did it"  # reported if only arm B deviates from its case
-FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics that rise when the machine is slower
+"""Matches the beginning of the advice, in the message of a mismatch, on how to correct the case."""
+BY_THE_CHANGE = "the change is the cause"  # reported if only arm B does not match the case
+FOLLOW_THE_PROBE = (*PROBE_CORRECTED, CPU_S_PER_STEP)  # metrics whose cost rises when the machine is slower
 
 NOT_COMPARED = CountCheck(outcome="passed", compared=False)
-"""The counts of a case whose counts should have been compared and were not: it still has no times."""
+"""The counts of a case whose counts should have been compared but were not. The case still has no times."""
 
 
 def unhealthy_pairs(a: Sequence[Run], b: Sequence[Run]) -> dict[int, list[str]]:
-    """Return the pairs, numbered from 1, that are not evidence, with the problems of the machine in each."""
+    """Return the machine's problems by number of the pair, from 1, for the pairs that are not evidence."""
     problems: dict[int, list[str]] = {}
     for number, pair in enumerate(zip(a, b, strict=True), 1):
         for arm, run in zip((ARM_A, ARM_B), pair, strict=True):
@@ -82,14 +82,16 @@ def judge_pairs(
     max_unhealthy: int = MAX_UNHEALTHY,
     corrects: bool = False,
 ) -> Verdict:
-    """Judge the pairs so far, in launch order. Call again after one more pair while `undecided`.
+    """Judge the pairs so far, in launch order. While `undecided`, call this again after one more pair.
 
-    The verdict is `undecided` as long as `metric` is. Without a `metric` it is so as long as tokens/s is, and
-    then as long as any other metric is, unless one is worse. `tolerance` applies to `metric`, or to tokens/s.
-    `max_pairs` includes pairs that are not evidence. After `max_unhealthy` of these, unless more pairs are
-    healthy, the verdict is `unhealthy`. It counts the launches of both arms; its `unhealthy_launches` are
-    numbers of pairs. `corrects` (both arms have the same packages and variables) removes the drift that the
-    probe shows.
+    The verdict is `undecided` as long as `metric` is. Without a `metric`, it is `undecided` as long as
+    tokens/s is, and then as long as any other metric is, unless a metric is worse. `tolerance` applies to
+    `metric`, or to tokens/s. `max_pairs` includes pairs that are not evidence. After `max_unhealthy` such
+    pairs the verdict is `unhealthy`, unless more pairs are healthy.
+
+    The verdict's `launches` are those of both arms, whereas its `unhealthy_launches` are numbers of pairs.
+    With `corrects`, the drift that the probe shows is removed; both arms must then have the same packages and
+    variables.
     """
     launches = len(a) + len(b)
     failed = _failed(a, b)
@@ -109,10 +111,10 @@ def judge_pairs(
 
 
 def judge_counts(a: Run, b: Run) -> Verdict:
-    """Judge the counts of a step in arm B against arm A: exactly, from one launch or dry run of each.
+    """Judge the counts of a step in arm B against arm A, from one launch or dry run of each arm.
 
-    Kernels and memory are judged even if versions differ, as that may be the question. The verdict is
-    `inconclusive` if work was done out of sight, or nothing was counted.
+    Kernels and memory are judged even if versions differ, because that may be the question. The verdict is
+    `inconclusive` if a step did work that is not counted, or if nothing was counted.
     """
     failed = _failed([a], [b])
     if failed is not None:
@@ -120,7 +122,7 @@ def judge_counts(a: Run, b: Run) -> Verdict:
     counts = _counts([a], [b], judges=True)
     verdict = Verdict(outcome="inconclusive", launches=2, counts=counts or NOT_COMPARED)
     if a.counts and exact.unlike([b], count_baseline.from_runs([a])) is not None:
-        reasons = (f"{ARM_A} and {ARM_B} count in different ways: give both the same perfsuite",)
+        reasons = (f"{ARM_A} and {ARM_B} count with different methods: use the same perfsuite in both",)
         verdict = verdict.replace(outcome="failed", failure="unlike", reasons=reasons)
     elif counts is None:
         verdict = verdict.replace(reasons=("nothing was counted", *a.notes, *b.notes))
@@ -132,7 +134,7 @@ def judge_counts(a: Run, b: Run) -> Verdict:
 
 
 def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
-    """Return the verdict on one launch of each arm. It is `improved` only if both computed the same."""
+    """Return the verdict on one launch of each arm. It is `improved` only if both arms compute the same."""
     then = Computed.of([a])
     now = Computed.of([b])
     difference = may_differ(then.launches, now.launches)
@@ -141,8 +143,8 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
     if verdict.outcome != "improved":
         return verdict
     if difference is not None or may_have_other_tokens(then, now):
-        what = difference or "the model was given other tokens"
-        reason = f"{what}: what does less may compute something else"
+        what = difference or "the model was given another number of tokens"
+        reason = f"{what}, so arm B may do less because it computes something else"
         return verdict.replace(outcome="inconclusive", reasons=(*verdict.reasons, reason))
     if b.dry:
         verdict = verdict.replace(reasons=(*verdict.reasons, OF_A_DRY_RUN))
@@ -150,9 +152,9 @@ def _of_one_launch(verdict: Verdict, a: Run, b: Run) -> Verdict:
 
 
 def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """Return the verdict on counts, or `failed` if the arms compute something else, whatever the counts.
+    """Return the verdict on counts, or `failed` if the arms compute different things, whatever the counts.
 
-    Call it again after more launches: one launch of each arm may not show whether the arms always differ.
+    Call this again after more launches: one launch of each arm may not show whether the arms always differ.
     """
     if verdict.failure is not None:
         return verdict
@@ -173,17 +175,17 @@ def unless_other(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdic
 
 
 def needs_more(a: Run, b: Run) -> bool:
-    """Return whether one launch of each arm leaves open if both compute the same, as without a seed."""
+    """Return whether more launches are needed to show if both arms compute the same, as without a seed."""
     then = Computed.of([a])
     now = Computed.of([b])
     return may_differ(then.launches, now.launches) is not None or may_have_other_tokens(then, now)
 
 
 def start_up_findings(verdict: Verdict) -> list[Finding]:
-    """Return the changes of the start-up, which may be an effect of the first launch in an environment.
+    """Return the changes of the start-up, which may only come from the first launch in an environment.
 
     That launch builds extensions and fills caches, some of which both arms share. Returns nothing if the
-    comparison failed: that is not a question of the start-up.
+    comparison failed, because then the start-up does not matter.
     """
     findings = () if verdict.counts is None or verdict.failure is not None else verdict.counts.findings
     changes = (each for each in findings if each.outcome in ("regressed", "improved"))
@@ -191,7 +193,7 @@ def start_up_findings(verdict: Verdict) -> list[Finding]:
 
 
 def with_unconfirmed(verdict: Verdict, first: Sequence[Finding]) -> Verdict:
-    """Return the verdict on the second launches, with the start-up changes that they did not confirm."""
+    """Return the verdict on the second launches, and add the start-up changes that they did not confirm."""
     confirmed = {(each.span, each.quantity) for each in start_up_findings(verdict)}
     gone = [each.sentence for each in first if (each.span, each.quantity) not in confirmed]
     unconfirmed = (f"{sentence}, which the second launch of each arm did not confirm" for sentence in gone)
@@ -216,14 +218,14 @@ def _failed(a: Sequence[Run], b: Sequence[Run]) -> Verdict | None:
 
 
 def _changed_by(why: str) -> str:
-    """Return why arm B does not match the case. As arm A does, leave out the advice to correct the case."""
+    """Return why arm B does not match the case. Arm A does, so the advice to correct the case is left out."""
     why = re.split(ADVICE, why)[0]
     said = why.removeprefix(f"{ARM_B} failed: mismatch: ")
     tokens = TOKENS_DIFFER.search(said)
     if tokens is not None:
         claimed, given = tokens.groups()
         return f"{ARM_B} gives the model {given} tokens a step, {ARM_A} {claimed}: {BY_THE_CHANGE} ({said})"
-    return f"{why.rstrip('.')}. {ARM_A} runs as the case says: {BY_THE_CHANGE}"
+    return f"{why.rstrip('.')}. {ARM_A} matches the case: {BY_THE_CHANGE}"
 
 
 def _with_differences(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
@@ -251,7 +253,7 @@ def _judge_healthy(
     awaited = alone or TOKENS_PER_S.name
     corrects = corrects and same_stack(b[-1], baselines.from_runs(a))
     checks = []
-    of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is shown, not judged
+    of_spans = span_metrics(run.figures for run in a)  # a span that arm A lacks is shown, but not judged
     for metric in judged_metrics((run.figures for run in (*a, *b)), b[0].machine.device):
         if isinstance(metric, SpanSeconds) and metric not in of_spans:
             continue
@@ -261,7 +263,7 @@ def _judge_healthy(
     checks = worth_a_launch(checks, len(b), alone)
     counts = _counts(a, b)
     why = explained_by_counts(checks, counts, b[-1], ("regressed", "improved"))
-    if counts is not None:  # here counts explain changes of times, and are not changes by themselves
+    if counts is not None:  # here counts only explain changes of times; they are not judged as changes
         findings = tuple(finding.replace(outcome="passed") for finding in counts.findings)
         outcome = "not counted" if counts.outcome == "not counted" else "passed"
         counts = counts.replace(outcome=outcome, findings=findings)
@@ -273,7 +275,7 @@ def _judge_healthy(
 
 
 def _if_same(verdict: Verdict, a: Sequence[Run], b: Sequence[Run]) -> Verdict:
-    """Return the verdict, or `failed` if the arms compute something else, on whatever machine."""
+    """Return the verdict, or `failed` if the arms compute different things, even on an unhealthy machine."""
     if verdict.outcome in ("failed", "undecided"):
         return verdict
     then = Computed.of(a)
@@ -296,7 +298,7 @@ def _check(
     max_pairs: int,
     corrects: bool,
 ) -> Check:
-    """Check one metric: on medians if a device reproduces it exactly, else pair by pair."""
+    """Check one metric, on medians if the device reproduces it exactly, and otherwise pair by pair."""
     metric = metric.against(run.figures for run in a)
     if isinstance(metric, SpanSeconds):
         both = zip(a, b, strict=True)
@@ -338,7 +340,7 @@ def _check(
     if is_negligible(metric, decision.outcome, decision.change):
         return check.replace(outcome="passed", note=negligible(metric))
     if decision.disputed is not None:
-        why = disagreement(*decision.disputed, "the probe may differ between the arms, too")
+        why = disagreement(*decision.disputed, "the probe may also differ between the arms")
         return check.replace(note=why)
     return check.replace(note=f"decided after {decision.pairs} pairs") if decision.pairs < len(a) else check
 

@@ -14,22 +14,23 @@ from perfsuite.verdict.noise import is_size
 from perfsuite.verdict.robust import clipped_variance, sorted_logs, squares, t_quantile
 
 SAME_MACHINE = (0.8, 1.25)
-"""Range of the machine's speed, measured with the probe as a share of its speed at the baseline, in which a
-launch is healthy. The ends are excluded."""
+"""Range of the machine's speed in which a launch is healthy, as a share of its speed at the baseline. The
+speed is measured with the probe. The limits themselves are excluded."""
 DEVICE_PROBE_SLOWER = 0.1
 """Share by which a GPU's matmul, copy or all-reduce before the workload may be slower than at the baseline.
 More is allowed if the launches of the baseline scatter more."""
 DEVICE_PROBE_SIGMAS = 2.0
-"""Standard deviations of the baseline's launches by which these may be slower. One healthy launch in 44 is
-slower still, but a case ends only after three unhealthy launches."""
+"""The same limit in standard deviations of the baseline's launches. One healthy launch in 44 exceeds it, but
+a case ends only after three unhealthy launches."""
 OBSERVED = "observed "  # prefix, in `setting_differences`, of settings that workers observed
-UNEXPLAINED = "settings differ, though no version or variable that is recorded does"
-POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be below that of the baseline
+UNEXPLAINED = "settings differ, but no recorded version or variable does"
+POWER_LIMIT_LOWER = 0.01  # share by which the GPUs' power limit may be lower than at the baseline
 CLOCK_DIFFERS = 0.02  # share by which the window's median SM clock may differ without being listed
-DEVICE_MEMORY_GREW = 256 * 2**20  # growth of GPU memory, in bytes as NVML reports it, that is listed
+DEVICE_MEMORY_GREW = 256 * 2**20  # growth of GPU memory, in bytes according to NVML, above which it is listed
 PROBE_STACK = ("torch", "cuda", "cudnn", "nccl", "driver", "threads")
-"""The software under the probes: if any of it changed, a slow probe is not the machine's fault."""
-ASKED = frozenset(  # settings of the case or user: a difference makes launches `unlike`, others are listed
+"""The software that affects the probes. If any of it changed, a slow probe does not mean a slow machine."""
+# Settings of the case or user. If one differs, launches are `unlike`; others are only listed.
+ASKED = frozenset(
     [
         # a field of the case
         *("world_size", "device", "attention", "recomputing_blocks", "trained", "lora", "quantised_layers"),
@@ -57,7 +58,8 @@ def launch_problems(run: Run, baseline: Baseline | None) -> list[str]:
 
 
 def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
-    if not same_stack(run, baseline):  # a slower all-reduce in a new NCCL does not make the machine unhealthy
+    # A slower all-reduce in a new NCCL does not make the machine unhealthy.
+    if not same_stack(run, baseline):
         return []
     reasons = []
     probe = run.figures.probe_s_p50
@@ -65,15 +67,17 @@ def _slower_machine(run: Run, baseline: Baseline) -> list[str]:
     if probe is not None and typical is not None:
         speed = typical / probe if probe else math.inf
         if not SAME_MACHINE[0] < speed < SAME_MACHINE[1]:
-            reasons.append(f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline")
+            reasons.append(
+                f"according to the probe, the machine ran at {speed:.0%} of its speed at the baseline"
+            )
     for name, usual in baseline.device_probe().items() if run.machine.device == "cuda" else ():
         now = run.device_probe.get(name)
         allowed = _probe_may_be_slower(name, baseline)
         if now is not None and now < (1 - allowed) * usual:
             ranks = [rank for rank, probe in enumerate(run.rank_probes) if probe.get(name) == now]
             whose = f" of {health.gpu_of(run, ranks[0])}" if ranks else ""
-            reading = f"{name} was {now:.4g}{whose}, at the baseline {usual:.4g}"
-            reasons.append(f"before the workload, {reading} ({allowed:.0%} less is healthy)")
+            reading = f"{name} was {now:.4g}{whose}, compared with {usual:.4g} at the baseline"
+            reasons.append(f"before the workload, {reading} (up to {allowed:.0%} less is healthy)")
     return reasons
 
 
@@ -87,15 +91,15 @@ def _slow_gpus(run: Run) -> list[str]:
         if lag is not None:
             slowest, fastest, share = lag
             reasons.append(
-                f"before the workload, {name} was {rates[slowest]:.4g} of {health.gpu_of(run, slowest)}, "
-                f"{share:.0%} less than the {rates[fastest]:.4g} of {health.gpu_of(run, fastest)} "
-                f"({health.DEVICE_LAG:.0%} less is healthy)"
+                f"before the workload, {name} was {rates[slowest]:.4g} on {health.gpu_of(run, slowest)}, "
+                f"{share:.0%} less than the {rates[fastest]:.4g} on {health.gpu_of(run, fastest)} "
+                f"(up to {health.DEVICE_LAG:.0%} less is healthy)"
             )
     return reasons
 
 
 def _probe_may_be_slower(name: str, baseline: Baseline) -> float:
-    """Return the share by which a device probe may be slower, given how the baseline's launches scatter."""
+    """Return the share by which a device probe may be slower, given the scatter in the baseline."""
     rates = [launch.device_probe[name] for launch in baseline.launches if name in launch.device_probe]
     if len(rates) < 3 or not all(map(is_size, rates)):
         return DEVICE_PROBE_SLOWER
@@ -111,11 +115,11 @@ def _less_power(run: Run, baseline: Baseline) -> list[str]:
     if len(limits) < 2 or limits[1] >= (1 - POWER_LIMIT_LOWER) * limits[0]:
         return []
     then, now = limits
-    return [f"the GPUs' power limit is {now:g} W, at the baseline it was {then:g} W (`nvidia-smi -pl`)"]
+    return [f"the GPUs' power limit is {now:g} W, and was {then:g} W at the baseline (`nvidia-smi -pl`)"]
 
 
 def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, str]]:
-    """Return the settings that differ, by name: the baseline's value and the run's.
+    """Return the settings that differ, by name, with the values of the baseline and of the run.
 
     Observed settings that the baseline lacks are left out.
     """
@@ -126,7 +130,7 @@ def setting_differences(run: Run, baseline: Baseline) -> dict[str, tuple[str, st
     settings |= {f"{OBSERVED}{key}": (before[key], now.get(key, NOT_OBSERVED)) for key in sorted(before)}
     for name in type(run.case).model_fields:
         asked = getattr(baseline.case, name), getattr(run.case, name)
-        if name not in NOT_IN_ID and asked[0] != asked[1]:  # their text can still be equal
+        if name not in NOT_IN_ID and asked[0] != asked[1]:  # different values can have equal texts
             settings[name] = str(asked[0]), str(asked[1])
     return {key: (then, now) for key, (then, now) in settings.items() if then != now}
 
@@ -142,7 +146,7 @@ def is_seen(value: str) -> bool:
 
 
 def unlike(run: Run, baseline: Baseline) -> list[str]:
-    """Return the `setting_differences` that make a run incomparable: all except choices of a library."""
+    """Return the `setting_differences` that make a run incomparable: all except those a library chose."""
     return [
         f"cannot be compared: {key} was {then!r} in the baseline and is {now!r}"
         for key, (then, now) in setting_differences(run, baseline).items()
@@ -151,10 +155,10 @@ def unlike(run: Run, baseline: Baseline) -> list[str]:
 
 
 def library_choices(run: Run, baseline: Baseline) -> list[str]:
-    """Return settings for which a library chose another value, or that only the baseline observed."""
+    """Return the settings for which a library chose another value, or which only the baseline observed."""
     return [
         f"{key.removeprefix(OBSERVED)}: {then} -> {now}"
-        + (" (not asked for by the case)" if is_seen(then) and is_seen(now) else "")
+        + (" (not requested by the case)" if is_seen(then) and is_seen(now) else "")
         for key, (then, now) in setting_differences(run, baseline).items()
         if key.startswith(OBSERVED) and not is_unlike(key.removeprefix(OBSERVED), then, now)
     ]
@@ -168,7 +172,7 @@ def unexplained(run: Run, baseline: Baseline) -> list[str]:
 
 
 def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
-    """Return all changes since the baseline that can explain a verdict and do not prevent a comparison."""
+    """Return all changes since the baseline that may explain a verdict but do not prevent a comparison."""
     return (
         *environment_changes(run, baseline),
         *_other_nodes(run, baseline),
@@ -180,7 +184,7 @@ def run_changes(run: Run, baseline: Baseline) -> tuple[str, ...]:
 
 
 def environment_changes(run: Run, baseline: Baseline) -> list[str]:
-    """Return versions, variables and newly observed settings that changed, with both values."""
+    """Return the versions, variables and newly observed settings that changed, with both values."""
     then, today = _observed(run, baseline)
     before = then.environment
     now = today.environment
@@ -190,16 +194,16 @@ def environment_changes(run: Run, baseline: Baseline) -> list[str]:
         if before.get(key) != now.get(key)
     ]
     observed = {*then.settings}
-    if then.settings.get("trained") == "all":  # settings of a model that is trained in part
+    if then.settings.get("trained") == "all":  # settings of a model that is only trained in part
         observed |= {"adapters", "lora", "quantised_layers"}
     new = sorted(today.settings.keys() - observed)
-    return changed + [f"{key}: not looked at -> {today.settings[key]}" for key in new]
+    return changed + [f"{key}: not observed -> {today.settings[key]}" for key in new]
 
 
 def _other_nodes(run: Run, baseline: Baseline) -> list[str]:
     measured = sorted({name for launch in baseline.launches for name in launch.nodes})
     new = ", ".join(node.name for node in run.nodes if node.name not in measured)
-    reason = f"nodes: {new} measured nothing of the baseline, which is of {', '.join(measured)}"
+    reason = f"nodes: {new} measured nothing of the baseline, which was measured on {', '.join(measured)}"
     return [reason] if measured and new else []
 
 
@@ -217,7 +221,7 @@ def _probe_changes(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _clock_change(run: Run, baseline: Baseline) -> list[str]:
-    """Return the change of the slowest GPU's SM clock: someone may have locked it (`nvidia-smi -lgc`)."""
+    """Return the change of the slowest GPU's SM clock. Someone may have locked it (`nvidia-smi -lgc`)."""
     then = baseline.median("sm_clock_mhz")
     now = run.figures.sm_clock_mhz
     if not is_size(then) or not is_size(now) or abs(now / then - 1) <= CLOCK_DIFFERS:
@@ -226,23 +230,23 @@ def _clock_change(run: Run, baseline: Baseline) -> list[str]:
 
 
 def _device_memory_grew(run: Run, baseline: Baseline) -> list[str]:
-    """Return the growth of GPU memory in use, which includes memory outside torch's allocator (NCCL's)."""
+    """Return the growth of GPU memory in use, including memory outside torch's allocator (such as NCCL's)."""
     then = baseline.median("device_memory_bytes")
     now = run.figures.device_memory_bytes
     if then is None or now is None or now - then <= DEVICE_MEMORY_GREW:
         return []
     grown = f"{amount(then, 'bytes')} -> {amount(now, 'bytes')} ({signed(now - then, 'bytes')})"
-    return [f"GPU memory in use, by NVML, also outside torch's allocator: {grown}"]
+    return [f"GPU memory in use according to NVML, including memory outside torch's allocator: {grown}"]
 
 
 def _metrics_gone(baseline: Baseline) -> list[str]:
     measured = sorted({name for launch in baseline.launches for name in launch.figures.extra})
-    gone = "in the baseline; the package that measures it is not installed, so it is not judged"
+    gone = "in the baseline, but not judged, because the package that measures it is not installed"
     return [f"metric {name}: {gone}" for name in measured if find_metric(name) is None]
 
 
 def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
-    """Return the observations of baseline and run, or two empty ones if either has none."""
+    """Return the observations of baseline and run, or two empty ones if they are missing on either side."""
     if baseline.observed is not None and run.observed is not None:
         return baseline.observed, run.observed
     nothing = Observed(settings={}, environment={})
@@ -250,6 +254,6 @@ def _observed(run: Run, baseline: Baseline) -> tuple[Observed, Observed]:
 
 
 def same_stack(run: Run, baseline: Baseline) -> bool:
-    """Return whether the probes ran on the same software and number of threads, as far as observed."""
+    """Return whether the probes ran on the same software and number of threads, as far as is known."""
     before, now = (observed.environment for observed in _observed(run, baseline))
     return all(before[key] == now[key] for key in PROBE_STACK if key in before and key in now)

@@ -1,4 +1,4 @@
-"""Compare what two sides compute, in tokens and dtypes, and list what could not be compared. Pure."""
+"""Compare the tokens and dtypes of two sides, and list what could not be compared. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,37 +27,38 @@ DIGITS: Mapping[str, float] = {
     "quint2x4": 0.5,
     "float8_e8m0fnu": 0,
 }
-"""Bits of the fraction of each dtype. Integers are quantised numbers, which rank between floats of their size
-and the next smaller ones. Larger integers are left out: they may be indices, or packed numbers."""
-PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in fp32 products, by torch's names
-PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings whose value is one of these names
+"""Bits of the fraction of each dtype. Integers are taken for quantised numbers: int8 and int4 rank above the
+floats of their own size and below those of the next larger size. Larger integers are left out, because they
+may be indices or packed numbers."""
+PRECISE = {"ieee": 23, "tf32": 10, "bf16": 7}  # bits of the fraction in fp32 matmuls, by torch's names
+PRODUCTS = ("fp32_matmul", "fp32_convolution")  # settings that have one of these names as value
 LAYOUT = (
     *("wrapper", "sharding", "parallelism", "mesh", "world_size", "rank_holds", "offload", "pipeline"),
     *("experts_per_rank", "lora", "quantised_layers"),
 )
-"""Settings that decide how many elements of a model the ranks hold: if one differs, totals mean nothing."""
-MOVED = 1e-6  # smallest share of all elements whose change counts: below, it may be padding of shards
-FEWEST = 3  # fewest values of tokens, on both sides together, that show that they do not vary
+"""Settings that affect how many elements of a model the ranks hold. If one differs, totals mean nothing."""
+MOVED = 1e-6  # minimum share of all elements for a change to count: fewer may be padding of shards
+FEWEST = 3  # minimum number of token counts, over both sides, that show whether they vary
 TOKENS = "tokens_given"
-NAMES = {  # names of values that can be recorded on one side only
+NAMES = {  # names of values that may be recorded on one side only
     UNCLIPPED: "the norm of the gradients before clipping",
-    TOKENS: "the tokens that the model is given in a step",
+    TOKENS: "the number of tokens that the model is given in a step",
     "dtypes": "the dtypes of weights, gradients and optimizer state",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """The recorded facts about the computation of one side's launches."""
+    """The recorded facts about what the launches of one side compute."""
 
     launches: Sequence[BaselineLaunch]
     dtypes: Dtypes
-    settings: Mapping[str, str] = field(default_factory=dict)  # those of `Observed`
-    is_dry: bool = False  # nothing was computed, and nothing varies from run to run
+    settings: Mapping[str, str] = field(default_factory=dict)  # the settings in `Observed`
+    is_dry: bool = False  # whether these are dry runs, which compute nothing and do not vary
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Computed":
-        """Return the computation of these launches, with dtypes and settings of the newest."""
+        """Return the facts about these launches, with dtypes and settings of the newest launch."""
         newest = runs[-1]
         return cls(
             launches=from_runs(runs).launches,
@@ -68,28 +69,28 @@ class Computed:
 
     @classmethod
     def of_baseline(cls, baseline: Baseline) -> "Computed":
-        """Return the computation of a baseline's launches."""
+        """Return the facts about a baseline's launches."""
         settings = {} if baseline.observed is None else baseline.observed.settings
         return cls(launches=baseline.launches, dtypes=baseline.dtypes, settings=settings)
 
     @classmethod
     def of_counts(cls, baseline: CountBaseline) -> "Computed":
-        """Return the computation of the launches of a baseline of counts."""
+        """Return the facts about the launches of a baseline of counts."""
         return cls(launches=baseline.computed, dtypes=baseline.dtypes, settings=baseline.settings)
 
     def values(self, figure: str) -> list[float]:
-        """Return a figure of each launch that has it."""
+        """Return the values of a figure in the launches that have it."""
         return values_of(self.launches, figure)
 
     def has(self, name: str) -> bool:
-        """Return whether one of `NAMES` was recorded."""
+        """Return whether a value in `NAMES` was recorded."""
         return bool(self.dtypes) if name == "dtypes" else bool(self.values(name))
 
 
 def other_computation(then: Computed, now: Computed, whose: str) -> list[str]:
     """List why these launches compute something other than `whose`.
 
-    The reasons are less precision, fewer parameters, other trained parameters, or other tokens.
+    Reasons are less precision, fewer parameters, different trained parameters, or another number of tokens.
     """
     less = [*less_precise(then.dtypes, now.dtypes), *_less_precise_products(then, now)]
     return [
@@ -116,11 +117,11 @@ def _fewer_parameters(then: Computed, now: Computed, whose: str) -> Iterator[str
 def _other_trained(then: Computed, now: Computed, whose: str) -> Iterator[str]:
     before, today = (side.settings.get("trained") for side in (then, now))
     if before is not None and today is not None and before != today:
-        yield f"other parameters are trained than in {whose}: {before} -> {today}"
+        yield f"different parameters are trained than in {whose}: {before} -> {today}"
 
 
 def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
-    """List signs that less work may be another training: then it does not count as `improved`."""
+    """List signs that less work may be different training, so that it does not count as `improved`."""
     signs = []
     before, today = _totals("gradients", then, now)
     if today < (1 - MOVED) * before:
@@ -132,7 +133,7 @@ def does_less(then: Computed, now: Computed, whose: str) -> list[str]:
 
 
 def _totals(what: str, then: Computed, now: Computed) -> tuple[int, int]:
-    """Return both sides' number of elements in one part; (0, 0) if these cannot be compared."""
+    """Return the number of elements with a role on each side; (0, 0) if the sides cannot be compared."""
     is_alike = all(then.settings.get(name) == now.settings.get(name) for name in LAYOUT)
     if not is_alike or what not in then.dtypes or what not in now.dtypes:
         return 0, 0
@@ -146,25 +147,25 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
     is_told = now.is_dry or len(before) + len(today) >= FEWEST
     if is_steady and is_told and before[0] != today[0]:
         yield (
-            f"other tokens than in {whose}: the model was given {today[0]:.0f} in the second step, and "
-            f"{before[0]:.0f} there"
+            f"another number of tokens than in {whose}: in the second step, the model was given "
+            f"{today[0]:.0f} instead of {before[0]:.0f}"
         )
 
 
 def may_have_other_tokens(then: Computed, now: Computed) -> bool:
-    """Return whether the first launches have different tokens, which may also vary from launch to launch."""
+    """Return whether the number of tokens differs between the first launches. It may vary in any launch."""
     before = then.values(TOKENS)
     today = now.values(TOKENS)
     return bool(before and today) and before[0] != today[0]
 
 
 def less_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """List the parts with fewer bits than before: `optimizer state: float32 -> bfloat16`."""
+    """List the roles whose elements have fewer bits than before: `optimizer state: float32 -> bfloat16`."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) < 0]
 
 
 def more_precise(then: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """List the parts in which some elements have more bits than before, and none has fewer."""
+    """List the roles of which some elements have more bits than before, and none have fewer."""
     return [_change(what, then, now) for what in _both(then, now) if _moved(then[what], now[what]) > 0]
 
 
@@ -175,8 +176,8 @@ def _both(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
 def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
     """Return -1 if some elements have fewer bits than before, 1 if some have more and none fewer, else 0.
 
-    Elements have lost bits if there are fewer above some precision and more below it. A part that only grew
-    or shrank, as when more layers are trained, returns 0.
+    Elements have lost bits if there are fewer elements above some precision, and more below it. If the number
+    of elements only grew or shrank, as when more layers are trained, the result is 0.
     """
     least = MOVED * max(_known(then).total(), _known(now).total())
     has_risen = False
@@ -189,7 +190,7 @@ def _moved(then: Mapping[str, int], now: Mapping[str, int]) -> int:
 
 
 def _split(elements: Mapping[str, int], digits: float) -> tuple[int, int]:
-    """Return the number of elements with at most `digits` bits, and of those with more."""
+    """Return the number of elements with at most `digits` bits, and the number of those with more."""
     numbers = _known(elements)
     low = sum(count for name, count in numbers.items() if DIGITS[name] <= digits)
     return low, numbers.total() - low
@@ -200,7 +201,7 @@ def _known(elements: Mapping[str, int]) -> Counter[str]:
 
 
 def _of_unknown_precision(then: Dtypes, now: Dtypes) -> Iterator[str]:
-    """Yield changes in the number of elements whose dtype `DIGITS` lacks."""
+    """Yield changes in the number of elements whose dtype is not in `DIGITS`."""
     for what in _both(then, now):
         for name in sorted((then[what].keys() | now[what].keys()) - DIGITS.keys()):
             before, today = (side[what].get(name, 0) for side in (then, now))
@@ -226,7 +227,7 @@ def differences(then: Computed, now: Computed, whose: str) -> list[str]:
     unseen = [name for key, name in NAMES.items() if then.has(key) and not now.has(key)]
     return [
         *(f"more precise than in {whose}: {change}" for change in more_precise(then.dtypes, now.dtypes)),
-        *([f"not compared, as the precision is not known: {'; '.join(unknown)}"] if unknown else []),
-        *([f"not compared, as {whose} does not have it: {'; '.join(lacking)}"] if lacking else []),
-        *([f"not compared, as only {whose} has it: {'; '.join(unseen)}"] if unseen else []),
+        *([f"not compared, because the precision is unknown: {'; '.join(unknown)}"] if unknown else []),
+        *([f"not compared, because {whose} does not have it: {'; '.join(lacking)}"] if lacking else []),
+        *([f"not compared, because only {whose} has it: {'; '.join(unseen)}"] if unseen else []),
     ]

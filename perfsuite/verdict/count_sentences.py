@@ -1,4 +1,4 @@
-"""Describe in words what changed in the counts of a step. Pure."""
+"""Describe in words how the counts of a step changed. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from perfsuite.results.amounts import arrow, signed
 from perfsuite.results.counts import Collective, Counts, KeptObjects
 from perfsuite.results.quantities import Change, Group, Quantity, Unit
 
-MOST_NAMED = 4  # operators, parts of memory or reasons that a sentence names, largest change first
+MOST_NAMED = 4  # maximum number of operators, parts of memory or reasons in a sentence, largest change first
 
 
 def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Counts) -> str:
-    """Describe the change of one quantity. `changes` are its fields that differ, at least one."""
+    """Describe the change of one quantity. `changes` are the fields that differ, at least one."""
     if isinstance(quantity, Group):
         return _group(quantity, changes[0], before, now)
     if quantity is quantities.GRAPHS and not changes[0].now:
@@ -31,7 +31,7 @@ def sentence(quantity: Quantity, changes: list[Change], before: Counts, now: Cou
 
 
 def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
-    """Return the parts of a quantity that explain its change: ` (kept +3.5 MiB)`. Empty if none is known."""
+    """Return the parts that explain the change of a quantity, as ` (kept +3.5 MiB)`. Empty if unknown."""
     then = quantity.parts(before)
     today = quantity.parts(now)
     if then is not None and today is not None:
@@ -46,7 +46,7 @@ def _because(quantity: Quantity, before: Counts, now: Counts) -> str:
 
 
 def held_by(kept: KeptObjects) -> str:
-    """Return what holds the objects: ", held by `dispatch._cache`". Empty if it is unknown."""
+    """Return the holders of the objects, as ", held by `dispatch._cache`". Empty if they are unknown."""
     return f", held by {' and '.join(kept.holders)}" if kept.holders else ""
 
 
@@ -61,11 +61,11 @@ def _largest_first(by: Mapping[str, int]) -> dict[str, int]:
 
 
 def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
-    """Describe the change in a group of collectives: of their bytes, else of their calls."""
+    """Describe the change in a group of collectives: of their bytes or, if equal, of their calls."""
     then = group.rows(before)
     today = group.rows(now)
     if change.unit == "calls":
-        equal = "" if group.unit == "calls" else ", the same bytes"
+        equal = "" if group.unit == "calls" else ", with the same bytes"
         return f"{group.name}: {arrow(change.before, change.now, 'calls')} calls a step{equal}"
     more_calls = group.calls(now) - group.calls(before)
     where = _where(then, today)
@@ -78,7 +78,10 @@ def _group(group: Group, change: Change, before: Counts, now: Counts) -> str:
 
 
 def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
-    """Return `float32 instead of bfloat16` if the calls are as many, or none uses the old dtype any more."""
+    """Return `float32 instead of bfloat16` if one dtype replaced another; empty if not.
+
+    This is so if the number of calls is the same, or if no call uses the old dtype any more.
+    """
     by = _moved("bytes", "dtype", before, now)
     is_replaced = sum(row.count for row in before) == sum(row.count for row in now)
     is_gone = all(by.get(row.dtype, 0) >= 0 for row in now)
@@ -88,7 +91,7 @@ def _other_dtype(before: list[Collective], now: list[Collective]) -> str:
 
 
 def _where(before: list[Collective], now: list[Collective]) -> str:
-    """Return ` in backward` if that is the only phase in which calls, or else bytes, differ."""
+    """Return ` in backward` if calls (or, if they are equal, bytes) differ only in that phase; or empty."""
     phases = _moved("count", "phase", before, now) or _moved("bytes", "phase", before, now)
     return f" in {next(iter(phases))}" if len(phases) == 1 else ""
 

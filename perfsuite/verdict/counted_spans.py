@@ -1,4 +1,4 @@
-"""Match the counted spans of two sides, and merge findings that several steps share. Pure."""
+"""Match the counted spans of two sides, and merge findings that several steps have in common. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from perfsuite.results.run import Run
 
 
 def without_start_up_calls(run: Run) -> Run:
-    """Return a launch without the counted parts of its start-up."""
+    """Return a launch without the counts of the parts of its start-up."""
 
     def without(counts: Counts) -> Counts:
         parts = _start_up_parts(counts)
@@ -19,11 +19,11 @@ def without_start_up_calls(run: Run) -> Run:
 
 
 def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, Counts, list[Counts]]]:
-    """Yield each span that was counted on both sides, by name: first the reported step, then the others.
+    """Yield name and counts of each span that both sides counted. The reported step comes first.
 
     The start-up of a launch is either cold (it compiled) or warm (it found what another launch compiled).
-    Each kind is compared with its own kind, in the launches that have it. Its parts are counted only if
-    nothing is timed.
+    Cold start-ups are only compared with cold ones, and warm ones with warm ones, in the launches that have
+    them. The parts of a start-up are counted only if nothing is timed.
     """
     for name, then in _by_name(before).items():
         now = [_by_name(counts).get(name) for counts in launches]
@@ -33,7 +33,7 @@ def counted_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[str, bool]]:
-    """Yield the spans that cannot be compared, each with whether the baseline has it."""
+    """Yield each span that cannot be compared, and whether it is in the baseline."""
     steps_before = {*before.also_counted}
     steps_now = [{*counts.also_counted} for counts in launches]
     gone = steps_before - steps_now[0].intersection(*steps_now)
@@ -52,9 +52,9 @@ def missing_spans(before: Counts, launches: Sequence[Counts]) -> Iterator[tuple[
 
 
 def _is_in_both(name: str, before: Counts, launches: Sequence[Counts]) -> bool:
-    """Return whether both sides counted any parts of a start-up of this kind, cold or warm.
+    """Return whether both sides counted parts of this kind of start-up, cold or warm.
 
-    A timed launch counts none.
+    A timed launch does not count parts.
     """
 
     def has_parts(counts: Counts) -> bool:
@@ -82,11 +82,12 @@ def _events(counts: Counts) -> dict[str, Counts]:
 def combined(
     findings: Mapping[int, Finding], counted: Sequence[int], is_alike: Callable[[int, int], bool]
 ) -> list[Finding]:
-    """Return the findings on one quantity in the counted steps, each once.
+    """Return the findings about one quantity, merged over the counted steps.
 
-    `findings` are by number of the step. `counted` holds all counted steps in ascending order; the first is
-    the reported one. Two findings are merged if `is_alike` holds for their changes. A finding that holds for
-    all counted steps does not name them. Findings that are only listed are given for the reported step alone.
+    `findings` are by step number. `counted` has the numbers of all counted steps in ascending order, the
+    reported step first. Two findings are merged if `is_alike` returns True for their changes. A finding that
+    applies to all counted steps does not name them. A finding that is listed but not judged is returned only
+    for the reported step.
     """
     reported = findings.get(counted[0])
     if reported is not None and reported.outcome == "passed":
@@ -112,9 +113,9 @@ def _named(finding: Finding, steps: str) -> Finding:
 
 
 def when(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Describe a selection of the counted steps: `every 5th step`. Empty if it is all of them.
+    """Describe a selection of the counted steps, such as `every 5th step`. Empty if it is all of them.
 
-    A period is named only if it was seen twice: work in step 10 alone may never recur.
+    A period is named only if it occurred twice, because work that is done only in step 10 may never recur.
     """
     if list(steps) == list(counted):
         return ""

@@ -1,4 +1,4 @@
-"""Separate launches, or pairs of launches, that are evidence from those on a machine that was not healthy."""
+"""Separate launches, or pairs of launches, that are evidence from those made on an unhealthy machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Evidence(Generic[T]):
-    """The healthy launches, or pairs of launches, and the problems of the others, which are set aside."""
+    """The healthy launches (or pairs of launches), and the problems of the others, which are set aside."""
 
     healthy: Sequence[T]
     set_aside: Mapping[int, Sequence[str]]  # problems by the number of the launch or pair, from 1
 
     @classmethod
     def of(cls, launches: Sequence[T], problems: Mapping[int, Sequence[str]]) -> "Evidence[T]":
-        """Set aside the launches that have problems; `problems` has them by number."""
+        """Set aside the launches that have problems. `problems` are by the number of the launch."""
         set_aside = {number: why for number, why in problems.items() if why}
         healthy = [launch for number, launch in enumerate(launches, 1) if number not in set_aside]
         return cls(healthy, set_aside)
 
     def is_too_little(self, max_unhealthy: int) -> bool:
-        """Return whether `max_unhealthy` launches are set aside, and at least as many as are healthy."""
+        """Return whether at least `max_unhealthy` launches, and at least half of them, are set aside."""
         return len(self.set_aside) >= max(max_unhealthy, len(self.healthy))
 
     def named_in(self, verdict: Verdict, unit: str) -> Verdict:
-        """Return the verdict with what is set aside, and why. `unit` is `launch` or `pair`."""
+        """Add the launches (or pairs) that are set aside to a verdict, with the reasons."""
         why = [f"{unit} {number} set aside: {'; '.join(each)}" for number, each in self.set_aside.items()]
         return verdict.replace(unhealthy_launches=tuple(self.set_aside), reasons=(*verdict.reasons, *why))

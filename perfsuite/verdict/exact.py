@@ -1,7 +1,8 @@
 """Judge the counts of a step exactly, against those of a baseline. Pure.
 
-There are no statistics, as counts have no noise. More of anything is `regressed`, less is `improved`. If the
-sum is the same, a different number of calls is listed. A step with work out of sight is `not counted`.
+No statistics are needed, because counts have no noise. More of anything is `regressed`, less is `improved`.
+If the sum is the same, a different number of calls is listed. A step with work that is not counted is `not
+counted`.
 """
 
 from collections import defaultdict
@@ -24,15 +25,15 @@ Launches = Sequence[Sequence[RankCounts]]  # the counts of each launch
 _NOT_COUNTED = "not counted in these launches"
 _NOT_IN_BASELINE = "not in the baseline"
 _OF_THE_HOST = (
-    "as an older perfsuite also counted those of the host's own tensors: accept the counts again "
+    "as an older perfsuite also counted reads of tensors on the host: accept the counts again "
     "(perfsuite baseline accept --only-counts)"
 )
-GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may be out of sight
-MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes cost latency
-_OUT_OF_SIGHT = " a step: less than half, which may be done out of sight"
+GONE = 0.5  # share of the baseline's FLOPs, or bytes of collectives, below which work may not be counted
+MANY_MORE = 2  # multiple of the baseline's calls of a collective above which equal bytes still cost latency
+_OUT_OF_SIGHT = " a step: less than half, so the rest may be done without being counted"
 _WAITS = (quantities.HOST_READS, quantities.COPIES, quantities.BLOCKING, quantities.STALLS)
 _OF_MEMORY = (quantities.PEAK, quantities.SAVED, quantities.GROWTH, quantities.KEPT)
-_ACCEPT = "; if it is not done any more, accept the counts (perfsuite baseline accept --only-counts)"
+_ACCEPT = ". If the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)"
 
 
 def counted(runs: Sequence[Run]) -> list[Run]:
@@ -41,26 +42,31 @@ def counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def why_hidden(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return why steps of these launches did more than was counted, each reason once; empty if none did."""
+    """Return why steps of these launches did more than was counted, without duplicates; empty if none did."""
     return tuple(dict.fromkeys(why for run in runs if run.failure is None for why in run.hidden))
 
 
 def unlike(runs: Sequence[Run], baseline: CountBaseline) -> str | None:
-    """Return why counts cannot be compared with a baseline's: another method made them. None if they can."""
+    """Return why the launches' counts cannot be compared with a baseline's; None if they can.
+
+    They cannot be compared if they were made by another counting method.
+    """
     methods = {entry.counts.method for run in counted(runs) for entry in run.counts}
     others = [method for method in methods if not are_alike(method, baseline.method)]
     if not others:
         return None
     return (
-        f"cannot be compared: the baseline was counted by the method {baseline.method!r}, this step by "
-        f"{others[0]!r}: accept the counts again (perfsuite baseline accept --only-counts), or delete it"
+        f"cannot be compared: the baseline was counted with the method {baseline.method!r}, this step with "
+        f"{others[0]!r}. Accept the counts again (perfsuite baseline accept --only-counts), or delete the "
+        "baseline"
     )
 
 
 def check(runs: Sequence[Run], baseline: CountBaseline | None, *, of_arm: bool = False) -> CountCheck | None:
-    """Judge the counts of launches. None if all of them failed, or if there are no counts and no baseline.
+    """Judge the counts of launches.
 
-    Counts that are `unlike` the baseline's are not compared. With `of_arm`, the baseline is another arm.
+    Returns None if all launches failed, or if there are neither counts nor a baseline. Counts that are
+    `unlike` the baseline's are not compared. With `of_arm`, the baseline is made from another arm.
     """
     launches = [run.counts for run in counted(runs)]
     not_compared = CountCheck(outcome="not counted", compared=False)
@@ -99,13 +105,13 @@ def count_differences(baseline: CountBaseline, now: CountBaseline) -> tuple[Find
 
 
 def missing_ranks(baseline: CountBaseline, now: CountBaseline) -> str | None:
-    """Return the ranks that another baseline of the same case lacks: `rank 1 is` or `ranks 0-3 are`."""
+    """Return the ranks that are in the baseline but not in `now`, as `rank 1 is` or `ranks 0-3 are`."""
     lost = _ranks(baseline.counts) - _ranks(now.counts)
     return _named(sorted(lost)) if lost else None
 
 
 def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the differences: `torch 2.13.0 -> 2.14.0`."""
+    """Return the versions that differ, such as `torch 2.13.0 -> 2.14.0`."""
     return [
         f"{name} {before.get(name, 'unknown')} -> {now.get(name, 'unknown')}"
         for name in {**before, **now}
@@ -114,11 +120,11 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 
 def _doubts(runs: Sequence[Run], baseline: CountBaseline, launches: Launches, *, advice: str) -> list[str]:
-    """Return why lower counts than the baseline's may not be less work, each reason once.
+    """Return why counts below the baseline's may not mean less work, without duplicates.
 
     New operators without a formula may account for missing FLOPs. If more than half of the FLOPs or bytes are
-    gone, they may have moved out of sight. FLOPs of a model with a formula have already been compared with it
-    (`perfsuite.analysis.agreement`).
+    gone, the work may now be done without being counted. FLOPs are not checked in this way if the model has a
+    formula, because they have already been compared with it (`perfsuite.analysis.agreement`).
     """
     is_known = all(
         run.flops is not None and not run.case.framework.promises.tokens_vary for run in counted(runs)
@@ -137,7 +143,7 @@ def _doubts_of_span(before: Counts, now: list[Counts], *, advice: str, is_known:
     today = max(sum(each.flops.values()) for each in now)
     new = sorted(set().union(*map(_unknown, now)) - _unknown(before))
     if today < then and new:
-        rest = f"{', '.join(new)} may do the rest, without a formula"
+        rest = f"{', '.join(new)} may do the rest, but without a formula"
         yield f"FLOPs {arrow(then, today, 'FLOP')}: {rest}"
     elif today < GONE * then and not is_known:
         yield f"FLOPs {arrow(then, today, 'FLOP')}{_OUT_OF_SIGHT}{advice}"
@@ -153,7 +159,7 @@ def _unknown(counts: Counts) -> set[str]:
 
 
 def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...]:
-    """Return each finding once, with the ranks that have it: regressions first, then the largest costs."""
+    """Return the findings, each with the ranks that have it: regressions first, then by size of the cost."""
     ranks_of = defaultdict[Finding, list[int]](list)
     place_of: dict[Finding, tuple[int, int, float]] = {}
     for ranks, before, now in _alike(baseline, launches):
@@ -162,7 +168,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
             whole = sum(
                 abs(each.value(before) or 0) for each in all_quantities if each.family == quantity.family
             )
-            # Within a place, the largest share comes first.
+            # In the same place, the largest share comes first.
             size = abs(finding.now - finding.before) / max(whole, 1)
             place = WORST_FIRST.index(finding.outcome), _place(quantity, finding, baseline), -size
             ranks_of[finding].extend(ranks)
@@ -174,7 +180,7 @@ def _findings(baseline: CountBaseline, launches: Launches) -> tuple[Finding, ...
 def _in_all_spans(
     before: Counts, now: list[Counts], baseline: CountBaseline
 ) -> Iterator[tuple[Quantity, Finding]]:
-    """Yield the changes in the counts of one rank: in steps, and in other spans of the run."""
+    """Yield the changes in the counts of one rank, both in steps and in other spans of the run."""
     in_steps = defaultdict[str, dict[int, Finding]](dict)
     by_name: dict[str, Quantity] = {}
     steps: dict[int, tuple[Counts, list[Counts]]] = {}
@@ -212,9 +218,9 @@ def _are_close(noise: float, first: int, second: int) -> bool:
 def _place(quantity: Quantity, finding: Finding, baseline: CountBaseline) -> int:
     """Return the sort key of a finding: causes before effects, time before memory.
 
-    The order is: communication and computation, waits of the device, memory, calls, and calls of Python,
-    which make the others. If all tensors are on the host, its reads and stalls make no device wait, so they
-    come last.
+    The order is: communication and computation, waits for the device, memory, calls, and then Python calls,
+    which cause the others. If all tensors are on the host, reads and stalls of the host do not wait for a
+    device, so they come last.
     """
     if quantity in (quantities.HOST_READS, quantities.STALLS) and baseline.target == "cpu":
         return 5
@@ -245,8 +251,8 @@ def _finding(
 ) -> Finding | None:
     """Return the change in a quantity of one span, without its ranks; None if nothing changed.
 
-    If launches differ, the smallest change counts, provided that all of them are worse, or all are better.
-    Otherwise the quantity is unsteady today.
+    If launches differ and all of them are worse, or all are better, the smallest change is returned. If they
+    disagree, None is returned, because the quantity is unsteady today.
     """
     then = quantity.value(before, unsteady)
     today = [quantity.value(counts, unsteady) for counts in launches]
@@ -282,7 +288,7 @@ def _finding(
 
 
 def _has_other_calls(quantity: Quantity, before: Counts, launches: list[Counts], by: Sequence[int]) -> bool:
-    """Return whether ranks send more in more calls, or less in fewer: then no floor applies."""
+    """Return whether all launches send more in more calls, or less in fewer calls. Then no floor applies."""
     if not isinstance(quantity, Group) or quantity.ranks == 1:
         return False
     calls = [quantity.calls(counts) - quantity.calls(before) for counts in launches]
@@ -318,13 +324,13 @@ def _not_judged(baseline: CountBaseline, launches: Launches) -> Iterable[str]:
             is_before = quantity.value(before) is not None
             values = [quantity.value(counts) for counts in after]
             if quantity is quantities.STALLS and not is_before and not any(values):
-                continue  # most trainings have no stalls, and older baselines do not record that
+                continue  # most training runs have no stalls, and older baselines did not record them
             if is_before != all(value is not None for value in values):
                 where = _NOT_COUNTED if is_before else _NOT_IN_BASELINE
                 if quantity is quantities.HOST_READS:
                     where = _OF_THE_HOST
                 if quantity is quantities.WORKER_KERNELS:
-                    continue  # known if and only if the worker's Python calls are: one note is enough
+                    continue  # always known together with the worker's Python calls: one note is enough
                 notes.append(f"{quantity.name}: not judged, {where}")
     return dict.fromkeys(notes)
 

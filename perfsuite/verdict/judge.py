@@ -1,6 +1,6 @@
-"""Judge times and memory of a case's launches against its baseline. Pure: no clock, no disk.
+"""Judge times and memory of a case's launches against its baseline. Pure: no access to clock or disk.
 
-Each launch is one piece of evidence. The verdict is `undecided` until it suffices: launch once more.
+Each launch is one piece of evidence. As long as the verdict is `undecided`, the case is launched once more.
 """
 
 import math
@@ -34,55 +34,60 @@ from perfsuite.verdict.loss import are_compared, loss_differs, scaled
 from perfsuite.verdict.noise import PROBE_CORRECTED, ClassNoise, against, is_size, pairs, probe_corrected
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Noise, decide
 
-MAX_UNHEALTHY = 3  # unhealthy launches that make the verdict `unhealthy`, unless more are healthy
-UNKNOWN_NOISE = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
-TOO_FEW_LAUNCHES = f"{FEWEST_LAUNCHES} launches or more show a regression by times (--perf-max-launches)"
+MAX_UNHEALTHY = 3  # number of unhealthy launches that make the verdict `unhealthy`, unless more are healthy
+UNKNOWN_NOISE = (
+    "the noise between launches is unknown: accept a baseline of more launches (--perf-min-launches)"
+)
+TOO_FEW_LAUNCHES = f"times show a regression only in {FEWEST_LAUNCHES} launches or more (--perf-max-launches)"
 SESSIONS_APART = 0.2
-"""Growth of a time on a CPU that two sessions can show with the same code: once, the CPU time of a step was
+"""Growth of a time on a CPU that two sessions with the same code can show: once, the CPU time of a step was
 15% higher an hour later. A smaller change is reported only if baselines show how much sessions differ."""
-WARM_BY = 2  # launches after which a start-up should be warm: the first may fill the compile cache
-ONE_SESSION = "sessions on a CPU may differ so: accept two of them (perfsuite baseline accept --sessions 2)"
-OTHER_SOFTWARE = "the software that the probe runs through changed, too: accept a new baseline if all is well"
+WARM_BY = 2  # number of launches after which a start-up should be warm: the first may fill the compile cache
+ONE_SESSION = (
+    "sessions on a CPU can differ this much: accept two of them (perfsuite baseline accept --sessions 2)"
+)
+OTHER_SOFTWARE = "the software that the probe uses has changed too: accept a new baseline if all is well"
 THE_BASELINE = "the baseline"
 NOT_THE_SAME = (
     "better, but not `improved`: neither the loss nor the gradients before clipping could be compared, so "
-    "it may compute something else"
+    "the case may compute something else"
 )
-NEGLIGIBLE = f"below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, no change counts"
-NEGLIGIBLE_SPAN = f"below {SPAN_S:g} s no change counts"
-UNSEEN_SPAN = "what was not seen is unknown, and not better; accept a new baseline if it is not done any more"
-ONLY_COLD = "no launch found in a cache what the first one compiled"
+NEGLIGIBLE = f"changes below {PART_SHARE:.0%} of a step, or {1e3 * PART_S:.0f} ms, do not count"
+NEGLIGIBLE_SPAN = f"changes below {SPAN_S:g} s do not count"
+UNSEEN_SPAN = "its time is unknown, which is not better. If it no longer happens, accept a new baseline"
+ONLY_COLD = "every launch was cold: none could reuse what the first one compiled"
 LOOKS_CHANGED = 0.5
-"""Share of the allowed change above which a change of a span is worth more launches."""
-NOW_AND_THEN = "not every launch of the baseline has it: one without it says nothing"
-LOOKS_THE_SAME = "it looks the same, and takes more launches to be sure (--perf-min-launches)"
+"""Change of a span, as a share of the allowed change, above which more launches are worth their time."""
+NOW_AND_THEN = "not every launch of the baseline has it, so a launch without it shows nothing"
+LOOKS_THE_SAME = "it looks unchanged, but more launches are needed to be sure (--perf-min-launches)"
 NOT_WORTH_A_LAUNCH = "left open, because everything else is decided (--perf-min-launches)"
-NO_LOADER = "where a loader is no torch DataLoader, name it: Script(loader='module:name')"
-UNKNOWN_EXPONENT = "how speed follows the probe is unknown: accept more launches"
+NO_LOADER = "if the loader is not a torch DataLoader, name it: Script(loader='module:name')"
+UNKNOWN_EXPONENT = "it is unknown how speed follows the probe: accept more launches"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """The number of launches that a verdict may cost."""
 
-    # Most launches, including those that are set aside. With 1 or 2 healthy launches it is a quick look:
-    # their times cannot show a regression, so the verdict is `passed` or `inconclusive`.
+    # Maximum number of launches, including those that are set aside. With 1 or 2 healthy launches, times
+    # cannot show a regression, so the verdict is only a quick look: `passed` or `inconclusive`.
     max_launches: int = MAX_LAUNCHES
-    min_launches: int = 1  # fewest healthy launches, whatever they show, even beyond `max_launches`
-    record_launches: int = 3  # healthy launches needed to record a baseline if there is none
+    # Minimum number of healthy launches, whatever they show. It applies even if it exceeds `max_launches`.
+    min_launches: int = 1
+    record_launches: int = 3  # number of healthy launches needed to record a baseline if there is none
     max_unhealthy: int = MAX_UNHEALTHY  # 1 if more launches cannot help
 
     @property
     def most(self) -> int:
-        """The most healthy launches: at least `min_launches`."""
+        """The maximum number of healthy launches, which is at least `min_launches`."""
         return max(self.max_launches, self.min_launches)
 
 
 def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge the launches so far, in launch order. Call again after one more launch while `undecided`.
+    """Judge the launches so far, in launch order. While `undecided`, call this again after one more launch.
 
-    The first failed launch decides the verdict. Otherwise, launches on a machine that was not as at the
-    baseline are set aside, and the healthy rest is compared with the baseline, or recorded if there is none.
+    The first failed launch decides the verdict. If none failed, launches on a machine that was not as at the
+    baseline are set aside. The other launches are compared with the baseline, or recorded if there is none.
     """
     for run in runs:
         if run.failure is not None:
@@ -95,7 +100,8 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
     elif not healthy:
         verdict = Verdict(outcome="undecided", launches=len(runs))
     else:
-        if len(runs) >= policy.most:  # launches set aside count, too: no healthy one can be added
+        # Launches that are set aside count too: no healthy launch can be added any more.
+        if len(runs) >= policy.most:
             most = len(healthy)
             policy = replace(policy, max_launches=most, record_launches=min(policy.record_launches, most))
         verdict = _compare(healthy, baseline, noise, policy) if baseline else _record(healthy, policy)
@@ -118,7 +124,7 @@ def judge(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, pol
 
 
 def why_failed(run: Run) -> tuple[str, ...]:
-    """Return the failure of a failed launch, and the machine's problems meanwhile."""
+    """Return the failure of a failed launch, and the machine's problems during the launch."""
     assert run.failure is not None
     meanwhile = health.machine_problems(run.health, run.machine)
     fault = health.hardware_fault(f"{run.failure.message}\n{run.failure.traceback}")
@@ -129,7 +135,7 @@ def why_failed(run: Run) -> tuple[str, ...]:
 
 
 def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Return the verdict on too many unhealthy launches: `unhealthy`, unless only code explains a change."""
+    """Return `unhealthy`, or the verdict on a change that only code can explain."""
     verdict = Verdict(outcome="unhealthy", launches=len(runs))
     if baseline is None:
         return verdict
@@ -143,14 +149,14 @@ def _unhealthy(runs: Sequence[Run], baseline: Baseline | None, noise: ClassNoise
 
 
 def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
-    """Return the verdict without a baseline: `recorded` once there are enough launches for one."""
+    """Return the verdict without a baseline, which is `recorded` once there are enough launches for one."""
     verdict = worst_verdict([_unjudged(metric, runs, None) for metric in _metrics(runs, None)], len(runs))
     is_enough = verdict.outcome != "recorded" or len(runs) >= policy.record_launches
     return verdict if is_enough else verdict.replace(outcome="undecided")
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge healthy launches against the baseline. An immediate regression does not end open noisy checks."""
+    """Judge healthy launches against the baseline. If only an exact check is worse, noisy checks go on."""
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
@@ -184,7 +190,8 @@ def if_same(verdict: Verdict, then: Computed, now: Computed, whose: str) -> Verd
 
 def _metrics(runs: Sequence[Run], baseline: Baseline | None) -> Sequence[Metric]:
     before = baseline.launches if baseline is not None else ()
-    of_spans = span_metrics(launch.figures for launch in before)  # a span that it lacks is shown, not judged
+    # A span that the baseline lacks is shown, but not judged.
+    of_spans = span_metrics(launch.figures for launch in before)
     figures = (launch.figures for launches in (runs, before) for launch in launches)
     metrics = judged_metrics(figures, runs[0].machine.device)
     return [metric for metric in metrics if not isinstance(metric, SpanSeconds) or metric in of_spans]
@@ -258,11 +265,10 @@ def _is_of_cpu_time(check: Check) -> bool:
 
 
 def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
-    """Return the verdict on some checks: their worst outcome.
+    """Return the verdict on some checks, which is their worst outcome.
 
-    A span happens once or a few times in a launch, and can scatter too much to be judged; so can the CPU
-    time. As that does not cast doubt on the steps, only the check of the span or of the CPU time is
-    `inconclusive`.
+    A span happens only once or a few times in a launch, and can scatter too much to be judged. So can the CPU
+    time. Neither casts doubt on the steps, so only that check is `inconclusive`, not the verdict.
     """
     deciding = [each for each in checks if not _is_left_open(each)]
     outcome = min((check.outcome for check in deciding), key=WORST_FIRST.index)
@@ -273,10 +279,11 @@ def worst_verdict(checks: Sequence[Check], launches: int) -> Verdict:
 def _check(
     metric: Metric, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """Check one metric: exactly if a device reproduces it to the digit, else with the sequential test.
+    """Check one metric. If the device reproduces it to the digit, only the tolerance decides.
 
-    The probe of each launch corrects for the machine's drift. The outcome must be the same with and without
-    the correction if the probe's software changed, and for a regression while its exponent is unknown.
+    Other metrics are judged with the sequential test. The probe of each launch corrects the drift of the
+    machine. If the probe's software changed, the outcome must be the same with and without the correction.
+    The same holds for a regression as long as the probe's exponent is unknown.
     """
     if isinstance(metric, SpanSeconds):
         return _span_check(metric, runs, baseline, noise, policy)
@@ -313,7 +320,7 @@ def _check(
 def _span_check(
     metric: SpanSeconds, runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy
 ) -> Check:
-    """Check a span in the launches that have it: the first may have compiled what the others find."""
+    """Check a span in the launches that have it. The first may have compiled what the others reuse."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     device = runs[0].machine.device
     values = (metric.of(run.figures) for run in runs)
@@ -328,7 +335,8 @@ def _span_check(
         is_cold = all(cold in run.spans for run in runs)
         if is_cold and len(runs) < min(WARM_BY, policy.most):
             return check.replace(outcome="undecided")
-        # A start-up that stays cold compiles in every launch of its users. Like an unseen span, it decides.
+        # A start-up that remains cold compiles in every launch, as it would for users. Like an unseen span,
+        # it decides the verdict.
         notes = [ONLY_COLD] if is_cold else []
         notes += [] if is_cold and len(runs) < WARM_BY else [UNSEEN_SPAN]
         return check.replace(outcome="inconclusive", note="; ".join(notes))
@@ -343,7 +351,7 @@ def _span_check(
 def unjudged(
     metric: Metric, run: Run, now: Sequence[float | None], then: Sequence[float | None], tolerance: float
 ) -> Check:
-    """Return the check of a metric with the medians of both sides, not yet judged. `run` is any launch."""
+    """Return the check of a metric, not yet judged, with the medians of both sides. `run` is any launch."""
     shown = metric.counting(run.case.unit)
     return Check(
         metric=metric.name,
@@ -357,7 +365,7 @@ def unjudged(
 
 
 def median_of(values: Sequence[float | None]) -> float | None:
-    """Return the median; None if there are no values, or one of them is None."""
+    """Return the median; None if there are no values, or if any value is None."""
     measured = [value for value in values if value is not None]
     return median(measured) if measured and len(measured) == len(values) else None
 
@@ -375,7 +383,7 @@ def _unjudged(metric: Metric, runs: Sequence[Run], baseline: Baseline | None) ->
     if baseline is not None and not then and metric in (TOKENS_PER_S, PEAK_MEMORY):
         wrong = ["the baseline lacks it: accept or record it again"]
     elif None in values:
-        wrong = ["the baseline has it, this run does not" if then else "was not measured"]
+        wrong = ["the baseline has it, but this run does not" if then else "was not measured"]
     if wrong and isinstance(metric, PartOfStep):
         return check.replace(outcome="inconclusive", note=f"{wrong[0]}; {NO_LOADER}")
     return check.replace(outcome="failed", note=wrong[0]) if wrong else check
@@ -391,7 +399,7 @@ def _decided(
     then: Sequence[float],
     noise: Noise | None,
 ) -> Check:
-    """Judge a check with the sequential test; `sessions` has the baseline's launches per session."""
+    """Judge a check with the sequential test. `sessions` has the number of launches of each session."""
     if noise is None:
         return check.replace(outcome="inconclusive", note=UNKNOWN_NOISE)
     noise = against(noise, sessions)
@@ -413,14 +421,14 @@ def _decided(
         return decided.replace(outcome="inconclusive", note=ONE_SESSION)
     if policy.most >= FEWEST_LAUNCHES:
         return decided
-    decided = decided.replace(minimum_detectable=None)  # so few launches cannot detect a slowdown of any size
+    decided = decided.replace(minimum_detectable=None)  # so few launches cannot detect any slowdown
     if decided.outcome == "undecided" and len(now) >= policy.most:
         return decided.replace(outcome="inconclusive", note=TOO_FEW_LAUNCHES)
     return decided
 
 
 def is_negligible(metric: Metric, outcome: Outcome, change: float) -> bool:
-    """Return whether a change of a part of the step, or of a span, is too small to count, however sure."""
+    """Return whether a change is too small to count, however significant it is."""
     return outcome in ("regressed", "improved") and abs(change) <= metric.floor
 
 
@@ -430,7 +438,7 @@ def negligible(metric: Metric) -> str:
 
 
 def _agreed(check: Check, second_check: Check, why: str) -> Check:
-    """Return `check` if `second_check` agrees, else a weaker outcome. The probe has corrected one of them."""
+    """Return `check` if `second_check` agrees, and otherwise a weaker one. One of them is probe-corrected."""
     if check.outcome == second_check.outcome:
         return check
     if "undecided" in (check.outcome, second_check.outcome):
@@ -441,7 +449,7 @@ def _agreed(check: Check, second_check: Check, why: str) -> Check:
 
 def disagreement(raw: Outcome, corrected: Outcome, why: str) -> str:
     """Explain why raw and corrected outcomes disagree."""
-    return f"as measured {raw}, corrected for the machine's own speed {corrected}; {why}"
+    return f"{raw} as measured, but {corrected} when corrected for the machine's own speed; {why}"
 
 
 def tolerance_check(metric: Metric, check: Check, tolerance: float) -> Check:

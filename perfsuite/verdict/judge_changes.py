@@ -25,13 +25,13 @@ from perfsuite.verdict import exact
 from perfsuite.verdict.loss import part_of_steps
 
 UNREADABLE = "\0"  # replaces the content of anything that is not a file, or is too large to read
-LONGEST = 60  # most characters of a setting's value
-MOST_COUNTS = 3  # changed counts of a baseline that are named
+LONGEST = 60  # maximum number of characters of a setting's value
+MOST_COUNTS = 3  # maximum number of changed counts that are named for a baseline
 _WORDS = {
     TOKENS_PER_S.name: ("faster", "slower"),
     TOKENS_PER_S_MEAN.name: ("faster with stalls", "slower with stalls"),
 }
-"""Words for a larger and a smaller value of a metric; all others are "more" and "less"."""
+"""Words for a larger and a smaller value of a metric. Other metrics use "more" and "less"."""
 COUNTS = "counts"  # folder of the baselines of counts, below the directory of the baselines
 PROFILES = "profiles"  # folder of the profiles, which do not affect verdicts
 _CODEOWNERS = ("CODEOWNERS", ".github/CODEOWNERS", "docs/CODEOWNERS")
@@ -43,12 +43,12 @@ B = TypeVar("B", bound=BaselineDocument)
 
 
 class FileChange(NamedTuple):
-    """A file that differs between two trees."""
+    """A file that differs between the trees of two commits."""
 
     name: str  # relative to the top of the repository, with slashes
-    before: str | None  # its text at the base; None: it does not exist there
-    now: str | None
-    link: str | None = None  # the target, if it is a link now
+    before: str | None  # its text at the base; None if it did not exist
+    now: str | None  # its text now; None if it does not exist
+    link: str | None = None  # target of the link, if it is now a link
 
     @property
     def word(self) -> str:
@@ -62,11 +62,11 @@ class Places(NamedTuple):
     root: str  # pytest's root directory
     baselines: str
     cases: str
-    linked: frozenset[str] = frozenset()  # files elsewhere that are targets of links
+    linked: frozenset[str] = frozenset()  # files elsewhere that links point to
 
 
 def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[str]:
-    """Describe the changes that affect verdicts, most important first; `base` names the earlier tree."""
+    """Describe the changes that affect verdicts, most important first. `base` names the earlier tree."""
     by_kind = dict[str, list[str]]()
     for change in sorted(changes):
         kind, lines = _kind_and_lines(change, places, base)
@@ -79,7 +79,7 @@ def sentences(changes: Iterable[FileChange], places: Places, base: str) -> list[
 
 
 def is_of_judge(name: str, places: Places) -> bool:
-    """Return whether a file of this name may affect verdicts. Every Python file may."""
+    """Return whether a file of this name may affect verdicts. Any Python file may."""
     return name.endswith(".py") or _kind(name, places) is not None
 
 
@@ -133,7 +133,7 @@ def _by_lines(change: FileChange) -> str:
     if change.word != "changed":
         return f"{change.word}: {_lines(added or removed)}"
     if not (added or removed):
-        return "changed: its lines are in another order"
+        return "changed: its lines are in a different order"
     return f"changed: {_lines(added)} added, {_lines(removed)} removed"
 
 
@@ -142,11 +142,11 @@ def _lines(count: int) -> str:
 
 
 def _unreadable(name: str, base: str, *, before: bool) -> str:
-    return f"{name} cannot be read {f'at {base}' if before else 'now'}, so what changed in it is not known"
+    return f"{name} cannot be read {f'at {base}' if before else 'now'}, so its changes are not known"
 
 
 def _of_ini(change: FileChange, base: str) -> list[str]:
-    """Compare pytest's settings. A file without settings on both sides yields nothing."""
+    """Compare pytest's settings. Yields nothing if the file has no settings on either side."""
     both = list[Mapping[str, Any]]()
     for text, is_before in ((change.before, True), (change.now, False)):
         try:
@@ -160,7 +160,7 @@ def _of_ini(change: FileChange, base: str) -> list[str]:
         if _flat(before.get(key)) != _flat(now.get(key))
     ]
     if change.word != "changed" and (before or now):
-        lines.insert(0, f"{change.name}, which has settings of pytest, was {change.word}")
+        lines.insert(0, f"{change.name}, which contains settings of pytest, was {change.word}")
     return lines
 
 
@@ -218,7 +218,7 @@ def _of_waivers(change: FileChange, base: str) -> list[str]:
 
 
 def _by_name(entries: Iterable[Waiver]) -> dict[str, Waiver]:
-    """Return waivers by case and metric; further ones for the same get a number."""
+    """Return waivers by case and metric. If several have the same case and metric, the names are numbered."""
     by_name = dict[str, Waiver]()
     for entry in entries:
         name = f"{entry.case} on {entry.metric}"
@@ -249,7 +249,7 @@ def _changed(name: str, change: FileChange, differences: Iterable[str]) -> list[
 
 
 def _both(change: FileChange, kind: type[B], name: str, base: str) -> tuple[B | None, B | None] | str:
-    """Return a baseline on both sides, or a sentence that one cannot be read."""
+    """Return a baseline on both sides, or a sentence that says on which side it cannot be read."""
     both = list[B | None]()
     for text, is_before in ((change.before, True), (change.now, False)):
         try:
@@ -280,9 +280,9 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
         scatter = [_scatter(baseline.values(metric.name)) for baseline in (before, now)]
         if scatter[1] >= scatter[0] + 0.01:
             of_what = "" if metric is TOKENS_PER_S else f" in {metric.label}"
-            yield f"its launches scatter{of_what} by {scatter[0]:.1%} -> {scatter[1]:.1%}"
+            yield f"scatter of its launches{of_what} {scatter[0]:.1%} -> {scatter[1]:.1%}"
     if before.case != now.case:
-        yield "another case"
+        yield "different case"
     yield from _losses_differ(before, now)
     norms = [
         _median(launch.figures.gradient_norm for launch in baseline.launches) for baseline in (before, now)
@@ -299,7 +299,7 @@ def _times_differ(before: Baseline | None, now: Baseline | None) -> Iterator[str
 
 
 def _losses_differ(before: Baseline, now: Baseline) -> Iterator[str]:
-    """Yield the difference of the loss at the end, or else in the last part of the steps that differs."""
+    """Yield the difference of the final loss or, if equal, of the loss in the latest part that differs."""
     longest = max(len(launch.loss) for launch in (*before.launches, *now.launches))
     for behind in range(1, longest + 1):
         both = [_median(_loss(launch, behind) for launch in baseline.launches) for baseline in (before, now)]
@@ -333,7 +333,7 @@ def _scatter(values: Sequence[float]) -> float:
 
 
 def _ratio(before: float, now: float, unit: str, *, more: str, less: str) -> Iterator[str]:
-    """Yield the change of a value: as a share, or as a factor from 1.1 on."""
+    """Yield the change of a value, as a percentage or, from 1.1 on, as a factor."""
     if before == now:
         return
     if not before or not now or before < 0 or now < 0:
@@ -348,12 +348,12 @@ def _counts_differ(before: CountBaseline | None, now: CountBaseline | None) -> I
     if before is None or now is None:
         return
     if not are_alike(before.method, now.method):
-        yield f"counted by the method {now.method!r}, before by {before.method!r}"
+        yield f"counted with the method {now.method!r} instead of {before.method!r}"
     else:
         differences = [finding.sentence for finding in exact.count_differences(before, now)]
         yield from differences[:MOST_COUNTS]
         if len(differences) > MOST_COUNTS:
-            yield f"and {len(differences) - MOST_COUNTS} counts more"
+            yield f"and {len(differences) - MOST_COUNTS} more counts"
         lost = exact.missing_ranks(before, now)
         if lost:
             yield f"{lost} no longer counted"
@@ -361,7 +361,7 @@ def _counts_differ(before: CountBaseline | None, now: CountBaseline | None) -> I
     if unjudged:
         yield f"no longer judged: {', '.join(unjudged)}"
     if before.case != now.case:
-        yield "another case"
+        yield "different case"
     yield from exact.changed_versions(before.versions, now.versions)
     yield from _acceptance(before.accepted, now.accepted)
 
@@ -370,6 +370,6 @@ def _acceptance(before: Acceptance | None, now: Acceptance | None) -> Iterator[s
     if before == now:
         return
     if now is None:
-        yield "no longer accepted by anybody"
+        yield "no longer accepted by anyone"
     else:
         yield f"accepted by {now.by} on {now.date}, reason: {now.reason or 'none given'}"

@@ -1,4 +1,4 @@
-"""Compare loss curves and norms of gradients with those of a baseline or of another arm. Pure."""
+"""Compare loss curves and gradient norms with those of a baseline or of another arm. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -9,17 +9,20 @@ from perfsuite.results.counts import COUNTED_STEP
 from perfsuite.results.run import Run
 from perfsuite.verdict.robust import t_quantile
 
-LOSS_SIGMAS = 4.3  # standard deviations by which a tenth of a curve may differ: 1 in 60,000, if normal
-LOSS_DEGREES = 3  # degrees of freedom of a launch: under ten, as its tenths correlate (by simulation)
-LOSS_FLOOR = 0.02  # relative difference of a loss curve that is always allowed: summation order matters
+# Number of standard deviations by which a tenth of a curve may differ. If normal, 1 in 60,000 differs by
+# more.
+LOSS_SIGMAS = 4.3
+# Degrees of freedom of a launch: fewer than ten, because its tenths correlate (by simulation).
+LOSS_DEGREES = 3
+LOSS_FLOOR = 0.02  # relative difference that a loss curve may always have, because summation order matters
 UNCLIPPED = "unclipped_norm"
-NORMS = {  # names of gradient norms, by figure; first the one that clipping does not hide
+NORMS = {  # names of gradient norms, by figure. The first is not affected by clipping, so it is used first
     UNCLIPPED: f"the norm of the gradients in step {COUNTED_STEP}, before clipping",
     "gradient_norm": f"the norm of the gradients in step {COUNTED_STEP}, after clipping",
 }
-NORM_DEGREES = 1  # degrees of freedom of a launch for a norm, of which it has one value
-FEWEST = 3  # fewest launches that show the scatter, and which of them is an outlier
-MOST_SCATTER = 0.2  # most relative scatter of norms: with more, they cannot be called equal
+NORM_DEGREES = 1  # degrees of freedom of a launch for a norm, of which it has only one value
+FEWEST = 3  # minimum number of launches that show the scatter, and which of them is an outlier
+MOST_SCATTER = 0.2  # maximum relative scatter of norms: with more scatter, they cannot be called equal
 Launches = Sequence[BaselineLaunch]
 Curve = Sequence[float]
 CLEAR = 30
@@ -30,9 +33,9 @@ side, and gradients that scatter, this happens by chance in 1 of 3,000 cases."""
 def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the baseline") -> str | None:
     """Return why runs differ from the baseline in loss or gradients; None if they do not.
 
-    The reason is a common factor in all steps, or the first tenth of the steps in which a run's loss differs
-    by more than is allowed, or another norm of the gradients. From a spike of the baseline on, a loss differs
-    only if it is higher than the spike. `whose` names the baseline in the message.
+    The reason is one of three: a common factor in all steps, the first tenth of the steps in which the loss
+    of a run differs by more than is allowed, or a different gradient norm. From a spike of the baseline on, a
+    loss differs only if it is above the spike. `whose` names the baseline in the message.
     """
     then = baseline.launches
     now = from_runs(runs).launches
@@ -56,8 +59,9 @@ def loss_differs(runs: Sequence[Run], baseline: Baseline, whose: str = "the base
 def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str) -> str | None:
     """Explain a loss that has another `scale` in every step; None if the gradients show that it is harmless.
 
-    A library that takes the mean over micro-batches after backward instead of before it reports another loss
-    with the same gradients. Only their norm before clipping can show this: clipping makes all norms equal.
+    A library that computes the mean over micro-batches after backward instead of before it reports a
+    different loss with the same gradients. Only the norm before clipping can show this, because clipping
+    makes all norms equal.
     """
     factor = f"x {_times(scale)} in every step, compared with {whose}"
     norms = {figure: [values_of(side, figure) for side in (then, now)] for figure in NORMS}
@@ -79,7 +83,7 @@ def _scaled_computation(scale: float, then: Launches, now: Launches, whose: str)
 
 
 def _ratio(before: Sequence[float], today: Sequence[float]) -> tuple[float, float]:
-    """Return today's norm as a multiple of the earlier one, and the relative difference due to scatter."""
+    """Return today's norm as a multiple of the earlier norm, and the relative difference due to scatter."""
     near = max(LOSS_FLOOR, _spread(before), _spread(today))
     return median(today) / median(before), min(near, MOST_SCATTER)
 
@@ -93,16 +97,17 @@ def _is_size(values: Sequence[float]) -> bool:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return half of the relative range of some values."""
+    """Return half of the relative range of the values."""
     return (max(values) - min(values)) / (2 * median(values))
 
 
 def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
-    """Describe a gradient norm that differs from the baseline's. The loss may long hide wrong gradients."""
+    """Describe a gradient norm that differs from the baseline's. The loss may hide it for many steps."""
     for figure, said in NORMS.items():
         usual = values_of(then, figure)
         values = values_of(now, figure)
-        if len(usual) < FEWEST:  # too few to estimate the scatter: two agreeing launches on each side must do
+        # Too few launches to estimate the scatter: compare them directly, if each side has at least two.
+        if len(usual) < FEWEST:
             sides = [(usual, values)]
             if _is_apart(sides, 0):
                 change = f"{usual[0]:.4g} in {whose} -> {values[0]:.4g}"
@@ -118,7 +123,7 @@ def _gradients_differ(then: Launches, now: Launches, whose: str) -> str | None:
 def may_differ(then: Launches, now: Launches) -> str | None:
     """Return what differs by more than rounding between the first launches of two sides; None if nothing.
 
-    Launches without a seed differ as much: more launches are needed to tell (`steadily_differ`).
+    Launches without a seed also differ by this much. Only more launches can tell (`steadily_differ`).
     """
     before = then[0]
     today = now[0]
@@ -144,7 +149,7 @@ def _loss_change(position: int, before: float, now: float, allowed: float) -> st
 
 
 def part_of_steps(part: int, parts: int) -> str:
-    """Name one of `parts` equal parts of the steps, counted from 0: `over 50 to 60% of the steps`."""
+    """Name one of `parts` equal parts of the steps, numbered from 0: `over 50 to 60% of the steps`."""
     return f"over {100 * part // parts} to {100 * (part + 1) // parts}% of the steps"
 
 
@@ -159,8 +164,8 @@ def _limit(allowed: float, before: float) -> str:
 def steadily_differ(then: Launches, now: Launches) -> str | None:
     """Return what differs between a few launches on each side that agree among themselves; None if nothing.
 
-    Without a seed they do not agree, so the sides must be `CLEAR` times as far apart as launches of one side.
-    One outlier among three or more launches of `then` is left out.
+    Launches without a seed do not agree. The sides must therefore differ by `CLEAR` times the difference
+    between launches of one side. One outlier among three or more launches of `then` is left out.
     """
     for figure, said in NORMS.items():
         before, today = (values_of(side, figure) for side in (then, now))
@@ -182,7 +187,7 @@ def steadily_differ(then: Launches, now: Launches) -> str | None:
             return _loss_change(position, before[0], today[0], _allowed(tenths, position))
     if not tenths:
         return None
-    # A mean over all steps scatters less than its tenths.
+    # The mean over all steps scatters less than its tenths.
     means = [[fmean(curve) for curve in side] for side in curves]
     sides = [(means[0], means[1])]
     if not _is_apart(sides, 0):
@@ -201,7 +206,7 @@ def _allowed(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: in
 def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: int) -> bool:
     """Return whether two sides differ at a place by more than `_allowed`.
 
-    A side with one launch does not show its scatter, so it is not judged.
+    If a side has only one launch, its scatter is unknown and the result is False.
     """
     if any(len(side) < 2 for side in sides[place]):
         return False
@@ -211,16 +216,16 @@ def _is_apart(sides: Sequence[tuple[Sequence[float], Sequence[float]]], place: i
 
 
 def common_factor(then: Launches, now: Launches, whose: str) -> str | None:
-    """Explain a loss that is a multiple of that of `whose` in every step; None if it is not, or harmless.
+    """Explain a loss that is a multiple of the loss of `whose` in every step; None if not, or if harmless.
 
-    One launch on each side is enough, because scatter would not be the same in each step.
+    One launch on each side is enough, because scatter would not be the same in every step.
     """
     scale = _scale(now, _usual_loss(then))
     return None if scale is None else _scaled_computation(scale, then, now, whose)
 
 
 def few_differ(runs: Sequence[Run], before: Sequence[Run], whose: str) -> str | None:
-    """Do the same as `loss_differs` with too few launches to estimate the scatter."""
+    """Return the same as `loss_differs`, for fewer launches than are needed to estimate the scatter."""
     then = from_runs(before).launches
     now = from_runs(runs).launches
     factor = common_factor(then, now, whose)
@@ -241,20 +246,21 @@ def are_compared(then: Launches, now: Launches) -> bool:
 
 
 def _spike(launches: Launches) -> int:
-    """Return the place of the peak of the median curve, or the number of places if there is no spike.
+    """Return the place of the median curve's peak if it is a spike, and otherwise the number of places.
 
     A peak is a spike if it is above the first place by more than `LOSS_FLOOR`.
     """
     curve = [median_low(values) for values in _by_place([launch.loss for launch in launches])]
-    # After a loss spike, a training follows a different curve, which depends on how its sums were rounded.
+    # After a loss spike, training follows a different curve, which depends on how sums were rounded.
     if not curve or not max(curve) - curve[0] > LOSS_FLOOR * abs(curve[0]):
         return len(curve)
     return curve.index(max(curve))
 
 
 def _scale(launches: Launches, usual: Sequence[tuple[float, float]]) -> float | None:
-    """Return the factor between a loss and the usual one if it is the same whole number, or its inverse, in
-    each step; else None.
+    """Return the factor between a loss and the usual loss; None unless it is common to all steps.
+
+    The factor must be an integer of at least 2, or the inverse of such an integer.
     """
     tenths = (zip(launch.loss, usual, strict=False) for launch in launches)
     both = [(now, then, allowed) for tenth in tenths for now, (then, allowed) in tenth]
@@ -275,14 +281,15 @@ def _is_scaled_elsewhere(then: Launches, now: Launches) -> bool:
 
 
 def scaled(runs: Sequence[Run], baseline: Baseline) -> list[str]:
-    """Report that the loss, but not the gradients, is a multiple of the baseline's; empty if it is not."""
+    """Report that the loss is a multiple of the baseline's, but the gradients are not; empty if not so."""
     then = baseline.launches
     now = from_runs(runs).launches
     scale = _scale(now, _usual_loss(then))
     if scale is None or not _is_scaled_elsewhere(then, now):
         return []
     return [
-        f"the loss is x {_times(scale)} in every step, and the gradients are the same: it is scaled elsewhere"
+        f"the loss is x {_times(scale)} in every step, but the gradients are the same: only the loss has "
+        "another scale"
     ]
 
 
@@ -292,11 +299,11 @@ def _usual_loss(launches: Launches) -> list[tuple[float, float]]:
 
 
 def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
-    """Return the curves, with each value limited to the range that the other curves allow a launch.
+    """Return the curves, with each value limited to the range that the other curves allow a launch to have.
 
-    One outlying launch, or one outlying number in it, can then neither widen the scatter nor shift the mean
-    arbitrarily. This is winsorising (Tukey 1962), with limits that leave out the value itself, as deleted
-    residuals do. Two curves are unchanged, because they do not show which of them is the outlier.
+    One outlying launch, or one outlying number in a launch, can then neither widen the scatter nor shift the
+    mean arbitrarily. This is winsorising (Tukey 1962), with limits computed without the value itself, like
+    deleted residuals. Two curves remain unchanged, because they do not show which of them is the outlier.
     """
     if len(curves) < FEWEST:
         return curves
@@ -312,7 +319,7 @@ def _limited(curves: Sequence[Curve], degrees: int) -> Sequence[Curve]:
 
 
 def _agreeing(curves: Sequence[Curve], degrees: int) -> list[Curve]:
-    """Return the curves without those outside the range that the others allow a launch."""
+    """Return the curves without those outside the range that the other curves allow a launch to have."""
     limited = _limited(curves, degrees)
     return [curve for curve, within in zip(curves, limited, strict=True) if tuple(curve) == tuple(within)]
 
@@ -320,11 +327,14 @@ def _agreeing(curves: Sequence[Curve], degrees: int) -> list[Curve]:
 def _usual(curves: Sequence[Curve], degrees: int, fewest: int = FEWEST) -> list[tuple[float, float]]:
     """Return the mean of the curves at each place, and the difference from it that a new launch may have.
 
-    The difference is the largest of three: Student's t quantile times the spread at that place and its
-    neighbours; the quantile times the median relative spread of all places, times the mean; `LOSS_FLOOR`
-    times the mean. The quantile is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches).
-    With fewer than `fewest` curves, only the third applies. Each launch except the first adds `degrees`
-    degrees of freedom.
+    The difference is the largest of three:
+
+    - Student's t quantile times the spread at that place and its neighbours
+    - the quantile times the median relative spread of all places, times the mean
+    - `LOSS_FLOOR` times the mean
+
+    The quantile is for a new launch against an estimated mean, hence sqrt(1 + 1 / launches). With fewer than
+    `fewest` curves, only the third applies. Each launch except the first adds `degrees` degrees of freedom.
     """
     count = len(curves)
     places = _by_place(curves)

@@ -1,14 +1,14 @@
 """Estimate how much launches of unchanged code scatter on a hardware class, from its baselines. Pure.
 
-The noise has two standard deviations of log(cost), which are relative: `sigma` between launches of one
-session, and `session_sigma` of the shift that all launches of a session share. Each variance component is a
-mean square minus the part that the levels below explain, and at least 0 (Searle, Casella, McCulloch, Variance
-Components, 1992).
+The noise has two standard deviations of log(cost), so they are relative: `sigma` between launches of one
+session, and `session_sigma` of the shift that all launches of a session have in common. Each variance
+component is a mean square minus the part that the levels below explain, and at least 0 (Searle, Casella,
+McCulloch, Variance Components, 1992).
 
-A probe, a fixed piece of work timed between the steps of a launch, removes the machine's own drift. If the
-machine slows down both, seconds / probe_seconds**exponent scatters less than seconds. The exponent is the
-least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's positive-part
-estimator (James and Stein 1961; here F replaces chi-squared).
+A probe is a fixed piece of work that is timed between the steps of a launch. It is used to remove the drift
+of the machine: if the machine slows down both, seconds / probe_seconds**exponent scatters less than seconds.
+The exponent is the least-squares slope of log(seconds) on log(probe_seconds), shrunk towards 0 like Stein's
+positive-part estimator (James and Stein 1961; here F replaces chi-squared).
 """
 
 import itertools
@@ -24,40 +24,40 @@ from perfsuite.results.run import Figures
 from perfsuite.verdict.robust import location, sorted_logs
 from perfsuite.verdict.sequential import Noise, pooled_noise
 
-Pair = tuple[float, float]  # a launch's seconds per step, and the seconds of its probe
-# The costs of one baseline's launches, by the session that made them; None: a session without a name.
+Pair = tuple[float, float]  # seconds per step of a launch, and the seconds of its probe
+# The costs of one baseline's launches, by name of the session that made them; None: a session without a name.
 LaunchesBySession = Mapping[str | None, Sequence[float]]
 
-MIN_DEGREES = 2  # fewest degrees of freedom (launches minus groups) to estimate a noise
-MIN_DEGREES_OF_EXPONENT = 20  # fewest degrees of freedom to believe an estimated probe exponent of 0
+MIN_DEGREES = 2  # minimum degrees of freedom (launches minus groups) for estimating a noise
+MIN_DEGREES_OF_EXPONENT = 20  # minimum degrees of freedom at which an estimated exponent of 0 is trusted
 PROBE_CORRECTED = (TOKENS_PER_S, TOKENS_PER_S_MEAN)  # metrics that follow the machine's speed
 _UPPER_LIMIT = (40.4, 7.49, 4.33, 3.28, 2.77, 2.46, 2.25, 2.11, 2.0)
 """Upper 87.5% confidence limit of a variance, as a multiple of its estimate, for 1, 2, ... degrees of
 freedom: degrees / (0.125 quantile of chi-squared). The variance between sessions is multiplied by it, because
-few sessions can agree by chance. The last factor is used from 9 degrees of freedom (10 sessions) on."""
+a few sessions may agree by chance. The last factor applies to 9 degrees of freedom (10 sessions) and more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassNoise:
-    """The noise of each metric on a hardware class, and how strongly speed follows the probe."""
+    """The noise of each metric on a hardware class, and how strongly its speed follows the probe."""
 
     by_metric: Mapping[str, Noise] = field(default_factory=dict)
-    """Noise by name of the metric. For the metrics in `PROBE_CORRECTED` it is the noise after correction,
-    if the exponent is above 0. Here, `session_sigma` is the standard deviation of one session about the mean
-    of all sessions; `against` converts it to that of a new session against a baseline."""
+    """Noise by name of the metric. If the exponent is above 0, the noise of the metrics in `PROBE_CORRECTED`
+    is the noise after correction. Here, `session_sigma` is the standard deviation of one session about the
+    mean of all sessions; `against` converts it to that of a new session against a baseline."""
     probe_exponent: float = 0.0  # exponent, 0 to 1, with which seconds per step follow the probe's seconds
-    knows_exponent: bool = False  # whether the launches suffice to estimate it: 0 then means no relation
+    knows_exponent: bool = False  # whether there are enough launches to estimate it; 0 then means no relation
     uncorrected: Mapping[str, Noise] = field(default_factory=dict)
-    """Noise of the corrected metrics without correction, for launches without a probe."""
+    """Noise of the corrected metrics before correction, for launches without a probe."""
 
     def of(self, metric: Metric, *, corrected: bool = True) -> Noise | None:
-        """Return the noise of a metric, or None if the baselines have too few launches to estimate it."""
+        """Return the noise of a metric; None if the baselines have too few launches to estimate it."""
         noise = self.by_metric.get(metric.name)
         return noise if corrected else self.uncorrected.get(metric.name, noise)
 
 
 def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
-    """Pool the launches of all baselines of one hardware class, by each metric that is above 0 and finite."""
+    """Estimate the noise from the launches of all baselines of one hardware class."""
     by_baseline = [[launch.figures for launch in baseline.launches] for baseline in baselines]
     groups = (pairs(figures, TOKENS_PER_S) for figures in by_baseline)
     probed = [group for group in groups if group]
@@ -81,11 +81,11 @@ def class_noise(baselines: Sequence[Baseline]) -> ClassNoise:
 
 
 def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int = 0) -> Noise | None:
-    """Estimate the noise within sessions and between them, from the seconds per step of several baselines.
+    """Estimate the noise within and between sessions, from the seconds per step of several baselines.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom. `fitted` is the number of parameters
-    already fitted to these launches. If most sessions have one launch, the noise between sessions cannot
-    be separated from the noise within them; the total is then used for both.
+    already fitted to these launches. If most sessions have only one launch, the noise between sessions cannot
+    be separated from the noise within them. In that case, the total noise is used for both.
     """
     by_session = [launches for baseline in baselines for launches in baseline.values()]
     by_baseline = [[*itertools.chain(*baseline.values())] for baseline in baselines if baseline]
@@ -100,8 +100,8 @@ def pooled_over_sessions(baselines: Sequence[LaunchesBySession], *, fitted: int 
 def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> float:
     """Return the standard deviation between sessions, at its upper limit; 0 if no baseline has two sessions.
 
-    `sigma` is the noise within sessions, 0 if unknown. Cases of the same sessions share one session effect,
-    so the degrees of freedom are sessions - 1, not cases x (sessions - 1).
+    `sigma` is the noise within sessions, or 0 if unknown. Cases of the same sessions have one session effect
+    in common, so the degrees of freedom are sessions - 1, not cases x (sessions - 1).
     """
     cases_of: dict[frozenset[str | None], list[LaunchesBySession]] = {}
     for baseline in baselines:
@@ -122,8 +122,8 @@ def _between_sessions(baselines: Sequence[LaunchesBySession], sigma: float) -> f
 
 
 def _components(cases: Sequence[LaunchesBySession], sigma: float) -> tuple[float, float, float]:
-    """Return three variances between sessions: observed, expected of launches and cases, a case's excess."""
-    rows = []  # a row for each case: its deviation in each session from its own mean
+    """Return variances between sessions: observed, expected of launches and cases, and excess of one case."""
+    rows = []  # for each case, the deviation of each session from the mean of the case
     for case in cases:
         means = [location(sorted_logs(case[name]), sigma or math.inf) for name in cases[0]]
         rows.append([mean - fmean(means) for mean in means])
@@ -140,7 +140,7 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
     """Return the noise of a new session against a baseline with these numbers of launches per session.
 
     The mean of a baseline with n_i launches in session i has variance sum(n_i^2) / (sum n_i)^2 times the
-    variance between sessions; with S sessions of equal size `session_sigma` grows by sqrt(1 + 1/S).
+    variance between sessions. With S sessions of equal size, `session_sigma` grows by sqrt(1 + 1/S).
     """
     sizes = list(session_sizes)
     share = sum(size**2 for size in sizes) / sum(sizes) ** 2
@@ -148,7 +148,7 @@ def against(noise: Noise, session_sizes: Iterable[int]) -> Noise:
 
 
 def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[str | None, list[float]]:
-    """Return the costs by session. With an exponent, only launches with a probe count, corrected by it."""
+    """Return the costs by session. With an exponent, launches are corrected, or left out without a probe."""
     metric = metric.against(launch.figures for launch in baseline.launches)
     kept = []
     for session, launch in baseline.by_session():
@@ -164,12 +164,12 @@ def _costs(baseline: Baseline, metric: Metric, exponent: float = 0.0) -> dict[st
 
 
 def is_size(value: float | None) -> TypeGuard[float]:
-    """Return whether a value can be a measured size: present, above 0 and finite."""
+    """Return whether a value can be a measured size: not None, above 0 and finite."""
     return value is not None and 0 < value < math.inf
 
 
 def pairs(launches: Iterable[Figures], metric: Metric) -> list[Pair]:
-    """Pair each launch's cost with its probe, both in seconds; leave out launches that lack either."""
+    """Pair the cost of each launch with its probe, in seconds. Leave out launches that lack one of them."""
     values = [(metric.of(figures), figures.probe_s_p50) for figures in launches]
     return [(metric.cost(value), probe) for value, probe in values if is_size(value) and is_size(probe)]
 
@@ -181,8 +181,8 @@ def _degrees(groups: Sequence[Sequence[object]]) -> int:
 def probe_corrected(launches: Sequence[Pair], baseline: Sequence[Pair], exponent: float) -> list[float]:
     """Return seconds at the baseline's usual speed: seconds x (median baseline probe / probe)^exponent.
 
-    `exponent`, 0 to 1, should be that of all baselines of the hardware class (`probe_exponent`). Today's
-    launches are never used to choose it.
+    `exponent` (0 to 1) should be estimated from all baselines of the hardware class (`probe_exponent`), and
+    never from today's launches.
     """
     typical = math.exp(median(math.log(probe) for _, probe in baseline))
     return [seconds * (typical / probe) ** exponent for seconds, probe in launches]
@@ -191,9 +191,9 @@ def probe_corrected(launches: Sequence[Pair], baseline: Sequence[Pair], exponent
 def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
     """Estimate how strongly launches follow their probe, 0 to 1, from one or more baselines.
 
-    The least-squares slope is multiplied by max(0, 1 - E[F] / F): F is its squared t statistic, and E[F] = d
-    / (d - 2) is the expectation of F without any relation, at d residual degrees of freedom. The result is 0
-    with fewer than 3 of them, and if the correction does not lower the clipped noise. Five launches with
+    The least-squares slope is multiplied by max(0, 1 - E[F] / F). F is its squared t statistic, and E[F] =
+    d / (d - 2) is the expectation of F if there is no relation, with d residual degrees of freedom. The
+    result is 0 if d is below 3, or if the correction does not lower the clipped noise. Five launches with
     unrelated probes give an exponent above 0 about 7 times in 100.
     """
     y, x = ([log for group in groups for log in _centred_logs(group, of)] for of in (0, 1))
@@ -206,7 +206,7 @@ def probe_exponent(groups: Sequence[Sequence[Pair]]) -> float:
 
 
 def shrunk_slope(x: Sequence[float], y: Sequence[float], degrees: float) -> float:
-    """Return the slope of y on x, shrunk as `probe_exponent` explains: 0 to 1. Both have the mean 0."""
+    """Return the slope of y on x, shrunk as `probe_exponent` explains: 0 to 1. Both must have mean 0."""
     shared = sum(a * b for a, b in zip(x, y, strict=True))
     if degrees < 3 or shared <= 0:
         return 0.0

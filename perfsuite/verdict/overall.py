@@ -1,4 +1,4 @@
-"""Combine the verdicts on times and on counts of a case. Pure."""
+"""Combine a case's verdicts on times and on counts. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,18 @@ from perfsuite.verdict.loss import are_compared, common_factor, may_differ, stea
 from perfsuite.verdict.noise import ClassNoise
 
 THE_SAME = "the work is the same: look at"
-"""Beginning of the explanation of a slower case with equal counts; the rest depends on the machine."""
+"""Beginning of the explanation of a slower case whose counts are equal. The rest depends on the machine."""
 
 OF_COUNTS = "the baseline of counts"
 OF_A_DRY_RUN = (
-    "a dry run computes no values: tokens and dtypes were compared, the loss and the gradients were not"
+    "a dry run computes no values: tokens and dtypes were compared, but not the loss and the gradients"
 )
 NOT_COMPARED = (
-    "neither the loss nor the gradients before clipping could be compared, so it may compute something else "
-    "(accept the counts again: perfsuite baseline accept --only-counts)"
+    "neither the loss nor the gradients before clipping could be compared, so the case may compute something "
+    "else. Accept the counts again (perfsuite baseline accept --only-counts)"
 )
-ONE_LAUNCH = "launches without a seed also differ: launch each side twice to be sure"
-NOTHING_TO_COMPARE = "counts are not judged: no baseline has them, and these launches cannot become one"
+ONE_LAUNCH = "Launches without a seed also differ. To be sure, launch each side twice"
+NOTHING_TO_COMPARE = "counts are not judged: no baseline has counts, and these launches cannot become one"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ def with_counts(
 ) -> Verdict:
     """Combine `timed`, the verdict on time and memory, with the counts of the launches.
 
-    The worse outcome wins. A noisy or new machine does not hide a change of the counts, as these do not
-    depend on it; a failure stays a failure. `file` is the path of the baseline of counts, present or future.
-    If there is none, the counts are recorded, unless the launches are worse than a baseline of times, or a
-    fault was injected. Less work is `improved` only if the computation is that of the baseline of counts, or
-    that of the baseline of times, `times`.
+    The worse outcome wins. A noisy or new machine does not hide a change of the counts, because counts do not
+    depend on the machine. A failure remains a failure. `file` is the path of the baseline of counts, which
+    may not exist yet. In that case the counts are recorded, unless the launches are worse than a baseline of
+    times or a fault was injected. Less work is `improved` only if the launches compute the same as the
+    baseline of counts or as `times`, the baseline of times.
     """
     counts = exact.check(runs, baseline)
     if counts is not None and baseline is not None:
@@ -84,10 +84,10 @@ def with_counts(
 def _unless_other(
     verdict: Verdict, runs: Sequence[Run], baseline: CountBaseline, *, is_judged: bool
 ) -> Verdict:
-    """Return the verdict, or `failed` if the launches compute something other than those of the counts.
+    """Return the verdict, or `failed` if the launches compute something other than the baseline of counts.
 
-    Two launches on each side show whether values differ or scatter. With one, only a common factor fails.
-    With `is_judged`, a baseline of times has already judged the loss, with the scatter that it knows.
+    Two launches on each side show whether values differ or only scatter. With one launch, only a common
+    factor fails. If `is_judged`, a baseline of times has already judged the loss, using its own scatter.
     """
     sound = [run for run in runs if run.failure is None]
     if not sound:
@@ -107,14 +107,14 @@ def _unless_other(
     once = None if is_judged else may_differ(then.launches, now.launches)
     if once is None:
         return verdict
-    reason = f"not as in {OF_COUNTS}: {once}; {ONE_LAUNCH}"
+    reason = f"unlike {OF_COUNTS}: {once}. {ONE_LAUNCH}"
     return verdict.replace(reasons=(*verdict.reasons, reason))
 
 
 def _if_same(
     counts: CountCheck, runs: Sequence[Run], baseline: CountBaseline, times: Baseline | None
 ) -> CountCheck:
-    """Return the check of the counts. Less work is only listed if the same computation is not shown."""
+    """Return the check of the counts. Less work is only listed if the computation may have changed."""
     if counts.outcome != "improved":
         return counts
     then = Computed.of_counts(baseline)
@@ -126,7 +126,7 @@ def _if_same(
         if not are_compared(then.launches, now.launches):
             why.append(NOT_COMPARED)
         elif (difference := may_differ(then.launches, now.launches)) is not None:
-            why.append(f"{difference}, so it may compute something else")
+            why.append(f"{difference}, so the case may compute something else")
     if not why:
         return counts
     listed = tuple(finding.replace(outcome="passed") for finding in counts.findings)
@@ -135,7 +135,7 @@ def _if_same(
 
 
 def with_unseen(verdict: Verdict, taken: Mapping[str, TakenProfile]) -> Verdict:
-    """Return the verdict after profiles, given by the arm's name. Incomplete counts only show regressions."""
+    """Return the verdict after profiles, given by arm name. Incomplete counts can only show regressions."""
     unseen_of = {name: each.profile.unseen for name, each in taken.items() if each.profile is not None}
     why = tuple(f"{name}: {unseen}" if name else unseen for name, unseen in unseen_of.items() if unseen)
     counts = verdict.counts
@@ -160,9 +160,10 @@ def explained_by_counts(
     run: Run,
     outcomes: Sequence[Literal["regressed", "improved"]] = ("regressed",),
 ) -> str | None:
-    """Explain checks with the first of these outcomes that occurs, by the largest change of counts; or None.
+    """Explain checks by the largest change of counts. Returns None if the counts do not explain anything.
 
-    Counts of the start-up or of a checkpoint explain its own seconds, and counts of steps all others.
+    Checks with the first of `outcomes` that occurs are explained. Counts of the start-up or of a checkpoint
+    explain its own seconds, and counts of steps explain everything else.
     """
     occurred = [outcome for outcome in outcomes if any(check.outcome == outcome for check in checks)]
     if counts is None or not counts.compared or not occurred:
@@ -180,7 +181,7 @@ def explained_by_counts(
 
 
 def _is_of(span: str, check: Check) -> bool:
-    """Return whether a check is about the seconds of this span or a part of it; without a span, of steps."""
+    """Return whether a check is of the seconds of a span or a part of it; if the span is empty, of steps."""
     timed = timed_span(check.metric)
     if timed is None or not span:
         return timed is None and not span
@@ -190,9 +191,9 @@ def _is_of(span: str, check: Check) -> bool:
 def excuse(case: Case, verdict: Verdict, baseline: Baseline | None, *, shared: bool) -> Excuse | None:
     """Return the excuse for the failure of `case`; None if it has none, or if the case did not fail.
 
-    A known issue excuses the failure that it names, unless a reviewed baseline shows that the issue is gone.
-    A case that may run out of memory is excused if it does, unless any baseline shows that it fits, or others
-    held memory of its GPUs meanwhile (`shared`).
+    A known issue excuses the failure that it names, unless a reviewed baseline shows that the issue is fixed.
+    A case that may run out of memory is excused if it does. It is not excused if any baseline shows that it
+    fits, or if other processes held memory of its GPUs at the time (`shared`).
     """
     issue = case.known_issue
     is_reviewed = baseline is not None and baseline.accepted is not None

@@ -1,20 +1,22 @@
 """Decide which of two arms is slower, from launches that alternate between them. Pure functions.
 
-Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs, (1, 2), (3, 4),
-..., so that effects of the machine on both cancel in their ratio. Between the pairs there are neighbours of
-the same arm, (2, 3), (4, 5), ..., which differ only by noise. Both kinds show the noise, so no baseline is
-needed. All arithmetic is on logarithms of costs (lower is better). Each look at the pairs so far has one of
-the outcomes of `verdict.sequential`; it is `passed` if a change by the tolerance is excluded in both
-directions.
+Arms A and B are launched in the order A B B A A B B A ... Neighbouring launches form pairs: (1, 2), (3, 4),
+... Effects of the machine on both launches of a pair cancel in their ratio. Between the pairs, neighbouring
+launches are of the same arm: (2, 3), (4, 5), ... These differ only by noise. Both kinds of neighbours show
+the noise, so no baseline is needed. All arithmetic is on logarithms of costs (lower is better). The decision
+after each pair has one of the outcomes of `verdict.sequential`. It is `passed` if a change by the tolerance
+is excluded in both directions.
 
-On a machine with two speeds, all launches of A may be fast and all of B slow by chance: for n pairs the
+On a machine with two speeds, all launches of A may be fast and all of B slow by chance. For n pairs, the
 probability is 2 / 4^n. A change is therefore reported only from `MIN_CHANGED` pairs on, and nearly all pairs
-must show it. Drift that is too fast for pairs to cancel, but that a probe follows (`verdict.noise`), is
-corrected, at the cost of degrees of freedom and a stricter threshold. There is no correction if the probe
-clearly differs between the arms; if it may differ, a decision must hold with and without the correction.
+must show it.
 
-Source of paired differences: Student, Biometrika 6 (1908) 1; for the rest see `robust`. The constants were
-chosen by simulation: tests/verdict/test_simulated_pairs.py.
+Drift can be too fast for pairs to cancel. If a probe follows it (`verdict.noise`), it is corrected, at the
+cost of degrees of freedom and a stricter threshold. There is no correction if the probe clearly differs
+between the arms. If it may differ, a decision must hold with and without the correction.
+
+Source of paired differences: Student, Biometrika 6 (1908) 1; for other sources see `robust`. The constants
+were chosen by simulation: tests/verdict/test_simulated_pairs.py.
 """
 
 import math
@@ -35,40 +37,42 @@ from perfsuite.verdict.robust import (
 )
 from perfsuite.verdict.sequential import SIGMA_FLOOR, Outcome
 
-MAX_PAIRS = 12  # most pairs: the thresholds are tuned to it, and more looks raise more false alarms
-MIN_PAIRS = 3  # fewest pairs that can decide anything: with two, one slow launch would decide
-MIN_CHANGED = 5  # fewest pairs that can show a change: 2 / 4^5 is 0.2%
+# Maximum number of pairs: the thresholds are tuned to it, and more pairs mean more false alarms.
+MAX_PAIRS = 12
+MIN_PAIRS = 3  # minimum number of pairs for a decision: with two, one slow launch would decide
+MIN_CHANGED = 5  # minimum number of pairs for reporting a change: 2 / 4^5 is 0.2%
 
-_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # lower limit of the noise of a pair: that of two launches
+_PAIR_FLOOR = SIGMA_FLOOR * math.sqrt(2)  # lower limit of the noise of a pair, which has two launches
 _SHARED_LAUNCH = 1.5
-"""Number of consecutive differences that carry as much information as one that shares no launch with another:
-neighbouring differences have a correlation of -1/2, and 1 + 2 (1/2)^2 is 1.5."""
+"""Number of consecutive differences that carry as much information as one independent difference.
+Neighbouring differences share a launch and have a correlation of -1/2, and 1 + 2 (1/2)^2 is 1.5."""
 _EFFICIENCY = SCALE_EFFICIENCY / _SHARED_LAUNCH  # degrees of freedom per difference after the first pair
 
 # Thresholds in standard errors, tuned by simulation.
 _Z_CHANGE = 2.6  # regressed, improved
-_Z_CORRECTED = 2.8  # regressed, improved where an exponent was estimated from the same launches
+_Z_CORRECTED = 2.8  # regressed, improved, if an exponent was estimated from the same launches
 _Z_PASS = 2.3  # passed
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
-_Z_POWER = 3.0  # 1.645 for a power of 95%, the rest for clipping and early looks
-_Z_PROBE_MAY_DIFFER = 1.6  # between the arms
-_Z_PROBE_DIFFERS = 4.0
-_LIKELY_PASS = 0.6  # share of the tolerance: below it, an uncorrected change makes `passed` likely
-_SHOWN = 0.4  # least share of the change that a pair must have to show it
+_Z_POWER = 3.0  # 1.645 for a power of 95%, the rest for clipping and early decisions
+_Z_PROBE_MAY_DIFFER = 1.6  # the probe may differ between the arms
+_Z_PROBE_DIFFERS = 4.0  # the probe clearly differs between the arms
+_LIKELY_PASS = 0.6  # share of the tolerance; below it, an uncorrected change makes `passed` likely
+_SHOWN = 0.4  # share of the change that a pair must reach to count as showing it
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDecision:
-    """The outcome after the pairs so far. Changes are those of the cost: +0.03 is B 3% slower than A."""
+    """The outcome after the pairs so far. Changes are of the cost: +0.03 means that B is 3% slower than A."""
 
     outcome: Outcome
     change: float  # estimated relative change from A to B
-    interval: tuple[float, float]  # 99% confidence interval of `change` at this look
+    interval: tuple[float, float]  # 99% confidence interval of `change` after these pairs
     pairs: int
     pair_sigma: float  # estimated standard deviation of the logarithm of a pair's ratio
-    minimum_detectable: float  # `minimum_detectable_difference` with this noise and the pairs allowed
-    exponent: float = 0.0  # of the correction by the probe (`perfsuite.verdict.noise`); 0: not corrected
-    # The outcomes without and with the correction, if both are needed and differ at the last pair.
+    # `minimum_detectable_difference` for this noise and the maximum number of pairs
+    minimum_detectable: float
+    exponent: float = 0.0  # exponent of the correction by the probe (`verdict.noise`); 0: not corrected
+    # The outcomes without and with the correction, if they must agree but differ after the last pair.
     disputed: tuple[Outcome, Outcome] | None = None
 
 
@@ -76,27 +80,28 @@ class Differences(NamedTuple):
     """Differences of logarithms between neighbouring launches, in the order of the launches."""
 
     pairs: list[float]  # log(B / A) of each pair
-    neighbours: list[float]  # log(later / earlier) of consecutive launches of an arm: one fewer than pairs
+    neighbours: list[float]  # log(later / earlier) of neighbours of the same arm: one fewer than pairs
 
 
 class _Evidence(NamedTuple):
-    """The evidence of one look: the differences of the pairs, sorted, their location and its noise."""
+    """The evidence from the pairs so far: the sorted differences, their location, and the noise."""
 
     ordered: list[float]
     change: float
     sigma: float  # estimated noise of a pair
-    error: float  # standard error of `change` relative to that of a mean; above 1 with a fitted exponent
-    degrees: float  # degrees of freedom of that estimate
-    z: float  # threshold of a change
+    # Standard error of `change`, as a multiple of that of a plain mean: above 1 with a fitted exponent.
+    error: float
+    degrees: float  # degrees of freedom of `sigma`
+    z: float  # threshold for a change
 
 
 def order(pair: int) -> tuple[Literal["a", "b"], Literal["a", "b"]]:
-    """Return the launch order of the arms in a pair, counted from 0: A B, B A, A B, ..."""
+    """Return the launch order of the arms in a pair, numbered from 0: A B, B A, A B, ..."""
     return ("b", "a") if pair % 2 else ("a", "b")
 
 
 def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
-    """Return the differences between launches; costs `a[k]` and `b[k]` are pair k, in `order(k)`."""
+    """Return the differences between launches. Costs `a[k]` and `b[k]` are of pair k, run in `order(k)`."""
     pairs = [math.log(after) - math.log(before) for before, after in zip(a, b, strict=True)]
     last = [b if order(pair)[1] == "b" else a for pair in range(len(pairs) - 1)]
     neighbours = [math.log(arm[pair + 1]) - math.log(arm[pair]) for pair, arm in enumerate(last)]
@@ -104,7 +109,7 @@ def pair_differences(a: Sequence[float], b: Sequence[float]) -> Differences:
 
 
 def paired_exponent(costs: Differences, probes: Differences) -> float:
-    """Estimate how differences of launches follow those of their probes, 0 to 1, as `probe_exponent` does."""
+    """Estimate the exponent, 0 to 1, with which differences of costs follow those of probes."""
     x, y = (
         [value - fmean(differences.pairs) for value in differences.pairs] + differences.neighbours
         for differences in (probes, costs)
@@ -120,15 +125,15 @@ def decided(
     max_pairs: int = MAX_PAIRS,
     probes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> PairedDecision:
-    """Compare the pairs so far; `a[k]` and `b[k]` are the costs of pair k, in one unit, in `order(k)`.
+    """Compare the pairs so far. `a[k]` and `b[k]` are the costs of pair k in one unit, run in `order(k)`.
 
-    Returns the decision of the first look that decides, or of the last look if none does: call it again after
-    one more pair while it is "undecided". `tolerance` is the relative change that matters: 0.03 is 3%.
-    `probes` are the seconds of the probe in the launches of A and of B, if the probe uses the same software
-    in both. Raises ValueError for a tolerance out of range.
+    Returns the first decision that is not "undecided", or the last decision if there is none. While it is
+    "undecided", call this again after one more pair. `tolerance` is the relative change that matters: 0.03 is
+    3%. `probes` are the probe's seconds in the launches of A and of B, given only if the probe uses the same
+    software in both. Raises ValueError if the tolerance is out of range.
     """
     if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3%")
+        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction between 0 and 1: 0.03 for 3%")
     for pairs in range(1, len(a) + 1):
         probe = None if probes is None else pair_differences(*(arm[:pairs] for arm in probes))
         decision = _look(pair_differences(a[:pairs], b[:pairs]), probe, tolerance, max_pairs)
@@ -140,12 +145,12 @@ def decided(
 def minimum_detectable_difference(
     pair_sigma: float, max_pairs: int = MAX_PAIRS, z: float = _Z_CHANGE
 ) -> float:
-    """Return the smallest change that is found 95 times in 100, relative: 0.03 is 3%.
+    """Return the smallest relative change that is detected 95 times in 100: 0.03 is 3%.
 
-    `pair_sigma` is the standard deviation of log(B / A) between pairs: sqrt(2) times that between launches,
-    if the machine does not drift. The formula is (T + 3.0) sigma / sqrt(N), where T is the quantile of
-    Student's t at which a change is reported. It is up to 10% optimistic from 8 pairs on; below, single
-    launches matter.
+    `pair_sigma` is the standard deviation of log(B / A) between pairs. On a machine without drift, that is
+    sqrt(2) times the standard deviation between launches. The formula is (T + 3.0) sigma / sqrt(N), where T
+    is the quantile of Student's t at which a change is reported. From 8 pairs on, the result is up to 10%
+    too small; with fewer pairs, it depends on single launches.
     """
     final = _EFFICIENCY * 2 * (max_pairs - 1)
     return relative((t_quantile(z, final) + _Z_POWER) * pair_sigma / math.sqrt(max_pairs))
@@ -191,11 +196,11 @@ def _decision(
 
 
 def _evidence(differences: Differences, fitted: Differences | None, z: float) -> _Evidence:
-    """Estimate change and noise. `fitted` holds the differences of the probe that estimated an exponent.
+    """Estimate change and noise. `fitted` are the probe's differences if they estimated an exponent.
 
-    The exponent costs degrees of freedom. Its error also adds to that of the mean, the more so the further
-    the probe's own mean is from 0. The factor is sqrt(1 + 1.5 n m^2 / S): m is the probe's mean over n pairs,
-    S the sum of squares that estimated the exponent, and 1.5 is `_SHARED_LAUNCH`.
+    The exponent costs degrees of freedom. Its error also adds to the error of the mean. The further the
+    probe's own mean is from 0, the more it adds. The factor is sqrt(1 + 1.5 n m^2 / S), where m is the
+    probe's mean over n pairs, S the sum of squares that estimated the exponent, and 1.5 is `_SHARED_LAUNCH`.
     """
     ordered = sorted(differences.pairs)
     count = len(differences.pairs)
@@ -233,7 +238,7 @@ def _outcome(seen: _Evidence, slow: float, max_pairs: int) -> Outcome:
 
 
 def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
-    """Return whether the change is significant without the last pair, the one most in favour of it."""
+    """Return whether the change is significant even without the pair that supports it most."""
     kept = toward[:-1]
     mean = sum(kept) / len(kept)
     spread = math.sqrt(sum([(value - mean) ** 2 for value in kept]) / (len(kept) - 1))
@@ -242,14 +247,14 @@ def _without_the_most(toward: list[float], seen: _Evidence) -> bool:
 
 
 def _is_shown_by_all(toward: list[float], size: float) -> bool:
-    """Return whether all pairs show the change, except for one from 8 pairs on, two from 10, three at 12."""
+    """Return whether all pairs show the change, except 1 of at least 8, 2 of at least 10 or 3 of 12 pairs."""
     count = len(toward)
     missing = sum(value < _SHOWN * size for value in toward)
     return count >= MIN_CHANGED and missing <= max(0, (count - 6) // 2)
 
 
 def _hopeless(size: float, slow: float, seen: _Evidence, max_pairs: int) -> bool:
-    """Return whether the pairs that are left would almost surely not decide (see `sequential`)."""
+    """Return whether the remaining pairs would almost certainly not decide (see `sequential`)."""
     count = len(seen.ordered)
     final = seen.degrees + _EFFICIENCY * 2 * (max_pairs - count)
     error = seen.sigma / math.sqrt(max_pairs)

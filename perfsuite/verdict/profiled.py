@@ -1,4 +1,5 @@
-"""Explain from two profiles why a step takes longer: changed calls are a cause, times only a hint."""
+"""Explain from two profiles why a step takes longer. Changed calls are a cause; changed times are only a
+hint."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from perfsuite.results.outcome import Profiled
 from perfsuite.results.profile import LaunchProfile, Profile, RankProfile, TakenProfile, Work
 
-MOST_CALLS = 5  # names with changed calls that are listed, the likeliest cause first
-MOST_TIMES = 3
-NOT_IN_EACH_STEP = "new, but not in each step, so that calls cannot be compared"  # beginning of a note
-LEAST_SHARE = 0.03  # share of the step below which a difference of times is not listed
+MOST_CALLS = 5  # maximum number of names with changed calls that are listed, most likely cause first
+MOST_TIMES = 3  # maximum number of changed times that are listed
+NOT_IN_EACH_STEP = "new, but not in every step, so calls cannot be compared"  # beginning of a note
+LEAST_SHARE = 0.03  # minimum change of a time, as a share of the step, that is listed
 _NO_WORK = re.compile(  # views, allocations and backward nodes of views: effects of other calls, listed last
     r"(aten::)?(_unsafe_view|_reshape_alias|alias|as_strided|chunk|contiguous|detach_?|empty\w*|expand(_as)?|"
     r"flatten|lift_fresh|narrow|new_empty\w*|permute|reshape|resolve_conj|resolve_neg|result_type|select|slice|"
@@ -24,7 +25,7 @@ def explained(before: TakenProfile | None, now: TakenProfile, against: str) -> P
     if now.profile is None:
         return Profiled(notes=(f"no profile was taken: {now.why_none}",))
     if before is None or before.profile is None:
-        advice = "record or accept it with --perf-explain, and a later regression is compared with it"
+        advice = "record or accept one with --perf-explain, so that later regressions can be compared with it"
         why = advice if before is None else before.why_none
         return Profiled(notes=(f"there is no profile of {against}: {why}",))
     return compared(before.profile, now.profile, against)
@@ -34,8 +35,8 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
     """Describe the differences between two launches, for the ranks whose calls differ most."""
     most = most_different(before, now)
     if most is None:
-        what = "of another method, device or number of ranks"
-        return Profiled(notes=(f"the profile of {against} is {what}: not compared",))
+        what = "has another method, device or number of ranks"
+        return Profiled(notes=(f"the profile of {against} {what}, so it is not compared",))
     entry, then = most
     earlier = {work.name for work in then.all_work}
     new = [name for name in entry.profile.unsteady if name not in earlier]
@@ -48,7 +49,7 @@ def compared(before: LaunchProfile, now: LaunchProfile, against: str) -> Profile
 
 
 def most_different(before: LaunchProfile, now: LaunchProfile) -> tuple[RankProfile, Profile] | None:
-    """Return the ranks of `now` whose calls differ most, and their earlier profile; None if none compares."""
+    """Return the ranks of `now` whose calls differ most, and their earlier profile; None if incomparable."""
     with_before = ((entry, before.of_rank(entry.ranks[0])) for entry in now.ranks)
     pairs = [(entry, then) for entry, then in with_before if then is not None]
     if before.method != now.method or not pairs or pairs[0][0].profile.device != pairs[0][1].device:
@@ -67,15 +68,15 @@ def _calls(before: Profile, entry: RankProfile, *, by_rank: bool) -> tuple[str, 
     if lines and by_rank:
         lines[0] += f" (rank{'' if len(entry.ranks) == 1 else 's'} {entry.name})"
     if len(changed) > MOST_CALLS:
-        lines.append(f"and {len(changed) - MOST_CALLS} more names are called more or less often")
+        lines.append(f"and {len(changed) - MOST_CALLS} more names with a changed number of calls")
     return tuple(lines)
 
 
 def _changed_calls(before: Profile, now: Profile) -> list[tuple[str, tuple[float, float]]]:
-    """Return the names with changed calls, and the calls on both sides, the likeliest cause first.
+    """Return the names with changed calls and the calls on both sides, most likely cause first.
 
     Operators and synchronisations come before the kernels that they launch, and views come last. Within each
-    group, new and removed names come first; then the order is by relative change, synchronisation, absolute
+    group, new and removed names come first. The rest is sorted by relative change, synchronisation, absolute
     change of calls, and change of time.
     """
     times = _both(_times(before.all_work), _times(now.all_work))
@@ -103,12 +104,12 @@ def _hints(before: Profile, now: Profile) -> tuple[str, ...]:
     least = LEAST_SHARE * before.split.step_us
     parts = _both(before.split.parts(), now.split.parts())
     lines = [_arrow(name, *times, step) for name, times in _most(parts, least)]
-    first = ", ".join(lines) or f"no part of a step differs by {LEAST_SHARE:.0%} of it"
+    first = ", ".join(lines) or f"no part of a step changed by {LEAST_SHARE:.0%} of the step"
     named = "kernels" if now.kernels else "operators"
     singly = _both(*(_times(each.kernels or each.operators) for each in (before, now)))
     changed = [_arrow(name, *times) for name, times in _most(singly, least)]
-    single_lines = (f"by time, a hint, of the {named}: {', '.join(changed)}",) if changed else ()
-    return f"by time, a hint: {first}", *single_lines
+    single_lines = (f"hint from times of the {named}: {', '.join(changed)}",) if changed else ()
+    return f"hint from times: {first}", *single_lines
 
 
 def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[str, tuple[float, float]]]:
@@ -117,9 +118,9 @@ def _most(times: Mapping[str, tuple[float, float]], least: float) -> list[tuple[
 
 
 def _arrow(name: str, then: float, today: float, step: float | None = None) -> str:
-    """Return `all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`.
+    """Return a change, such as `all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)`.
 
-    The change of the step is left out if it has another sign, or is less than half as large.
+    The change of the step is left out if it has the opposite sign, or is less than half as large.
     """
     by = today - then
     of = "" if step is None or step * by <= 0 or abs(by) > 2 * abs(step) else f" of {step / 1e3:+.1f}"

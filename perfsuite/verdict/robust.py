@@ -1,7 +1,8 @@
-"""Estimate location and scale so that one outlying launch changes little; quantiles of Student's t.
+"""Robust estimates, on which one outlying launch has little effect, and quantiles of Student's t.
 
-All estimates are on logarithms of seconds. Clipping: Huber, Robust Statistics (1981), with one step from the
-median for the location. Student's t: Wallace, Annals of Mathematical Statistics 30 (1959) 1121.
+Location and scale are estimated from logarithms of seconds. Clipping: Huber, Robust Statistics (1981), with
+one step from the median for the location. Student's t: Wallace, Annals of Mathematical Statistics 30 (1959)
+1121.
 """
 
 import math
@@ -9,17 +10,17 @@ from collections.abc import Sequence
 from statistics import NormalDist, median
 
 Z_99 = round(NormalDist().inv_cdf(0.995), 3)
-"""Half width of a two-sided 99% interval of a normal, in standard errors: 2.576. Three digits, because all
-published tables were simulated with them."""
+"""Half width of a two-sided 99% interval of a normal distribution, in standard errors: 2.576. It has three
+digits, because all published tables were simulated with it."""
 Z_95_ONE_SIDED = round(NormalDist().inv_cdf(0.95), 3)  # one-sided 95% quantile of a normal: 1.645
-LOCATION_CLIP = 2.0  # in sigmas; 99% as efficient as the mean on normal data
+LOCATION_CLIP = 2.0  # in sigmas; for normal data, 99% as efficient as the mean
 SCALE_CLIP = 1.5  # in sigmas; tolerates one outlier among five launches
-SCALE_EFFICIENCY = 0.8  # efficiency of the clipped variance relative to the plain one, by simulation
+SCALE_EFFICIENCY = 0.8  # efficiency of the clipped variance relative to the plain variance, by simulation
 _SCALE_CLIPPED_SQUARE = 0.7784655  # E[min(z^2, SCALE_CLIP^2)] of a standard normal z
 
 
 def sorted_logs(seconds: Sequence[float]) -> list[float]:
-    """Return the logarithms in ascending order. There must be a value, and all must be above 0 and finite."""
+    """Return the logarithms in ascending order. There must be at least one value; all must be positive."""
     return sorted(map(math.log, seconds))
 
 
@@ -32,7 +33,7 @@ def location(logs: list[float], sigma: float) -> float:
 
 
 def squares(logs: list[float]) -> list[float]:
-    """Return the squared distance of each of the sorted values from their median."""
+    """Return the squared distance of each value from the median. The values must be sorted."""
     centre = median(logs)
     return [(x - centre) ** 2 for x in logs]
 
@@ -40,18 +41,18 @@ def squares(logs: list[float]) -> list[float]:
 def clipped_variance(
     squares: list[float], degrees: float, prior: float = 0.0, prior_degrees: float = 0.0
 ) -> float:
-    """Estimate a variance from squared residuals clipped at `SCALE_CLIP` sigmas, averaged with a prior
-    variance.
+    """Estimate a variance from clipped squared residuals, averaged with a prior variance.
 
-    `degrees` and `prior_degrees` are their degrees of freedom and their weights; if both are 0, the result is
-    0. The iteration starts at the plain variance and falls to the largest fixed point: with as many outliers
-    as good launches the result is a large noise, not a small noise with outliers.
+    Residuals are clipped at `SCALE_CLIP` sigmas. `degrees` and `prior_degrees` are degrees of freedom, used
+    as weights; if both are 0, the result is 0. The iteration starts at the plain variance and falls to the
+    largest fixed point. With as many outliers as good launches, the result is therefore a large noise, not a
+    small noise with outliers.
     """
     weight = degrees + prior_degrees
     if not weight:
         return 0.0
     variance = (prior_degrees * prior + sum(squares)) / weight
-    for _ in range(100):  # one outlier in five halves the excess every other round
+    for _ in range(100):  # with one outlier in five, the excess halves every other round
         top = SCALE_CLIP**2 * variance
         clipped = sum([q if q < top else top for q in squares]) / _SCALE_CLIPPED_SQUARE
         lower = (prior_degrees * prior + clipped) / weight
@@ -64,8 +65,9 @@ def clipped_variance(
 def t_quantile(z: float, degrees: float) -> float:
     """Return the quantile of Student's t at the tail probability of the normal quantile `z`.
 
-    This is Wallace's formula, solved for t. For z up to 3.2 it is within 1.2% of the exact value from 6
-    degrees of freedom on. Below, it is too wide, by 8% at 3 and 28% at 2, which makes fewer false alarms.
+    This is Wallace's formula, solved for t. For z up to 3.2 and at least 6 degrees of freedom, it is within
+    1.2% of the exact value. For fewer degrees of freedom it is too large (by 8% at 3 and 28% at 2), which
+    causes fewer false alarms.
     """
     exponent = (z * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
     return math.sqrt(degrees * math.expm1(exponent)) if exponent < 700 else math.inf

@@ -1,19 +1,20 @@
 """Decide whether a case is slower than its baseline, with a sequential test on whole launches. Pure.
 
-A launch is one observation: seconds per step, lower is better. All arithmetic is on logarithms, so changes
-are relative. `decide` looks at the launches so far and returns one of
+A launch is one observation: seconds per step, of which lower is better. All arithmetic is on logarithms, so
+changes are relative. `decide` judges the launches so far and returns one of
 
-    regressed     significantly slower than the baseline; a slowdown by the tolerance is not excluded
-    improved      significantly faster than the baseline; a speed-up by the tolerance is not excluded
+    regressed     significantly slower than the baseline, possibly by the tolerance or more
+    improved      significantly faster than the baseline, possibly by the tolerance or more
     passed        a slowdown by the tolerance is excluded
     undecided     launch once more
-    inconclusive  `max_launches` are used up, or more of them would hardly decide
+    inconclusive  `max_launches` are used up, or the remaining launches would hardly decide
 
-The test: Wald, Sequential Analysis (1947). The mean of n launches minus that of K baseline launches has
+The test: Wald, Sequential Analysis (1947). The mean of n launches minus the mean of K baseline launches has
 variance sigma^2 (1/K + 1/n). As a function of 1/variance it is a Brownian motion, so Wald's boundary holds
-although the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal; the class's noise
-and today's are combined as in Smyth's moderated t (Statistical Applications in Genetics and Molecular
-Biology 3, 2004, article 3). The constants were chosen by simulation: tests/verdict/test_simulated_gate.py.
+although the baseline is uncertain. Sigma is estimated, so Student's t replaces the normal. The noise of the
+class and of today's launches are combined as in Smyth's moderated t (Statistical Applications in Genetics and
+Molecular Biology 3, 2004, article 3). The constants were chosen by simulation:
+tests/verdict/test_simulated_gate.py.
 """
 
 import math
@@ -36,34 +37,39 @@ from perfsuite.verdict.robust import (
 Outcome = Literal["passed", "improved", "regressed", "inconclusive", "undecided"]
 
 MAX_LAUNCHES = 15
-"""Most launches of a case in a session. With noise 1% and tolerance 3%, 10 would be enough (98% of drops
-found). 15 find a drop of twice the noise 95 times in 100 (10: 85, 20: 97). Unchanged code needs hardly more
-launches for it: 1.7 to 2.9 on average."""
-FEWEST_LAUNCHES = 3  # to show a change: with 2, if 1 launch in 20 is slow, 1 session in 400 is a false alarm
+"""Maximum number of launches of a case in a session. With a noise of 1% and a tolerance of 3%, 10 would be
+enough (98% of drops are detected). With 15, a drop of twice the noise is detected 95 times in 100 (with 10:
+85, with 20: 97). This costs hardly any extra launches if the code is unchanged: 1.7 to 2.9 on average."""
+# Minimum number of launches for reporting a change. With 2, and if 1 launch in 20 is slow, 1 session in 400
+# would be a false alarm.
+FEWEST_LAUNCHES = 3
 SIGMA_FLOOR = 0.002
 """Lower limit of the noise between launches, 0.2%. Consecutive launches share temperature, node and file
-cache: a few that agree to 0.05% do not show that next week's will."""
+cache. If a few of them agree to 0.05%, that does not mean that next week's launches will."""
 
 # Thresholds in standard errors. Those without a formula were tuned by simulation.
-_Z_CHANGE = 3.2  # regressed, improved: one-sided 1 in 1,500 at one look, stricter because of several looks
+
+# A single one-sided test with this threshold gives 1 false alarm in 1,500. The threshold is that strict
+# because the test is repeated after each launch.
+_Z_CHANGE = 3.2  # regressed, improved
 _WALD_PASS = 2.7  # log(1/beta) of Wald's boundary; the overshoot makes the true beta smaller
-_Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which grows without bound as the noise falls
-_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case that is this far below the baseline is launched again
+_Z_PASS_MAX = 3.0  # upper limit of Wald's boundary, which would grow without bound as the noise falls
+_Z_LOOKS_FASTER = Z_95_ONE_SIDED  # a passing case that is faster than the baseline by this is launched again
 _Z_HOPELESS = 2.5  # stop if only a shift of the mean by more than this would still decide
 _Z_POWER = 2.3  # 1.645 for a power of 95%, the rest for clipping and early passes
-_OWN_SPREAD = 0.9  # share of the case's own standard deviation that is used if it exceeds the class's
-_DISAGREEMENT = 0.5  # share of the standard deviation of today's launches, used likewise
+_OWN_SPREAD = 0.9  # minimum noise of a case, as a share of the standard deviation of its own launches
+_DISAGREEMENT = 0.5  # the same for the standard deviation of today's launches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """The standard deviation between launches of unchanged code, and how well it is known."""
+    """The standard deviation between launches of unchanged code, and how reliably it is known."""
 
     sigma: float  # standard deviation of log(seconds per step) between launches of one session
-    degrees_of_freedom: float  # degrees of freedom of the estimate `sigma`, not necessarily a whole number
-    # Standard deviation of the shift that all launches of a session share against the baseline (drift of the
-    # whole machine), in log(seconds per step); 0 if unknown. Launches of one session cannot show it: `noise`
-    # estimates it from baselines of several sessions.
+    degrees_of_freedom: float  # degrees of freedom of `sigma`; not necessarily an integer
+    # Standard deviation of the shift, in log(seconds per step), that all launches of a session have in common
+    # against the baseline because the whole machine drifts; 0 if unknown. The launches of one session cannot
+    # show it: `verdict.noise` estimates it from baselines of several sessions.
     session_sigma: float = 0.0
 
 
@@ -73,28 +79,28 @@ class Decision:
 
     outcome: Outcome
     estimate: float  # estimated change
-    interval: tuple[float, float]  # 99%, of the change at this look, with the baseline's uncertainty
+    interval: tuple[float, float]  # 99% interval of the change, including the baseline's uncertainty
     tolerance: float
     launches_used: int
-    minimum_detectable_drop: float  # `minimum_detectable_drop` with the noise that this decision used
+    minimum_detectable_drop: float  # `minimum_detectable_drop` for the noise that this decision used
 
     @property
     def blind(self) -> bool:
-        """Whether the gate misses drops of the size of its tolerance more than 5 times in 100."""
+        """Whether the gate misses drops as large as its tolerance more than 5 times in 100."""
         return self.minimum_detectable_drop > self.tolerance
 
 
 def pooled_noise(groups: Sequence[Sequence[float]], *, fitted: int = 0) -> Noise:
-    """Estimate the noise common to several baselines, each a group of launches in seconds per step.
+    """Estimate the noise that several baselines have in common. Each group has a baseline's seconds per step.
 
-    The variance is that about each group's median, clipped, so that one outlier among five launches changes
-    it little. `fitted` is the number of parameters already fitted to these launches (1 for the probe's
+    The variance is about each group's median, and clipped, so that one outlier among five launches has little
+    effect. `fitted` is the number of parameters already fitted to these launches (1 for the probe's
     exponent). Raises ValueError with fewer than 2 degrees of freedom (launches - groups - fitted).
     """
     residuals = [square for group in groups for square in squares(sorted_logs(group))]
     degrees = len(residuals) - len(groups) - fitted
     if degrees < 2:
-        raise ValueError(f"noise needs 2 launches beyond one for each group and fitted value, got {degrees}")
+        raise ValueError(f"noise needs 2 degrees of freedom (launches - groups - fitted), got {degrees}")
     variance = clipped_variance(residuals, degrees)
     return Noise(sigma=max(math.sqrt(variance), SIGMA_FLOOR), degrees_of_freedom=SCALE_EFFICIENCY * degrees)
 
@@ -107,13 +113,13 @@ def decide(
     noise: Noise,
     max_launches: int = MAX_LAUNCHES,
 ) -> Decision:
-    """Compare today's launches with the baseline's; all are seconds per step, in one unit.
+    """Compare today's launches with the baseline's. All are seconds per step, in the same unit.
 
     Call it after each launch with all launches so far, until the outcome is not "undecided". `tolerance` is
-    the relative slowdown that must not pass: 0.03 is 3%. Raises ValueError for one out of range.
+    the relative slowdown that must not pass: 0.03 is 3%. Raises ValueError if it is out of range.
     """
     if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction above 0: 0.03 for 3%")
+        raise ValueError(f"tolerance is {tolerance!r}, expected a fraction between 0 and 1: 0.03 for 3%")
     reference = sorted_logs(baseline)
     logs = sorted_logs(launches)
     noise = _noise_of_case(reference, logs, noise)
@@ -151,11 +157,11 @@ def decide(
 def minimum_detectable_drop(
     *, noise: Noise, baseline_launches: int, max_launches: int = MAX_LAUNCHES
 ) -> float:
-    """Return the smallest slowdown that the gate detects 95 times in 100, relative: 0.03 is 3%.
+    """Return the smallest relative slowdown that the gate detects 95 times in 100: 0.03 is 3%.
 
-    In simulation it is detected 95 to 97 times in 100 with normal noise known from the hardware class, and 92
-    times with noise known from only five launches or with heavy tails. A gate whose tolerance is below this
-    value is called blind: it misses drops of the size of its tolerance.
+    In simulations it is detected 95 to 97 times in 100 if the noise is normal and known from the hardware
+    class, and 92 times if the noise is known from only five launches or has heavy tails. A gate whose
+    tolerance is below this value is called blind: it misses drops as large as its tolerance.
     """
     kept = max_launches - 1  # `_surely_above` leaves out the slowest launch
     needed = t_quantile(_Z_CHANGE, noise.degrees_of_freedom) + _Z_POWER
@@ -163,7 +169,7 @@ def minimum_detectable_drop(
 
 
 def _noise_of_case(reference: list[float], logs: list[float], noise: Noise) -> Noise:
-    """Average the variances of the class and of today, by degrees of freedom; not below `_OWN_SPREAD`."""
+    """Average the noise of class and case by degrees of freedom. `_OWN_SPREAD` gives the lower limit."""
     today = squares(logs)
     degrees = SCALE_EFFICIENCY * (len(logs) - 1)
     variance = clipped_variance(today, degrees, noise.sigma**2, noise.degrees_of_freedom)
@@ -200,8 +206,8 @@ def _surely_above(logs: list[float], centre: float, baseline_launches: int, nois
 def _wald_margin(slow: float, error: float, noise: Noise) -> float:
     """Return how far below the tolerance a change must be to pass, in logarithms: z * error of Wald's test.
 
-    Wald accepts "no change" if (slow * change - slow^2 / 2) / error^2 <= -_WALD_PASS, with z = slow / (2
-    error) + _WALD_PASS error / slow.
+    Wald accepts "no change" if (slow * change - slow^2 / 2) / error^2 <= -_WALD_PASS. This corresponds to
+    z = slow / (2 error) + _WALD_PASS error / slow.
     """
     z = slow / (2 * error) + _WALD_PASS * error / slow
     return t_quantile(min(z, _Z_PASS_MAX), noise.degrees_of_freedom) * error
@@ -210,7 +216,7 @@ def _wald_margin(slow: float, error: float, noise: Noise) -> float:
 def _hopeless(
     change: float, slow: float, noise: Noise, baseline_launches: int, launches: int, most: int
 ) -> bool:
-    """Return whether the launches that are left, up to `most` in all, would almost surely not decide."""
+    """Return whether the remaining launches, up to `most` in total, would almost certainly not decide."""
     if launches < FEWEST_LAUNCHES:
         return False
     final = _later(noise, most - launches)

@@ -14,20 +14,20 @@ from perfsuite.results.quantities import quantities
 from perfsuite.results.session_file import Measurement
 from perfsuite.results.waivers import FILE, Waiver
 
-_KIND = re.compile(r"(\w+) of \d+ rank")  # the kind of a collective, whatever its group
+_KIND = re.compile(r"(\w+) of \d+ rank")  # the kind of a collective, for any size of group
 
 
 class Regression(NamedTuple):
-    """A metric or a count that is worse."""
+    """A metric or a count that got worse."""
 
     names: set[str]  # names that a waiver can use for it
     sentence: str
-    share: float  # size of its change, relative
-    growth: int | None  # of a count, in its unit; None for a metric
+    share: float  # relative size of the change
+    growth: int | None  # growth of a count, in its unit; None for a metric
 
 
 def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[bool, tuple[str, ...]]:
-    """Return whether all regressions of a case are waived, and a sentence on each."""
+    """Return whether all regressions of a case are waived, and a sentence about each regression."""
     regressions = _regressions(result) if result.outcome == "regressed" else []
     sentences = list[str]()
     uncovered = list[str]()
@@ -43,15 +43,15 @@ def waive(result: Measurement, waivers: Sequence[Waiver], today: date) -> tuple[
         sentences += holds[:1] or [f"not waived: {regression.sentence}: {why}" for why in why_not.values()]
         is_waived = is_waived and bool(holds)
         if not why_not:
-            uncovered.append(f"not waived: {regression.sentence}: no waiver of this case names it")
-    # If waivers name only some of the regressions, the others are the reason why the case fails.
+            uncovered.append(f"not waived: {regression.sentence}: no waiver for this case names it")
+    # If waivers name only some of the regressions, the case fails because of the others.
     return is_waived, (*sentences, *(uncovered if sentences else ()))
 
 
 def remarks(
     waivers: Sequence[Waiver], results: Sequence[Measurement], collected: Collection[str], today: date
 ) -> tuple[str, ...]:
-    """Return remarks on waivers that match nothing or are not needed. Without ids, `collected` is unknown."""
+    """Return remarks on waivers that match nothing or are not needed. `collected` is empty if unknown."""
     remarked = [(each, _remark(each, results, collected)) for each in waivers]
     ended = {each: f", and ended on {each.until}" if each.until < today else "" for each in waivers}
     return tuple(f"{FILE}: {each.name} {remark}{ended[each]}" for each, remark in remarked if remark)
@@ -67,13 +67,13 @@ def _remark(waiver: Waiver, results: Sequence[Measurement], collected: Collectio
     names = {name for each in own for check in each.verdict.checks for name in _called(check, each)}
     names |= {name for each in own for name in _counted(each)}
     if names and not _matches(waiver, names):
-        return f"matches no metric and no count of them, which are {', '.join(sorted(names))}"
+        return f"matches no metric or count of its cases. These have {', '.join(sorted(names))}"
     is_good = bool(own) and all(_is_good(waiver, each) for each in own)
-    return "is not needed any more: take it out" if is_good else None
+    return "is no longer needed: remove it" if is_good else None
 
 
 def _is_good(waiver: Waiver, result: Measurement) -> bool:
-    """Return whether everything that a waiver names was judged in a case, and none of it is worse."""
+    """Return whether everything that a waiver names was judged in a case, and none of it got worse."""
     checks = [check for check in result.verdict.checks if _matches(waiver, _called(check, result))]
     good = [check.outcome in ("passed", "improved") for check in checks]
     if _matches(waiver, _counted(result)):
@@ -84,13 +84,16 @@ def _is_good(waiver: Waiver, result: Measurement) -> bool:
 
 
 def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
-    """Return why a waiver does not hold for a regression that it names; None if it holds."""
+    """Return why a waiver does not apply to a regression that it names; None if it applies."""
     if waiver.until < today:
         return f"{waiver.name} ended on {waiver.until}, {waiver.owner}, {waiver.issue}"
     if isinstance(waiver.tolerated, str):
         is_within = round(regression.share, 6) <= float(waiver.tolerated.rstrip("% ")) / 100
     elif regression.growth is None:
-        return f'{waiver.name} tolerates {waiver.tolerated}, a growth of counts: give a share, as "22%"'
+        return (
+            f"{waiver.name} tolerates {waiver.tolerated}, which is a growth of counts. "
+            'Give a share, such as "22%"'
+        )
     else:
         is_within = regression.growth <= waiver.tolerated
     return None if is_within else f"beyond {waiver.name}: {waiver.terms}"
@@ -99,7 +102,7 @@ def _why_not(waiver: Waiver, regression: Regression, today: date) -> str | None:
 def _regressions(result: Measurement) -> list[Regression]:
     regressions = []
     for check in (each for each in result.verdict.checks if each.outcome == "regressed"):
-        share = math.inf if check.change is None else abs(check.change)  # unknown: beyond every bound
+        share = math.inf if check.change is None else abs(check.change)  # unknown: beyond any limit
         sentence = check.label if check.change is None else f"{check.label} {check.change:+.1%}"
         regressions.append(Regression(_called(check, result), sentence, share, None))
     counted = result.verdict.counts.findings if result.verdict.counts is not None else ()
@@ -118,7 +121,8 @@ def _matches(waiver: Waiver, names: Iterable[str]) -> bool:
 def _called(check: Check, result: Measurement) -> set[str]:
     """Return the names that a waiver can use for a check.
 
-    A waiver of tokens/s also covers tokens/s with stalls: whatever lowers the first lowers the second.
+    A waiver for tokens/s also covers tokens/s with stalls, because whatever lowers the first also lowers the
+    second.
     """
     names = {check.metric, in_unit(check.metric, result.unit), check.label}
     if check.metric == TOKENS_PER_S_MEAN.name:

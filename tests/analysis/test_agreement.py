@@ -36,9 +36,11 @@ def test_distrusts_a_clock_that_disagrees(tmp_path: Path) -> None:
         ranks = [make_report(0), make_report(1, elapsed_s=elapsed_s, uptime_s=uptime_s)]
         failure = run_of(make_case(), tmp_path, ranks).failure
         assert (failure is not None) == is_told
-        took = f"took {elapsed_s:.2f} s, the kernel's uptime {uptime_s or 0:.2f} s. Something replaces the"
+        took = (
+            f"took {elapsed_s:.2f} s, but according to the kernel's uptime {uptime_s or 0:.2f} s. Something"
+        )
         assert failure is None or failure.kind == "mismatch"
-        assert failure is None or f"rank 1: its clock says that the training {took}" in failure.message
+        assert failure is None or f"rank 1: according to its clock, training {took}" in failure.message
 
 
 WRAP = "Their gradients are not exchanged: wrap the whole model in DDP or FSDP, or all-reduce its gradients."
@@ -52,10 +54,10 @@ def test_reports_replicas_that_trained_apart() -> None:
     assert agreement.trained_apart(
         reports(evidence_of(11, 11, 11), evidence_of(11, 11.02, 11.5)), case_of()
     ) == (
-        "the 2 ranks trained apart: 2 of 3 parameters are not the same on all of them after the last step, "
-        f"as b. {WRAP} If they are not to be the same: with tensor or pipeline parallelism, say "
-        "data_parallel=, the number of ranks that see different data; with experts of each rank, or "
-        "replicas averaged at times, say Script(replicas='differ')"
+        "the 2 ranks trained apart: 2 of 3 parameters, such as b, are not the same on all ranks after the "
+        f"last step. {WRAP} If the parameters are meant to differ, say so. With tensor or pipeline "
+        "parallelism, give data_parallel=, the number of ranks that get different data. With experts on each "
+        "rank, or replicas that are averaged at times, give Script(replicas='differ')"
     )
 
 
@@ -147,9 +149,10 @@ def test_tokens_not_given_to_the_model_mismatch(
     given = f"{sum(tokens) * data_parallel // 2}{', 20% of them padding' if padding else ''}"
     assert failure.message == (
         "tokens: the case claims 256 a step (sequence_length x micro_batch x gradient_accumulation = 64 x 2 "
-        f"x 1, on {data_parallel} data-parallel ranks), but the model was given {given} in the second step, "
-        f"by {changes.get('forwards', 1)} calls a rank. Correct the case; or say Script(tokens='vary') if "
-        "their number varies from step to step: tokens/s then counts what the case claims"
+        f"x 1, on {data_parallel} data-parallel ranks), but in the second step the model was given {given}, "
+        f"in {changes.get('forwards', 1)} forward calls per rank. Correct the case, or give "
+        "Script(tokens='vary') if the number varies from step to step. Then tokens/s counts the tokens that "
+        "the case claims"
     )
 
 
@@ -160,8 +163,8 @@ def test_sequences_may_be_split_among_ranks() -> None:
         ranks = [each.replace(tokens_per_step=256, world_size=world) for each in saw(*tokens, **changes)]
         assert agreement.tokens_differ(ranks, case_of()) is None
         assert agreement.token_notes(ranks, case_of()) == (
-            "tokens/s counts 256 tokens a step; the model was given that in the second step where each of "
-            f"the {world} ranks has its own part of them, as with context or sequence parallelism",
+            "tokens/s counts 256 tokens a step. In the second step, the model was given this number if each "
+            f"of the {world} ranks has a part of its own, as with context or sequence parallelism",
         )
     # Of 256 tokens on eight ranks: two sequences, each in two parts, which two ranks train.
     for parts, is_told in (("1", True), ("2", False)):
@@ -173,15 +176,20 @@ def test_sequences_may_be_split_among_ranks() -> None:
 def test_other_tokens_are_a_note(tmp_path: Path) -> None:
     vary = case_of(tokens="vary")
     for tokens, case, padding, note in (
-        ((127, 127), case_of(), 0, "; the model was given 254"),
-        ((128, 128), case_of(), 64, "; the model was given 256, 50% of them padding"),
-        ((50, 60), vary, 0, ", which the case says vary; the model was given 110"),
+        ((127, 127), case_of(), 0, ". In the second step, the model was given 254"),
+        ((128, 128), case_of(), 64, ". In the second step, the model was given 256, 50% of them padding"),
+        (
+            (50, 60),
+            vary,
+            0,
+            " (which vary, according to the case). In the second step, the model was given 110",
+        ),
         ((128, 128), case_of(), 0, None),
         ((None, None), case_of(), 0, None),  # images
         ((128, None), case_of(), 0, None),  # the second stage of a pipeline
     ):
         run = run_of(case, tmp_path, saw(*tokens, padding=padding))
-        said = f"tokens/s counts 256 tokens a step{note} in the second step"
+        said = f"tokens/s counts 256 tokens a step{note}"
         assert (run.failure, run.notes) == (None, (said,) if note else ())
 
 
@@ -196,9 +204,9 @@ def test_no_tokens_are_claimed_without_reports() -> None:
 def test_notes_samples_the_case_does_not_claim(tmp_path: Path) -> None:
     """No more: the first dimension of what a model is called with need not be its samples."""
     said = (
-        "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks); "
-        "the model was called with 128 in the second step, by the first dimension of its input: correct the "
-        "case if these are its samples"
+        "samples/s counts 256 samples a step (micro_batch x gradient_accumulation on 2 data-parallel ranks). "
+        "In the second step, the model was called with 128, according to the first dimension of its input. "
+        "Correct the case if these are samples"
     )
     for samples, notes in ((128, ()), (64, (said,)), (None, ())):
         run = run_of(IMAGES, tmp_path, reports(*[evidence_of(11, samples=samples)] * 2))
@@ -255,8 +263,8 @@ def test_nearly_complete_step_hides_nothing() -> None:
 
 def test_finds_fewer_flops_than_the_formula() -> None:
     assert why(launch(FULL.replace(flops={"backward": 2 * FORWARD}))) == (
-        "all ranks together were seen to compute 0 FLOP in forward, which takes "
-        f"{2 * FORWARD:.4g} by the formula palm-1",
+        "only 0 FLOP were counted in forward on all ranks, but according to the formula palm-1 it takes "
+        f"{2 * FORWARD:.4g}",
     )
     frozen = FLOPS.replace(per_token=14.0, trained_parameters=0)  # multiplied in forward as others
     assert why(launch(flops=frozen)) == ()
@@ -282,8 +290,8 @@ def test_ring_attention_leaves_out_what_is_masked() -> None:
 def test_finds_one_model_with_too_few_bytes_sent() -> None:
     norm_only = FULL.replace(collectives=(sent(4), sent(4_000_000, ranks=1)))
     assert why(launch(norm_only)) == (
-        "the ranks train one model, whose gradients have 4,000,000 bytes, and were seen to send 4: "
-        "gradients were exchanged out of sight, or all ranks are given the same data",
+        "the ranks train one model, whose gradients have 4,000,000 bytes, but were only seen to send 4: "
+        "gradients were exchanged without being counted, or all ranks are given the same data",
     )
     first, second = launch(norm_only)
     assert why([first]) == why([second]) != (), "nor does one alone compute what both do"
@@ -330,8 +338,8 @@ def test_a_launch_with_hidden_work_has_no_counts(tmp_path: Path) -> None:
         ("4 of 4", "full", {"recompute": 1}, None),  # compared
         ("0 of 0", "none", {}, None),
         ("0 of 0", "none", {"recompute": 1}, "activation_checkpointing='none' (some of the forward is rec"),
-        ("0 of 0", "full", {}, "activation_checkpointing='full' (nothing is seen to be recomputed"),
-        ("not observed (compiled)", "full", {}, "activation_checkpointing='full' (nothing is seen"),
+        ("0 of 0", "full", {}, "activation_checkpointing='full' (no recomputation was detected, but"),
+        ("not observed (compiled)", "full", {}, "activation_checkpointing='full' (no recomputation"),
     ],
 )
 def test_notes_recomputation_that_is_only_claimed(
@@ -350,6 +358,6 @@ def test_length_of_non_integer_inputs_is_a_claim() -> None:
     observed = Observed(settings={"recomputing_blocks": "0 of 4"}, environment={})
     first, last = (each.replace(observed=observed) for each in reports(*[evidence_of(11, tokens=None)] * 2))
     (note,) = agreement.claim_notes([first, last], case_of())
-    assert note == "claimed, not checked: sequence_length=64 (the model was given no whole numbers)"
+    assert note == "claimed, not checked: sequence_length=64 (the model was given no integers)"
     (given,) = reports(evidence_of(11, tokens=128))
     assert agreement.claim_notes([first, given], case_of()) == (), "the first stage of a pipeline is"

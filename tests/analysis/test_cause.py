@@ -187,7 +187,7 @@ def test_names_the_first_death_and_first_witness(tmp_path: Path) -> None:
     reports = failed(*(crash(rank, 1.0, f"{PEER}{rank}") for rank in (0, 1)))
     failure = cause(tmp_path, *reports, case=make_case(topology={"processes_per_node": 4}))
     assert (failure.kind, failure.rank) == ("crash", 2)
-    assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then said: {PEER}0"
+    assert failure.message == f"rank 2, 3 of 4 died without a report; rank 0 then reported: {PEER}0"
     RunDir(tmp_path).launch(0).unlink()
     assert failure_of(collected(RunDir(tmp_path))).message.startswith(
         "the agent died before rank 2, 3 of 4 had"
@@ -207,7 +207,7 @@ def test_one_line_traceback_gives_way_to_the_log(tmp_path: Path) -> None:
 def test_stacks_come_before_logs(tmp_path: Path) -> None:
     logs = {"stacks-0-0-7.txt": "Thread\n  waits", "rank-0.log": "step 7\n", "agent-0.log": "waiting\n"}
     assert cause(tmp_path, logs=logs, failure=TIMEOUT).traceback == (
-        "rank 0 stood here:\nThread\n  waits\nlast lines of rank-0.log:\nstep 7\n"
+        "rank 0 stopped at:\nThread\n  waits\nlast lines of rank-0.log:\nstep 7\n"
         "last lines of agent-0.log:\nwaiting"
     )
 
@@ -239,15 +239,15 @@ def test_names_the_rank_whose_clock_stopped(tmp_path: Path) -> None:
     failure = cause(tmp_path, make_report(0), late.replace(steps=10))
     assert (failure.kind, failure.rank, failure.traceback) == ("crash", 1, "Traceback\n  its own")
     assert failure.message == (
-        f"rank 1 had made 10 of {total} optimizer steps when rank 0 had made all: is its optimizer replaced "
-        f"on the way, or has it less data? It then said: {PEER}"
+        f"rank 1 had taken 10 of {total} optimizer steps when rank 0 had taken all. Is its optimizer "
+        f"replaced during training, or does it have less data? Its error: {PEER}"
     )
     for steps in (None, total):  # it is not behind
         assert cause(tmp_path, make_report(0), late.replace(steps=steps)).message == PEER
 
 
 KILLED = "the script ended with exit code -9 (SIGKILL), before an optimizer step was seen"
-OUT_OF_MEMORY = "as memory had run out (oom_kill of its control group: +1)"
+OUT_OF_MEMORY = "because memory had run out (oom_kill of its control group: +1)"
 
 
 @pytest.mark.fault("kernel kills for want of memory")
@@ -336,14 +336,14 @@ def shown(directory: Path, *places: tuple[int | None, str]) -> str:
 def test_the_odd_rank_not_waiting_comes_first(
     tmp_path: Path, places: list[tuple[int | None, str]], heads: list[str]
 ) -> None:
-    lines = [line for line in shown(tmp_path, *places).splitlines() if line.endswith("stood here:")]
-    assert lines == [f"{head} stood here:" for head in heads]
+    lines = [line for line in shown(tmp_path, *places).splitlines() if line.endswith("stopped at:")]
+    assert lines == [f"{head} stopped at:" for head in heads]
 
 
 def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
     head = "(most recent call first):"
     assert shown(tmp_path, (0, stack("train.py"))) == (
-        f'rank 0 stood here:\nCurrent thread {head}\n  File "train.py", line 0 in waits\n'
+        f'rank 0 stopped at:\nCurrent thread {head}\n  File "train.py", line 0 in waits\n'
         f'thread {head}\n  File "/lib/threading.py", line 1 in helps'
     )
 
@@ -352,7 +352,7 @@ def test_every_thread_is_shown_the_main_one_first(tmp_path: Path) -> None:
 def test_shows_at_most_eight_stacks_of_forty_lines(tmp_path: Path, count: int) -> None:
     places = [(rank, stack(f"train_{rank}.py")) for rank in range(count)]
     lines = shown(tmp_path / "places", *places, (99, "")).splitlines()
-    assert sum(line.endswith("stood here:") for line in lines) == min(count, 8)
+    assert sum(line.endswith("stopped at:") for line in lines) == min(count, 8)
     more = [f"and 1 more places: see {tmp_path / 'places'}"] if count > 8 else []
     assert lines[len(lines) - len(more) :] == more
     for length, rest in ((40, "\nline 39"), (41, "\nline 39\n  ...")):

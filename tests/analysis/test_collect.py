@@ -99,9 +99,12 @@ def of_two(directory: Path, first: dict[str, Any], second: dict[str, Any], **lau
         ({"tokens_per_step": 128}, False, "ranks disagree on tokens per step (rank 0: 256, rank 1: 128)"),
         ({"world_size": 4}, False, "ranks disagree on the world size (rank 0: 2, rank 1: 4)"),
         ({"clock": "x"}, False, "ranks disagree on the clock (rank 0: simulated, rank 1: x)"),
-        *(({"step_s": (0.1,) * n}, True, f"25 steps were asked for, {n} were made") for n in (0, 5, 24, 26)),
-        ({"world_size": 1}, True, "a world size of 2 was asked for, 1 ran"),
-        ({"loss": (3.0, 2.0)}, True, "25 losses were asked for, 2 were recorded"),
+        *(
+            ({"step_s": (0.1,) * n}, True, f"25 steps were requested, but {n} were taken")
+            for n in (0, 5, 24, 26)
+        ),
+        ({"world_size": 1}, True, "a world size of 2 was requested, but 1 ran"),
+        ({"loss": (3.0, 2.0)}, True, "25 losses were requested, but 2 were recorded"),
         *(
             ({"step_s": (0.1, seconds, *[0.1] * 22, -1.0)}, False, f"rank 1: a step cannot take {seconds} s")
             for seconds in (0.0, -0.1, math.nan, math.inf)
@@ -117,7 +120,7 @@ def test_disagreeing_ranks_fail_with_their_values(
 
 def test_counts_machines_of_several_nodes(tmp_path: Path) -> None:
     case = make_case(topology={"nodes": 2, "processes_per_node": 1})
-    for host, said in (("n1", "2 nodes were asked for, the ranks ran on n1"), ("n2", None)):
+    for host, said in (("n1", "2 nodes were requested, but the ranks ran on n1"), ("n2", None)):
         reports = make_report(0, host="n1"), make_report(1, host=host)
         failure = collected(write_launch(tmp_path / host, *reports, case=case)).failure
         assert (failure and (failure.kind, failure.message)) == (said and ("ranks_disagree", said))
@@ -171,8 +174,8 @@ def test_bad_report_names_the_file_and_field(tmp_path: Path) -> None:
 def test_failure_after_all_reports_is_a_note(tmp_path: Path) -> None:
     """As a command that lingers on a logger: nothing is missing, though its agent wrote nothing."""
     for ended, killed, note in (
-        (crash(1, 1.0, "exit code -11"), None, "died after its report was written: rank 1: exit code -11"),
-        (COMMAND_FAILED, None, f"died after its report was written: {COMMAND_FAILED.message}"),
+        (crash(1, 1.0, "exit code -11"), None, "ended after its report was written: rank 1: exit code -11"),
+        (COMMAND_FAILED, None, f"ended after its report was written: {COMMAND_FAILED.message}"),
         (None, TIMEOUT, "every rank had reported, but the job did not end: killed after 900 s"),
         (None, None, None),
     ):
@@ -188,7 +191,7 @@ FALLS = make_report(0).loss
 
 
 def rises(first: float, steps: int, last: float) -> str:
-    of_each = f"{first:.4f} is the mean of the first {steps} steps, {last:.4f} that of the last {steps}: "
+    of_each = f"{first:.4f} is the mean of the first {steps} steps, {last:.4f} that of the last {steps}; "
     return f"the loss does not fall: {of_each}"
 
 
@@ -211,7 +214,7 @@ HARD_BATCH = (6.25, 6.08, 5.94, 5.91, 5.85, 5.80, 5.79, 5.60, 5.50, 4.90, 5.01, 
         ((), None, "no loss was recorded"),
         (HARD_BATCH, None, None),
         (WARM_UP, {}, None),
-        (WARM_UP, {"loss": "falls"}, 'say loss="finite" where it need not (random data'),
+        (WARM_UP, {"loss": "falls"}, 'give loss="finite" if it need not fall (random data'),
         ((*WARM_UP[:24], math.nan), {}, "the loss is nan at step 24"),
         ((), {}, "no loss was recorded"),
     ],
@@ -235,16 +238,16 @@ def test_bad_loss_fails_and_an_unseen_is_noted(
     unobserved = make_case(framework=Script(path="train.py", loss=None))
     run = collected(both(tmp_path / "b", loss=(), case=unobserved))
     assert (run.failure, run.figures.loss_last, run.notes) == (None, None, (LOSS_NOT_OBSERVED,))
-    assert LOSS_NOT_OBSERVED.endswith("training that no longer learns would not be seen")
+    assert LOSS_NOT_OBSERVED.endswith("nobody would notice if training no longer learned")
 
 
 STEPS = (1.0, 0.5) * 12 + (1.0,)
 """They sum to 19 s to the last digit."""
 SMALL, LARGER = (Memory(peak=peak, method="VmHWM") for peak in (0, 5))
-RETRIED = "3 allocator retries: memory is nearly full, which slows steps down"
+RETRIED = "3 allocator retries: memory is nearly full, which slows down steps"
 TOO_SMALL = (
-    "a peak memory of 0 bytes cannot be compared: what was trained stayed within the slack of the level "
-    "before it was built; take a larger model or micro_batch"
+    "a peak memory of 0 bytes cannot be compared: training fitted into memory that the process had "
+    "before the workload was built. Use a larger model or micro_batch"
 )
 
 
@@ -256,7 +259,7 @@ TOO_SMALL = (
             (
                 {"step_s": STEPS},
                 {"step_s": STEPS, "wall_s": wall_s},
-                (f"rank 1: the steps sum to 19.000 s, the wall clock says {wall_s:.3f} s",) * told,
+                (f"rank 1: the steps add up to 19.000 s, but the wall clock shows {wall_s:.3f} s",) * told,
             )
             for wall_s, told in ((19.0, False), (20.0, False), (20.1, True), (10.0, True), (0.0, True))
         ),

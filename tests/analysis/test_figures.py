@@ -69,7 +69,7 @@ def test_metric_reads_the_run_or_names_its_error() -> None:
     metric = make_metric(recorder=None, read=lambda run: run.step_s.index(0.5) or None)
     for steps, expected in (((0.1, 0.5), {"x": 1.0}), ((0.5,), {})):
         assert extra_figures(make_run(step_s=steps, window=(0, 1)), [make_report()], [metric]) == expected
-    said = r"metric 'x' could not be read out of the launch: ValueError: tuple\.index.*\. Fix the package"
+    said = r"metric 'x' could not be read from the launch: ValueError: tuple\.index.*\. Fix the package"
     with pytest.raises(ReportError, match=said):
         extra_figures(make_run(), [], [metric])
 
@@ -172,7 +172,7 @@ def test_averages_loss_and_takes_peak_memory(tmp_path: Path) -> None:
     assert run.loss == pytest.approx([7.0 - step * 0.1 for step in range(25)])
     assert (figures.loss_first, figures.loss_last) == pytest.approx((7.0, (4.7 + 4.6) / 2))
     assert run.memory == (one, other)
-    assert run.notes == ("2 allocator retries: memory is nearly full, which slows steps down",)
+    assert run.notes == ("2 allocator retries: memory is nearly full, which slows down steps",)
     assert (figures.peak_memory_bytes, figures.reserved_memory_bytes, figures.alloc_retries) == (20, 40, 2)
     run = collected(write_launch(tmp_path, make_report(0), make_report(1, memory=None)))
     assert (run.failure, run.figures.peak_memory_bytes, run.figures.reserved_memory_bytes) == (None,) * 3
@@ -283,9 +283,9 @@ def test_notes_a_gpu_that_had_no_time_to_settle() -> None:
         run = make_run(machine=make_gpu_machine(), step_s=(step_s,) * 30, window=window, counts=counts)
         warmup_s = step_s * (start - (4 if counted else 2))
         note = (
-            f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up: a GPU's "
-            "clocks and temperature settle in 30 to 60 s; raise steps and max_warmup_steps to 20 s of window "
-            "after 10 s, or more"
+            f"the measured window is {measured * step_s:.0f} s, after {warmup_s:.0f} s of warm-up, but a "
+            "GPU's clock and temperature settle in 30 to 60 s: raise steps until the window takes 20 s or "
+            "more, and max_warmup_steps until the warm-up takes 10 s or more"
         )
         assert settling_notes(run) == [note] * (not is_settled)
         assert settling_notes(run.replace(machine=make_machine())) == []

@@ -47,7 +47,7 @@ BAD = "HwSlowdown HwThermalSlowdown SwThermalSlowdown HwPowerBrakeSlowdown"
 
 WELL = DeviceHealth(index=0)
 ILL = DeviceHealth(index=1, foreign_memory_bytes=GIB)
-SHARED = "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB)"
+SHARED = "GPU 0 was shared: other processes held 257.0 MiB (at most 256.0 MiB is healthy)"
 
 
 def throttled(why: str, more: str = "") -> str:
@@ -137,7 +137,7 @@ def test_names_a_gpu_with_fewer_nvlinks() -> None:
     links = [("n1", 18), ("n1", 17), ("n2", 12), ("n2", None)]
     devices = [DeviceHealth(index=index, node=node, nvlinks=up) for index, (node, up) in enumerate(links)]
     (said,) = machine_problems(make_health(devices=tuple(devices)), make_gpu_machine())
-    assert said == "GPU 1 of n1: 17 of its NVLinks are up, of another GPU's 18"
+    assert said == "GPU 1 of n1: 17 of its NVLinks are up, but 18 of another GPU's"
 
 
 def test_names_a_rank_with_its_card_if_seen() -> None:

@@ -200,5 +200,5 @@ def test_shortened_kernel_names_stay_distinct() -> None:
 def test_refuses_traces_without_steps_or_kernels() -> None:
     with pytest.raises(ReportError, match="no step"):
         reduced(cpu_step(0), "cpu")
-    with pytest.raises(ReportError, match="no kernel of a GPU"):
+    with pytest.raises(ReportError, match="no GPU kernel"):
         reduced(cpu_trace(), "cuda")

@@ -31,7 +31,7 @@ def of(name: str, **options: Any) -> dict[str, Any]:
 
 DPP = "unknown framework 'dpp'. Did you mean 'ddp'? Known: accelerate, ddp,"
 STEP = {"sharding_strategy": "FULL"}
-AC = "activation_checkpointing: give none, full, selective-op or every-N, as in 'every-2'"
+AC = "activation_checkpointing: give none, full, selective-op or every-N, such as 'every-2'"
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ AC = "activation_checkpointing: give none, full, selective-op or every-N, as in 
         bad("model:", "'gpt2-tyni'", "Did you mean 'gpt2-tiny'?", "llama-3.1-8b", model="gpt2-tyni"),
         bad("unknown model 'xyzzy'", "Known: gpt2-tiny", "Model.from_config", model="xyzzy"),
         bad("model:", "Model", "got 3", model=3),
-        bad("framework:", DPP, "trainer; for another, pip install the package", framework="dpp"),
+        bad("framework:", DPP, "trainer. For another framework, pip install the package", framework="dpp"),
         bad(DPP, framework=of("dpp")),
         bad("unknown framework 'xyzzy'. Known: accelerate, ddp", framework="xyzzy"),
-        bad("framework: a framework is given as an object or by name, got 3", framework=3),
+        bad("framework: give a framework as an object or by its name, got 3", framework=3),
         bad("framework: step: unknown", "of fake: step_ms, noise, memory_mb", framework=of("fake", step=3)),
         bad("step_ms:", "greater than 0", "got -3", framework=of("fake", step_ms=-3)),
         bad("bucket_cap_mb:", "number", "'big'", framework=of("ddp", bucket_cap_mb="big")),
@@ -60,7 +60,7 @@ AC = "activation_checkpointing: give none, full, selective-op or every-N, as in 
         bad("gradient_accumulation:", "greater than or equal to 1", "got 0", gradient_accumulation=0),
         bad("sequence_length:", "or equal to 2", "got 1", sequence_length=1),
         bad("sequence_length:", "valid integer", "got '64'", sequence_length="64"),
-        bad("sequence_length None counts samples in place of tokens", "fake trains", sequence_length=None),
+        bad("sequence_length None counts samples instead of tokens", "fake trains", sequence_length=None),
         bad("sequence_length 129", "128 positions of gpt2-tiny", sequence_length=129),
         bad("precision:", "'bf16-mixed', 'fp16-mixed' or 'bf16', got 'tf32'", precision="tf32"),
         bad("precision:", "got 'bf16_mixed' (did you mean 'bf16-mixed'?)", precision="bf16_mixed"),
@@ -68,11 +68,15 @@ AC = "activation_checkpointing: give none, full, selective-op or every-N, as in 
         bad("lora.alpha: Field required", lora={"rank": 1}),
         bad("lora:", "LoRA", "got 16", lora=16),
         bad("lora.targets: ", "targets is", "leave it out", lora={"rank": 1, "alpha": 1, "targets": ""}),
-        bad("lora.targets: ", "not ''", lora={"rank": 1, "alpha": 1, "targets": ("q", "")}),
+        bad("lora.targets: ", "instead of ''", lora={"rank": 1, "alpha": 1, "targets": ("q", "")}),
         bad("'q(' is not a regular expression", lora={"rank": 1, "alpha": 1, "targets": "q("}),
         bad("'q(' is not a regular", lora={"rank": 1, "alpha": 1, "rank_pattern": {"q(": 1}}),
         bad("lora.alpha_pattern.q: ", "got 0", lora={"rank": 1, "alpha": 1, "alpha_pattern": {"q": 0}}),
-        bad("quantization '4bit' needs lora: quantised", "LoRA(rank=16, alpha=32)", quantization="4bit"),
+        bad(
+            "quantization '4bit' needs lora, because quantised",
+            "LoRA(rank=16, alpha=32)",
+            quantization="4bit",
+        ),
         bad("quantization:", "'none', '8bit' or '4bit'", "got 'nf4'", quantization="nf4"),
         bad("attention:", "'sdpa', 'eager' or 'flash_attention_2'", "got 'flash'", attention="flash"),
         *(

@@ -90,8 +90,8 @@ def test_suggests_names_of_other_packages(packages: Packages) -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("Mine = 3", "3 is no perfsuite.frameworks.Framework: derive it from that"),
-        ("class Mine: name = 'mine'", "is no perfsuite.frameworks.Framework"),
+        ("Mine = 3", "3 is not a perfsuite.frameworks.Framework: derive it from that class"),
+        ("class Mine: name = 'mine'", "is not a perfsuite.frameworks.Framework"),
         (SIMULATED.replace('"mine"', '"other"'), "Mine.name is 'other': set it to 'mine'"),
         (SIMULATED.replace("stage", "package"), "rename its option 'package'"),
         ("raise OSError('no disk')", "cannot be imported: OSError: no disk"),
@@ -162,7 +162,8 @@ def test_missing_framework_says_what_to_install(tmp_path: Path) -> None:
     assert not (tmp_path / "launch").exists()
     unknown = read_case(tmp_path, name="gone", package=["?"])
     with pytest.raises(
-        CaseError, match=r"^unknown framework 'gone'\. Known: .*; for another, pip install the pack"
+        CaseError,
+        match=r"^unknown framework 'gone'\. Known: .*\. For another framework, pip install the pack",
     ):
         framework_of(unknown)
 

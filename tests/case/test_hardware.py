@@ -171,7 +171,7 @@ def test_unknown_gpu_has_a_class_and_a_note(names: list[str], hardware_class: st
 def test_hardware_matches_by_whole_words(meant_for: str, name: str | None, here: bool) -> None:
     machine = make_machine() if name is None else make_gpu_machine(name)
     reason = machine.why_not(meant_for)
-    expected = f"it is meant for {meant_for}, this machine is {machine.hardware_class}"
+    expected = f"it is meant for {meant_for}, but this machine is {machine.hardware_class}"
     assert reason == (None if here else expected)
 
 

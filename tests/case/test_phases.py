@@ -14,11 +14,11 @@ def test_a_phase_has_words_for_a_name(name: str) -> None:
 def test_what_is_no_name_of_a_phase_is_refused(name: object) -> None:
     with pytest.raises(CaseError) as error:
         phase_name(name)
-    assert str(error.value).startswith(f"{name!r} is no name of a phase: begin with a letter")
+    assert str(error.value).startswith(f"{name!r} is not a valid phase name: begin with a letter")
 
 
 def test_a_phase_cannot_be_called_as_a_step_is() -> None:
-    with pytest.raises(CaseError, match=r"^'step 10' is taken in reports"):
+    with pytest.raises(CaseError, match=r"^'step 10' is used in reports"):
         phase_name("step 10")
 
 
@@ -41,5 +41,5 @@ def test_a_case_that_names_phases_keeps_its_id() -> None:
 
 @pytest.mark.parametrize("name", ["cold evaluation", "start-up", "start-up build"])
 def test_phase_refuses_names_of_start_up_parts(name: str) -> None:
-    with pytest.raises(CaseError, match="is taken in reports"):
+    with pytest.raises(CaseError, match="is used in reports"):
         phase_name(name)

@@ -33,12 +33,12 @@ def test_the_installed_torch_is_read() -> None:
 
 
 WITHOUT_CUDA = (
-    "torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this machine "
-    "(8 x NVIDIA H100 80GB HBM3). Install the public index's build: "
-    "pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch==2.13.0; "
-    "or run only the cases meant for cpu: -m cpu"
+    "torch 2.13.0+cpu was built without CUDA and cannot use the GPUs of this machine "
+    "(8 x NVIDIA H100 80GB HBM3). Install the build from the public index "
+    "(pip uninstall --yes torch && PIP_EXTRA_INDEX_URL= pip install torch==2.13.0), "
+    "or run only the cases meant for cpu (-m cpu)"
 )
-TOO_OLD = "is too old, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
+TOO_OLD = "is too old: perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_a_missing_torch_is_an_error(monkeypatch: pytest.MonkeyPatch, spec: Modu
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert torch_build.summary() == "not installed"
     assert torch_build.release() == (0, 0)
-    problem = "torch is not installed, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
+    problem = "torch is not installed: perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
     assert torch_build.wrong_build(make_gpu_machine()) == torch_build.wrong_build(make_machine()) == problem

@@ -136,14 +136,14 @@ def test_what_is_no_command_stops_no_other(packages: Packages, code: str, why: s
 def test_two_commands_of_one_name_stop_no_other(packages: Packages) -> None:
     for package in ("perf-one", "perf-two"):
         packages.install(package, "", commands="cost = perf_one:go")
-    assert "the name 'cost' (perfsuite.commands) is taken twice" in flat(run("--help").stdout)
+    assert "the name 'cost' (perfsuite.commands) is used twice" in flat(run("--help").stdout)
 
 
 def test_missing_metadata_is_one_line_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfsuite.extensions.distributions", lambda name: [])
     extensions.own.cache_clear()
     [line] = run("--help", status=2).stderr.splitlines()
-    assert line.startswith("perfsuite: the metadata of perfsuite is not there, or older than its code")
+    assert line.startswith("perfsuite: the metadata of perfsuite is missing, or older than its code")
 
 
 def test_deleted_directory_is_one_line_status_2(tmp_path: Path) -> None:

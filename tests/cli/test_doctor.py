@@ -41,9 +41,9 @@ NVML = "NVML found no GPU: NVML/RM version mismatch."
         *((marker, make_gpu_machine(), "h100-80gb-sxm", "") for marker in ("h100", "h100-80gb", "gpu")),
         ("cpu", make_gpu_machine(), "cpu-", ""),  # the GPUs are not looked at: torch need not reach them
         ("h100", make_gpu_machine("NVIDIA H200"), "",
-         "no h100 here: it is meant for h100, this machine is h200-141gb-sxm\n"),
+         "no h100 here: it is meant for h100, but this machine is h200-141gb-sxm\n"),
         ("h100", make_machine(note=NVML), "",
-         f"no h100 here: it is meant for h100, this machine is cpu-test-2c; {NVML}\n"),
+         f"no h100 here: it is meant for h100, but this machine is cpu-test-2c; {NVML}\n"),
         ("x100", make_machine(), "", "--expect x100: did you mean 'v100'? begin with one of cpu, "),
     ],
 )  # fmt: skip

@@ -107,5 +107,5 @@ def test_a_fault_is_found_in_real_launches(monkeypatch: pytest.MonkeyPatch) -> N
     row = next(inject_structural(detect()))
     assert (row.status, row.found) == (
         "pass",
-        "all_reduce of 2 ranks: 1 -> 4 calls a step, the same bytes",
+        "all_reduce of 2 ranks: 1 -> 4 calls a step, with the same bytes",
     )

@@ -198,8 +198,8 @@ def test_unseen_properties_are_only_claimed(tmp_path: Path) -> None:
     (note,) = passed(case.replace(framework=framework), tmp_path / "dry").notes
     assert note == (
         "claimed, not checked: precision='fp32' (no linear layer ran); gradient_accumulation=1 (loss=None); "
-        "sequence_length=16 (the model was given no whole numbers); activation_checkpointing='none' (some of "
-        "the forward is recomputed, and the blocks of the model are not known)"
+        "sequence_length=16 (the model was given no integers); activation_checkpointing='none' (some of "
+        "the forward is recomputed, but the blocks of the model are not known)"
     )
 
 

@@ -81,7 +81,7 @@ def test_trl_with_padding_says_how_much(sft: Path, tmp_path: Path) -> None:
     """Where one sequence of a batch is cut to the full length, all are padded to it."""
     run = measured(by_trl(sft, 64), tmp_path)
     assert run.case.id.startswith("script-trl-sft-")
-    assert "the model was given 256, 13% of them padding in the second step" in str(run.notes)
+    assert "In the second step, the model was given 256, 13% of them padding" in str(run.notes)
 
 
 @pytest.mark.nightly
@@ -91,7 +91,8 @@ def test_trl_must_declare_uneven_batches(sft: Path, tmp_path: Path) -> None:
     assert "the case claims 512 a step" in said
     assert "Script(tokens='vary')" in said
     run = measured(by_trl(sft, 128, tokens="vary"), tmp_path / "vary")
-    assert "which the case says vary; the model was given 320, 22% of them padding" in str(run.notes)
+    assert "(which vary, according to the case). In the second step" in str(run.notes)
+    assert "the model was given 320, 22% of them padding" in str(run.notes)
 
 
 @pytest.mark.nightly

@@ -543,7 +543,7 @@ raise OSError
     assert (len(result.step_s), result.loss) == (12, ())
     assert min(result.step_s[1:]) >= 0.02, "as long as it sleeps, at least"
     assert any(note.startswith("loss not observed") for note in result.notes)
-    assert "died after its report was written: rank 0: exit code 1" in result.notes
+    assert "ended after its report was written: rank 0: exit code 1" in result.notes
 
 
 @pytest.mark.launch
@@ -570,8 +570,8 @@ SCALED = TRAIN.replace("return self.layer(x)", "return self.layer(x) * self.scal
         (ALONE, "world_size: the case asks for '2', but '1, no process group' ran"),
         (
             SCALED.replace(WRAPPED, "model = Net(); model.layer = DistributedDataParallel(model.layer)"),
-            "the 2 ranks trained apart: 1 of 3 parameters are not the same on all of them after the last "
-            "step, as scale. ",
+            "the 2 ranks trained apart: 1 of 3 parameters, such as scale, are not the same on all ranks "
+            "after the last step. ",
         ),
     ],
     ids=["two copies", "wrapped in part"],

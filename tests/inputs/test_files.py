@@ -46,10 +46,10 @@ def sparse(path: Path) -> None:
 
 
 ODD: dict[str, tuple[Make, str]] = {
-    "fifo": (fifo, "it is a FIFO, and only regular files are read"),
-    "device": (device, "it is a device, and only regular files are read"),
-    "socket": (own_socket, "it is a socket, and only regular files are read"),
-    "sparse": (sparse, "it has 1,000,000 MB, and at most "),
+    "fifo": (fifo, "it is a FIFO, but only regular files are read"),
+    "device": (device, "it is a device, but only regular files are read"),
+    "socket": (own_socket, "it is a socket, but only regular files are read"),
+    "sparse": (sparse, "it has 1,000,000 MB, but at most "),
 }
 READERS: dict[str, Callable[[Path], object]] = {
     "results.json": lambda path: documents.read(path, SessionFile),
@@ -113,7 +113,7 @@ def test_the_results_of_many_cases_are_read(tmp_path: Path) -> None:
         documents.read(tmp_path / "results.json", SessionFile)
     with (tmp_path / "results.json").open("wb") as file:
         file.truncate(files.LARGEST_DOCUMENT + 1)
-    with pytest.raises(FileError, match="it has 1,000 MB, and at most 1,000 MB are read"):
+    with pytest.raises(FileError, match="it has 1,000 MB, but at most 1,000 MB are read"):
         documents.read(tmp_path / "results.json", SessionFile)
 
 
@@ -128,7 +128,7 @@ def test_reads_a_sizeless_kernel_file_to_its_end() -> None:
 
 
 def test_limits_a_file_that_reports_no_size() -> None:
-    with pytest.raises(FileError, match="more than 100 bytes, and at most 100 bytes are read"):
+    with pytest.raises(FileError, match="more than 100 bytes, but at most 100 bytes are read"):
         files.read_bytes(Path("/proc/self/status"), 100)
 
 
@@ -151,7 +151,7 @@ def test_a_file_of_just_the_limit_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 1000)
     assert len(files.read_bytes(path, 1000)) == 1000
-    with pytest.raises(FileError, match="it has 1,000 bytes, and at most 999 bytes are read"):
+    with pytest.raises(FileError, match="it has 1,000 bytes, but at most 999 bytes are read"):
         files.read_bytes(path, 999)
 
 

@@ -115,9 +115,9 @@ def test_hang_is_seen_by_missing_steps(tmp_path: Path, monkeypatch: pytest.Monke
     allowed = r"killed after \d+ s without a step \(\d+ s are let pass here\), when"
     assert re.match(allowed, failure.message)
     told = str(failure.traceback)
-    assert told.startswith("rank 1 stood here:\nCurrent thread (most recent call first):\n")
-    assert "in _break_down" in told.split("stood here")[1]
-    assert "rank 0 stood here:" in told
+    assert told.startswith("rank 1 stopped at:\nCurrent thread (most recent call first):\n")
+    assert "in _break_down" in told.split("stopped at")[1]
+    assert "rank 0 stopped at:" in told
 
 
 def test_kills_a_grandchild_in_its_own_session(tmp_path: Path) -> None:

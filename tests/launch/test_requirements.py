@@ -33,7 +33,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         ({"attention": "flash_attention_2"}, "flash_attention_2 runs on GPUs only"),
         ({"lora": LoRA(rank=4, alpha=8), "framework": Fake()}, "fake knows no lora, and the case asks for"),
         ({"lora": LoRA(rank=4, alpha=8), "quantization": "8bit"}, "quantization '8bit' runs on GPUs only"),
-        ({"hardware": ("h100", "a100")}, "it is meant for h100, this machine is cpu-"),
+        ({"hardware": ("h100", "a100")}, "it is meant for h100, but this machine is cpu-"),
     ],
 )
 def test_finds_bad_combinations_beforehand(changes: dict[str, Any], reason: str) -> None:
@@ -68,7 +68,7 @@ def test_a_mamba_on_a_gpu_needs_its_kernels(monkeypatch: pytest.MonkeyPatch, ins
 
 
 NINE = "it needs 9 GPUs (one per process), this machine has 8"
-ELSEWHERE = "it is meant for t4, this machine is {0}; it is meant for cpu, this machine is {0}"
+ELSEWHERE = "it is meant for t4, but this machine is {0}; it is meant for cpu, but this machine is {0}"
 NAMED = {"model": Model.named("mine")}
 
 

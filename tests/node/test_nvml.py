@@ -31,7 +31,7 @@ def test_other_processes_on_the_gpu_are_foreign() -> None:
     health = watched(Nvml(*({"nvmlDeviceGetComputeRunningProcesses": each} for each in listed)))
     assert [device.foreign_memory_bytes for device in health.devices] == [13 * GIB, 0]
     assert machine_problems(health, make_gpu_machine(count=2)) == [
-        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13.0 GiB (at most 256.0 MiB)"
+        "GPU 0 (00000000:1B:00.0) was shared: other processes held 13.0 GiB (at most 256.0 MiB is healthy)"
     ]
 
 
@@ -149,7 +149,7 @@ def test_notes_pending_errors_and_judges_faults(
 @pytest.mark.parametrize(
     ("states", "links", "why"),
     [
-        ((1,) * 17 + (0,), [(18, 0), (17, 1)], ["17 of its NVLinks are up, of another GPU's 18"]),
+        ((1,) * 17 + (0,), [(18, 0), (17, 1)], ["17 of its NVLinks are up, but 18 of another GPU's"]),
         ((1,) * 12 + (NVMLError("Invalid Argument"),), [(18, 0), (12, 0)], ["12 of its NVLinks are up"]),
         ((0,), [(18, 0), (None, None)], []),  # as a card of two that no bridge connects
         (NotSupported("Not Supported"), [(18, 0), (None, None)], []),

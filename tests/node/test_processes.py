@@ -166,7 +166,7 @@ def test_asks_only_listeners_for_stacks(
     for process in started:
         process.communicate()
     assert [process.returncode for process in started] == [0, 0]
-    assert read_stacks(run_dir).startswith("rank 3 stood here:")
+    assert read_stacks(run_dir).startswith("rank 3 stopped at:")
     assert "in <module>" in read_stacks(run_dir)
 
 

@@ -90,7 +90,7 @@ def test_metric_must_be_in_baseline_and_launch(uninstall: Callable[[], None]) ->
     assert check.note == "not in the baseline: accept or record it again"
     verdict = judge(without[:1], from_runs(with_it), NOISE, Policy())
     assert (verdict.outcome, verdict.failure) == ("failed", "missing_metric")
-    assert verdict.checks[-1].note == "the baseline has it, this run does not"
+    assert verdict.checks[-1].note == "the baseline has it, but this run does not"
 
 
 def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], tmp_path: Path) -> None:
@@ -104,7 +104,8 @@ def test_names_metrics_of_an_uninstalled_package(uninstall: Callable[[], None], 
     verdict = judge([BEFORE], baseline, NOISE, Policy())
     assert verdict.outcome == "passed"
     assert verdict.changed == tuple(
-        f"metric {name}: in the baseline; the package that measures it is not installed, so it is not judged"
+        f"metric {name}: in the baseline, but not judged, "
+        "because the package that measures it is not installed"
         for name in ("step_s_p99", "weight_bytes")
     )
     assert "weight_bytes (its package is not installed): 104,857,600.00 (not judged)" in explanation(old)

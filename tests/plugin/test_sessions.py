@@ -179,7 +179,7 @@ def test_next_session_replaces_a_first_look(suite: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("-m", "a100"), "it is meant for a100-80gb, this machine is cpu-"),
+        (("-m", "a100"), "it is meant for a100-80gb, but this machine is cpu-"),
         (("-m", "cpu", "--perf-dry"), "not by a dry run: fake does not say how it builds"),
     ],
 )
@@ -346,7 +346,7 @@ def test_torch_unable_to_use_gpus_is_one_error(
     write_cases(suite, more)
     result = run(suite, status=pytest.ExitCode.USAGE_ERROR)
     (said,) = (line for line in result.errlines if "torch" in line)
-    assert said.startswith("ERROR: torch 2.13.0+cpu is built without CUDA and cannot use the GPUs of this")
+    assert said.startswith("ERROR: torch 2.13.0+cpu was built without CUDA and cannot use the GPUs of this")
     assert not (suite.path / ".perfsuite").exists()
     run_cpu(suite)
 
@@ -386,7 +386,7 @@ def test_shared_machine_shows_figures_on_request(
     nothing = run_cpu(suite, status=1)
     nothing.stdout.fnmatch_lines(
         [
-            "perfsuite: launch 1 of fake-* is no evidence: other processes used 60% of *; seen: *",
+            "perfsuite: launch 1 of fake-* is not evidence: other processes used 60% of *; seen: *",
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
             "*nothing was judged: what was measured is no evidence*",

@@ -10,7 +10,7 @@ from tests.traces import EAGER, make_profile, taken
 
 FOUND = Profiled(
     calls=("aten::bmm 0 -> 24 calls a step", "aten::softmax 0 -> 4 calls a step"),
-    hints=("by time, a hint: compute 1.0 -> 2.0 ms (+1.0 of +1.0 ms)",),
+    hints=("hint from times: compute 1.0 -> 2.0 ms (+1.0 of +1.0 ms)",),
     notes=("a note",),
 )
 COUNTED = "FLOPs in forward: 1.0 -> 2.0 MFLOP"

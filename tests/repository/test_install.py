@@ -43,7 +43,7 @@ HEAVY = (
 )
 DRIVER_ONLY = ("psutil", "rich", "typer", "pynvml", "yaml", "pytest", "packaging", *HEAVY[1:])
 """What a rank must do without. jinja2 it may have: torch depends on it."""
-MISSING_TORCH = "torch is not installed, perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
+MISSING_TORCH = "torch is not installed: perfsuite needs 2.11 or newer: pip install 'torch>=2.11'"
 
 pytestmark = pytest.mark.launch
 

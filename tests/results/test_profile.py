@@ -49,8 +49,8 @@ def test_reports_much_unattributed_kernel_time() -> None:
     idle = make_profile(device="cpu", split=StepSplit(step_us=1, compute_us=0, optimizer_us=0))
     assert launch_profile(unseen_profile(0.09)).unseen is launch_profile(idle).unseen is None
     assert launch_profile(unseen_profile(0.43)).unseen == (
-        "by the profile, 43% of the GPU's computing time is of kernels that no operator launched, as those "
-        "of a replayed CUDA graph: the counts do not contain them"
+        "according to the profile, 43% of the GPU's computing time is spent in kernels that no operator "
+        "launched, such as those of a replayed CUDA graph: the counts do not contain them"
     )
     for enough in (0.5, 0.1):
         assert launch_profile(make_profile(kernels=()), unseen_profile(enough)).unseen is not None

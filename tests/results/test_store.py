@@ -58,7 +58,7 @@ def test_misplaced_file_says_what_it_holds(folder: str, case: Case) -> None:
     wrong = BASELINES.reviewed_file(folder, case.id)
     wrong.parent.mkdir(parents=True)
     stored(REVIEWED).rename(wrong)
-    message = f"^{wrong}: it holds the baseline of {CASE.id} on {CLASS}.* move it or delete it"
+    message = f"^{wrong}: it holds the baseline of {CASE.id} on {CLASS}.* move the file or delete it"
     with pytest.raises(FileError, match=message):
         BASELINES.find(folder, case)
 

@@ -130,7 +130,7 @@ def test_hang_in_forward_shows_every_rank(
     failure = failed(FAKE.replace(framework=script, topology=ranks), tmp_path / "run")
     assert (failure.kind, failure.rank) == ("timeout", None)
     assert processes_of(tmp_path) == [], "at once"
-    who, _, where = str(failure.traceback).partition(" stood here:")
+    who, _, where = str(failure.traceback).partition(" stopped at:")
     assert who == ("rank 0" if is_command else "rank 0, rank 1")
     assert "train.py" in where.splitlines()[2]
     assert "in forward" in where.splitlines()[2]

@@ -305,7 +305,7 @@ def test_names_the_arm_with_uncounted_work(launches: Launches) -> None:
     assert counts is not None
     assert counts.outcome == "not counted"
     (why,) = counts.notes
-    assert why.startswith("arm B: by the profile, 43% of")
+    assert why.startswith("arm B: according to the profile, 43% of")
 
 
 @pytest.mark.parametrize(

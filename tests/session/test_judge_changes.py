@@ -108,7 +108,7 @@ def test_reports_odd_files_that_would_judge(repo: Path) -> None:
     found = against("HEAD", repo)
     assert found is not None
     assert found.sentences == (
-        "perf-waivers.toml cannot be read now, so what changed in it is not known",
+        "perf-waivers.toml cannot be read now, so its changes are not known",
         "bench_cases/conftest.py is now a link to nowhere",
         "na\nme/conftest.py added: 1 line",
     )

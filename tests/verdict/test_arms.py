@@ -129,11 +129,9 @@ def test_doubled_work_of_one_arm_is_no_wrong_case() -> None:
     for verdict in (judge_counts(make_run(), doubled), judged(arm(A[:1]), [doubled])):
         assert (verdict.outcome, verdict.failure) == ("failed", "mismatch")
         (reason,) = verdict.reasons
-        expected = (
-            "arm B gives the model 512 tokens a step, arm A 256: the change did it (tokens: the case claims"
-        )
+        expected = "arm B gives the model 512 tokens a step, arm A 256: the change is the cause (tokens: "
         assert reason.startswith(expected)
-        assert reason.endswith("in the second step, by 2 calls a rank)")
+        assert reason.endswith(", in 2 forward calls per rank)")
     both = judge_counts(doubled, doubled).reasons
     assert ["Correct the case" in reason for reason in both] == [True, True], "then the case may be wrong"
     assert "Correct the case" in judge_counts(doubled, make_run()).reasons[0]
@@ -143,7 +141,7 @@ def test_mismatch_in_one_arm_is_due_to_the_change() -> None:
     ran = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran. Nothing measured this way would be"
     (reason,) = judge_counts(make_run(), mismatch(ran)).reasons
     message = "compute_dtype: the case asks for 'bfloat16', but 'float32' ran"
-    assert reason == f"arm B failed: mismatch: {message}. arm A runs as the case says: the change did it"
+    assert reason == f"arm B failed: mismatch: {message}. arm A matches the case: the change is the cause"
 
 
 def test_other_loss_fails_but_scaled_one_is_noted() -> None:
@@ -159,7 +157,7 @@ def test_other_loss_fails_but_scaled_one_is_noted() -> None:
     verdict = compared(a, scaled)
     assert verdict.outcome == "passed"
     assert verdict.changed == (
-        "the loss is x 4.000 in every step, and the gradients are the same: it is scaled elsewhere",
+        "the loss is x 4.000 in every step, but the gradients are the same: only the loss has another scale",
     )
     verdict = compared(a, four)
     assert (verdict.outcome, verdict.failure) == ("failed", "loss")
@@ -230,8 +228,8 @@ def test_slowdown_that_slows_the_probe_remains() -> None:
     check = check_of(judged(a, b, corrects=True, max_pairs=len(a)), "tokens_per_s")
     assert check.outcome == "inconclusive"
     assert check.note == (
-        "as measured regressed, corrected for the machine's own speed passed; the probe may differ between "
-        "the arms, too"
+        "regressed as measured, but passed when corrected for the machine's own speed; the probe may also "
+        "differ between the arms"
     )
 
 
@@ -276,10 +274,10 @@ KERNEL_MORE = counts(kernels={"forward": 178, "backward": 327, "optimizer": 351}
         (launch(), launch(KERNEL_MORE), "regressed", "kernels in forward: 177 -> 178"),
         (launch(KERNEL_MORE), launch(), "improved", "kernels in forward: 178 -> 177"),
         (launch(), launch(KERNEL_MORE, torch="2.14.0"), "regressed", "kernels in forward: 177 -> 178"),
-        (launch(), launch(counts(collectives=())), "inconclusive", "less than half, which may be done"),
+        (launch(), launch(counts(collectives=())), "inconclusive", "less than half, so the rest may be done"),
         (launch(), launch(counts=()), "inconclusive", "no launch was counted"),
         (launch(counts=()), launch(), "inconclusive", "nothing was counted"),
-        (launch(), launch(counts(method="hooks-1")), "failed", "give both the same perfsuite"),
+        (launch(), launch(counts(method="hooks-1")), "failed", "use the same perfsuite in both"),
         (launch(), launch(failure=Failure(kind="crash", message="boom")), "failed", "arm B failed: crash"),
         (launch(), launch(hidden=("a CUDA graph",)), "inconclusive", "a CUDA graph"),
     ],

@@ -136,17 +136,18 @@ def with_limit(watts: str | None) -> Run:
 
 
 def at_speed(speed: str) -> str:
-    return f"by the probe, the machine ran at {speed} of its speed at the baseline"
+    return f"according to the probe, the machine ran at {speed} of its speed at the baseline"
 
 
 def slower(what: str, rank: str = "", allowed: str = "10%") -> str:
     name, now, then = what.split()
-    return f"before the workload, {name} was {now}{rank}, at the baseline {then} ({allowed} less is healthy)"
+    reading = f"{name} was {now}{rank}, compared with {then} at the baseline"
+    return f"before the workload, {reading} (up to {allowed} less is healthy)"
 
 
 RATES = [on_gpu(rate, copy=3000) for rate in (700, 1, 710, 690, 700)]
 GPU_6 = " of rank 6, GPU 2 (00000000:2B:00.0) of n2"
-LIMIT = "the GPUs' power limit is {} W, at the baseline it was {} W (`nvidia-smi -pl`)"
+LIMIT = "the GPUs' power limit is {} W, and was {} W at the baseline (`nvidia-smi -pl`)"
 
 
 @pytest.mark.parametrize(
@@ -201,8 +202,8 @@ def test_straggling_gpu_is_unhealthy_by_itself(baseline: Baseline | None) -> Non
     assert launch_problems(on_gpus(*[*rates[:5], 2710, *rates[6:]]), baseline) == [], "a tenth is let pass"
     run = on_gpus(*rates)
     assert launch_problems(run, baseline) == [
-        "before the workload, copy was 2690 of rank 5, GPU 1 (00000000:1B:00.0) of n2, 11% less than the "
-        "3010 of rank 3, GPU 3 (00000000:3B:00.0) of n1 (10% less is healthy)"
+        "before the workload, copy was 2690 on rank 5, GPU 1 (00000000:1B:00.0) of n2, 11% less than the "
+        "3010 on rank 3, GPU 3 (00000000:3B:00.0) of n1 (up to 10% less is healthy)"
     ]
     unlike = H100.replace(device_name=f"NVIDIA A10{AND}NVIDIA T4")
     on_cpu = make_machine()
@@ -273,10 +274,13 @@ def on_nodes(*names: str) -> Run:
     return make_run(nodes=tuple(Node(name=name) for name in names))
 
 
-GROWN = "GPU memory in use, by NVML, also outside torch's allocator: 18.6 GiB -> 18.9 GiB (+257.0 MiB)"
-GONE = "in the baseline; the package that measures it is not installed, so it is not judged"
+GROWN = (
+    "GPU memory in use according to NVML, including memory outside torch's allocator: "
+    "18.6 GiB -> 18.9 GiB (+257.0 MiB)"
+)
+GONE = "in the baseline, but not judged, because the package that measures it is not installed"
 METRICS = [run_with(extra={name: 1.0}) for name in ("zz_gone", "aa_gone", "zz_gone")]
-NO_NODE = "measured nothing of the baseline, which is of n1, n2, n3"
+NO_NODE = "measured nothing of the baseline, which was measured on n1, n2, n3"
 NODES = [on_nodes("n1", "n2"), on_nodes("n2", "n3")]
 
 
@@ -327,14 +331,14 @@ def upgraded(then: dict[str, str], now: dict[str, str], *, speed: float = 1.0) -
 def test_lists_a_librarys_choice_before_versions(setting: str, speed: float, outcome: str) -> None:
     verdict = upgraded({setting: "one"}, {setting: "two"}, speed=speed)
     assert (verdict.outcome, verdict.failure, verdict.reasons) == (outcome, None, ())
-    chosen = f"{setting}: one -> two (not asked for by the case)"
+    chosen = f"{setting}: one -> two (not requested by the case)"
     assert verdict.changed == (chosen, "torch: 2.13.0 -> 2.14.0")
 
 
 def test_unexplained_library_choice_comes_first() -> None:
     before, now = (seen(usual(), OLD, attention_kernel=kernel) for kernel in ("Flash", "math"))
     verdict = judged(now[:1], from_runs(before[:5]))
-    said = "attention_kernel: Flash -> math (not asked for by the case)"
+    said = "attention_kernel: Flash -> math (not requested by the case)"
     assert (verdict.outcome, verdict.changed[0]) == ("passed", said)
     assert verdict.reasons == (f"{UNEXPLAINED}: {said}",)
 
@@ -356,7 +360,7 @@ def test_unobserved_settings_do_not_differ(setting: str, unseen: str | None) -> 
     changes = upgraded(unknown, settings)
     assert lost.outcome == changes.outcome == "passed"
     assert f"{setting}: one -> {unseen or 'not observed'}" == lost.changed[0]
-    newly = f"{setting}: {unseen or 'not looked at'} -> one"
+    newly = f"{setting}: {unseen or 'not observed'} -> one"
     assert newly == changes.changed[-1 if unseen is None else 0]
 
 

@@ -78,7 +78,7 @@ def test_every_float_of_torch_has_a_precision() -> None:
 def test_a_dtype_of_unknown_precision_is_reported() -> None:
     exact = launch(dtypes=FP32)
     packed = launch(dtypes={**FP32, "parameters": {"float32": 1, "int32": 1234}})
-    said = "not compared, as the precision is not known: parameters: 0 -> 1,234 elements of int32"
+    said = "not compared, because the precision is unknown: parameters: 0 -> 1,234 elements of int32"
     for mode, verdict in each_mode(exact, packed).items():
         assert said in verdict.changed or mode == "counts against a baseline", mode
     for mode, verdict in each_mode(packed, packed).items():
@@ -145,7 +145,7 @@ def tokened(tokens: float | None, **changes: Any) -> Run:
 def test_other_tokens_are_another_computation() -> None:
     """63 in place of 64 is 1.6% less work, and no improvement."""
     more = launch(MORE, figures=make_figures(tokens_given=64.0))
-    said = "the model was given 63 in the second step, and 64 there"
+    said = "in the second step, the model was given 63 instead of 64"
     for mode, verdict in each_mode(more, tokened(63.0)).items():
         if mode == "counts of one launch":
             assert (verdict.outcome, needs_more(more, tokened(63.0))) == ("inconclusive", True)
@@ -287,7 +287,7 @@ def test_counts_judge_the_loss_by_two_launches() -> None:
     assert with_counts(timed, [other] * 2, recorded).failure == "loss"
     once = with_counts(timed, [other], recorded)
     assert (once.outcome, once.failure) == ("unhealthy", None)
-    assert once.reasons[0].startswith(f"not as in {OF_COUNTS}: the norm of the gradients in step 4")
+    assert once.reasons[0].startswith(f"unlike {OF_COUNTS}: the norm of the gradients in step 4")
 
 
 def test_counts_leave_loss_to_the_time_baseline() -> None:

@@ -54,7 +54,7 @@ def sentences_of(before: Counts, now: Counts) -> list[str]:
         ([GATHERED], [GATHERED.replace(bytes=2 * BYTES)], "3.5 -> 7.0 MiB a step in forward"),
         ([], [GATHERED.replace(count=1, bytes=16)], "1 more call a step in forward (+16 bytes)"),
         (BOTH, [collective(count=6, bytes=BYTES + 8), SIX_AGAIN], "2 more calls a step (+8 bytes)"),
-        ([GATHERED], [GATHERED.replace(count=20)], "5 -> 20 calls a step, the same bytes"),
+        ([GATHERED], [GATHERED.replace(count=20)], "5 -> 20 calls a step, with the same bytes"),
         ([BARRIER], [BARRIER.replace(count=1200)], "1 -> 1,200 calls a step"),
     ],
 )

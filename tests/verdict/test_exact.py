@@ -129,7 +129,7 @@ def test_lists_other_splits_and_tiny_changes(now: Counts) -> None:
 def test_doubled_calls_regress_at_equal_bytes() -> None:
     check = judged(called(2 * CALLS + 1))
     assert (check.outcome, findings(check)) == ("regressed", [("regressed", "all_gather of 2 ranks: calls")])
-    assert "calls a step, the same bytes" in check.findings[0].sentence
+    assert "calls a step, with the same bytes" in check.findings[0].sentence
     assert judged(counts(), before=called(2 * CALLS + 1)).outcome == "passed", "fewer are no improvement"
 
 
@@ -289,8 +289,8 @@ def test_says_why_counts_cannot_be_compared(
 def test_refuses_counts_of_another_method() -> None:
     assert exact.unlike([launch()], baseline_of()) is None
     assert exact.unlike([launch(counts(method="hooks-1", host_reads={}))], baseline_of()) == (
-        "cannot be compared: the baseline was counted by the method 'dispatch-2', this step by 'hooks-1': "
-        "accept the counts again (perfsuite baseline accept --only-counts), or delete it"
+        "cannot be compared: the baseline was counted with the method 'dispatch-2', this step with "
+        "'hooks-1'. Accept the counts again (perfsuite baseline accept --only-counts), or delete the baseline"
     )
 
 
@@ -364,7 +364,7 @@ def test_compiled_models() -> None:
 # What may have gone out of sight
 
 
-MAY_DO_THE_REST = "may do the rest, without a formula"
+MAY_DO_THE_REST = "may do the rest, but without a formula"
 FEW_FLOPS = counts(flops={"forward": 1_700_000_000})
 FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
 
@@ -374,8 +374,8 @@ FEWER = "FLOPs 1.76 -> 1.70 GFLOP"
     [
         (
             counts(flops={}),
-            "FLOPs 1.8 GFLOP -> 0 a step: less than half, which may be done out of sight; if it is not done "
-            "any more, accept the counts (perfsuite baseline accept --only-counts)",
+            "FLOPs 1.8 GFLOP -> 0 a step: less than half, so the rest may be done without being counted. If "
+            "the work is no longer done, accept the counts (perfsuite baseline accept --only-counts)",
         ),
         (counts(collectives=()), f"collectives {3 * BYTES / 2**20:.1f} MiB -> 0 a step: less than half"),
         (

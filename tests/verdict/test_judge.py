@@ -351,7 +351,10 @@ def test_on_a_cpu_memory_is_statistical() -> None:
 @pytest.mark.parametrize("good", [0, 2])
 def test_metric_missing_in_a_launch_fails_at_once(metric: str, good: int) -> None:
     runs = [*usual()[:good], run_with(**{metric: None})]
-    for baseline, note in ((BASELINE, "the baseline has it, this run does not"), (None, "was not measured")):
+    for baseline, note in (
+        (BASELINE, "the baseline has it, but this run does not"),
+        (None, "was not measured"),
+    ):
         verdict = judged(runs, baseline)
         assert (verdict.outcome, verdict.failure, verdict.launches) == ("failed", "missing_metric", good + 1)
         check = check_of(verdict, metric)
@@ -410,7 +413,7 @@ def test_three_unhealthy_launches_end_a_session(speed: float, tokens: float) -> 
     assert (early.outcome, early.checks) == ("undecided", ())
     verdict = session(runs, PROBED)
     assert (verdict.outcome, verdict.launches, verdict.failure) == ("unhealthy", MAX_UNHEALTHY, None)
-    said = f"by the probe, the machine ran at {speed:.0%} of its speed at the baseline"
+    said = f"according to the probe, the machine ran at {speed:.0%} of its speed at the baseline"
     assert verdict.reasons == tuple(f"launch {number} set aside: {said}" for number in (1, 2, 3))
     assert session(runs, PROBED, max_unhealthy=1).launches == 1, "where more would be in vain"
 
@@ -494,8 +497,8 @@ def test_excluded_launches_count_to_the_limit(most: int) -> None:
     assert check_of(session(few, PROBED, ORDINARY, max_launches=4), "tokens_per_s").note == TOO_FEW_LAUNCHES
 
 
-UNKNOWN = "how speed follows the probe is unknown: accept more launches"
-OTHER = "the software that the probe runs through changed, too: accept a new baseline if all is well"
+UNKNOWN = "it is unknown how speed follows the probe: accept more launches"
+OTHER = "the software that the probe uses has changed too: accept a new baseline if all is well"
 FOLLOWS = noise_of(0.005, exponent=1)
 IGNORES = replace(QUIET, knows_exponent=True)
 
@@ -544,7 +547,7 @@ def test_probe_corrects_both_speeds(
             assert check.probe_exponent == 1
             assert check.change == pytest.approx(tokens / machine - 1, abs=0.005)
     if said == UNKNOWN:
-        raw = "as measured regressed, corrected for the machine's own speed passed; "
+        raw = "regressed as measured, but passed when corrected for the machine's own speed; "
         assert f"{raw}{said}" == verdict.checks[0].note
     memory = check_of(verdict, "peak_memory_bytes")
     assert (memory.probe_exponent, memory.note, memory.outcome) == (None, None, "passed")
@@ -604,7 +607,7 @@ def test_uncorrected_speed_has_uncorrected_noise() -> None:
 
 
 def test_unknown_noise_is_inconclusive() -> None:
-    note = "the noise between launches is unknown: accept a baseline of more (--perf-min-launches)"
+    note = "the noise between launches is unknown: accept a baseline of more launches (--perf-min-launches)"
     for factor in (0.1, 1, 10):
         verdict = judged(usual(factor)[:1], noise=ClassNoise())
         assert (verdict.outcome, verdict.launches, verdict.failure) == ("inconclusive", 1, None)
@@ -678,7 +681,7 @@ def test_vanished_loader_is_not_better() -> None:
     verdict = session(usual(machine=H100), from_runs(waiting(0.2)[:5]), WAITS)
     check = check_of(verdict, "data_wait_s")
     assert (verdict.outcome, check.outcome) == ("inconclusive", "inconclusive")
-    assert check.note == f"the baseline has it, this run does not; {NO_LOADER}"
+    assert check.note == f"the baseline has it, but this run does not; {NO_LOADER}"
 
 
 def test_a_baseline_without_data_wait_judges_none() -> None:

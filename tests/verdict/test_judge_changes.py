@@ -72,11 +72,11 @@ def test_counts_of_the_method_before_are_compared() -> None:
 
 def test_names_a_file_that_takes_over_settings() -> None:
     assert sentences_of("bench_cases/pytest.ini", None, "[pytest]\nperf_shadow = true") == [
-        "bench_cases/pytest.ini, which has settings of pytest, was added",
+        "bench_cases/pytest.ini, which contains settings of pytest, was added",
         "bench_cases/pytest.ini: shadow mode on: no case fails a test",
     ]
     assert sentences_of("setup.cfg", "[tool:pytest]\naddopts = -q", None) == [
-        "setup.cfg, which has settings of pytest, was deleted",
+        "setup.cfg, which contains settings of pytest, was deleted",
         "setup.cfg: addopts -q -> not set",
     ]
 
@@ -95,9 +95,9 @@ def test_other_sections_and_files_judge_nothing() -> None:
 )
 def test_what_cannot_be_read_on_one_side_is_said(name: str, broken: str) -> None:
     (then,) = sentences_of(name, broken, None)
-    assert "cannot be read at main, so what changed in it is not known" in then
+    assert "cannot be read at main, so its changes are not known" in then
     (now,) = sentences_of(name, None, broken)
-    assert "cannot be read now, so what changed in it is not known" in now
+    assert "cannot be read now, so its changes are not known" in now
 
 
 @pytest.mark.parametrize("text", ["tool = 3", "tool.pytest = 3", "tool.pytest.ini_options = 3"])
@@ -144,7 +144,7 @@ def test_a_baseline_is_said_by_its_figures() -> None:
 
 def test_reports_a_baseline_that_scatters_more() -> None:
     assert of_times(times(990, 1000, 1010), times(700, 1000, 1300)) == [
-        f"{TIMES}: its launches scatter by 2.0% -> 46.2%"
+        f"{TIMES}: scatter of its launches 2.0% -> 46.2%"
     ]
     assert of_times(times(*[1000] * 5), times(1000)) == [f"{TIMES}: launches 5 -> 1"]
 
@@ -169,7 +169,7 @@ def test_scatter_of_every_judged_metric_is_said() -> None:
         for launch, mean in zip(even.launches, (980.0, 1000.0), strict=True)
     ]
     assert of_times(even, even.replace(launches=tuple(launches))) == [
-        f"{TIMES}: its launches scatter in tokens/s with stalls by 0.0% -> 2.0%"
+        f"{TIMES}: scatter of its launches in tokens/s with stalls 0.0% -> 2.0%"
     ]
 
 
@@ -223,7 +223,7 @@ def test_reports_code_and_workflows_by_lines() -> None:
         "tests/conftest.py changed: 2 lines added, 1 line removed"
     ]
     assert sentences_of("conftest.py", "a\nb", "b\na") == [
-        "conftest.py changed: its lines are in another order"
+        "conftest.py changed: its lines are in a different order"
     ]
     assert sentences_of("conftest.py", None, "a") == ["conftest.py added: 1 line"]
     assert sentences_of(".github/workflows/night.yml", "a", None) == [

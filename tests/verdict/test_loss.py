@@ -45,7 +45,9 @@ def test_lone_loss_multiple_is_scaled_elsewhere(factor: float, said: str) -> Non
     baseline = from_runs([with_norm(1.0, unclipped=7.0)] * 5)
     verdict = session([with_norm(1.0, factor, unclipped=7.1, speed=2)] * 15, baseline)
     assert (verdict.outcome, verdict.failure) == ("improved", None)
-    reason = f"the loss is x {said} in every step, and the gradients are the same: it is scaled elsewhere"
+    reason = (
+        f"the loss is x {said} in every step, but the gradients are the same: only the loss has another scale"
+    )
     assert verdict.changed == (reason,)
 
 
@@ -100,7 +102,7 @@ def test_clipping_hides_no_quadrupled_gradients() -> None:
 
 def test_old_baseline_without_norms_still_judges() -> None:
     verdict = judged([with_norm(1.0, unclipped=28.0)], from_runs([with_norm(1.0)] * 5))
-    said = "not compared, as the baseline does not have it: the norm of the gradients before clipping"
+    said = "not compared, because the baseline does not have it: the norm of the gradients before clipping"
     assert (verdict.outcome, verdict.changed) == ("passed", (said,))
 
 

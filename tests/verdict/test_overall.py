@@ -119,7 +119,7 @@ def test_counts_of_another_method_fail_the_case() -> None:
     verdict = with_counts(timed("passed", reasons=("a",)), [OTHER_METHOD], baseline_of())
     assert (verdict.outcome, verdict.failure) == ("failed", "unlike")
     assert verdict.reasons[0] == "a"
-    assert "'dispatch-2', this step by 'hooks-1'" in verdict.reasons[1]
+    assert "'dispatch-2', this step with 'hooks-1'" in verdict.reasons[1]
     assert verdict.checks
     failed = timed("failed", failure="loss", reasons=("a",))
     assert with_counts(failed, [OTHER_METHOD], baseline_of()).reasons == ("a",)
@@ -152,7 +152,7 @@ def test_counts_without_profiled_work_say_nothing(outcome: Outcome, run: Run) ->
     assert (check.outcome, check.compared, check.findings) == ("not counted", False, ())
     assert check.baseline_file == "b.json"
     assert check.notes[:-1] == run.hidden, "it adds to what a launch said already"
-    assert check.notes[-1].startswith("by the profile, 90% of the GPU's computing time")
+    assert check.notes[-1].startswith("according to the profile, 90% of the GPU's computing time")
     first = with_unseen(with_counts(timed("passed"), [SAME], None, "b.json"), UNSEEN).counts
     assert first is not None
     assert (first.outcome, first.baseline_file) == ("not counted", None), "nothing is recorded"

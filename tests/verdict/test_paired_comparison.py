@@ -237,7 +237,7 @@ def test_detectable_change_shrinks_with_pairs() -> None:
 
 
 def test_a_tolerance_out_of_range_is_named() -> None:
-    with pytest.raises(ValueError, match=r"tolerance is 0\.0, expected a fraction above 0"):
+    with pytest.raises(ValueError, match=r"tolerance is 0\.0, expected a fraction between 0 and 1"):
         decided([1.0], [1.0], tolerance=0.0)
 
 

@@ -57,7 +57,7 @@ def test_a_synchronisation_is_named_as_one() -> None:
 def test_unsteady_calls_are_not_compared() -> None:
     once = plus(Work(name="aten::bmm", calls=24, us=700), unsteady=("aten::bmm",))
     assert not calls(once)
-    assert compare(once).notes == ("new, but not in each step, so that calls cannot be compared: aten::bmm",)
+    assert compare(once).notes == ("new, but not in every step, so calls cannot be compared: aten::bmm",)
     assert not compare(once, once).notes, "it was called now and then before, too"
     seven = [f"aten::new{number}" for number in range(7)]
     many = plus(*(Work(name=name, calls=1, us=1) for name in seven), unsteady=tuple(seven))
@@ -67,7 +67,7 @@ def test_unsteady_calls_are_not_compared() -> None:
 def test_cuts_many_differences_and_names_ranks() -> None:
     now = plus(*(Work(name=f"aten::new{number}", calls=1, us=number) for number in range(9)))
     assert len(calls(now)) == MOST_CALLS + 1
-    assert calls(now)[-1] == "and 4 more names are called more or less often"
+    assert calls(now)[-1] == "and 4 more names with a changed number of calls"
     assert len(calls(now.replace(operators=now.operators[:-4]))) == MOST_CALLS
     other = launch_profile(BEFORE, plus(Work(name="aten::bmm", calls=24, us=700)), BEFORE)
     ranks = compared(launch_profile(BEFORE, BEFORE, BEFORE), other, "the baseline")
@@ -78,16 +78,16 @@ def test_names_the_part_that_grew_beside_others() -> None:
     split = BEFORE.split.replace(step_us=121_000, exposed_us={"all_gather": 31_800}, idle_us=19_200)
     now = BEFORE.replace(split=split, kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=51_800)))
     assert compare(now).hints == (
-        "by time, a hint: all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)",
-        "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 51.8 ms (+19.7 ms)",
+        "hint from times: all_gather exposed 12.1 -> 31.8 ms (+19.7 of +21.0 ms)",
+        "hint from times of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 51.8 ms (+19.7 ms)",
     )
     exposed = {"all_gather": 112_100}
     split = BEFORE.split.replace(step_us=261_000, exposed_us=exposed, compute_us=90_000, optimizer_us=30_000)
     slow = now.replace(split=split, kernels=(BEFORE.kernels[0], BEFORE.kernels[1].replace(us=132_100)))
     assert compare(slow).hints == (
-        "by time, a hint: all_gather exposed 12.1 -> 112.1 ms (+100.0 of +161.0 ms), "
+        "hint from times: all_gather exposed 12.1 -> 112.1 ms (+100.0 of +161.0 ms), "
         "compute 60.0 -> 90.0 ms (+30.0 of +161.0 ms), optimizer 10.0 -> 30.0 ms (+20.0 of +161.0 ms)",
-        "by time, a hint, of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 132.1 ms (+100.0 ms)",
+        "hint from times of the kernels: ncclDevKernel_AllGather_RING_LL 32.1 -> 132.1 ms (+100.0 ms)",
     )
     assert not calls(now)
 
@@ -97,20 +97,20 @@ def test_names_a_slower_cpu_collective_first() -> None:
     slower = [{**each, "dur": 480} if each.get("name") == "gloo:all_reduce" else each for each in cpu_trace()]
     profiled = compare(*(reduced(trace, "cpu") for trace in (slower, cpu_trace())))
     assert not profiled.calls
-    assert profiled.hints[0].startswith("by time, a hint: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")
+    assert profiled.hints[0].startswith("hint from times: all_reduce exposed 0.3 -> 0.4 ms (+0.1 ms)")
 
 
 def test_part_against_the_step_has_no_share_of_it() -> None:
     split = BEFORE.split.replace(step_us=90_000, exposed_us={"all_gather": 16_100}, compute_us=46_000)
     largest = "compute 60.0 -> 46.0 ms (-14.0 of -10.0 ms)"
-    hint = f"by time, a hint: {largest}, all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)"
+    hint = f"hint from times: {largest}, all_gather exposed 12.1 -> 16.1 ms (+4.0 ms)"
     assert compare(BEFORE.replace(split=split)).hints == (hint,)
-    assert compare(BEFORE).hints == ("by time, a hint: no part of a step differs by 3% of it",)
+    assert compare(BEFORE).hints == ("hint from times: no part of a step changed by 3% of the step",)
 
 
 NONE = "there is no profile of arm A: "
-ADVICE = "record or accept it with --perf-explain, and a later regression is compared with it"
-UNLIKE = "the profile of arm A is of another method, device or number of ranks: not compared"
+ADVICE = "record or accept one with --perf-explain, so that later regressions can be compared with it"
+UNLIKE = "the profile of arm A has another method, device or number of ranks, so it is not compared"
 
 
 @pytest.mark.parametrize(

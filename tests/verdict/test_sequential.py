@@ -152,7 +152,7 @@ def test_detectable_drop_follows_noise_and_launches() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -0.03, 1.0, 3.0, math.nan])
 def test_a_tolerance_out_of_range_is_named(bad: float) -> None:
-    with pytest.raises(ValueError, match=f"tolerance is {bad}, expected a fraction above 0"):
+    with pytest.raises(ValueError, match=f"tolerance is {bad}, expected a fraction between 0 and 1"):
         judge([1.0], tolerance=bad)
 
 
@@ -162,7 +162,7 @@ def test_noise_has_a_floor_and_resists_outliers() -> None:
     for groups, fitted in (([[1.0, 1.1, 0.9]], 0), ([[1.0, 1.1, 0.9, 1.05]], 1)):
         assert pooled_noise(groups, fitted=fitted).degrees_of_freedom == pytest.approx(1.6)
     for groups, left in (([[1.0, 1.1], [1.0]], 1), ([], 0)):
-        with pytest.raises(ValueError, match=f"noise needs 2 launches beyond one .* got {left}"):
+        with pytest.raises(ValueError, match=f"noise needs 2 degrees of freedom .* got {left}"):
             pooled_noise(groups)
     clean = pooled_noise([BASELINE[:5]]).sigma
     for outlier in (1.1, 2.0, 1000.0, 0.1):

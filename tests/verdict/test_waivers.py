@@ -77,7 +77,7 @@ def test_refuses_an_exceeded_or_expired_waiver() -> None:
     for result, fields, why in (
         (SLOW, {"tolerated": "18.9%"}, "beyond the waiver of tokens_per_s for fake-*: 18.9%"),
         (SLOW, {"until": YESTERDAY}, f"of tokens_per_s for fake-* ended on 2026-11-23, @me, {ISSUE}"),
-        (SLOW, {"tolerated": 22}, 'tolerates 22, a growth of counts: give a share, as "22%"'),
+        (SLOW, {"tolerated": 22}, 'tolerates 22, which is a growth of counts. Give a share, such as "22%"'),
         (counted(NEW), {"metric": "host reads", "tolerated": "999%"}, "beyond the waiver"),  # of none
         (counted(NEW), {"metric": "host reads", "tolerated": 23}, "beyond the waiver"),
         (counted(GATHER), {"metric": "all_gather", "tolerated": "13.9%"}, "beyond the waiver"),
@@ -93,7 +93,7 @@ def test_every_regression_needs_its_own_waiver() -> None:
     one = [waiver(), waiver(metric="all_gather")]
     is_waived, lines = waive(both, one, TODAY)
     assert (is_waived, len(lines)) == (False, 3)
-    assert lines[2] == f"not waived: {NEW.sentence}: no waiver of this case names it"
+    assert lines[2] == f"not waived: {NEW.sentence}: no waiver for this case names it"
     assert waive(both, [*one, waiver(metric="host reads", tolerated=24)], TODAY)[0]
     widest = waive(SLOW, [waiver(tolerated="5%"), waiver()], TODAY)
     assert widest == (True, (f"waived: tokens/s -19.0%: {waiver().terms}",))
@@ -126,7 +126,7 @@ def test_stall_waiver_does_not_cover_the_speed() -> None:
     is_waived, lines = waive(SLOW_WITH_STALLS, [waiver(metric="tokens/s with stalls")], TODAY)
     assert not is_waived
     assert lines[-1].startswith("not waived: tokens/s -")
-    assert lines[-1].endswith(": no waiver of this case names it")
+    assert lines[-1].endswith(": no waiver for this case names it")
 
 
 def test_example_on_the_page_waives_a_slowdown() -> None:
@@ -161,7 +161,7 @@ def test_a_waiver_of_something_else_says_nothing(result: Measurement, fields: di
 
 
 OF = "perf-waivers.toml: the waiver of tokens_per_s for"
-GONE = f"{OF} fake-* is not needed any more: take it out"
+GONE = f"{OF} fake-* is no longer needed: remove it"
 
 
 def test_reports_a_waiver_that_matches_no_case() -> None:
@@ -176,12 +176,14 @@ def test_event_waiver_is_known_by_its_name() -> None:
     run = BEFORE.replace(counts=(RankCounts(ranks=(0, 1), counts=counts),))
     saved = make_result(run, verdict=counted(outcome="passed").verdict)
     (remark,) = remarks([waiver(metric="save checkpoint: bytes*")], [saved], {CASE}, TODAY)
-    assert remark.endswith("is not needed any more: take it out")
+    assert remark.endswith("is no longer needed: remove it")
 
 
 def test_unmatched_metric_waiver_lists_the_known() -> None:
     (remark,) = remarks([waiver(metric="tokens")], [counted(GATHER)], {CASE}, TODAY)
-    head = f"{OF.replace('tokens_per_s', 'tokens')} fake-* matches no metric and no count of them, which are "
+    head = (
+        f"{OF.replace('tokens_per_s', 'tokens')} fake-* matches no metric or count of its cases. These have "
+    )
     assert remark.startswith(head)
     names = {"tokens_per_s", "peak memory", "kernels in forward", "reduce_scatter", "all_gather of 64 ranks"}
     assert names <= {*remark.removeprefix(head).split(", ")}

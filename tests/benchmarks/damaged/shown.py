@@ -34,7 +34,7 @@ OF_BASELINES: Sequence[tuple[str, str]] = (
     (r"observed", "settings or versions"),
     (r"dtypes", "dtypes"),
     (r"flops", "FLOPs"),
-    (r"case\.", "another case"),
+    (r"case\.", "different case"),
     (r"accepted", "accepted"),
 )
 """The words of a sentence that tells of a difference between baselines, by the path of what differs."""

@@ -94,7 +94,7 @@ def test_grades_an_unlike_arm_by_its_reason() -> None:
     pair = replace(BAD, names="bfloat16")
     why = "weights are bfloat16 in arm B"
     assert grade(pair, "failed", failure="unlike", reasons=(why,)).outcome == "found"
-    changed = "arm B failed: mismatch: bfloat16 ran: the change did it"
+    changed = "arm B failed: mismatch: bfloat16 ran: the change is the cause"
     assert grade(pair, "failed", failure="mismatch", reasons=(changed,)).outcome == "found"
     wrong = "arm A failed: mismatch: bfloat16 ran"
     assert grade(pair, "failed", failure="mismatch", reasons=(wrong,)).outcome == "cannot run"

@@ -215,7 +215,7 @@ def test_refuses_unrunnable_cases_before_pip(runs: Runs, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(command_of, "versions", versions)
     said = commands.error_of("releases", "some_thing", "--from", "1.2", "--launch", gpu.id)
-    assert f"{gpu.id}: it is meant for h100, this machine is " in said
+    assert f"{gpu.id}: it is meant for h100, but this machine is " in said
     assert asked == []
     said = command("--from", "1.2", "--launch", "-k", "any", ids=()).stderr
     assert f"{gpu.id}: it is meant for h100" in said

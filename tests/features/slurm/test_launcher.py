@@ -235,9 +235,9 @@ def test_ends_a_hang_with_every_nodes_stacks(
     assert failure is not None
     assert failure.kind == "timeout"
     told = str(failure.traceback)
-    assert told.startswith("rank 1 stood here:"), "the one that is absent comes first"
+    assert told.startswith("rank 1 stopped at:"), "the one that is absent comes first"
     assert "in _break_down" in told
-    assert "rank 0 stood here:" in told
+    assert "rank 0 stopped at:" in told
 
 
 @pytest.mark.usefixtures("allocation")

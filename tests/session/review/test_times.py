@@ -195,5 +195,5 @@ def test_rejects_counts_that_lack_profiled_work(repository: Path) -> None:
     measured("1", 5, counts=launch().counts)
     for share, files in ((0.9, 0), (0.0, 1)):
         write_profile(unseen_profile(share))
-        assert ("counts are left out: by the profile, 90% of" in told("accept")) is not bool(files)
+        assert ("counts are left out: according to the profile, 90% of" in told("accept")) is not bool(files)
         assert len(list(Path("baselines/counts").rglob("*.json"))) == files

@@ -389,7 +389,7 @@ def test_judges_tokens_once_all_ranks_know_theirs(
             evidence = Evidence(data_parallel=2, tokens=tokens, forwards=1)
             Claim(attached.run_dir, number).give(evidence)
     train(steps=1)
-    said = "the case claims 48 a step .* but the model was given 16 in the second step"
+    said = "the case claims 48 a step .* but in the second step the model was given 16"
     with pytest.raises(MismatchError, match=said) if is_told else contextlib.nullcontext():
         known(attached.rank).check_first_steps()
 
