@@ -207,9 +207,8 @@ def failures(
     shadows = sum(night.verdict.shadow for night, _ in failed_nights)
     sessions = plural(len({night.place.file for each in nights for night in each}), "session")
     console().print(
-        f"{len(failed_nights) - shadows} verdicts failed in {sessions}, and {shadows} more would have "
-        f"(shadow mode). {len(backs)} of these cases later passed with the same baseline, {sum(backs)} of "
-        "them at the same commit"
+        f"failures in {sessions}: {len(failed_nights) - shadows}, and {shadows} in shadow mode. "
+        f"Later passed with the same baseline: {len(backs)} (at the same commit: {sum(backs)})"
     )
 
 

@@ -103,7 +103,7 @@ class StoredSession(Document):
             ):
                 if not 0 <= index < len(table):
                     raise ValueError(
-                        f"results.{number}.{name} is {index}, but its table has only {len(table)} entries"
+                        f"results.{number}.{name} is {index}, but the length of its table is {len(table)}"
                     )
         return self
 

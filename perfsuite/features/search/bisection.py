@@ -84,7 +84,7 @@ class BisectFile(Document):
 
     @property
     def next(self) -> str | None:
-        """The next candidate to test: first the bad arm, then the middle untested suspect. None at the end."""
+        """The next candidate to test: the bad arm, then the middle untested suspect. None at the end."""
         if self.metric is None:
             return self.candidates[-1]
         tested = {step.name for step in self.steps}

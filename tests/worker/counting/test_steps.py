@@ -305,7 +305,7 @@ def test_uncountable_step_is_a_note(
     assert (counts.memory, counts.compiled) == (None, compiled)
     monkeypatch.setattr(software, "_graphs", lambda counters: 1)
     monkeypatch.delattr(torch._dynamo.utils, "get_compilation_metrics")
-    assert told(counting).startswith("what torch.compile made is not known (torch ")
+    assert told(counting).startswith("the kernels of torch.compile are unknown (torch ")
 
 
 @pytest.mark.parametrize("outside", [0, FIRST_COUNTED - 1, COUNTED_STEP - 1])
