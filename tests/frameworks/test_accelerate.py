@@ -109,7 +109,7 @@ PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
         (
             "env: []",
             "env: [a]",
-            "tpu_env: perfsuite supports only accelerate's DDP and FSDP; remove this field",
+            "tpu_env: perfsuite supports only accelerate's DDP and FSDP; remove",
         ),
         ("tpu_env: []", PARALLELISM, r"config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_"),
         ("tpu_env: []", "gpu_ids: 0,1", "gpu_ids: .*'all'.*got '0,1'"),

@@ -144,7 +144,7 @@ def test_a_named_loader_that_gives_no_batch_fails(tmp_path: Path, loader: str, s
 def test_a_loader_is_named_by_module_and_name(name: str) -> None:
     with pytest.raises(
         CaseError,
-        match=f"^Script: loader: '{name}' is not of the form module:name, such as 'train:get_batch'",
+        match=f"^Script: loader: '{name}' is not of the form module:name",
     ):
         Script(path="train.py", loader=name)
 

@@ -114,8 +114,8 @@ def _noise(trace: Trace, baseline: list[float]) -> Noise:
         return Noise(**trace.noise.model_dump())
     if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
-            f"missing, and it cannot be estimated from a baseline of {len(baseline)}. Give 3 or more launches "
-            'in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
+            f"missing, and it cannot be estimated from a baseline of {len(baseline)}. Give 3 or more "
+            'launches in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
         )
     return pooled_noise([baseline])
 

@@ -80,9 +80,7 @@ def test_failures_shows_later_retractions() -> None:
     later = "2026-01-02 0123abcd"
     assert commands.flat(first) == f"{told}1 0123abcd regressed (shadow) {later}"
     assert commands.flat(second) == f"{told}3 0123abcd regressed no"
-    assert total.startswith(
-        "failures in 4 sessions: 1, and 1 in shadow mode. Later passed with the same baseline: 1 (at"
-    )
+    assert total.startswith("failures in 4 sessions: 1, and 1 in shadow mode. Later passed with")
     back, kept = commands.rows(invoke("failures", "--json").stdout)
     assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
     none = invoke("failures", "--since", "2026-01-04").output
@@ -115,10 +113,7 @@ def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
     assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
     invoke("push", none, status=1)
     told = invoke("push", second, "--notify", "NOT_SET").output
-    assert (
-        "--notify: nothing was posted: the variable NOT_SET is not set. Set it to the address of the webhook"
-        in told
-    )
+    assert "--notify: nothing was posted: the variable NOT_SET is not set. Set it" in told
     assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
     git(clone, "worktree", "remove", "history")
     git(clone, "branch", "-D", "perfsuite-history")
@@ -140,9 +135,7 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
     invoke("push", in_store("01"))
     Path("history/more").write_text("")
     commit(Path("history"), "never pushed")
-    told = (
-        "perfsuite-history has commits that were never pushed. Push them (git push origin perfsuite-history"
-    )
+    told = "perfsuite-history has commits that were never pushed. Push them (git push origin"
     assert told in error_of("pull")
     git(clone, "push", "--quiet", "origin", "perfsuite-history")
     invoke("pull")

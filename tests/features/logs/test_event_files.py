@@ -76,9 +76,7 @@ def test_log_of_other_records_is_damaged(tmp_path: Path) -> None:
     file = tmp_path / "events.tfevents.1"
     with file.open("wb") as stream:
         RecordWriter(stream).write(b"\xff no event")
-    with pytest.raises(
-        FileError, match="the record at byte 0 is damaged, or this is not a TensorBoard event file"
-    ):
+    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not a TensorBoard"):
         read_log(file, MEGATRON_TAG)
 
 
@@ -104,9 +102,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(FileError, match=r"no event file \(\*tfevents\*\) in this directory"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"nothing of the kind" * 9)
-    with pytest.raises(
-        FileError, match="the record at byte 0 is damaged, or this is not a TensorBoard event file"
-    ):
+    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not a TensorBoard"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"")
     with pytest.raises(FileError, match="It has no tags at all"):

@@ -245,9 +245,7 @@ def test_refuses_arms_that_cannot_be_searched(repository: list[str], tmp_path: P
     git("add", "code.py", cwd=Path())
     with pytest.raises(CaseError, match=r"uncommitted changes"):
         of_commits(repository[0], ".", tmp_path)
-    with pytest.raises(
-        CaseError, match=r"not a git repository: search the versions of a package with --package"
-    ):
+    with pytest.raises(CaseError, match=r"not a git repository: search .* with --package"):
         bisection.of_commits(".", ".", root=tmp_path, store=tmp_path / "store")
 
 
@@ -332,13 +330,16 @@ def held(tmp_path: Path, **changes: Any) -> BisectFile:
     ("changes", "said"),
     [
         ({"case_id": "another"}, "field case_id is of another search"),
-        ({"good": "-1"}, "field good is of another search"),
-        ({"candidates": ["1", "5"]}, "field candidates is of another search"),
+        ({"good": "-1"}, "field good belongs to another search"),
+        ({"candidates": ["1", "5"]}, "field candidates belongs to another search"),
         (
             {"steps": [{"name": "99", "outcome": "bad"}]},
-            "steps: '99' was not one of the remaining candidates",
+            "steps: '99' was not one of",
         ),
-        ({"steps": [{"name": "2", "outcome": "bad"}, {"name": "4", "outcome": "good"}]}, "steps: '4' is not"),
+        (
+            {"steps": [{"name": "2", "outcome": "bad"}, {"name": "4", "outcome": "good"}]},
+            "steps: '4' was not",
+        ),
         ({"metric": None}, "there cannot be any before metric and tolerance are known"),
         ({"tolerance": None}, "there cannot be any before metric and tolerance are known"),
         ({"candidates": [], "steps": []}, "field candidates: "),

@@ -49,9 +49,7 @@ def test_degrees_multiply_to_the_ranks(make: Any) -> None:
 def test_each_rank_has_two_sequence_parts(make: Any) -> None:
     case = make_case(framework=make(cp_size=4), topology=FOUR, sequence_length=64)
     framework_of(case).check(case)
-    with pytest.raises(
-        CaseError, match="sequence_length=60 is not a multiple of 8, twice the cp_size: change"
-    ):
+    with pytest.raises(CaseError, match="sequence_length=60 is not a multiple of 8, twice the cp_size"):
         framework_of(case).check(case.replace(sequence_length=60))
 
 

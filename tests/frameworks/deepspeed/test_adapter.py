@@ -101,34 +101,38 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said:
 
 def test_a_mapping_that_no_file_could_hold() -> None:
     with pytest.raises(
-        CaseError, match="Path is not JSON serializable: give only values that a JSON file can hold"
+        CaseError, match="is not JSON serializable: give only values that a JSON file can hold"
     ):
         DeepSpeed(config={"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": Path("x")}}})
 
 
 UNDECIDED = "but no field of the case determines it. Give a value"
-FP32 = "but the case's precision 'fp32' says False"
+FP32 = "but the case's precision 'fp32' needs False"
 NOT_BUILT = "perfsuite supports only ZeRO"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("train_micro_batch_size_per_gpu", 4, "4, but the case's micro_batch says 2"),
-        ("gradient_accumulation_steps", 8, "8, but the case's gradient_accumulation says 1"),
-        ("train_batch_size", 32, "32, but the case's batch of all processes says 4"),
+        ("train_micro_batch_size_per_gpu", 4, "4, but the case's micro_batch needs 2"),
+        ("gradient_accumulation_steps", 8, "8, but the case's gradient_accumulation needs 1"),
+        ("train_batch_size", 32, "32, but the case's batch of all processes needs 4"),
         ("bf16.enabled", True, f"True, {FP32}"),
         ("fp16.enabled", True, f"True, {FP32}"),
         ("torch_autocast.enabled", True, f"True, {FP32}"),
-        ("optimizer.params.lr", 0.5, "0.5, but the case's learning_rate says 0.001"),
+        ("optimizer.params.lr", 0.5, "0.5, but the case's learning_rate needs 0.001"),
         ("zero_optimization", True, "True is not a section: DeepSpeed expects {...} here"),
         (
             "zero_optimization.offload_param.device",
             "nvme",
-            "'nvme', but perfsuite supports offload only to 'cpu'",
+            "perfsuite supports offload only to 'cpu'",
         ),
         ("scheduler.params.warmup_max_lr", "auto", f"'auto', {UNDECIDED}"),
-        ("zero_optimisation", {"stage": 2}, f"{NOT_BUILT} (did you mean zero_optimization?): leave it out"),
+        (
+            "zero_optimisation",
+            {"stage": 2},
+            f"{NOT_BUILT} (did you mean zero_optimization?). Remove this key",
+        ),
         ("pipeline", {"stages": 2}, f"{NOT_BUILT}. Remove this key, or measure your own script (Script)"),
         ("moe", {"enabled": True}, NOT_BUILT),
         ("expert_parallel", {"enabled": True}, NOT_BUILT),

@@ -159,7 +159,8 @@ def test_what_must_be_observed(case: Case, told: dict[str, str]) -> None:
 
 OF_ALL_DEGREES = (
     "data_parallel_replicate_degree 1, data_parallel_shard_degree 3, tensor_parallel_degree 1, "
-    "pipeline_parallel_degree 1, context_parallel_degree 1: their product must be the number of processes of the case, 2"
+    "pipeline_parallel_degree 1, context_parallel_degree 1: their product must be the number of processes "
+    "of the case, 2"
 )
 
 
@@ -192,20 +193,20 @@ def experts(ranks: int, degrees: int) -> Case:
         (overridden(degree("expert", 2)), "expert_parallel_degree 2 must divide the number of experts, 0"),
         (experts(2, 4), "expert_parallel_degree 4 must divide dp_shard x cp x tp, 2"),
         (overridden(degree("context", 2)), "context_parallel_degree 2 needs a GPU. Run the case dry"),
-        (LLAMA.replace(sequence_length=32), "training.seq_len: 64, but the case's sequence_length says 32"),
-        (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch says 4"),
+        (LLAMA.replace(sequence_length=32), "training.seq_len: 64, but the case's sequence_length needs 32"),
+        (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch needs 4"),
         (overridden("--training.global_batch_size=8"), "all ranks: 2.0, but .*gradient_accumulation says 1"),
         (LLAMA.replace(precision="fp32"), "precision_param: 'bf16-mixed', but the case's precision says"),
         (LLAMA.replace(activation_checkpointing="full"), "checkpoint: 'selective-op', but the case's"),
-        (LLAMA.replace(compile=True), "compile.enable: False, but the case's compile says True"),
-        (overridden("--debug.seed=3"), "debug.seed: 3, but the case's seed says 0"),
+        (LLAMA.replace(compile=True), "compile.enable: False, but the case's compile needs True"),
+        (overridden("--debug.seed=3"), "debug.seed: 3, but the case's seed needs 0"),
         (overridden("--training.no-disable-cuda-graphs"), r"give TorchTitan\(disable_cuda_graphs=...\)"),
         (LLAMA.replace(steps=97), "steps: 100, but the case has 101: add --training.steps=101 to overrides"),
         (LLAMA.replace(learning_rate=0.1), "learning_rate: the configuration sets it, so remove it"),
         (LLAMA.replace(attention="eager"), "attention: the configuration sets it, so remove it"),
         (
             LLAMA.replace(model="llama-tiny"),
-            r"the configuration has its own model, so give model=Model.named\('debug",
+            r"has its own model, so give model=Model.named\('debug",
         ),
         (registered("llama3", "llama3_debugmodel_float8"), "on .*SM89 .*set `float8.emulate` to True"),
         (registered("llama3", "llama3_8b_mxfp8"), "MXFP8 is only supported on SM100 or later"),
