@@ -1,1 +1,1 @@
-"""Features that can be deleted: each folder holds an engine and the commands that show it."""
+"""Features that the rest of perfsuite does not need. A folder has an engine and the commands that use it."""

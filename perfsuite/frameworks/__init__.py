@@ -1,4 +1,4 @@
-"""How each library trains a case: one file or folder per framework, using `base` and helpers in `common`."""
+"""Train cases with each library: one file or folder per framework, using `base` and helpers in `common`."""
 
 from perfsuite.case.framework import Promises
 from perfsuite.frameworks.base import (

@@ -28,25 +28,25 @@ from perfsuite.frameworks.common.accelerate_config import (
 from perfsuite.frameworks.common.float8 import Recipe
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Degrees, Size
 
-_PLUGIN = {  # strategy -> those of its options that accelerate's plugin takes
+_PLUGIN = {  # strategy -> its options that are arguments of accelerate's plugin
     "fsdp1": ("sharding_strategy", "backward_prefetch", "cpu_offload"),
     "fsdp2": ("reshard_after_forward", "cpu_offload"),
 }
 _OPTIONS = {"ddp": ("float8",), **_PLUGIN, "fsdp2": (*_PLUGIN["fsdp2"], *Degrees.model_fields, "float8")}
-"""Strategy -> its options. A configuration file takes none."""
+"""Strategy -> its options. A configuration file cannot be combined with any option."""
 
 
 class Accelerate(ByAccelerate):
-    """A strategy with its options under accelerate's names, or a file that `accelerate config` wrote.
+    """A strategy and its options, with accelerate's names, or a file that `accelerate config` wrote.
 
-    `Accelerate(strategy="fsdp2", dp_shard_size=8, tp_size=8)`, `Accelerate(config="fsdp.yaml")`.
+    Examples: `Accelerate(strategy="fsdp2", dp_shard_size=8, tp_size=8)`, `Accelerate(config="fsdp.yaml")`.
     """
 
     name: ClassVar[str] = "accelerate"
 
     strategy: Literal["ddp", "fsdp1", "fsdp2"] | None = None
     config: LaunchConfig | None = None
-    """Path of a YAML file, which is read when the case is created."""
+    """Path of a YAML file. It is read when the case is created."""
     sharding_strategy: Sharding = "FULL_SHARD"
     backward_prefetch: Prefetch = "NO_PREFETCH"
     reshard_after_forward: bool = True
@@ -56,8 +56,8 @@ class Accelerate(ByAccelerate):
     cp_size: Size = 1
     tp_size: Size = 1
     float8: Recipe | None = None
-    """torchao's recipe for float8 matmuls in all linear layers except the first and the head. It is emulated
-    on a CPU. `tensorwise` also gathers their weights in float8."""
+    """torchao's recipe for float8 matmuls in all linear layers except the first one and the head. On a CPU,
+    float8 is emulated. With FSDP2, `tensorwise` also gathers the weights of these layers in float8."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Accelerate:
@@ -70,7 +70,7 @@ class Accelerate(ByAccelerate):
             if name not in ("strategy", "config", *allowed) and getattr(self, name) != field.default:
                 whose = f"strategy {self.strategy!r}" if self.strategy else "a configuration file"
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} does not go with {whose}, which takes "
+                    f"{name}={getattr(self, name)!r} cannot be combined with {whose}, which allows "
                     f"{', '.join(allowed) or 'no options'}"
                 )
         self._degrees.refuse_without_shards()
@@ -85,7 +85,7 @@ class Accelerate(ByAccelerate):
         if reason:
             return reason
         if self.config and self.config.fields.use_cpu and machine.device != "cpu":
-            return f"{self.config.file}: use_cpu is true, but this machine trains on its GPUs"
+            return f"{self.config.file}: use_cpu is true, but this machine trains on GPUs"
         fsdp = self._fsdp
         is_offloaded = fsdp is not None and fsdp.fsdp_offload_params
         if is_offloaded:
@@ -95,7 +95,7 @@ class Accelerate(ByAccelerate):
         if fsdp is not None and fsdp.fsdp_version == 2:
             return self._degrees.unsupported(case, machine)
         if case.topology.world_size < 2:
-            return "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
+            return "on 1 process, accelerate does not use DDP and FSDP1 does not shard: give at least 2"
         if fsdp is not None and fsdp.sharding.startswith("HYBRID"):
             return sharding.hybrid_within_nodes_unsupported(fsdp.sharding, case, machine)
         return None
@@ -126,7 +126,7 @@ class Accelerate(ByAccelerate):
 
     @property
     def _fsdp(self) -> FsdpFields | None:
-        """FSDP's options as fields of a configuration file; None for DDP."""
+        """The options of FSDP, as in a configuration file. None for DDP."""
         if self.config is not None:
             return self.config.fields.fsdp_config
         if self.strategy == "ddp":
@@ -140,7 +140,7 @@ class Accelerate(ByAccelerate):
         import accelerate  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build model and optimizer with `Accelerator.prepare`, and a loop of accelerate's calls."""
+        """Prepare model and optimizer with `Accelerator.prepare`, and build a loop that uses accelerate."""
         from accelerate import Accelerator
 
         from perfsuite.frameworks.common.loop import training
@@ -173,7 +173,7 @@ class Accelerate(ByAccelerate):
                 case = case.replace(activation_checkpointing="none")  # the plugin checkpoints instead
         model: Any = self._degrees.model(case, parallelism, ranks.device)
         if plugin is not None and plugin.fsdp_version == 1:
-            # Its parameters may differ from those that the optimizer would hold.
+            # Wrap the model first, because FSDP1 can replace the parameters that the optimizer must hold.
             model = accelerator.prepare(model)
             optimizer = accelerator.prepare(build_optimizer(case, model))
         else:
@@ -201,7 +201,7 @@ class Accelerate(ByAccelerate):
         )
 
     def _set_environment(self, *, on_cpu: bool) -> dict[str, str]:
-        """Set accelerate's variables from the file, and remove all others. Return the settings to record."""
+        """Set accelerate's variables from the file and unset all others. Return the settings to record."""
         clear_environment()
         if self.config is None:
             return {}
@@ -217,7 +217,7 @@ class Accelerate(ByAccelerate):
         if self._fsdp is None:
             return None
         if self.config is not None:
-            return FullyShardedDataParallelPlugin()  # from the environment
+            return FullyShardedDataParallelPlugin()  # takes its options from the environment
         names = _PLUGIN[str(self.strategy)]
         return FullyShardedDataParallelPlugin(
             fsdp_version=self._fsdp.fsdp_version,

@@ -1,4 +1,4 @@
-"""The interface of a framework: how its ranks start, what it cannot do, and how it builds a training step."""
+"""The interface of a framework: how to start its ranks, what it cannot run, and how to build the training."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The place of this process in the job."""
+    """The rank of this process, and the job that it belongs to."""
 
     rank: int  # from 0 to `world_size - 1`
     world_size: int
-    device: Any  # the `torch.device` that it trains on
-    # The directory of this launch, shared by all ranks, for files that a library reads or writes.
+    device: Any  # the `torch.device` that this rank trains on
+    # The directory of this launch, for files that a library reads or writes. All ranks share it.
     directory: Path
 
 
 class StepClock(Protocol):
-    """The clock of a rank, which counts and times the steps of training.
+    """The clock of a rank, which counts and times the training steps.
 
-    Most frameworks need not call it: each step of the first torch optimizer that steps is a training step.
+    Most frameworks need not call it: the clock watches the first torch optimizer that steps, and counts each
+    of its steps as a training step.
     """
 
     def boundary(self) -> None:
-        """End a step. If `LaunchPlan.clock` is `framework`, the training calls it after each of its steps."""
+        """End a step. If `LaunchPlan.clock` is `framework`, the training must call this after each step."""
 
     def finish(self) -> None:
         """End the measurement, for a library that keeps running for a while after its last step."""
@@ -53,22 +54,24 @@ class Workload:
     """A training job that is ready to run, as returned by `Framework.build`."""
 
     run: Callable[[int], list[Any]]
-    """Runs the given number of optimizer steps and returns the loss of each as this rank saw it: a float, or
-    a 0-d tensor still on the device, because reading one inside a step would synchronise."""
+    """Runs the given number of optimizer steps and returns this rank's loss of each step. A loss is a float,
+    or a 0-d tensor that is still on the device, because reading it inside a step would synchronise."""
     data_parallel: int  # the number of ranks (from 1 to the world size) that see different data
     model: Any = None
-    """The model as wrapped. None if the library wraps it in `run`: the worker then looks for the living
-    module that owns the parameters of the first optimizer that steps."""
+    """The wrapped model. None if the library wraps the model in `run`: the worker then looks for the module
+    that owns the parameters of the first optimizer that steps."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings that only this framework knows, such as what was forced or patched. Kept in
+    """Settings that only this framework knows, such as forced options or patches. They are recorded in
     `Observed.settings`."""
-    own_tokens_per_s: Callable[[], float | None] = lambda: None  # the library's own global value, after `run`
+    # Returns the library's own tokens/s over all ranks. It is called after `run`.
+    own_tokens_per_s: Callable[[], float | None] = lambda: None
     flops: Flops | None = None  # FLOPs from the library's own formula, if it builds its own model
-    notes: tuple[str, ...] = ()  # what a reader of a dry run has to know
-    memory: Callable[[], Memory] | None = None  # returns the peak memory, if it is not that of this process
+    notes: tuple[str, ...] = ()  # notes for the reader of a dry run
+    # Returns the peak memory. None: the worker measures the peak memory of this process.
+    memory: Callable[[], Memory] | None = None
 
     def tokens_per_step(self, case: Case) -> int:
-        """Return the tokens (or samples) on which all ranks together train in one step of `case`."""
+        """Return the number of tokens (or samples) in one step of `case`, over all ranks."""
         return case.micro_batch * case.gradient_accumulation * self.data_parallel * case.sample_length
 
 
@@ -76,72 +79,78 @@ class Workload:
 class Command:
     """A command, and the directory that it runs in."""
 
-    words: tuple[str, ...]  # `{launch_dir}` in them is replaced (`perfsuite.results.run_dir.LAUNCH_DIR`)
+    words: tuple[str, ...]  # `{launch_dir}` in a word is replaced (`perfsuite.results.run_dir.LAUNCH_DIR`)
     directory: str
     starts_ranks: bool
-    """Whether it starts the ranks of a job itself. If not, it is one of them, and the launcher runs it once
-    per rank with torchrun's environment variables."""
+    """Whether the command starts the ranks of a job itself. If not, the launcher runs it once per rank, with
+    torchrun's environment variables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """How the ranks of a launch are started."""
 
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables that ranks need from their start
-    command: Command | None = None  # replaces perfsuite's worker; its Python processes measure themselves
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to set before a rank starts
+    # Runs instead of perfsuite's worker. Its Python processes measure themselves.
+    command: Command | None = None
     process_group: Literal["eager", "lazy", "library"] = "eager"
-    """Who creates the default process group, and when NCCL connects its ranks. `eager`: the worker does, and
-    NCCL connects all ranks at once and splits that communicator for each further group. `lazy`: the worker
-    does, and ranks connect on first use. It is for unbatched send and recv, which an eager group serialises
-    with all its other operations. `library`: `build` does."""
+    """Who creates the default process group, and when NCCL connects its ranks.
+
+    `eager`: the worker creates it. NCCL connects all ranks at once, and splits that communicator for each
+    further group. `lazy`: the worker creates it, and ranks connect on first use. Unbatched send and recv need
+    this, because an eager group serialises them with all its other operations. `library`: `build` creates it.
+    """
     clock: Literal["torch", "framework"] = "torch"
-    """What ends a training step. `torch`: the step of the first torch optimizer that steps. `framework`: the
-    training itself, with `StepClock.boundary`. It is for an engine that steps a torch optimizer several times
-    in one training step, or not at all."""
-    # False if nothing is trained: then ranks are plain forks without torch, on a simulated clock.
+    """What ends a training step.
+
+    `torch`: a step of the first torch optimizer that steps. `framework`: the training calls
+    `StepClock.boundary`. This is for an engine that steps a torch optimizer several times in a training step,
+    or not at all.
+    """
+    # False if nothing is trained. Ranks are then plain forks without torch, and their clock is simulated.
     needs_torch: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryPlan:
-    """How a case runs dry: it is built and trained on fake tensors in one process (`perfsuite.dry`)."""
+    """How a case runs dry: built and trained on fake tensors, in one process (`perfsuite.dry`)."""
 
-    impossible: str | None = None  # why this case cannot run dry
+    impossible: str | None = None  # the reason why this case cannot run dry; None if it can
     pretend: Callable[[], None] = lambda: None
-    """Replaces what fake tensors cannot do, using `perfsuite.frameworks.common.patches`, in the process of a
-    dry run after `load`. Raises `DryRunError` if a name no longer exists."""
+    """Replaces functions that fail on fake tensors, using `perfsuite.frameworks.common.patches`. It is called
+    in the process of the dry run, after `load`. Raises `DryRunError` if a function no longer exists."""
     ranks_differ: bool = False  # whether ranks do different work by design, like the stages of a pipeline
-    # Whether each rank holds the whole model before it is sharded, so that it must fit.
+    # Whether each rank holds the whole model before it is sharded. The whole model must then fit.
     builds_whole: bool = False
-    built_over: int = 1  # number of ranks that split the model while it is built, with tensor parallelism
+    built_over: int = 1  # number of tensor-parallel ranks that split the model while it is built
 
 
 class Engine:
-    """A class of a library whose objects step optimizers of torch themselves, such as DeepSpeed's engine.
+    """A class of a library whose objects step torch optimizers themselves, such as DeepSpeed's engine.
 
-    One step of an engine is one step of training, however often it steps an optimizer. Engines are modules of
-    torch around the model that they train.
+    One step of an engine is one training step, however often it steps an optimizer. An engine is a torch
+    module around the model that it trains.
     """
 
     path: ClassVar[str]
-    """Where the class is, as `module:class`."""
+    """The path of the class, as `module:class`."""
     step: ClassVar[str]
-    """The method of an engine that makes one step of training. It is called in every step."""
+    """The name of the method that takes one training step. It must be called in every step."""
     not_dry: ClassVar[str | None] = None
     """Why a script that creates an engine cannot run dry; None if it can."""
 
     def optimizers(self, engine: Any) -> Sequence[Any]:
-        """Return the optimizers that an engine steps: its own wrappers, and those of torch in them."""
+        """Return the optimizers that an engine steps: its own wrappers and the torch optimizers in them."""
         raise NotImplementedError
 
     def sharding(self, engine: Any) -> str | None:
-        """Return what an engine partitions among ranks, for `Observed.settings`; None if nothing."""
+        """Describe what an engine partitions among ranks, for `Observed.settings`. None if nothing."""
         return None
 
     def gradient_norm(self, engine: Any) -> float | None:
-        """Return the gradient norm over all ranks in the engine's last step; None if it does not know it.
+        """Return the gradient norm over all ranks in the engine's last step. None if it is unknown.
 
-        It is the norm before clipping, and without the scale of fp16's loss scaler.
+        This is the norm before clipping, without the factor of the fp16 loss scaler.
         """
         return None
 
@@ -151,63 +160,64 @@ Event = Literal["save checkpoint", "load checkpoint", "evaluate"]
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """The facts about a training library that a rank needs. Nothing in it may import the library.
+    """Facts about a training library that a rank needs. Nothing in this class may import the library.
 
-    Functions are named as `module:function` or `module:class.method`.
+    Functions are given as `module:function` or `module:class.method`.
     """
 
     events: Mapping[str, Event] = field(default_factory=dict)
-    """Functions whose calls are an event of the training."""
+    """Function -> the kind of event that each call is."""
     clips: tuple[str, ...] = ()
-    """Functions of the library's own that change gradients before the optimizer's step."""
+    """The library's own functions that clip gradients before the optimizer's step."""
     engine: Engine | None = None
     shard: str | None = None
-    """The attribute of a parameter that holds this rank's part of it, if the library partitions parameters
-    in a way of its own."""
+    """The attribute of a parameter that holds this rank's shard, if the library does not partition parameters
+    with torch."""
 
 
 class Framework(FrameworkOptions):
-    """A training framework: its options are its fields, and its methods say how a case runs with them.
+    """A training framework. Its fields are its options, and its methods say how a case runs with them.
 
-    The driver calls `unsupported`, `check`, `plan` and `dry`, without torch. Each rank calls `load`, `build`,
-    and after its last step `expected`. Only `build` must be overridden.
+    The driver calls `unsupported`, `check`, `plan` and `dry`, which must not import torch. Each rank calls
+    `load`, `build` and, after its last step, `expected`. Only `build` must be overridden.
     """
 
     library: ClassVar[Library | None] = None
-    """What ranks have to know of the library whose module has the name of this framework. It also holds where
-    a user's script imports that module, and is not asked for otherwise."""
+    """What ranks need to know about the library. Its module has the same name as this framework. Ranks use
+    this whenever the module has been imported, even by a user's script."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return why this framework cannot run `case` on `machine`, or None. Must not import torch."""
         return None
 
     def check(self, case: Case) -> None:
-        """Raise `CaseError`, not a skip, if the case contradicts itself or a file that it names."""
+        """Raise `CaseError` if the case contradicts itself or a file that it names. Its test then fails."""
 
     def plan(self, case: Case) -> LaunchPlan:
-        """Return how the ranks of `case` are started."""
+        """Return how to start the ranks of `case`."""
         return LaunchPlan()
 
     def dry(self, case: Case) -> DryPlan | None:
-        """Return how `case` runs dry; None if this framework is untested on fake tensors."""
+        """Return how `case` runs dry. None if this framework has not been tested on fake tensors."""
         return None
 
     def load(self, case: Case, device: Any) -> None:
-        """Import the library, so that its allocations do not count as the model's memory (on a CPU)."""
+        """Import the library before memory is measured: on a CPU, its memory would count as the model's."""
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build model, optimizer and data on `ranks.device`. Inside a step, neither print nor call `.item()`.
+        """Build model, optimizer and data on `ranks.device`.
 
-        The process group exists, unless `plan` says that the library creates it.
+        A step must neither print nor call `.item()`. The process group already exists, unless `plan` says
+        that the library creates it.
         """
         raise NotImplementedError
 
     def expected(self, case: Case) -> Mapping[str, str | None]:
-        """Return the values in `Observed.settings` that the worker must find for the run to match the case.
+        """Return the values that the worker must find in `Observed.settings` if the run matches the case.
 
-        Every framework is checked for world size, dtypes, attention, checkpointed blocks, and parameters that
-        change (`perfsuite.worker.observation.observe`). None for one of these means that it cannot be
-        observed here.
+        In every framework, the worker also checks world size, dtypes, attention, checkpointed blocks, and
+        that parameters change (`perfsuite.worker.observation.observe`). The value None turns off the check of
+        a setting that cannot be observed in this framework.
         """
         return {}
 
@@ -215,25 +225,26 @@ class Framework(FrameworkOptions):
 def framework_of(case: Case) -> Framework:
     """Return the framework that runs `case`.
 
-    Raises `CaseError` if it is not installed here, or only has options, and `ExtensionError` if it is broken.
+    Raises `CaseError` if the framework is not installed here or cannot run anything, and `ExtensionError` if
+    it is broken.
     """
     framework = case.framework
     if isinstance(framework, MissingFramework):
-        framework_class(framework.name)  # raises the error of a broken one
+        framework_class(framework.name)  # raises `ExtensionError` if the framework is broken
         raise CaseError(not_installed(framework.name, framework.package))
     if not isinstance(framework, Framework):
-        raise CaseError(f"{type(framework)} cannot be run: derive it from perfsuite.frameworks.Framework")
+        raise CaseError(f"{type(framework)} cannot run a case: derive it from perfsuite.frameworks.Framework")
     return framework
 
 
 def missing_package(*packages: str) -> str | None:
-    """Return which package is missing or in an unsupported version, and what to install, or None."""
+    """Return which package is missing or unsupported, and how to install it. None if all are fine."""
     for package in packages:
         extra, wanted = optional_packages().get(package, (None, None))
         what = package if extra is None else f"'perfsuite[{extra}]'"
         if importlib.util.find_spec(package) is None:
             return f"it needs the package {package}, which is not installed: pip install {what}"
-        with suppress(importlib.metadata.PackageNotFoundError):  # on the path, but not installed by pip
+        with suppress(importlib.metadata.PackageNotFoundError):  # importable, but not installed with pip
             version = importlib.metadata.version(package)
             if wanted is not None and not wanted.contains(version, prereleases=True):
                 return f"it needs {package}{wanted}, and {version} is installed: pip install {what}"
@@ -242,7 +253,7 @@ def missing_package(*packages: str) -> str | None:
 
 @functools.cache
 def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
-    """Return extra and versions of each package that perfsuite does not install, from its metadata."""
+    """Return, for each optional dependency in perfsuite's metadata, its extra and its supported versions."""
     from packaging.requirements import Requirement
 
     lines: list[str] = []
@@ -256,10 +267,11 @@ def optional_packages() -> Mapping[str, tuple[str, SpecifierSet]]:
 
 
 def require(*packages: str, purpose: str) -> None:
-    """Raise `PackageError` if one of these packages is not installed. `purpose` names what needs it."""
+    """Raise `PackageError` if a package is missing or unsupported. `purpose` says what needs the packages."""
     missing = missing_package(*packages)
     if missing is not None:
         raise PackageError(f"{purpose}: {missing}")
 
 
-NCCL_AFTER_S = 60  # seconds after `timeout_s` when NCCL's watchdog may end a rank, because the driver has not
+# If the driver has not ended a rank at `timeout_s`, NCCL's watchdog ends it this many seconds later.
+NCCL_AFTER_S = 60

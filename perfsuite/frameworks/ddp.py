@@ -1,4 +1,4 @@
-"""DistributedDataParallel: the whole model in every rank. The shortest framework: read it first."""
+"""DistributedDataParallel: every rank holds the whole model. The shortest framework: read this one first."""
 
 from typing import ClassVar
 
@@ -16,23 +16,24 @@ from perfsuite.frameworks.common.sharding import dry_plan
 class DDP(Framework):
     """Options of `torch.nn.parallel.DistributedDataParallel`, with its defaults.
 
-    Unlike torch's default, the first bucket has the same size as the others, which is what torch does
-    whenever a size is given. Without one, torch makes the first bucket 1 MiB.
+    The first bucket is the exception: here it has the same size as the others, because perfsuite always
+    passes the size. If no size is passed, torch makes the first bucket 1 MiB.
     """
 
     name: ClassVar[str] = "ddp"
     promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
     bucket_cap_mb: float = Field(default=25, gt=0)
-    """Size of a gradient bucket in MiB."""
+    """Size of a gradient bucket, in MiB."""
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     float8: Recipe | None = None
-    """torchao's recipe for float8 matmuls in the linear layers of the blocks. It is emulated on a CPU."""
+    """torchao's recipe for float8 matmuls in the linear layers of the blocks. On a CPU, float8 is
+    emulated."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if self.static_graph and case.gradient_accumulation > 1:
-            return "static_graph needs gradients reduced in the first backward: no gradient_accumulation"
+            return "static_graph must reduce gradients in the first backward: set gradient_accumulation to 1"
         return float8.unsupported(self.float8, case, machine)
 
     def dry(self, case: Case) -> DryPlan:
@@ -42,7 +43,7 @@ class DDP(Framework):
         return {"wrapper": "DistributedDataParallel", **float8.expected(self.float8, case)}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build the model under DDP. Ranks only all-reduce on the last micro-batch."""
+        """Wrap the model in DDP. Ranks all-reduce gradients only on the last micro-batch."""
         from torch.nn.parallel import DistributedDataParallel
 
         from perfsuite.frameworks.common.loop import data_parallel_workload

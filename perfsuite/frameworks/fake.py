@@ -1,4 +1,4 @@
-"""No training: a simulated clock and loss, to test the whole pipeline without torch."""
+"""A framework that does not train. Its clock and loss are simulated, to test perfsuite without torch."""
 
 import math
 import random
@@ -17,17 +17,17 @@ class Fake(Framework):
     name: ClassVar[str] = "fake"
 
     step_ms: float = Field(default=10, gt=0, le=1e7)
-    """The median step time in milliseconds; the first step takes three times as long."""
+    """Median step time in milliseconds. The first step takes three times as long."""
     noise: float = Field(default=0.01, ge=0, lt=0.3)
-    """The standard deviation of the logarithm of the step time."""
+    """Standard deviation of the logarithm of the step time."""
     memory_mb: int = Field(default=100, gt=0, le=10**9)
-    """The peak memory in MB (10**6 bytes)."""
+    """Peak memory in MB (10**6 bytes)."""
 
     def plan(self, case: Case) -> LaunchPlan:
         return LaunchPlan(needs_torch=False)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build a loop that lets simulated time pass, and a loss that falls by a tenth per step."""
+        """Build a loop that advances the simulated clock. The loss approaches 1, by a tenth per step."""
         draw = random.Random(case.seed + ranks.rank)
 
         def run(steps: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""FSDP1, `FullyShardedDataParallel`: flat parameters sharded per transformer block."""
+"""FSDP1, `FullyShardedDataParallel`. It shards one flat parameter per transformer block."""
 
 from typing import ClassVar
 
@@ -12,23 +12,24 @@ from perfsuite.frameworks.common import sharding
 
 
 class FSDP(Framework):
-    """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, under the names that they have there."""
+    """Options of `torch.distributed.fsdp.FullyShardedDataParallel`, with torch's names."""
 
     name: ClassVar[str] = "fsdp"
     promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
     sharding_strategy: sharding.ShardingStrategy
-    """What is sharded: everything; gradients and optimizer state; nothing; everything, but only within
-    groups."""
+    """FULL_SHARD shards parameters, gradients and optimizer state. SHARD_GRAD_OP shards only gradients and
+    optimizer state. NO_SHARD shards nothing. HYBRID_SHARD shards everything within a group of ranks."""
     shard_group: int | None = Field(default=None, ge=2)
-    """For HYBRID_SHARD: number of ranks in a group that shards, while groups replicate. None: the ranks of
-    one node."""
+    """For HYBRID_SHARD: number of ranks in a group. Ranks of a group shard, and groups replicate. None: the
+    ranks of one node are a group."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
-    """When the next block's parameters are gathered in backward."""
+    """When backward gathers the parameters of the next block."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory."""
     sync_each_micro_batch: bool = True
-    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last one."""
+    """Reduce gradients after each micro-batch. False keeps unsharded gradients in memory until the last
+    micro-batch."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         strategy = self.sharding_strategy
@@ -38,14 +39,14 @@ class FSDP(Framework):
         )
 
     def dry(self, case: Case) -> DryPlan:
-        # Flat parameters are cut at rank boundaries, within parameters or between them.
+        # Ranks have equal shards of a flat parameter, but different parts of the original parameters.
         return sharding.dry_plan(ranks_differ=True, offloads=self.cpu_offload)
 
     def expected(self, case: Case) -> dict[str, str]:
         return {"wrapper": "FullyShardedDataParallel", "sharding": self.sharding_strategy}
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build the model under FSDP1: one unit per block, and the root."""
+        """Wrap the model in FSDP1. Each block is a unit, and the rest of the model is the root unit."""
         import torch
         from torch.distributed import fsdp
         from torch.distributed.device_mesh import init_device_mesh

@@ -1,6 +1,6 @@
-"""FSDP2, `fully_shard`: every parameter is a DTensor, sharded on its first dimension and gathered per block.
+"""FSDP2, `fully_shard`: each parameter is a DTensor, sharded on dimension 0 and gathered with its block.
 
-Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019), and is only for transformers' Llama.
+Tensor parallelism follows Megatron-LM (Shoeybi et al. 2019). It supports only transformers' Llama.
 """
 
 from collections.abc import Iterator
@@ -25,32 +25,36 @@ class FSDP2(Framework):
     promises: ClassVar[Promises] = Promises(ignores=frozenset())
 
     reshard_after_forward: bool = True
-    """Free a block's gathered parameters after its forward, and gather them again in backward."""
+    """Free the gathered parameters of a block after its forward, and gather them again in backward."""
     reshard_root: bool = False
-    """The same for the root, which holds everything outside of the blocks, such as embedding and head. By
-    default torch keeps these gathered, because backward needs them at once."""
+    """The same for the root, which holds all parameters outside the blocks, such as embedding and head. By
+    default, torch keeps them gathered, because backward needs them immediately."""
     shard_group: int | None = Field(default=None, ge=2)
-    """Number of ranks in a group that shards, while groups replicate (2-D mesh). None: all ranks shard (1-D
-    mesh)."""
+    """Number of ranks in a group. Ranks of a group shard, and groups replicate (2-D mesh). None: all ranks
+    shard (1-D mesh)."""
     sync_each_micro_batch: bool = True
-    """Reduce gradients after each micro-batch. False keeps whole gradients in memory until the last one."""
+    """Reduce gradients after each micro-batch. False keeps unsharded gradients in memory until the last
+    micro-batch."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """The dtype in which gradients are reduced under mixed precision. Otherwise their own dtype is used."""
+    """The dtype in which mixed precision reduces gradients. Without mixed precision, gradients are reduced in
+    their own dtype."""
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
-    """Number of neighbouring ranks that split each layer and see the same data (2-D mesh). 1: none."""
+    """Number of neighbouring ranks that split each layer and see the same data (2-D mesh). 1: no
+    splitting."""
     float8: Recipe | None = None
-    """torchao's recipe for float8 matmuls in the linear layers of the blocks. It is emulated on a CPU."""
+    """torchao's recipe for float8 matmuls in the linear layers of the blocks. On a CPU, float8 is
+    emulated."""
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if self.reduce_dtype != "float32" and "mixed" not in case.precision:
-            return f"reduce_dtype={self.reduce_dtype!r} is for mixed precision, not for {case.precision!r}"
+            return f"reduce_dtype={self.reduce_dtype!r} needs mixed precision, not {case.precision!r}"
         reason = float8.unsupported(self.float8, case, machine)
         if reason is not None:
             return reason
         if self.tensor_parallel > 1:
             if self.shard_group is not None or self.float8 is not None:
                 option = "shard_group (3-D mesh)" if self.shard_group is not None else "float8"
-                return f"tensor_parallel={self.tensor_parallel} does not go with {option}"
+                return f"tensor_parallel={self.tensor_parallel} cannot be combined with {option}"
             return sharding.tensor_parallel_unsupported(case, "tensor_parallel", self.tensor_parallel)
         hybrid = None if self.shard_group is None else sharding.hybrid_unsupported(self.shard_group, case)
         return hybrid or sharding.sharded_quantization_unsupported(case)
@@ -60,7 +64,7 @@ class FSDP2(Framework):
 
     def expected(self, case: Case) -> dict[str, str]:
         placements = "Shard(0)" if self.shard_group is None else "Replicate, Shard(0)"
-        if self.tensor_parallel > 1:  # norms; split by rows; split by columns
+        if self.tensor_parallel > 1:  # norms, row-parallel matrices, column-parallel matrices
             placements = "Shard(0) and Shard(0), Shard(1) and StridedShard(0), Shard(0)"
         expected = {"wrapper": "FSDPModule", "sharding": placements, **float8.expected(self.float8, case)}
         if self.reduce_dtype != "float32":
@@ -68,7 +72,7 @@ class FSDP2(Framework):
         return expected
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build the model under FSDP2: one unit per block, and the root."""
+        """Apply FSDP2 to the model. Each block is a unit, and the rest of the model is the root unit."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -102,7 +106,7 @@ class FSDP2(Framework):
         units = blocks(model)
         if tensor_parallel > 1:
             _parallelize_llama(model, mesh["tensor"])
-        if case.quantization != "none":  # quantised weights must be created unsharded
+        if case.quantization != "none":  # quantised weights must be created before they are sharded
             initialise(model, units, seed=case.seed, device=ranks.device)
         for unit in units:
             shard(unit, reshard_after_forward=self.reshard_after_forward)
@@ -121,7 +125,7 @@ class FSDP2(Framework):
 
 @contextmanager
 def _no_sync(model: Any) -> Iterator[None]:
-    """Keep ranks from reducing gradients inside, like the method `no_sync` of DDP and FSDP1."""
+    """Do not reduce gradients inside the `with`, like the method `no_sync` of DDP and FSDP1."""
     model.set_requires_gradient_sync(False)
     yield
     model.set_requires_gradient_sync(True)
@@ -130,7 +134,7 @@ def _no_sync(model: Any) -> Iterator[None]:
 def _parallelize_llama(model: Any, mesh: Any) -> None:
     """Split a transformers Llama over a 1-D mesh.
 
-    q, k and v share one DTensor as input, so that its gradient is reduced once.
+    The input of q, k and v is one DTensor: its gradient is then reduced once instead of three times.
     """
     from torch.distributed.tensor import Replicate, parallel
 
@@ -149,4 +153,4 @@ def _parallelize_llama(model: Any, mesh: Any) -> None:
         "lm_head": parallel.ColwiseParallel(output_layouts=whole),
     }
     parallel.parallelize_module(model, mesh, plan)
-    model.tie_weights()  # `parallelize_module` gives each tied weight a parameter of its own
+    model.tie_weights()  # tie again, because `parallelize_module` has replaced each of two tied weights

@@ -1,7 +1,7 @@
-"""Lightning Fabric: its own strategies and precision plugins, in ranks that perfsuite starts.
+"""Lightning Fabric, with its own strategies and precision plugins, in ranks that perfsuite starts.
 
-Its FSDP1 strategy checkpoints blocks itself. For its DDP and FSDP2 they are checkpointed as in other
-frameworks.
+Fabric's FSDP1 strategy applies activation checkpointing itself. With DDP and FSDP2, perfsuite applies it to
+the blocks, as in other frameworks.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ FABRIC_PRECISION = {
 
 
 class Lightning(Framework):
-    """Options of `lightning.fabric.Fabric` and its `FSDPStrategy`, under the names that they have there."""
+    """Options of `lightning.fabric.Fabric` and its `FSDPStrategy`, with Fabric's names."""
 
     name: ClassVar[str] = "lightning"
     packages: ClassVar[tuple[str, ...]] = ("lightning",)
     promises: ClassVar[Promises] = Promises(ignores=frozenset({"quantization"}))
 
     strategy: Literal["ddp", "fsdp", "fsdp2"]
-    """`DDPStrategy`, `FSDPStrategy` (only on GPUs), or `ModelParallelStrategy` with FSDP2 over all ranks."""
+    """`ddp`: `DDPStrategy`. `fsdp`: `FSDPStrategy`, only on GPUs. `fsdp2`: `ModelParallelStrategy`, with
+    FSDP2 over all ranks."""
     sharding_strategy: sharding.ShardingStrategy = "FULL_SHARD"
-    """For `fsdp`, like the next two. HYBRID_SHARD shards within a node."""
+    """An option of `fsdp`, like `backward_prefetch` and `cpu_offload`. HYBRID_SHARD shards within a node."""
     backward_prefetch: sharding.Prefetch = "BACKWARD_PRE"
     cpu_offload: bool = False
 
@@ -46,17 +47,20 @@ class Lightning(Framework):
             if machine.device == "cpu":
                 return "Fabric's FSDPStrategy runs on GPUs only"
             if case.activation_checkpointing == "selective-op":
-                return "Fabric's FSDPStrategy recomputes whole blocks: no checkpointing 'selective-op'"
+                return (
+                    "Fabric's FSDPStrategy recomputes whole blocks only: "
+                    "activation_checkpointing='selective-op' is not supported"
+                )
             return sharding.fsdp1_unsupported(
                 case, machine, self.sharding_strategy, cpu_offload=self.cpu_offload
             )
         options = changed_fields(self, skip=frozenset({"strategy"}))
         if options:
-            return f"{', '.join(options)}: for strategy 'fsdp' only, not for {self.strategy!r}"
+            return f"{', '.join(options)}: only for strategy 'fsdp', not for {self.strategy!r}"
         if fp16 and self.strategy == "fsdp2":
-            return "Fabric's ModelParallelStrategy has no fp16-mixed"
+            return "Fabric's ModelParallelStrategy does not support fp16-mixed"
         if fp16 and machine.device == "cpu":
-            return "Fabric turns fp16-mixed into bf16-mixed on a CPU"
+            return "Fabric changes fp16-mixed to bf16-mixed on a CPU"
         return None
 
     def dry(self, case: Case) -> DryPlan:
@@ -73,7 +77,7 @@ class Lightning(Framework):
         import lightning.fabric  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build model and optimizer with Fabric. Gradients are only reduced on the last micro-batch."""
+        """Set up model and optimizer with Fabric. Gradients are reduced only on the last micro-batch."""
         from lightning.fabric import Fabric
         from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
@@ -91,7 +95,7 @@ class Lightning(Framework):
             precision=FABRIC_PRECISION[case.precision],  # type: ignore[arg-type]
             plugins=[TorchElasticEnvironment()],
         )
-        fabric.launch()  # uses the existing processes and process group
+        fabric.launch()  # starts nothing: the processes and their process group already exist
         scaler = getattr(strategy.precision, "scaler", None)
         if scaler is not None:
             strategy.precision.scaler = scaler = fixed_scaler(type(scaler), ranks.device.type)
@@ -112,7 +116,8 @@ class Lightning(Framework):
 
         def step() -> None:
             if scaler is not None:
-                # A fused optimizer would leave each rank to its own shard.
+                # For a fused optimizer, Fabric does not unscale, and each rank would see only overflows in
+                # its own shard.
                 scaler.unscale_(optimizer.optimizer)
             optimizer.step()
             optimizer.zero_grad()
@@ -129,7 +134,7 @@ class Lightning(Framework):
         )
 
     def strategy_object(self, case: Case, blocks: Sequence[Any]) -> Any:
-        """Return Fabric's strategy with its arguments. Each of the model's blocks is a unit of FSDP."""
+        """Return Fabric's strategy object. With FSDP, each block is a unit."""
         from lightning.fabric.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
         from perfsuite.frameworks.common.model import is_checkpointed
@@ -159,7 +164,7 @@ class Lightning(Framework):
 
 
 def _fully_shard(model: Any, mesh: Any) -> Any:
-    """Apply FSDP2 over all ranks: one unit per block, and the root. Fabric leaves this to its user."""
+    """Apply FSDP2 over all ranks, with one unit per block and the root. Fabric leaves this to the user."""
     from torch.distributed.fsdp import fully_shard
 
     from perfsuite.frameworks.common.model import blocks

@@ -1,4 +1,4 @@
-"""Any training script, unmodified. The clock attaches to it from outside (`worker.script.attach`)."""
+"""Measure any training script, unmodified. The clock attaches from outside (`worker.script.attach`)."""
 
 from __future__ import annotations
 
@@ -38,62 +38,65 @@ Text = Annotated[str, BeforeValidator(_text)]
 
 
 class Script(Framework):
-    """What to run: `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own.
+    """Run `path` or `module` in ranks that perfsuite starts, or a `command` that starts its own ranks.
 
-    A relative `path` is relative to `cwd` or to the directory that pytest is started in, whichever contains
-    it. Other relative paths are relative to the directory that pytest is started in. `{launch_dir}` in
-    arguments, command and env stands for a directory that is new and empty in each launch, and so does the
-    variable PERFSUITE_LAUNCH_DIR in the environment of every process.
+    A relative `path` is looked up in `cwd` and in the directory in which pytest was started. All other
+    relative paths are relative to the directory in which pytest was started. Each launch has its own
+    directory, which is empty at first. Its path replaces `{launch_dir}` in `arguments`, `command` and `env`,
+    and is the value of PERFSUITE_LAUNCH_DIR in the environment of every process.
     """
 
     name: ClassVar[str] = "script"
 
     path: Annotated[str, Field(min_length=1), BeforeValidator(_text)] | None = None
-    """A Python file, run as `python PATH ARGUMENTS`: unchanged for a single process, otherwise once per rank
-    with torchrun's environment variables."""
+    """A Python file, run as `python PATH ARGUMENTS`. With several ranks, it runs once per rank, with
+    torchrun's environment variables."""
     module: str | None = Field(default=None, min_length=1)
     """A Python module, run as `python -m MODULE ARGUMENTS` in the same way."""
     command: tuple[Text, ...] | None = Field(default=None, min_length=1)
-    """A command that starts its own ranks, word by word: `("torchrun", "--nproc-per-node=2", "train.py")`.
-    The directory of the Python that runs pytest comes first on its PATH."""
+    """A command that starts its own ranks, as separate words: `("torchrun", "--nproc-per-node=2",
+    "train.py")`. The directory of the Python that runs pytest comes first on the command's PATH."""
     arguments: tuple[Text, ...] = ()
     cwd: Text = "."
-    """The directory that it runs in."""
+    """The working directory of the training."""
     env: FrozenMapping[str] = Field(default_factory=lambda: MappingProxyType({}))
-    """Environment variables that it needs in addition to those of pytest."""
+    """Environment variables to set in addition to those of pytest."""
     label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
-    """The name in ids instead of the script's own, for example for two scripts that are both called
-    `main.py`."""
+    """A name that replaces the name of the script in ids, for example if two scripts are called `main.py`."""
     data_parallel: int | None = Field(default=None, ge=1, strict=True)
-    """The number of ranks that see different data. None: all. With tensor or pipeline parallelism it is
-    lower."""
+    """Number of ranks that see different data. None: all ranks. With tensor or pipeline parallelism, it is
+    less than the number of ranks."""
     loader: str | None = None
-    """`module:name` of the source of the training's batches, if it is not a torch `DataLoader`: a function
-    that returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of one."""
+    """The source of the training's batches, as `module:name`, if it is not a torch `DataLoader`. It can be a
+    function that returns a batch or an iterator, a class with `__next__` or `__iter__`, or a method of a
+    class."""
     phases: FrozenMapping[str] = Field(default_factory=lambda: MappingProxyType({}))
-    """Functions whose calls are reported as phases, by the name of the phase: `module:name` of a function or
+    """Functions whose calls are reported as phases: name of the phase -> `module:name` of a function or
     method, such as `{"rollout": "train:generate"}`."""
     loss: LossRule | None = "finite"
-    """The rule for the loss, which is the tensor that the script calls `backward` on, summed over the
-    micro-batches of a step: it must be `"finite"`, or also `"falls"`. None if that tensor is not the loss
-    (gradient scaling, a pipeline schedule): then the loss is not observed."""
+    """The rule for the loss. `finite`: the loss must be finite. `falls`: it must also fall.
+
+    The loss is the tensor on which the script calls `backward`, summed over the micro-batches of a step. Give
+    None if this tensor is not the loss, as with gradient scaling or a pipeline schedule. The loss is then not
+    observed.
+    """
     clock: str | None = Field(default=None, pattern=r"^[^\W\d]\w*(:[1-9]\d*)?$")
-    """The class of the optimizer whose steps are counted and timed: `"AdamW"`; `"AdamW:2"` is the second
-    AdamW that steps. None: the first optimizer that steps."""
+    """The class of the optimizer whose steps are counted and timed, such as `"AdamW"`. `"AdamW:2"` is the
+    second AdamW that steps. None: the first optimizer that steps."""
     tokens: Literal["fixed", "vary"] = "fixed"
-    """`fixed`: each step has the number of tokens given by the case, which is checked in the second step.
-    `vary`: the number differs between steps; tokens/s uses the number in the case, and a note gives that of
-    the second step."""
+    """`fixed`: each step has the number of tokens in the case. This is checked in the second step. `vary`:
+    steps have different numbers of tokens. tokens/s then uses the number in the case, and a note gives the
+    number in the second step."""
     replicas: Literal["agree", "differ"] = "agree"
-    """`agree`: parameters that are not sharded are equal on all data-parallel ranks after the last step,
-    which is checked. `differ`: they are not compared, for experts that differ between ranks, or replicas that
-    are averaged now and then. At least one collective must run in either case."""
+    """`agree`: parameters that are not sharded must be equal on all data-parallel ranks after the last step.
+    `differ`: they are not compared. Use this if experts differ between ranks, or if replicas are only
+    averaged from time to time. With `agree` and `differ`, at least one collective must run."""
 
     @field_validator("command", "arguments", mode="before")
     @classmethod
     def _word_by_word(cls, value: Any) -> Any:
         if isinstance(value, str):
-            raise ValueError('give it word by word, as ("torchrun", "train.py"): shlex.split cuts a line')
+            raise ValueError('give separate words, such as ("torchrun", "train.py"); shlex.split makes them')
         return value
 
     @field_validator("loader")
@@ -101,8 +104,8 @@ class Script(Framework):
     def _names_a_loader(cls, loader: str | None) -> str | None:
         if loader is not None and not _is_module_and_name(loader):
             raise ValueError(
-                f"{loader!r} is not module:name, as 'train:get_batch': name a module, and a function or a "
-                "class of it that gives the training its batches"
+                f"{loader!r} is not of the form module:name, such as 'train:get_batch'. Name a function or "
+                "class that gives the training its batches, and its module"
             )
         return loader
 
@@ -113,38 +116,41 @@ class Script(Framework):
             phase_name(phase)
             if not _is_module_and_name(function):
                 raise ValueError(
-                    f"{{{phase!r}: {function!r}}} is not module:name, as 'train:generate': name a module, "
-                    "and a function of it or a method of one of its classes"
+                    f"{{{phase!r}: {function!r}}} is not of the form module:name, such as 'train:generate'. "
+                    "Name a function or method, and its module"
                 )
         return phases
 
     @model_validator(mode="after")
     def _can_be_run_and_kept(self) -> Script:
-        """Check the fields. No message contains a secret's value, because messages are printed and kept."""
+        """Check the fields. Messages never contain a secret, because they are printed and stored."""
         given = [name for name in ("path", "module", "command") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of path, module and command, not {' and '.join(given) or 'none'}")
         if self.command is not None and self.arguments:
-            raise ValueError("arguments are for path or module: a command holds its own")
+            raise ValueError("arguments belong to path or module; put those of a command into command")
         self._refuse_what_no_process_is_given()
         variable = secret_variable(self.env)
         word = secret_word([*(self.command or ()), *self.arguments])
         if variable is not None or word is not None:
             where = f"arguments: {word!r}" if variable is None else f"env: {variable!r}"
             raise ValueError(
-                f"{where} looks like a secret, and a case is kept in clear in results, baselines and reports."
-                " Set it in the environment of pytest, which the script inherits and nobody writes down"
+                f"{where} looks like a secret, but results, baselines and reports contain the case in plain "
+                "text. Set the secret in the environment of pytest, which the script inherits"
             )
         return self
 
     def _refuse_what_no_process_is_given(self) -> None:
-        """Raise `ValueError` for names and words that the kernel rejects. They may contain a secret."""
+        """Raise `ValueError` for names and words that the kernel rejects.
+
+        The message does not contain values, because they can be secret.
+        """
         for name in self.env:
             if not name or "=" in name or "\0" in name:
                 begin = re.split("[=\0]", name)[0]
                 raise ValueError(
-                    f"env: a name that begins with {begin!r} is empty, or holds '=' or NUL, as no name of a "
-                    "variable can: give its value apart, as env={'NAME': 'value'}"
+                    f"env: the name that begins with {begin!r} is empty, or contains '=' or NUL. "
+                    "Give name and value separately, as env={'NAME': 'value'}"
                 )
         words: dict[str, tuple[str, ...]] = {
             "path": (self.path or "",),
@@ -156,20 +162,20 @@ class Script(Framework):
         }
         for field, given in words.items():
             if any("\0" in word for word in given):
-                raise ValueError(f"{field}: NUL (\\0) cannot be given to a process: leave it out")
+                raise ValueError(f"{field}: NUL (\\0) cannot be passed to a process: remove it")
 
     @property
     def promises(self) -> Promises:
         return Promises(
             builds_model=False,
-            ignores=frozenset({"learning_rate", "seed", "compile"}),  # the script sets its own
+            ignores=frozenset({"learning_rate", "seed", "compile"}),  # the script sets these itself
             loss=self.loss,
             tokens_vary=self.tokens == "vary",
             replicas_differ=self.replicas == "differ",
         )
 
     def slug(self) -> str:
-        """Return the name of what runs, options, and a digest of arguments, directories and variables."""
+        """Return the script's name, options, and a digest of arguments, directories and variables."""
         what = self.label or _name(self.command or (self.path or self.module or "",))
         fields = self.model_dump(include=set(_IN_DIGEST))
         fields |= {name: _from_here(fields[name]) for name in ("path", "cwd")}
@@ -192,40 +198,44 @@ class Script(Framework):
                 in_cwd = "" if self.cwd == "." else f", nor in cwd={self.cwd!r}"
                 raise CaseError(
                     f"path={self.path!r}: {error.strerror} in {Path.cwd()}{in_cwd}. "
-                    "Give it relative to the directory that pytest is started in or to cwd, or absolute."
+                    "Give an absolute path, or one relative to cwd or to the directory in which pytest was "
+                    "started."
                 ) from None
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                # The last two if nested too deeply.
-                said = f"path={self.path!r} is not Python ({error}). Give other programs as command=(...)."
+                # RecursionError and MemoryError: the code is nested too deeply.
+                said = f"path={self.path!r} is not Python ({error}). Use command=(...) for other programs."
                 raise CaseError(said) from None
         if self.module is not None:
             top = self.module.partition(".")[0]
             if PathFinder.find_spec(top, [self.cwd]) is None and importlib.util.find_spec(top) is None:
-                raise CaseError(f"module={self.module!r}: no module {top} in {self.cwd} or installed here")
+                raise CaseError(f"module={self.module!r}: {top} is neither in {self.cwd} nor installed here")
         if self.command is not None and _executable(self.command[0]) is None:
             raise CaseError(
-                f"command: {self.command[0]!r} is not on PATH, nor next to {sys.executable}. "
-                "Install what brings it, or give its path."
+                f"command: {self.command[0]!r} is neither on PATH nor next to {sys.executable}. "
+                "Install the package that provides it, or give its path."
             )
 
     @property
     def file(self) -> Path | None:
-        """The file of `path`, in `cwd` or here. Raises `CaseError` if both contain a different one."""
+        """The file of `path`, in `cwd` or here. Raises `CaseError` if they have different files."""
         if self.path is None:
             return None
         here = Path(self.path)
         in_cwd = Path(self.cwd, self.path)
-        with contextlib.suppress(OSError):  # such as a name that is too long, which `check` reports
+        with contextlib.suppress(OSError):  # `check` reports it, for example a name that is too long
             if here.exists() and in_cwd.exists() and not here.samefile(in_cwd):
                 raise CaseError(
-                    f"path={self.path!r} is a file in {Path.cwd()} and another one in cwd={self.cwd!r}: "
-                    "give the absolute path of the one that is meant"
+                    f"path={self.path!r} is a file in {Path.cwd()} and a different file in cwd={self.cwd!r}. "
+                    "Give the absolute path of the right one"
                 )
             return in_cwd if in_cwd.exists() else here
         return here
 
     def plan(self, case: Case) -> LaunchPlan:
-        """Return the command with the path of its program, or this Python, unbuffered as under torchrun."""
+        """Return the command to run, with the absolute path of its program.
+
+        `path` and `module` run in this Python, with unbuffered output, as under torchrun.
+        """
         what = ("-m", str(self.module)) if self.file is None else (str(self.file.absolute()),)
         words: tuple[str, ...] = (sys.executable, "-u", *what, *self.arguments)
         if self.command is not None:
@@ -234,28 +244,31 @@ class Script(Framework):
         return LaunchPlan(environment=self.env, command=command)
 
     def dry(self, case: Case) -> DryPlan:
-        """Return the plan to run it unchanged, as one rank (`perfsuite.dry.script`)."""
+        """Return the plan to run the script unchanged, as one rank (`perfsuite.dry.script`)."""
         return DryPlan()
 
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         """Return why a field of the case can be neither set nor observed in a script, or None."""
         if case.attention != Case.model_fields["attention"].default and not case.model.config:
-            return f"attention cannot be observed in {case.model.name}, of which only the name is known"
+            return f"attention cannot be observed in {case.model.name}, because only its name is known"
         if self.data_parallel is not None and case.topology.world_size % self.data_parallel:
             return f"data_parallel={self.data_parallel} does not divide {case.topology.world_size} processes"
         return None
 
     def expected(self, case: Case) -> dict[str, str | None]:
-        """Leave out what a case does not say about a script: parameter dtype and number of optimizers."""
+        """Return the settings that cannot be checked, because a case does not determine them for a script."""
         unseen = ["parameter_dtype", "optimizer_parameters"]
         if not case.model.config:
             unseen.append("attention")
         if case.topology.world_size == 1:
-            unseen.append("world_size")  # needs no process group
+            unseen.append("world_size")  # the script need not create a process group
         return dict.fromkeys(unseen)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Return a workload that runs nothing: `perfsuite.worker.script.attach` is in a training process."""
+        """Return a workload that runs nothing.
+
+        It is built in a process in which the script already trains (`perfsuite.worker.script.attach`).
+        """
         return Workload(run=lambda steps: [], data_parallel=self.data_parallel or case.topology.world_size)
 
 
@@ -264,7 +277,11 @@ def _is_module_and_name(text: str) -> bool:
 
 
 def _name(words: Sequence[str]) -> str:
-    """Return the first Python file's stem, or the module after `-m`, or the program and its first word."""
+    """Return a short name for a command.
+
+    This is the stem of the first Python file, or the module after `-m`, or the program and its first
+    argument.
+    """
     file = next((word for word in words if word.endswith(".py")), None)
     if file is not None:
         return Path(file).stem
@@ -276,7 +293,7 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _from_here(path: str | None) -> str | None:
-    """Return a path relative to the current directory if it is below it, so that all clones have the same."""
+    """Return a path inside the current directory as a relative path, which is the same in all clones."""
     if path is None:
         return None
     where = Path(path)
@@ -284,7 +301,7 @@ def _from_here(path: str | None) -> str | None:
 
 
 def _executable(program: str) -> str | None:
-    """Return the absolute path of a program, looking next to this Python first; None if there is none."""
+    """Return the absolute path of a program, next to this Python or on PATH. None if there is none."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     executable = shutil.which(program, path=path)
     return None if executable is None else str(Path(executable).absolute())

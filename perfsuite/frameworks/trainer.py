@@ -17,7 +17,7 @@ from perfsuite.frameworks.common.accelerate_config import clear_environment, for
 from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.parallelism import ByAccelerate, Size
 
-SHARDINGS = {  # the Trainer's word -> torch's FSDP1 strategy; FSDP2 only has the first two
+SHARDINGS = {  # the Trainer's word -> torch's FSDP1 strategy; FSDP2 supports only the first two
     "full_shard": "FULL_SHARD",
     "shard_grad_op": "SHARD_GRAD_OP",
     "no_shard": "NO_SHARD",
@@ -27,19 +27,24 @@ SHARDINGS = {  # the Trainer's word -> torch's FSDP1 strategy; FSDP2 only has th
 
 
 class Trainer(ByAccelerate):
-    """`fsdp` of `TrainingArguments`, `version` of its `fsdp_config`, sizes of its `parallelism_config`."""
+    """The Hugging Face Trainer.
+
+    Its options are `fsdp` of `TrainingArguments`, the `version` in `fsdp_config`, and the sizes in
+    `parallelism_config`.
+    """
 
     name: ClassVar[str] = "trainer"
 
     fsdp: str = ""
-    """A sharding strategy, and optionally `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
+    """A sharding strategy and, optionally, `offload` and `auto_wrap`, separated by spaces. Empty: DDP."""
     fsdp_version: Literal[1, 2] = 2
     dp_replicate_size: Size = 1
     dp_shard_size: Size = 1
     cp_size: Size = 1
     tp_size: Size = 1
     float8: Literal["tensorwise"] | None = None
-    """float8 with accelerate's `mixed_precision="fp8"` and torchao. No argument selects another recipe."""
+    """Train in float8 with accelerate's `mixed_precision="fp8"` and torchao. The Trainer has only this
+    recipe."""
 
     @field_validator("fsdp")
     @classmethod
@@ -47,22 +52,22 @@ class Trainer(ByAccelerate):
         words = fsdp.split()
         unknown = [word for word in words if word not in {*SHARDINGS, "offload", "auto_wrap"}]
         if unknown:
-            raise ValueError(f"unknown {unknown[0]!r}; words are {', '.join(SHARDINGS)}, offload, auto_wrap")
+            raise ValueError(f"unknown word {unknown[0]!r}; use {', '.join(SHARDINGS)}, offload, auto_wrap")
         if words and sum(word in SHARDINGS for word in words) != 1:
-            raise ValueError(f"name one sharding of {', '.join(SHARDINGS)}; leave it empty for DDP")
+            raise ValueError(f"give one sharding strategy of {', '.join(SHARDINGS)}, or nothing for DDP")
         return " ".join(words)
 
     @model_validator(mode="after")
     def _version_knows_it(self) -> Trainer:
         if self.fsdp_version == 2 and self._sharding not in (None, "full_shard", "shard_grad_op"):
-            raise ValueError(f"{self._sharding} is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op")
+            raise ValueError(f"{self._sharding} needs fsdp_version=1; FSDP2 has full_shard and shard_grad_op")
         if self.fsdp_version == 1 and not self.fsdp:
-            raise ValueError("fsdp_version=1 without fsdp; name what to shard, for example fsdp='full_shard'")
+            raise ValueError("fsdp_version=1 needs fsdp; give a strategy, for example fsdp='full_shard'")
         if self._degrees.given and (self.fsdp_version == 1 or not self.fsdp):
-            raise ValueError(f"{self._degrees}: degrees are of FSDP2; name what to shard, fsdp='full_shard'")
+            raise ValueError(f"{self._degrees}: degrees need FSDP2; give a strategy, fsdp='full_shard'")
         self._degrees.refuse_without_shards()
         if self.float8 is not None and self.fsdp_version == 1:
-            raise ValueError(f"float8={self.float8!r} goes with DDP and FSDP2, not with fsdp_version=1")
+            raise ValueError(f"float8={self.float8!r} works with DDP and FSDP2, not with fsdp_version=1")
         return self
 
     @property
@@ -74,15 +79,15 @@ class Trainer(ByAccelerate):
         if reason:
             return reason
         if case.activation_checkpointing == "selective-op":
-            return "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'"
+            return "the Trainer recomputes whole blocks only (none, full, every-N), not 'selective-op'"
         if case.topology.world_size < 2:
-            return "the Trainer wraps nothing on 1 process: it needs at least 2"
+            return "the Trainer does not wrap the model on 1 process: give at least 2"
         if "offload" in self.fsdp.split():
             reason = sharding.offload_unsupported("offload", machine)
             if reason is not None:
                 return reason
             if self.fsdp_version == 2:
-                return "the gradient norm of offloaded FSDP2 shards needs gloo, too; take fsdp_version=1"
+                return "the gradient norm of offloaded FSDP2 shards also needs gloo; use fsdp_version=1"
         if self._sharding is not None and self._sharding.startswith("hybrid_shard"):
             return sharding.hybrid_within_nodes_unsupported(self._sharding, case, machine)
         return self._degrees.unsupported(case, machine)
@@ -106,7 +111,7 @@ class Trainer(ByAccelerate):
         import transformers.trainer  # noqa: F401
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build a Trainer on synthetic data. It wraps the model and creates the optimizer in `train`."""
+        """Build a Trainer on synthetic data. Its `train` wraps the model and creates the optimizer."""
         import torch
         import transformers
         from accelerate import FullyShardedDataParallelPlugin
@@ -116,7 +121,7 @@ class Trainer(ByAccelerate):
         on_cpu = ranks.device.type == "cpu"
         clear_environment()
         if self.float8 is not None:
-            os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"  # there is no argument for it
+            os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"  # TrainingArguments has no field for fp8
         directory = tempfile.TemporaryDirectory()
         degrees = self._degrees
         parallelism = self._degrees.config()
@@ -124,21 +129,23 @@ class Trainer(ByAccelerate):
         arguments = transformers.TrainingArguments(
             directory.name, **self._arguments(case, on_cpu=on_cpu), **given
         )
-        # The Trainer itself checkpoints the blocks, and moves its batches to the device.
+        # The Trainer applies activation checkpointing itself, and moves its batches to the device.
         plain = case.replace(activation_checkpointing="none")
         model: Any = degrees.model(plain, parallelism, ranks.device)
         data_rank = ranks.rank // degrees.alike
         data_parallel = ranks.world_size // degrees.alike
         data = _Data(synthetic_batches(case, data_rank, torch.device("cpu")), case, data_rank, data_parallel)
         micro_losses = _keep_losses(model)
-        # The Trainer's own AdamW would not decay norms and biases, unlike that of the other frameworks here.
+        # The Trainer's own AdamW would not decay norms and biases, unlike AdamW in the other frameworks.
         optimizer: Any = lambda: partial(build_optimizer, case)  # noqa: E731
         trainer = transformers.Trainer(
             model, arguments, train_dataset=data, optimizer_cls_and_kwargs=(optimizer, {})
         )
         settings = {"gradient_norm": "computed in each step, not clipped", **degrees.patch()}
         settings |= degrees.observed(trainer.accelerator)
-        if self.float8 is not None:  # the same recipe, but emulated on a CPU, and without gathering for DDP
+        # The Trainer would create the same recipe, but neither emulate float8 on a CPU nor turn off gathering
+        # for DDP.
+        if self.float8 is not None:
             recipe = float8.accelerate_recipe(self.float8, ranks.device, gathered=self.fsdp != "")
             trainer.accelerator.ao_recipe_handler = recipe
         if on_cpu and self.fsdp:
@@ -174,7 +181,7 @@ class Trainer(ByAccelerate):
             "lr_scheduler_type": "constant",
             "max_grad_norm": 0.0,
             "train_sampling_strategy": "sequential",
-            # Nothing is logged, saved or read from the device before the end.
+            # Before the end, nothing may be logged, saved or read from the device.
             "logging_strategy": "no",
             "logging_nan_inf_filter": False,
             "save_strategy": "no",
@@ -190,7 +197,7 @@ class Trainer(ByAccelerate):
 
 
 class _Data:
-    """The samples of all data-parallel ranks in the Trainer's order. Only this rank's exist."""
+    """The samples of all data-parallel ranks, in the Trainer's order. Only this rank's samples exist."""
 
     def __init__(self, batches: list[Any], case: Case, rank: int, ranks: int) -> None:
         self._batches = batches
@@ -205,19 +212,23 @@ class _Data:
     def __getitem__(self, index: int) -> dict[str, Any]:
         batch, row = divmod(index, self._case.micro_batch)
         turn, rank = divmod(batch, self._ranks)
-        assert rank == self._rank, "the Trainer deals out samples in another order"
+        assert rank == self._rank, "the Trainer distributes samples in a different order"
         tokens = self._batches[turn % len(self._batches)][row]
         return {"input_ids": tokens, "labels": tokens}
 
 
 def _keep_losses(model: Any) -> list[Any]:
-    """Return a list that receives the mean loss per token of each micro-batch, still on the device."""
+    """Return a list to which the model appends the loss of each micro-batch, as a tensor on the device.
+
+    The loss is the mean over the tokens of the micro-batch.
+    """
     losses = OwnList[Any]()
 
     def keep(module: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
         loss = output.loss.detach()
         items = inputs.get("num_items_in_batch")
-        if items is not None:  # the Trainer makes the model divide by the tokens of all ranks' micro-batches
+        # The Trainer makes the model divide by the number of tokens in all micro-batches of all ranks.
+        if items is not None:
             loss = loss * (items / inputs.get("shift_labels", inputs["labels"][:, 1:]).numel())
         losses.append(loss)
 

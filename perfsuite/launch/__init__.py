@@ -1,1 +1,1 @@
-"""The driver's side of launches: start them, watch them from outside, and end them."""
+"""Launches, on the driver's side: start them, watch them from outside, and end them."""

@@ -14,51 +14,51 @@ from perfsuite.results.session_file import Preflight
 
 
 class Launcher(ABC):
-    """Starts jobs on the nodes that it knows. Chosen with `--perf-launcher NAME`.
+    """Starts jobs on nodes. The user chooses a launcher with `--perf-launcher NAME`.
 
-    A package adds one as an entry point of the group `perfsuite.launchers`: a subclass, which is called with
-    the value of each of its settings as a keyword argument.
+    A package adds a launcher as an entry point of the group `perfsuite.launchers`, which must be a subclass
+    of this class. It is called with the value of each of its settings as a keyword argument.
     """
 
     settings: ClassVar[Sequence[Setting]] = ()
-    """Its options of pytest and ini keys. Their names begin with that of the launcher: `--perf-slurm-python`
-    of the launcher `slurm` is its argument `python`."""
+    """The launcher's options and ini keys for pytest. Their names must begin with the name of the launcher:
+    the option `--perf-slurm-python` of the launcher `slurm` is its argument `python`."""
     runs_here: ClassVar[bool] = False
-    """Whether its jobs run on this machine, so that others who use this machine disturb them."""
+    """Whether the jobs run on this machine. If so, other users of this machine disturb them."""
 
     @classmethod
     def is_default(cls) -> bool:
-        """Return whether sessions of this process use it unless the user names another; False by default."""
+        """Return whether sessions of this process use this launcher unless the user chooses another."""
         return False
 
     @abstractmethod
     def machine(self, shared: Path) -> Machine:
-        """Return what each node is and how many there are. Called once, before the first launch.
+        """Return the machine of each node, and the number of nodes. Called once, before the first launch.
 
         Every node must see the directory `shared`, which contains the launches. Raises `MachineError` if a
-        node does not, or if nodes differ or cannot be reached.
+        node cannot see it, if nodes differ, or if a node cannot be reached.
         """
 
     @property
     def lock(self) -> str | None:
-        """The lock that sessions queue for; None for this machine's own. See `perfsuite.launch.lock`."""
+        """The file of the lock that sessions wait for. None: the lock of this machine. See `MachineLock`."""
         return None
 
     def check_nodes(
         self, machine: Machine, nodes: int, directory: Path, *, names: Sequence[str] = ()
     ) -> Preflight:
-        """Check the first nodes before the first case on so many. `names` are those of the nodes, if known.
+        """Check the first `nodes` nodes, before the first case that needs this many. `names` are their names.
 
-        By default a short job in `directory` probes each of them (`perfsuite.launch.preflight`).
+        By default, a short job in `directory` probes each node (`perfsuite.launch.preflight`).
         """
         return preflight(self.launch, machine, nodes, directory, names=names)
 
     @abstractmethod
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
-        """Run a job to its end, at most `case.timeout_s`. Afterwards none of its processes lives anywhere.
+        """Run a job to its end, for at most `case.timeout_s`. Afterwards, none of its processes may be alive.
 
-        Return why the job was ended before its ranks had ended, or what its scheduler reports about its end;
-        None if neither is known. The reports of the ranks say how they ended.
-        Every node runs `python -m perfsuite.node.agent RUNDIR` (`perfsuite.launch.driving`). Raises
-        `AllocationOverError` if no further job can be started, and `LaunchError` if processes survive.
+        Every node runs `python -m perfsuite.node.agent RUNDIR` (`perfsuite.launch.driving`). The ranks report
+        how they ended. This method returns a failure only if the job was ended before its ranks, or if the
+        scheduler reports one. Raises `AllocationOverError` if no further job can be started, and
+        `LaunchError` if processes survive.
         """

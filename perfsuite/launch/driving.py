@@ -1,7 +1,7 @@
 """Start the agents of a job with one command, and watch the job, in the same way for every launcher.
 
-On one machine the command is the agent itself, on several it is a scheduler's. Its stdin must reach the
-agents.
+On one machine, the command is the agent itself. On several machines, it is a command of a scheduler, which
+must pass its stdin on to the agents.
 """
 
 import contextlib
@@ -32,13 +32,14 @@ from perfsuite.results.run_dir import (
     RunDir,
 )
 
-REPORTS_S = 1.0  # seconds between listings of the directory, which show the ranks that have reported
-END_S = 20.0  # seconds that agents have to end the job when asked: stacks, NVML and peers take up to 5 each
+REPORTS_S = 1.0  # seconds between checks which ranks have reported
+# Seconds that agents have to end a job. Stacks, NVML and other agents take up to 5 s each.
+END_S = 20.0
 NCCL_HEARTBEAT_S = 480  # torch's default for TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
 
 
 def agent_command(job: Job) -> list[str]:
-    """Return the command that each node runs."""
+    """Return the command that starts an agent on a node."""
     return [job.python, "-m", "perfsuite.node.agent", str(job.run_dir.path.resolve())]
 
 
@@ -46,7 +47,7 @@ def agent_command(job: Job) -> list[str]:
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str], directory: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a session of its own in `directory`, with its stdin open inside the `with`."""
+    """Run a command in its own session, in `directory`. Its stdin stays open until the end of the `with`."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -71,10 +72,10 @@ def drive(
     on_progress: OnProgress,
     is_broken: Callable[[], bool] = lambda: False,
 ) -> Failure | None:
-    """Watch a job until its command ends. Return a failure if the job had to be ended.
+    """Watch a job until its command ends. Return a failure if the job had to be ended, and None if not.
 
-    By then each rank has written its stacks, and each agent the health of its node. A job that `is_broken`,
-    because one of its agents died, is left to its launcher at once, which ends it.
+    If the job had to be ended, each rank has written its stacks, and each agent the health of its node. If an
+    agent died (`is_broken`), return at once: the launcher then ends the job.
     """
     with Beats(job.run_dir.lease) as beats:
         failure = _watch(job, process, on_progress, is_broken)
@@ -108,7 +109,7 @@ def _watch(
         if now - began > case.timeout_s:
             why = f"{case.timeout_s:g} s (the case's timeout_s)"
         elif quiet_s is not None:
-            why = f"{quiet_s:.0f} s without a step ({hang.allowed_s:.0f} s are let pass here)"
+            why = f"{quiet_s:.0f} s without a step ({hang.allowed_s:.0f} s are allowed here)"
         else:
             continue
         far = f"when rank 0 had finished at least {steps} of {case.total_steps} steps"
@@ -120,9 +121,9 @@ def _watch(
 
 
 def prepare(run_dir: RunDir) -> None:
-    """Create the files that nodes wait for: a node sees changes of a file at once, but a new file late.
+    """Create the files that nodes wait for, because a node sees changes of a file earlier than a new file.
 
-    Raises `FileError` if they cannot be written.
+    Raises `FileError` if a file cannot be written.
     """
     documents.write_text(run_dir.endpoint, "")
     documents.write_text(run_dir.lease, text_of(0, "go"))
@@ -130,13 +131,13 @@ def prepare(run_dir: RunDir) -> None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Return this process's environment, changed for the job: offline, with the framework's variables.
+    """Return the environment of a job: that of this process, offline, and with the framework's variables.
 
-    Compilers keep their results next to the launch. In a default directory, the results of other sessions
-    would determine how long the first step takes. A directory that the user has set overrides this.
+    Compilers keep their caches next to the launch, unless the user has set another directory. With the
+    default directory, the time of the first step would depend on earlier sessions.
 
-    The job's own variables override all others. Each agent adds those that depend on its node, such as the
-    number of threads, unless the job sets them.
+    The job's own variables override all others. Each agent adds variables that depend on its node, such as
+    the number of threads, unless the job sets them.
     """
     ours = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     no_gpu = {"CUDA_VISIBLE_DEVICES": ""} if job.machine.device == "cpu" else {}
@@ -149,24 +150,25 @@ def environment(job: Job) -> dict[str, str]:
         chosen[JOB_VARIABLES] = " ".join(job.variables)
     if job.machine.device == "cpu":
         return chosen
-    # NCCL's own monitor must not end a job before this module does.
+    # This module must be the first to end a job, not NCCL's own monitor.
     later_s = max(NCCL_HEARTBEAT_S, math.ceil(job.case.timeout_s) + NCCL_AFTER_S)
     return {
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(later_s),
-        # Enable torch's flight recorder: each rank's last NCCL calls, if its watchdog ends a collective.
+        # If torch's NCCL watchdog ends a collective, its flight recorder writes the last NCCL calls of each
+        # rank.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         FLIGHT_RECORDER_FILE: str(job.run_dir.flight_recorder.resolve()),
         **chosen,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which finds and watches them
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML, which detects and watches the GPUs, uses this order
     }
 
 
 def _is_named_by_torch(name: str, value: str) -> bool:
-    """Return whether a variable has the default that torch sets in a process that imports inductor."""
+    """Return whether torch itself has set this variable, which it does when inductor is imported."""
     if name != INDUCTOR_CACHE:
         return False
-    with contextlib.suppress(Exception):  # the user may have no name
-        # The same as torch._inductor.runtime.cache_dir_utils, whose import would load much of torch.
+    with contextlib.suppress(Exception):  # the user can have no name
+        # A copy of the code in torch._inductor.runtime.cache_dir_utils, which would import much of torch.
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
         return value == os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
     return False

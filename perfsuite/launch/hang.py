@@ -1,32 +1,38 @@
-"""Decide when a job that makes no step counts as hanging. Pure; imports nothing from perfsuite."""
+"""Decide whether a job that takes no more steps hangs. Pure; imports nothing from perfsuite."""
 
 HANG_S = 120
-"""Minimum number of seconds without a step in a job that hangs. It is longer than a rank may take at its end,
-when it waits `WAIT_S` for the others and then has `LEAVE_S` to exit (`perfsuite.worker.rank`)."""
-# Multiples of the longest step that may pass without one, as in an evaluation or checkpoint.
+"""A job hangs only after this many seconds without a step. This is longer than a rank needs at its end: it
+waits up to `WAIT_S` for the other ranks, and then has `LEAVE_S` to exit (`perfsuite.worker.rank`)."""
+# A job may go without a step for this many times its longest step, for example in an evaluation or
+# checkpoint.
 LONGEST_STEPS = 20
-# First steps that do not predict later ones, because libraries load and kernels are compiled.
+# The first steps do not predict later ones, because they load libraries and compile kernels.
 WARM_UP_STEPS = 2
-LONGEST_WARM_UPS = 3  # multiples of the longest of these that may pass, until a later step has been timed
+# Until a later step has been timed, a job may go without a step for this many times its longest warm-up step.
+LONGEST_WARM_UPS = 3
 
 
 class HangDetector:
-    """Detects a hanging job: no sign of life for max(`HANG_S`, `LONGEST_STEPS` times the longest step)."""
+    """Detects a hanging job: one with no sign of life for `allowed_s` seconds.
+
+    A sign of life is the start of training, a step, or the report of a rank.
+    """
 
     def __init__(self) -> None:
         self._longest_s = 0.0  # the longest time between two signs of life after the warm-up steps
-        self._longest_warm_up_s = 0.0  # the same from the beginning of training to the end of warm-up
-        self._last: tuple[bool, int, int] | None = None  # the last new sign of life passed to `quiet_s`
+        self._longest_warm_up_s = 0.0  # the same, from the start of training to the end of warm-up
+        self._last: tuple[bool, int, int] | None = None  # the last sign of life passed to `quiet_s`
         self._last_at = 0.0
 
     def quiet_s(
         self, now: float, *, is_training: bool, steps: int, reports: int, is_in_event: bool = False
     ) -> float | None:
-        """Return for how many seconds the job has been quiet if that is a hang, otherwise None.
+        """Return the number of seconds without a sign of life if the job hangs, and None if it does not.
 
-        `now` is a time in seconds; `steps` have ended so far, and `reports` of ranks are written. Before the
-        first step nothing counts as a hang, because a model may take long to load and to compile. Nothing
-        does while a rank is in an event, such as a checkpoint, or in a phase.
+        `now` is the time in seconds. `steps` is the number of steps so far, and `reports` is the number of
+        ranks that have reported. Before the first step, a job never counts as hanging, because models can
+        take long to load and compile. It does not count as hanging either while a rank is in a phase or in an
+        event such as a checkpoint.
         """
         sign = (is_training, steps, reports)
         if sign != self._last:
@@ -49,6 +55,6 @@ class HangDetector:
 
     @property
     def allowed_s(self) -> float:
-        """The number of seconds that may pass without a sign of life."""
+        """Maximum number of seconds without a sign of life."""
         warm_up_s = 0.0 if self._longest_s else self._longest_warm_up_s
         return max(HANG_S, LONGEST_STEPS * self._longest_s, LONGEST_WARM_UPS * warm_up_s)

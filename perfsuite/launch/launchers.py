@@ -1,4 +1,4 @@
-"""Find the launcher with which a session starts its jobs. Driver side; imports neither torch nor pytest.
+"""Find the launcher of a session. For the driver; imports neither torch nor pytest.
 
 Launchers are imported whenever pytest starts, because their settings are options of pytest.
 """
@@ -23,7 +23,7 @@ class Installed(NamedTuple):
     """The installed launchers, by name."""
 
     usable: Mapping[str, type[Launcher]]
-    problems: Mapping[str, str]  # why each of the others cannot be used
+    problems: Mapping[str, str]  # name of a launcher that cannot be used -> the reason
 
     @property
     def settings(self) -> list[Setting]:
@@ -32,7 +32,7 @@ class Installed(NamedTuple):
 
 
 def installed(reserved: Collection[str] = ()) -> Installed:
-    """Import every installed launcher. Other options have the `reserved` names, without `--perf-`."""
+    """Import every installed launcher. `reserved`: names of perfsuite's own options, without `--perf-`."""
     usable = {}
     problems = {}
     for name in extensions.names(LAUNCHERS):
@@ -40,7 +40,7 @@ def installed(reserved: Collection[str] = ()) -> Installed:
             launcher_class = _load(name)
             taken = [setting.name for setting in launcher_class.settings if setting.name in reserved]
             if taken:
-                problem = f"its setting {taken[0]!r} has the name of an option of perfsuite"
+                problem = f"its setting {taken[0]!r} has the same name as an option of perfsuite"
                 raise ExtensionError(f"the launcher {name!r} cannot be used: {problem}")
             usable[name] = launcher_class
         except ExtensionError as error:
@@ -49,11 +49,11 @@ def installed(reserved: Collection[str] = ()) -> Installed:
 
 
 def launcher(name: str | None = None, read: Read | None = None) -> Launcher:
-    """Return the launcher with this name, or the default one, with the settings that `read` returns.
+    """Return the launcher with this name, or the default launcher. `read` returns the value of a setting.
 
-    Without `read` the settings are those of the ini file. Raises `CaseError` for an unknown name and for bad
-    settings, `ExtensionError` for a launcher that cannot be used, and `MachineError` for one that cannot work
-    here.
+    Without `read`, settings are read from the ini file. Raises `CaseError` for an unknown name or bad
+    settings, `ExtensionError` for a launcher that cannot be used, and `MachineError` for a launcher that
+    cannot work here.
     """
     name = name or _default()
     launcher_class = _load(name)
@@ -65,19 +65,19 @@ def load(extension: Extension) -> type[Launcher]:
     """Import a launcher. Raises `ExtensionError` if it cannot be imported or used."""
     loaded = extension.load()
     if not (isinstance(loaded, type) and issubclass(loaded, Launcher)):
-        raise extension.error(f"it is {loaded!r}: name a subclass of {Launcher.__module__}.Launcher")
+        raise extension.error(f"it is {loaded!r}: give a subclass of {Launcher.__module__}.Launcher")
     if isabstract(loaded):
         missing = " and ".join(sorted(loaded.__abstractmethods__))
-        raise extension.error(f"it has no method {missing}: add that")
+        raise extension.error(f"the method {missing} is missing: add it")
     arguments = []
     for setting in loaded.settings:
         if not isinstance(setting, Setting):
-            raise extension.error(f"its settings have {setting!r}: make that a {Setting.__module__}.Setting")
+            raise extension.error(f"its settings contain {setting!r}: use {Setting.__module__}.Setting")
         if not setting.name.startswith(f"{extension.name}-"):
             raise extension.error(f"rename its setting {setting.name!r} to '{extension.name}-...'")
         arguments.append(_argument(extension.name, setting))
     if len(set(arguments)) < len(arguments):
-        raise extension.error("two of its settings have one name: rename one")
+        raise extension.error("two of its settings have the same name: rename one")
     try:
         signature(loaded).bind(**dict.fromkeys(arguments))
     except TypeError as error:
@@ -89,20 +89,20 @@ def _load(name: str) -> type[Launcher]:
     extension = extensions.find(LAUNCHERS, name)
     if extension is None:
         names = ", ".join(extensions.names(LAUNCHERS))
-        raise CaseError(f"there is no launcher {name!r}; known are {names}")
+        raise CaseError(f"there is no launcher {name!r}; the launchers are {names}")
     return load(extension)
 
 
 def _argument(name: str, setting: Setting) -> str:
-    """Return the name of the argument for a setting: `srun_options` for `slurm-srun-options` of `slurm`."""
+    """Return the argument for a setting: `srun_options` for the setting `slurm-srun-options` of `slurm`."""
     return setting.name.removeprefix(f"{name}-").replace("-", "_")
 
 
 def _default() -> str:
-    """Return the launcher that is meant for where this process runs, or the local one."""
+    """Return the name of the launcher that is the default for this process, or `local`."""
     meant = [name for name, launcher_class in installed().usable.items() if _is_default(name, launcher_class)]
     if len(meant) > 1:
-        raise CaseError(f"the launchers {' and '.join(meant)} are both meant for here: name one of them")
+        raise CaseError(f"the launchers {' and '.join(meant)} are all defaults here: choose one of them")
     return meant[0] if meant else LOCAL
 
 
@@ -111,7 +111,7 @@ def _is_default(name: str, launcher_class: type[Launcher]) -> bool:
         return launcher_class.is_default()
     except Exception as error:
         raise ExtensionError(
-            f"the launcher {name!r} does not say whether it is the default ({error_text(error)}): name "
+            f"the launcher {name!r} fails when asked whether it is the default ({error_text(error)}). Choose "
             "another (--perf-launcher local), or fix its package"
         ) from error
 

@@ -1,8 +1,8 @@
 """Start a job on this machine, and leave no process behind.
 
-However the launch ends, this process kills the agent's descendants, its process group, and everything that
-carries the job's mark. If this process is killed, the kernel signals the agent, which kills the same and
-exits. If both are killed, the kernel kills the fork server and every rank.
+At the end of a launch, this process always kills the agent's descendants, the agent's process group, and all
+processes with the job's mark. If this process is killed, the kernel signals the agent, which then kills these
+processes and exits. If the agent is killed as well, the kernel kills the fork server and every rank.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class LocalLauncher(Launcher):
 
 def _kill(agent: subprocess.Popen[bytes], mark: str) -> None:
     try:
-        if not has_ended(agent):  # an orphan of the job is its child while it lives
+        if not has_ended(agent):  # while the agent lives, orphans of the job are its children
             sweep(mark, agent.pid)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,6 +1,6 @@
-"""Let only one session measure on a machine at a time, even on other GPUs: these share cores, links, power.
+"""Let only one session measure on a machine at a time, because GPUs share cores, links and power.
 
-The lock is flock(2) on a file that names the holder. The kernel releases it when the holder ends.
+The lock is flock(2) on a file that names the holder. The kernel releases the lock when the holder ends.
 """
 
 import contextlib
@@ -16,15 +16,16 @@ import psutil
 
 from perfsuite.errors import FileError, MachineError
 
-LOCK_FILE = "PERFSUITE_LOCK"  # variable with another lock file, whose sessions only wait for each other
+# Variable with the path of another lock file. Sessions wait only for sessions with the same file.
+LOCK_FILE = "PERFSUITE_LOCK"
 USUAL = Path("/tmp/perfsuite.lock")  # the same for every user, unlike `tempfile.gettempdir()`
 POLL_S = 1.0
-WAIT_S = 12 * 3600.0  # longest wait; longer than a night of cases
-LONGEST = 4096  # maximum bytes to read from the file, because another user may have written it
+WAIT_S = 12 * 3600.0  # maximum wait, longer than a nightly run
+LONGEST = 4096  # maximum number of bytes to read from the file, because any user can write to it
 
 
 class MachineLock:
-    """The lock of this machine, or `file`, for nodes that the machine's other users do not share."""
+    """The lock of this machine or, for nodes that no other session uses, the lock in `file`."""
 
     def __init__(
         self,
@@ -40,10 +41,10 @@ class MachineLock:
         self._descriptor: int | None = None
 
     def take(self, say: Callable[[str], None]) -> None:
-        """Take the lock. While waiting, say for whom.
+        """Take the lock. While waiting, call `say` with a line about the holder.
 
-        Raises `FileError`, and `MachineError` after the longest wait. Earlier waits count towards it, so that
-        only the first case of a session waits.
+        Raises `FileError`, and `MachineError` after the maximum wait. The maximum applies to all waits of a
+        session together, not to each case.
         """
         if self._descriptor is not None:
             return
@@ -51,7 +52,7 @@ class MachineLock:
         descriptor = _open(file)
         try:
             self._queue(descriptor, say)
-            with contextlib.suppress(OSError):  # such as a full disk; the text only says who has the lock
+            with contextlib.suppress(OSError):  # for example a full disk; the text only names the holder
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, _ourselves().encode(errors="replace"), 0)
         except BaseException:
@@ -75,12 +76,12 @@ class MachineLock:
                 return
             written = os.pread(descriptor, LONGEST, 0).decode(errors="replace")
             holder = "".join(letter if letter.isprintable() else "?" for letter in written)
-            holder = holder or "it has not said who it is"
+            holder = holder or "unknown holder"
             if self._waited_s >= self._longest_wait_s:
                 raise MachineError(
-                    "another session still measures on this machine after a wait of "
+                    "another session is still measuring on this machine after "
                     f"{self._waited_s:,.0f} s: {holder}. End it, wait longer (pytest's --perf-wait-lock), or "
-                    f"name another file in {LOCK_FILE}"
+                    f"set {LOCK_FILE} to another file"
                 )
             if holder != said:
                 said = holder
@@ -91,7 +92,7 @@ class MachineLock:
 
 @contextlib.contextmanager
 def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock inside a `with`. `say` prints for whom it waits. Raises as `MachineLock.take`."""
+    """Hold the lock inside the `with`. `say` and errors are the same as for `MachineLock.take`."""
     lock = MachineLock()
     lock.take(say)
     try:
@@ -101,7 +102,10 @@ def machine_lock(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _open(file: Path) -> int:
-    """Open a file that every user may open. In a protected /tmp, O_CREAT fails on another user's file."""
+    """Open the lock file, and create it for all users if it does not exist.
+
+    Try without O_CREAT first: in a protected /tmp, O_CREAT fails for a file of another user.
+    """
     flags = os.O_RDWR | os.O_NOFOLLOW
     before = os.umask(0)
     try:
@@ -110,15 +114,15 @@ def _open(file: Path) -> int:
         return os.open(file, flags | os.O_CREAT, 0o666)
     except OSError as error:
         raise FileError(
-            f"cannot open {file}, by which sessions on this machine queue: {error.strerror}. "
-            f"Make it writable, or name another file in {LOCK_FILE}"
+            f"cannot open {file}, the lock of this machine: {error.strerror}. "
+            f"Make it writable, or set {LOCK_FILE} to another file"
         ) from None
     finally:
         os.umask(before)
 
 
 def _ourselves() -> str:
-    """Describe this process without its arguments, which may contain a secret: any user may read the file."""
+    """Describe this process for the lock file. Leave out arguments: any user can read the file."""
     path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
     since = datetime.now().isoformat(sep=" ", timespec="seconds")

@@ -1,7 +1,7 @@
-"""Check nodes before a session's first launch on them: the performance of each, and their links.
+"""Check the nodes of a session before its first launch: the performance of each node, and the links.
 
-The preflight is a job whose ranks only probe. Nodes are compared with each other, so a problem that all of
-them share is not seen.
+The preflight is a job whose ranks only probe the hardware. Nodes are compared with each other, so a problem
+that all nodes share is not detected.
 """
 
 import math
@@ -26,18 +26,19 @@ from perfsuite.results.run import Health
 from perfsuite.results.run_dir import RunDir
 from perfsuite.results.session_file import NodePreflight, Preflight
 
-TIMEOUT_S = 300.0  # seconds until it is ended; importing torch from a shared file system takes long
+TIMEOUT_S = 300.0  # seconds until the preflight is ended; torch loads slowly from a shared file system
 GPU_SHARE = 0.75
-"""Lowest healthy rate of a node's slowest GPU, as a share of the best other node's. GPUs of one model differ
-by up to 22% merely because they are different cards (arXiv 2208.11035)."""
+"""Lowest healthy rate of the slowest GPU of a node, as a share of the best rate of another node. The speed of
+GPUs of the same model differs by up to 22% (arXiv 2208.11035)."""
 CPU_SHARE = 0.4
-"""The same for CPU cores, which others may be using: with a load of 8 on two cores, the worse of two equal
-nodes had 88% of the other's matmul and 50% of its copy, in the worst of 10 preflights."""
+"""The same for CPU cores. It is lower, because others may be using them: with a load of 8 on two cores, the
+worse of two equal nodes had 88% of the other's matmul rate and 50% of its copy rate, in the worst of 10
+preflights."""
 LINK_SHARE = 0.5
-"""Lowest healthy rate of all-reduces with a node, as a share of the best between two others: paths differ in
-length."""
+"""Lowest healthy rate of all-reduces with a node, as a share of the best rate between two other nodes. It is
+low, because paths differ in length."""
 JUDGED = {"matmul_tflops": "matmul {:.3g} TFLOP/s", "copy_gb_s": "copy {:.3g} GB/s"}
-"""The rates that each node has on its own, with their wording in a sentence."""
+"""Rates of a single node -> their wording in a sentence."""
 
 
 def preflight(
@@ -48,10 +49,10 @@ def preflight(
     *,
     names: Sequence[str] = (),
 ) -> Preflight:
-    """Probe the first nodes, each with one rank per GPU, or with one rank on all its cores, in `directory`.
+    """Probe the first nodes with a job in `directory`: one rank per GPU or, without GPUs, one rank per node.
 
-    `launch` is the method of a launcher. `names` are those of the nodes. Errors become problems of the nodes,
-    except for those that `launch` raises.
+    `launch` is the method of a launcher. `names` are the names of the nodes. Errors of the job become
+    problems of the nodes. Errors that `launch` raises are not caught.
     """
     run_dir = RunDir(directory)
     case = _case(machine, nodes)
@@ -72,7 +73,7 @@ def preflight(
 
 
 def _case(machine: Machine, nodes: int) -> Case:
-    """Return a case of which only the topology matters."""
+    """Return a case for the preflight. Only its topology matters."""
     on_gpu = machine.device == "cuda"
     return Case(
         model="llama-tiny",
@@ -88,7 +89,10 @@ def _case(machine: Machine, nodes: int) -> Case:
 def _nodes(
     run_dir: RunDir, case: Case, names: Sequence[str], ended: Failure | None
 ) -> tuple[list[NodePreflight], str | None]:
-    """Return each node's results, and a failure that is no node's fault. `ended` is the launcher's result."""
+    """Return the results of each node, and the reason of a failure that no node caused, or None.
+
+    `ended` is the result of the launcher.
+    """
     count = case.topology.nodes
     per_node = case.topology.processes_per_node
     try:
@@ -103,7 +107,7 @@ def _nodes(
     why = None if cause is None else f"{cause.kind} in the preflight: {cause.message} (see {run_dir.path})"
     failed = [rank for rank, each in reports.items() if each.failure and not is_peer(each.failure)]
     failed_nodes = {rank // per_node for rank in failed}
-    failed_alike = len(failed_nodes) == count  # in that case the software is the cause
+    failed_alike = len(failed_nodes) == count  # if all nodes failed, the cause is the software
     bad = [] if cause is None or failed_alike else _to_blame(cause, run_dir, case, names)
     nodes = []
     for node, name in enumerate(names):
@@ -116,7 +120,7 @@ def _nodes(
 
 
 def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str]) -> list[int]:
-    """Return the nodes that a failure points to; empty if nothing singles out some of them."""
+    """Return the nodes that caused a failure. Empty if nothing points to some of the nodes."""
     nodes = range(len(names))
     per_node = case.topology.processes_per_node
     if cause.rank is not None and cause.kind != "missing_report":
@@ -131,7 +135,7 @@ def _to_blame(cause: Failure, run_dir: RunDir, case: Case, names: Sequence[str])
 
 
 def judged(preflight: Preflight) -> Preflight:
-    """Return the preflight with the problems that its readings show added to each node."""
+    """Add to each node of a preflight the problems that its rates and health show."""
     nodes = preflight.nodes
     links = {
         (number, (number + 1) % len(nodes)): node.rates["next_gb_s"]
@@ -153,24 +157,27 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
         best, whose = max(others, default=(0.0, ""))
         if node.rates.get(name, math.inf) < share * best:
             problems.append(
-                f"{words.format(node.rates[name])}, {whose} has {best:.3g} (at least {share:.0%} is healthy)"
+                f"{words.format(node.rates[name])}; {whose} has {best:.3g} (at least {share:.0%} is healthy)"
             )
     return problems
 
 
 def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
-    """Report all-reduces with both neighbours that are far slower, in GB/s, than between other nodes."""
+    """Return a problem if all-reduces with both neighbours are far slower than those between other nodes.
+
+    `links` are the rates of pairs of neighbours, in GB/s.
+    """
     own = [rate for pair, rate in links.items() if node in pair]
     others = [rate for pair, rate in links.items() if node not in pair]
     if len(own) < 2 or not others or max(own) >= LINK_SHARE * max(others):
         return []
     rates = " and ".join(f"{rate:.3g}" for rate in own)
     beside = f"between other nodes {max(others):.3g} (at least {LINK_SHARE:.0%} is healthy)"
-    return [f"all-reduce with its neighbours {rates} GB/s, {beside}"]
+    return [f"all-reduce with its neighbours {rates} GB/s; {beside}"]
 
 
 def _gpu_problems(health: Health | None, machine: Machine) -> list[str]:
-    """Return the GPU problems of a node: those that matter to a launch, and memory that waits for a reset."""
+    """Return the GPU problems of a node: those that affect launches, and memory that needs a reset."""
     if health is None or machine.device == "cpu":
         return []
     pending = [f"{card.name}: {each}" for card in health.devices for each in card.memory_pending]

@@ -1,7 +1,7 @@
 """Detect other users of the machine between two launches, and wait until there are none.
 
-The limits are those of a healthy run in `analysis.health`. No job of ours is running, so any process seen
-belongs to someone else.
+The limits are those of a healthy run in `analysis.health`. No job of perfsuite runs between launches, so any
+process that uses the machine belongs to someone else.
 """
 
 import os
@@ -23,24 +23,24 @@ from perfsuite.node.cpu import Cpu, read_cpu
 from perfsuite.node.machine import visible_handles
 from perfsuite.results.amounts import amount
 
-QUIET_S = 5.0  # seconds without other users after which the machine counts as quiet
+QUIET_S = 5.0  # the machine is quiet after this many seconds without other users
 LOOK_EVERY_S = 1.0
-WAIT_S = 120.0  # default for the longest wait: compilers and tests often end by then, trainings do not
+WAIT_S = 120.0  # default maximum wait: compilers and tests often end within it, but training runs do not
 NAMED = 3  # maximum number of processes that a line names
-WORTH_NAMING = 0.02  # share of the cores' time from which on a process is named
+WORTH_NAMING = 0.02  # a process is named if it uses at least this share of the cores' time
 LONGEST_NAME = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cores(Cpu):
-    """The usage of the cores that a job may use, and of each process, at one moment."""
+    """The CPU time used so far, on the cores that a job may use, and by each process."""
 
     # CPU seconds by process id and start time, because ids are reused.
     by_process: Mapping[tuple[int, float], float]
 
 
 def cores() -> Cores:
-    """Read the usage of the cores now."""
+    """Read the CPU time used so far."""
     cpu = read_cpu(Path("/proc/stat"), os.sched_getaffinity(0)) or Cpu(processes_s=0, steal_s=0, total_s=0)
     times = {
         (process.pid, process.info["create_time"]): process.info["cpu_times"]
@@ -51,7 +51,7 @@ def cores() -> Cores:
 
 
 def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
-    """Return why the time between two moments was not quiet; empty if it was."""
+    """Return the reasons why the machine was not quiet between two readings. Empty if it was quiet."""
     total = after.total_s - before.total_s
     if total <= 0:
         return []
@@ -67,12 +67,12 @@ def others(before: Cores, after: Cores, own_pid: int) -> list[str]:
 
 
 def who(before: Cores, after: Cores, own_pid: int) -> str:
-    """Name the living processes that used most of the cores' time between two moments."""
+    """Name the living processes that used most of the cores' time between two readings."""
     total = after.total_s - before.total_s
     shares = [(seconds / total, pid) for (pid, _), seconds in _spent(before, after).items() if total > 0]
     most = sorted(each for each in shares if each[0] >= WORTH_NAMING and each[1] != own_pid)
     named = [f"{name_of(pid)} {share:.0%}" for share, pid in most[: -NAMED - 1 : -1]]
-    return ", ".join(named) or "processes that have ended or cannot be seen from here"
+    return ", ".join(named) or "processes that have ended or are not visible here"
 
 
 def _spent(before: Cores, after: Cores) -> dict[tuple[int, float], float]:
@@ -80,7 +80,10 @@ def _spent(before: Cores, after: Cores) -> dict[tuple[int, float], float]:
 
 
 def name_of(pid: int) -> str:
-    """Return the program and its first argument that is not an option: `python train.py (pid 4711)`."""
+    """Return a short name for a process: `python train.py (pid 4711)`.
+
+    It consists of the program and the first argument that is not an option.
+    """
     try:
         process = psutil.Process(pid)
         program, *words = process.cmdline() or [process.name()]
@@ -94,9 +97,10 @@ def name_of(pid: int) -> str:
 
 
 def gpu_users(nvml: Any, devices: int) -> list[str]:
-    """Return the processes that hold more memory of the first `devices` visible GPUs than is healthy.
+    """Return a line for each of the first `devices` visible GPUs of which others hold too much memory.
 
-    In a container, NVML does not list processes of others. Then only the memory in use shows them.
+    In a container, NVML does not list the processes of others. Only the memory in use then shows that they
+    exist.
     """
     users = []
     nvml.nvmlInit()
@@ -122,12 +126,12 @@ def see_gpus(devices: int) -> list[str]:
 
 
 def _see_gpus_here(devices: int) -> list[str]:
-    """Return the users, or nothing if NVML fails, which the notes of a launch then report."""
+    """Return the users of GPUs. Empty if NVML fails; the notes of the launch then report the failure."""
     import pynvml
 
     try:
         return gpu_users(pynvml, devices)
-    except Exception:  # includes `MachineError`, and several kinds of NVML's errors
+    except Exception:  # `MachineError`, or one of several errors of NVML
         return []
 
 
@@ -135,45 +139,45 @@ def _see_gpus_here(devices: int) -> list[str]:
 class Neighbours:
     """Names the other users of a session's machine, and waits until they are quiet.
 
-    `show` displays a live line.
+    `say` prints a line. `show` updates a live line.
     """
 
     say: Callable[[str], None]
     show: Callable[[str], None]
     most_s: float = WAIT_S
     see_cores: Callable[[], Cores] = cores
-    see_gpus: Callable[[int], list[str]] = see_gpus  # returns the holders of memory on the first so many GPUs
+    see_gpus: Callable[[int], list[str]] = see_gpus  # number of GPUs -> the users of their memory
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _before: Cores | None = None
-    # Set after a failed wait; the next waits then end at the first look that is not quiet.
+    # Whether the last wait failed. The next wait then ends as soon as the machine is not quiet.
     _in_vain: bool = False
 
     def launch_begins(self, machine: Machine) -> None:
-        """Start observing who uses `machine`."""
+        """Start to observe the users of `machine`."""
         self._before = self.see_cores() if machine.device == "cpu" else None
 
     def during_launch(self, machine: Machine, devices: int) -> str:
-        """Return the users since `launch_begins`. No process of the launch may still be alive."""
+        """Name the users since `launch_begins`. All processes of the launch must have ended."""
         if machine.device == "cuda":
             try:
-                return "; ".join(self.see_gpus(devices)) or "nobody is seen now"
+                return "; ".join(self.see_gpus(devices)) or "nobody is visible now"
             except MachineError as error:
-                # The launches are complete; only the names of the others are missing.
-                return f"it is not known who: {error}"
+                # The launch is complete. Only the names of the other users are missing.
+                return f"unknown users ({error})"
         assert self._before is not None
         return who(self._before, self.see_cores(), os.getpid())
 
     def wait(self, machine: Machine, devices: int) -> bool:
-        """Wait until `machine` is quiet. Return False if it was not within `most_s` seconds."""
+        """Wait until `machine` is quiet. Return False if it is not quiet within `most_s` seconds."""
         most_s = QUIET_S if self._in_vain else max(self.most_s, QUIET_S)
         if not self._in_vain:
             quiet = f"others use less than {FOREIGN_CPU_SHARE:.0%} of the cores' time"
             if machine.device == "cuda":
                 quiet = "no other process holds memory of the job's GPUs"
             self.say(
-                f"waiting until {quiet} for {QUIET_S:.0f} s, {most_s:.0f} s at the most "
-                "(--perf-wait-quiet; of a command, --wait-quiet)"
+                f"waiting until {quiet} for {QUIET_S:.0f} s, at most {most_s:.0f} s "
+                "(--perf-wait-quiet; for a command, --wait-quiet)"
             )
         began = quiet_since = self.clock()
         look = self._look(machine, devices)
@@ -188,20 +192,20 @@ class Neighbours:
                 self._in_vain = False
                 return True
             why = f": {'; '.join(users)}" if users else ""
-            self.show(f"waiting for quiet, {began + most_s - now:.0f} s at the most{why}")
+            self.show(f"waiting for quiet, at most {began + most_s - now:.0f} s{why}")
         gone = "still not quiet" if self._in_vain else f"not quiet within {most_s:.0f} s"
         self.say(f"{gone}: {'; '.join(users)}")
         self._in_vain = True
         return False
 
     def look(self, machine: Machine, devices: int) -> list[str]:
-        """Return what others do within `LOOK_EVERY_S` seconds; empty if it is quiet."""
+        """Return what other users do within `LOOK_EVERY_S` seconds. Empty if the machine is quiet."""
         seen = self._look(machine, devices)
         self.sleep(LOOK_EVERY_S)
         return seen()
 
     def _look(self, machine: Machine, devices: int) -> Callable[[], list[str]]:
-        """Return a function that returns what others did since its last call; empty if it was quiet."""
+        """Return a function that returns what other users did since its last call. Empty if it was quiet."""
         if machine.device == "cuda":
             return lambda: self.see_gpus(devices)
         seen = [self.see_cores()]

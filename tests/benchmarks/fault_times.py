@@ -31,7 +31,7 @@ from tests.samples import make_case
 
 REPEATS = 3
 COLUMNS = ("fault", "reported", "seconds")
-LET_PASS = re.compile(r"\((\d+) s are let pass here\)")
+LET_PASS = re.compile(r"\((\d+) s are allowed here\)")
 """In the message of a hang: seconds without a step before it is one."""
 CASE = make_case(model="llama-tiny", framework=DDP())
 Breaks = Callable[[RunDir], object]

@@ -125,7 +125,7 @@ def test_a_name_that_is_built_in_cannot_be_taken(packages: Packages) -> None:
 def test_options_without_behaviour_cannot_run(packages: Packages) -> None:
     code = SIMULATED.replace("frameworks.fake import Fake", "case.framework import FrameworkOptions as Fake")
     install(packages, code)
-    with pytest.raises(CaseError, match=r"Mine'> cannot be run: derive it from"):
+    with pytest.raises(CaseError, match=r"Mine'> cannot run a case: derive it from"):
         framework_of(make_case(framework="mine"))
 
 

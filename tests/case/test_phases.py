@@ -24,7 +24,7 @@ def test_a_phase_cannot_be_called_as_a_step_is() -> None:
 
 @pytest.mark.parametrize("function", ["generate", "train.generate", "a b:c"])
 def test_a_phase_of_a_case_is_module_and_name(function: str) -> None:
-    with pytest.raises(CaseError, match=f"'{function}'}} is not module:name, as 'train:generate'"):
+    with pytest.raises(CaseError, match=f"'{function}'}} is not of the form module:name"):
         Script(path="train.py", phases={"rollout": function})
 
 

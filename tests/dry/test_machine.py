@@ -75,7 +75,7 @@ def test_what_cannot_be_run_dry_says_why(changes: dict[str, Any], said: str) -> 
 
 def test_only_framework_limits_prevent_a_dry_run() -> None:
     case = make_case(**SIZES).replace(framework=DDP(static_graph=True), gradient_accumulation=2)
-    assert str(why_not_dry(case, make_gpu_machine())).startswith("static_graph needs")
+    assert str(why_not_dry(case, make_gpu_machine())).startswith("static_graph must")
     case = make_case(**SIZES).replace(topology=Topology(nodes=64, processes_per_node=8), framework=FSDP2())
     assert why_not_dry(case, make_gpu_machine(count=1)) is None
 

@@ -106,11 +106,15 @@ PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
         ("num_processes: 2\n", "", "num_processes: Field required"),
         ("precision: bf16", "precision: no", "mixed_precision: .*'no' or 'bf16'.*got False"),
         ("precision: bf16", "precision: fp8", "mixed_precision: .*'no' or 'bf16'.*got 'fp8'"),
-        ("env: []", "env: [a]", "tpu_env: perfsuite drives accelerate's DDP and FSDP alone; remove it"),
+        (
+            "env: []",
+            "env: [a]",
+            "tpu_env: perfsuite supports only accelerate's DDP and FSDP; remove",
+        ),
         ("tpu_env: []", PARALLELISM, r"config: give Accelerate\(strategy='fsdp2', dp_shard_size=\.\.\., tp_"),
         ("tpu_env: []", "gpu_ids: 0,1", "gpu_ids: .*'all'.*got '0,1'"),
         ("tpu_env: []", "gradient_accumulation_steps: 2", "gradient_accumulation_steps: unknown field"),
-        (PREFETCH, "fsdp_version: 2", "is of FSDP1, but fsdp_version is 2.*remove it.*`accelerate to-fsdp2`"),
+        (PREFETCH, "fsdp_version: 2", "is an option of FSDP1, which FSDP2.*remove it.*`accelerate to-fsdp2`"),
         (PREFETCH, "fsdp_version: 3", "fsdp_config.fsdp_version: Input should be 1 or 2, got 3"),
         (PREFETCH, f"{RESHARD}: FULL_SHARD", f"SHARD_GRAD_OP, but {RESHARD}.*FULL_SHARD; keep one"),
         (PREFETCH, f"{RESHARD}: false", r"is one of FULL_SHARD,.*FSDP1 \(fsdp_version: 1\), not false"),
@@ -118,7 +122,7 @@ PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
         (FSDP1, "", r"\(whole\): .*valid dictionary.*got None"),
         (FSDP1, TWO, f"{TYPE} is FSDP, fsdp_config is missing"),
         (FSDP1, IS_CPU, f"use_cpu is true, but {TYPE} is MULTI_GPU"),
-        (FSDP1, IN_FSDP2, f"{RESHARD} is true or false in FSDP2.*not FULL_SHARD"),
+        (FSDP1, IN_FSDP2, f"{RESHARD} must be true or false for FSDP2.*not FULL_SHARD"),
     ],
 )
 def test_bad_file_names_field_value_and_choices(tmp_path: Path, change: str, to: str, said: str) -> None:
@@ -151,10 +155,10 @@ RECOMPUTED = "fsdp_activation_checkpointing is true, but activation_checkpointin
     ("changes", "said"),
     [
         ({}, None),
-        ({"topology": EIGHT}, "num_processes is 2, but the topology of the case asks for 8"),
-        ({"topology": ACROSS}, "num_machines is 1, but the topology of the case asks for 2"),
-        ({"precision": "fp32"}, "mixed_precision is 'bf16', but precision 'fp32' of the case asks for 'no'"),
-        ({"activation_checkpointing": "none"}, f"{RECOMPUTED}; only 'full' agrees"),
+        ({"topology": EIGHT}, "num_processes is 2, but the topology of the case needs 8"),
+        ({"topology": ACROSS}, "num_machines is 1, but the topology of the case needs 2"),
+        ({"precision": "fp32"}, "mixed_precision is 'bf16', but precision 'fp32' of the case needs 'no'"),
+        ({"activation_checkpointing": "none"}, f"{RECOMPUTED}; it must be 'full'"),
     ],
 )
 def test_contradiction_is_known_beforehand(config: Path, changes: dict[str, Any], said: str | None) -> None:
@@ -169,7 +173,7 @@ def test_a_file_for_cpus_is_not_for_gpus(config: Path) -> None:
     on_cpu = Accelerate(config=config)
     assert on_cpu.unsupported(AGREES, CPU) is None
     reason = on_cpu.unsupported(AGREES, GPUS)
-    assert reason == "mine.yaml: use_cpu is true, but this machine trains on its GPUs"
+    assert reason == "mine.yaml: use_cpu is true, but this machine trains on GPUs"
 
 
 def test_what_must_be_observed(config: Path) -> None:

@@ -143,7 +143,8 @@ def test_a_named_loader_that_gives_no_batch_fails(tmp_path: Path, loader: str, s
 @pytest.mark.parametrize("name", ["batches", "train:", ":batches", "train.batches", "a b:c", "train:a:b"])
 def test_a_loader_is_named_by_module_and_name(name: str) -> None:
     with pytest.raises(
-        CaseError, match=f"^Script: loader: '{name}' is not module:name, as 'train:get_batch'"
+        CaseError,
+        match=f"^Script: loader: '{name}' is not of the form module:name",
     ):
         Script(path="train.py", loader=name)
 

@@ -64,21 +64,22 @@ def parts(why: str | None, on: Machine = H100, **changes: Any) -> list[Any]:
     return both(why, on, {"cp_size": 4}, **{"precision": "bf16", **changes})
 
 
-PARTS_NEED = "cp_size=4 needs attention 'sdpa' in 16 bits, not compiled, not "
-OLD_GPU = "float8='tensorwise' needs a GPU of compute capability 8.9 or more, as an L4, L40S or H100"
-MIXED = "float8='tensorwise' is mixed with bf16: give precision 'bf16-mixed', not "
+PARTS_NEED = "cp_size=4 needs attention 'sdpa', 16 bits and no compile, not "
+OLD_GPU = "float8='tensorwise' needs a GPU of compute capability 8.9 or more, such as L4, L40S or H100"
+MIXED = "float8='tensorwise' needs precision 'bf16-mixed', not "
 GROUPS = (
-    "hybrid sharding in groups of {} needs at least 2 groups of at least 2 processes: {} processes cannot..."
+    "hybrid sharding in groups of {} needs at least 2 groups of at least 2 processes, "
+    "but there are {} processes"
 )
-OFFLOAD = "{} copies from pinned memory to a GPU, this machine has none"
-ONE = "accelerate wraps nothing in DDP, and torch shards nothing in FSDP1, on 1 process: needs 2"
+OFFLOAD = "{} copies from pinned memory to a GPU, but this machine has none"
+ONE = "on 1 process, accelerate does not use DDP and FSDP1 does not shard: give at least 2"
 WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
 SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective-op"}
-TRAINER_BLOCKS = "the Trainer checkpoints whole blocks (none, full, every-N): no 'selective-op'"
-FABRIC_BLOCKS = "Fabric's FSDPStrategy recomputes whole blocks: no ... 'selective-op'"
-PACKED = "packed 4bit weights cannot be cast, as bf16-mixed does where it shards..."
-OTHER_LAYERS = "float8='tensorwise': torchao's linear layers are none that transformers splits by tp_size"
-UNSEEN = "{} cannot be observed in net, of which only the name is known"
+TRAINER_BLOCKS = "the Trainer recomputes whole blocks only (none, full, every-N), not 'selective-op'"
+FABRIC_BLOCKS = "Fabric's FSDPStrategy recomputes whole blocks only: ..."
+PACKED = "bf16-mixed casts sharded weights, but packed 4bit weights cannot be cast..."
+OTHER_LAYERS = "float8='tensorwise': transformers' tensor parallelism (tp_size) cannot split torchao's layers"
+UNSEEN = "{} cannot be observed in net, because only its name is known"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         row(DDP(), None, gradient_accumulation=4),
         row(DDP(), "it needs 32 cores (one per process), this machine has 16", ranks=32),
         row(GRAPH, None),
-        row(GRAPH, "static_graph needs gradients reduced in the first backward...", gradient_accumulation=2),
+        row(GRAPH, "static_graph must reduce gradients in the first backward...", gradient_accumulation=2),
         row(FULL, None),
         row(FSDP(sharding_strategy="SHARD_GRAD_OP"), "SHARD_GRAD_OP needs at least 2 processes...", ranks=1),
         row(NOTHING, None, ranks=1),
@@ -114,23 +115,23 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         split(None),
         split(None, model="llama-3-70b"),
         split(None, model=Model(name="x", config={"model_type": "llama"})),
-        split("tensor_parallel knows how to split llama models only, gpt2-tiny is gpt2", model="gpt2-tiny"),
+        split("tensor_parallel can split only llama models, but gpt2-tiny is a gpt2", model="gpt2-tiny"),
         split("tensor_parallel=2 must divide the 3 processes of llama-tiny", ranks=3),
         split("tensor_parallel=2 must divide the 5 attention heads of x", heads=5, kv_heads=5),
         split("tensor_parallel=2 must divide the 1 key-value heads of x", kv_heads=1),
         split("tensor_parallel=2 must divide the 49 MLP columns of x", mlp=49),
         split("tensor_parallel=2 must divide the 65 tokens in the vocabulary of x", vocab=65),
-        split("tensor_parallel trains otherwise when its blocks are compiled: ...", compile=True),
-        split("tensor_parallel does not know how to split lora adapters", lora=ADAPTERS),
-        row(TENSORS.replace(shard_group=2), "tensor_parallel=2 does not go with shard_group (3-D mesh)"),
-        row(TENSORS.replace(float8="rowwise"), "tensor_parallel=2 does not go with float8"),
+        split("tensor_parallel trains differently if blocks are compiled: ...", compile=True),
+        split("tensor_parallel cannot split lora adapters", lora=ADAPTERS),
+        row(TENSORS.replace(shard_group=2), "tensor_parallel=2 cannot be combined with shard_group ..."),
+        row(TENSORS.replace(float8="rowwise"), "tensor_parallel=2 cannot be combined with float8"),
         *both(None, CPU, IN_4),
         *both("tp_size=2 must divide the 1 key-value heads of odd", CPU, IN_4, num_key_value_heads=1),
         # float8.
         row(LOW, None),
         row(LOW, None, H100),
         row(LOW, OLD_GPU, A100),
-        row(LOW, "float8='tensorwise' goes with neither lora nor quantization", lora=ADAPTERS),
+        row(LOW, "float8='tensorwise' cannot be combined with lora or quantization", lora=ADAPTERS),
         row(LOW_2, None, H100, precision="bf16-mixed"),
         row(LOW_2, OLD_GPU, A100, precision="bf16-mixed"),
         row(LOW_2, f"{MIXED}'bf16'", precision="bf16"),
@@ -140,7 +141,7 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         *both(None),
         *both("...takes precision 'fp32' or 'bf16-mixed' or 'bf16', and...", precision="fp16-mixed"),
         *parts(None),
-        *parts("cp_size=4: a CPU has no kernel for it: run the case dry, as on a GPU", CPU),
+        *parts("cp_size=4 needs a GPU. Run the case dry, with a simulated GPU", CPU),
         *parts(f"{PARTS_NEED}'eager', precision 'bf16', compile False", attention="eager"),
         *parts(f"{PARTS_NEED}'sdpa', precision 'fp32', compile False", precision="fp32"),
         *parts(f"{PARTS_NEED}'sdpa', precision 'bf16', compile True", compile=True),
@@ -149,23 +150,28 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         *(row(each, ONE, ranks=1) for each in (BY_DDP, BY_FSDP)),
         row(BY_FSDP2.replace(cpu_offload=True), OFFLOAD.format("cpu_offload")),
         *(
-            row(each, f"{name} shards among the GPUs of a node, this machine has none")
+            row(each, f"{name} shards among the GPUs of a node, but this machine has none")
             for each, name in HYBRIDS
         ),
         *(row(each, GROUPS.format(8, 8), H100, ranks=8) for each, _ in HYBRIDS),
         *(row(each, None, H100, ranks=(2, 8)) for each, _ in HYBRIDS),
         row(Trainer(), None, activation_checkpointing="every-2"),
         row(Trainer(), TRAINER_BLOCKS, **SELECTIVE),
-        row(Trainer(), "the Trainer wraps nothing on 1 process: it needs at least 2", ranks=1),
+        row(Trainer(), "the Trainer does not wrap the model on 1 process: give at least 2", ranks=1),
         row(OFFLOADED, OFFLOAD.format("offload")),
         row(OFFLOADED, "the gradient norm of offloaded FSDP2 shards ...; take fsdp_version=1", H100),
         row(OFFLOADED.replace(fsdp_version=1), None, H100),
         # Fabric.
         row(FABRIC, None),
         row(FABRIC, None, H100, precision="fp16-mixed"),
-        row(FABRIC, "Fabric turns fp16-mixed into bf16-mixed on a CPU", precision="fp16-mixed"),
+        row(FABRIC, "Fabric changes fp16-mixed to bf16-mixed on a CPU", precision="fp16-mixed"),
         row(FABRIC_2, None, precision="bf16-mixed", **SELECTIVE),
-        row(FABRIC_2, "Fabric's ModelParallelStrategy has no fp16-mixed", H100, precision="fp16-mixed"),
+        row(
+            FABRIC_2,
+            "Fabric's ModelParallelStrategy does not support fp16-mixed",
+            H100,
+            precision="fp16-mixed",
+        ),
         row(FABRIC_1.replace(cpu_offload=True, backward_prefetch="none"), None, H100),
         row(FABRIC_1, None, H100, precision="fp16-mixed", activation_checkpointing="every-2"),
         row(FABRIC_1.replace(sharding_strategy="HYBRID_SHARD"), None, H100, ranks=(2, 4)),
@@ -174,9 +180,9 @@ UNSEEN = "{} cannot be observed in net, of which only the name is known"
         row(FABRIC_1, FABRIC_BLOCKS, H100, **SELECTIVE),
         row(FABRIC_1, "FULL_SHARD needs at least 2 processes...", H100, ranks=1),
         row(
-            FABRIC.replace(sharding_strategy="NO_SHARD"), "no_shard: for strategy 'fsdp' only, not for 'ddp'"
+            FABRIC.replace(sharding_strategy="NO_SHARD"), "no_shard: only for strategy 'fsdp', not for 'ddp'"
         ),
-        row(OF_FABRIC_1, "backward_post, cpu_offload: for strategy 'fsdp' only, not for 'fsdp2'"),
+        row(OF_FABRIC_1, "backward_post, cpu_offload: only for strategy 'fsdp', not for 'fsdp2'"),
         # Scripts.
         row(SCRIPT, None, attention="eager"),
         row(SCRIPT, UNSEEN.format("attention"), attention="eager", model=NET),
@@ -191,15 +197,21 @@ def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: 
 
 
 WORDS = "full_shard, shard_grad_op, no_shard, hybrid_shard, hybrid_shard_zero2"
-WORD_BY_WORD = 'give it word by word, as ("torchrun", "train.py"): shlex.split cuts a line'
-NO_DEGREES = "degrees are of FSDP2; name what to shard"
+WORD_BY_WORD = 'give separate words, such as ("torchrun", "train.py"); shlex.split makes them'
+NO_DEGREES = "degrees need FSDP2; give a strategy"
 OF_FSDP1 = "with strategy 'fsdp1', which takes sharding_strategy, backward_prefetch, cpu_offload"
 DEGREES: list[tuple[dict[str, Any], str]] = [
     ({"tp_size": 2}, "dp_shard_size=1 leaves FSDP2 nothing to shard (dp_replicate_size=1, dp_shard_size=1"),
-    ({"dp_replicate_size": 2, "tp_size": 2}, "give at least 2, or no degree to shard among all ranks"),
-    ({"dp_replicate_size": 2, "cp_size": 2}, "give at least 2, or no degree to shard among all ranks"),
+    (
+        {"dp_replicate_size": 2, "tp_size": 2},
+        "give at least 2, or leave out all degrees",
+    ),
+    (
+        {"dp_replicate_size": 2, "cp_size": 2},
+        "give at least 2, or leave out all degrees",
+    ),
     ({"tp_size": 0}, "tp_size: Input should be greater than or equal to 1, got 0"),
-    ({"sp_size": 2}, "sp_size=2: accelerate splits sequences so with DeepSpeed alone, not with FSDP2"),
+    ({"sp_size": 2}, "sp_size=2: accelerate supports sp_size only with DeepSpeed, not with FSDP2"),
     ({"dp_shard_size": 2.0}, "dp_shard_size: Input should be a valid integer, got 2.0"),
 ]
 BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
@@ -212,7 +224,7 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
         ({"path": ""}, "path: String should have at least 1 character, got ''"),
         ({"module": ""}, "module: String should have at least 1 character, got ''"),
         ({"command": ()}, "at least 1 item"),
-        ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "a command holds its own"),
+        ({"command": ("torchrun", "a.py"), "arguments": ("--x",)}, "put those of a command into command"),
         ({"path": "a.py", "data_parallel": 0}, "data_parallel: Input should be greater"),
         ({"path": "a.py", "clock": "AdamW:0"}, "clock: String should match pattern"),
         ({"path": "a.py", "clock": ""}, "clock: String should match pattern"),
@@ -220,15 +232,15 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
     ],
     Trainer: [
         ({"fsdp": "full"}, f"fsdp: unknown 'full'; words are {WORDS}, offload, auto_wrap"),
-        ({"fsdp": "auto_wrap"}, f"fsdp: name one sharding of {WORDS}; leave it empty for DDP"),
-        ({"fsdp": "full_shard no_shard"}, "leave it empty for DDP, got 'full_shard no_shard'"),
-        ({"fsdp": "no_shard"}, "no_shard is of FSDP1: fsdp_version=1, or full_shard, shard_grad_op"),
-        ({"fsdp_version": 1}, "fsdp_version=1 without fsdp; name what to shard"),
+        ({"fsdp": "auto_wrap"}, f"fsdp: give one sharding strategy of {WORDS}, or nothing for DDP"),
+        ({"fsdp": "full_shard no_shard"}, "or nothing for DDP, got 'full_shard no_shard'"),
+        ({"fsdp": "no_shard"}, "no_shard needs fsdp_version=1; FSDP2 has full_shard and shard_grad_op"),
+        ({"fsdp_version": 1}, "fsdp_version=1 needs fsdp; give a strategy"),
         ({"fsdp_version": 3}, "fsdp_version: Input should be 1 or 2, got 3"),
         ({"float8": "rowwise"}, "float8: Input should be 'tensorwise', got 'rowwise'"),
         (
             {"fsdp": "full_shard", "fsdp_version": 1, "float8": "tensorwise"},
-            "float8='tensorwise' goes with DDP and FSDP2, not with fsdp_version=1",
+            "float8='tensorwise' works with DDP and FSDP2, not with fsdp_version=1",
         ),
         ({"dp_shard_size": 2}, f"dp_replicate_size=1, dp_shard_size=2, cp_size=1, tp_size=1: {NO_DEGREES}"),
         ({"fsdp": "full_shard", "fsdp_version": 1, "tp_size": 2}, f"tp_size=2: {NO_DEGREES}"),
@@ -241,18 +253,18 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
         ({"strategy": "fsdp3"}, "strategy: Input should be 'ddp', 'fsdp1' or 'fsdp2', got 'fsdp3'"),
         (
             {"strategy": "fsdp2", "sharding_strategy": "NO_SHARD"},
-            "sharding_strategy='NO_SHARD' does not go with strategy 'fsdp2', which takes "
+            "sharding_strategy='NO_SHARD' cannot be combined with strategy 'fsdp2', which allows "
             "reshard_after_forward, cpu_offload, dp_replicate_size, dp_shard_size, cp_size, tp_size",
         ),
         (
             {"strategy": "ddp", "cpu_offload": True},
-            "cpu_offload=True does not go with strategy 'ddp', which takes float8",
+            "cpu_offload=True cannot be combined with strategy 'ddp', which allows float8",
         ),
         ({"strategy": "fsdp1", "dp_shard_size": 2}, f"dp_shard_size=2 does not go {OF_FSDP1}"),
         ({"strategy": "fsdp1", "float8": "rowwise"}, f"float8='rowwise' does not go {OF_FSDP1}"),
         (
             {"config": "ddp.yaml", "reshard_after_forward": False},
-            "reshard_after_forward=False does not go with a configuration file, which takes no options",
+            "reshard_after_forward=False cannot be combined with a configuration file, which allows",
         ),
         ({"strategy": "fsdp1", "sharding_strategy": "ALL"}, "strategy: Input should be 'FULL_SHARD'"),
         ({"strategy": "fsdp1", "backward_prefetch": "PRE"}, "prefetch: Input should be 'BACKWARD_PRE'"),

@@ -130,10 +130,10 @@ def test_refuses_secrets_without_repeating_them(options: dict[str, Any], name: s
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"env": {"A=hidden": "1"}}, "env: a name that begins with 'A' is empty, or holds '=' or NUL"),
-        ({"env": {"": "1"}}, "env: a name that begins with '' is empty"),
-        ({"env": {"A\0hidden": "1"}}, "env: a name that begins with 'A' is empty, or holds '=' or NUL"),
-        ({"env": {"A": "hidden\0"}}, r"env: NUL \(.0\) cannot be given to a process: leave it out"),
+        ({"env": {"A=hidden": "1"}}, "env: the name that begins with 'A' is empty, or contains '=' or NUL"),
+        ({"env": {"": "1"}}, "env: the name that begins with '' is empty"),
+        ({"env": {"A\0hidden": "1"}}, "env: the name that begins with 'A' is empty, or contains '=' or NUL"),
+        ({"env": {"A": "hidden\0"}}, r"env: NUL \(.0\) cannot be passed to a process: remove it"),
         ({"arguments": ("x", "hidden\0")}, "arguments: NUL"),
         ({"path": "hidden\0.py"}, "path: NUL"),
         ({"cwd": "hidden\0"}, "cwd: NUL"),
@@ -166,7 +166,7 @@ def test_a_path_that_names_two_files_is_refused(tmp_path: Path, monkeypatch: pyt
     script(tmp_path / "work", "x = 2\n")
     case = case_of(Script(path="train.py", cwd="work"))
     framework = framework_of(case)
-    with pytest.raises(CaseError, match=r"^path='train.py' is a file in .* and another one in cwd='work'"):
+    with pytest.raises(CaseError, match=r"^path='train.py' is a file in .* different file in cwd='work'"):
         framework.check(case)
     (tmp_path / "work" / "train.py").unlink()
     (tmp_path / "work" / "train.py").symlink_to(tmp_path / "train.py")
@@ -239,11 +239,11 @@ def test_a_case_with_variables_reads_back() -> None:
     [
         ({"path": "gone.py"}, "path='gone.py': No such file or directory in /.*relative to the directory"),
         ({"path": "folder"}, "path='folder': Is a directory"),
-        ({"path": "train.sh"}, r"path='train.sh' is not Python \(.*Give other programs as command"),
+        ({"path": "train.sh"}, r"path='train.sh' is not Python \(.*Use command"),
         ({"path": "data.bin"}, "path='data.bin' is not Python"),
         ({"path": "good.py", "cwd": "nowhere"}, "cwd='nowhere': no such directory"),
         ({"module": "no_such.train"}, "module='no_such.train': no module no_such in"),
-        ({"command": ("no-such-cli", "train")}, "'no-such-cli' is not on PATH, nor next to .*python"),
+        ({"command": ("no-such-cli", "train")}, "'no-such-cli' is neither on PATH nor next to .*python"),
         ({"command": ("./good.py",)}, "'./good.py' is not on PATH"),
     ],
 )

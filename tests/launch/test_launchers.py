@@ -80,7 +80,7 @@ def test_two_that_are_meant_for_here_are_refused(packages: Packages) -> None:
     names = "k8s = perfsuite_k8s:Pods\nk9s = perfsuite_k8s:Other"
     other = f"class Other(LocalLauncher):{MEANT_FOR_HERE}"
     packages.install("perfsuite-k8s", PODS + MEANT_FOR_HERE + other, launchers=names)
-    with pytest.raises(CaseError, match="launchers k8s and k9s are both meant for here: name one"):
+    with pytest.raises(CaseError, match="launchers k8s and k9s are all defaults here: choose one"):
         launcher()
 
 
@@ -88,15 +88,15 @@ def test_two_that_are_meant_for_here_are_refused(packages: Packages) -> None:
     ("code", "problem"),
     [
         ("1 / 0", "of perf-bad 1.5 .* cannot be imported: ZeroDivisionError"),
-        ("class Pods: pass", "it is .*Pods.*: name a subclass of perfsuite.launch.base.Launcher"),
-        ("def Pods(): pass", "it is .*Pods.*: name a subclass of perfsuite.launch.base.Launcher"),
+        ("class Pods: pass", "it is .*Pods.*: give a subclass of perfsuite.launch.base.Launcher"),
+        ("def Pods(): pass", "it is .*Pods.*: give a subclass of perfsuite.launch.base.Launcher"),
         (
             "from perfsuite.launch.base import Launcher\nclass Pods(Launcher): pass",
-            "it has no method launch and machine: add that",
+            "the method launch and machine is missing: add it",
         ),
         (MISNAMED, "rename its setting 'pool' to 'k8s-...'"),
         (NO_SETTING, "its settings have 'pool': make that a perfsuite.inputs.setting.Setting"),
-        (TWICE, "two of its settings have one name: rename one"),
+        (TWICE, "two of its settings have the same name: rename one"),
         (WITHOUT_ARGUMENT, "it cannot be called with its settings .*'pool'.*: correct that"),
     ],
     ids=["import", "no subclass", "no class", "abstract", "name", "no setting", "twice", "no argument"],
@@ -116,7 +116,7 @@ def test_refuses_a_setting_named_as_an_option(packages: Packages) -> None:
     packages.install("perf-bad", TAKEN, launchers="min = perf_bad:Pods")
     assert "min" in installed().usable
     found = installed({"min-launches"})
-    assert "its setting 'min-launches' has the name of an option" in found.problems["min"]
+    assert "its setting 'min-launches' has the same name as an option" in found.problems["min"]
     assert [setting.name for setting in found.settings if setting.name == "min-launches"] == []
 
 

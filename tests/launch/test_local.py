@@ -112,7 +112,7 @@ def test_hang_is_seen_by_missing_steps(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(hang, "HANG_S", 5)
     failure = failed(DDP_TINY, tmp_path, "hang")
     assert failure.kind == "timeout"
-    allowed = r"killed after \d+ s without a step \(\d+ s are let pass here\), when"
+    allowed = r"killed after \d+ s without a step \(\d+ s are allowed here\), when"
     assert re.match(allowed, failure.message)
     told = str(failure.traceback)
     assert told.startswith("rank 1 stopped at:\nCurrent thread (most recent call first):\n")

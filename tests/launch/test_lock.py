@@ -78,7 +78,7 @@ def test_any_user_may_open_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "it has not said who it is"),
+        ("", "unknown holder"),
         ("pid 7 of a, since now: x\x1b[2J\n in /", "pid 7 of a, since now: x?[2J? in /"),
         ("pid 7 of a" + "b" * 5000, f"pid 7 of a{'b' * (lock.LONGEST - 10)}"),
     ],
@@ -92,7 +92,7 @@ def test_what_another_wrote_is_not_trusted(file: Path, content: str, said: str) 
 
 def test_a_lock_that_cannot_be_opened_is_said(file: Path) -> None:
     file.symlink_to("elsewhere")
-    with pytest.raises(FileError, match=rf"cannot open {file}, by which sessions .* queue: .*{LOCK_FILE}"):
+    with pytest.raises(FileError, match=rf"cannot open {file}, the lock of this machine: .*{LOCK_FILE}"):
         MachineLock().take(print)
 
 
@@ -118,8 +118,8 @@ def test_longest_wait_covers_all_tries() -> None:
     naps = list[float]()
     waiting = MachineLock(longest_wait_s=3, sleep=naps.append)
     said = (
-        f"another session still measures on this machine after a wait of 3 s: pid {os.getpid()} of .*"
-        rf"--perf-wait-lock\), or name another file in {LOCK_FILE}$"
+        f"another session is still measuring on this machine after 3 s: pid {os.getpid()} of .*"
+        rf"--perf-wait-lock\), or set {LOCK_FILE} to another file$"
     )
     for _ in range(2):
         with pytest.raises(MachineError, match=said):

@@ -106,7 +106,7 @@ def test_first_failed_ranks_node_is_bad(
 
 
 TIMEOUT = Failure(kind="timeout", message="killed after 300 s", at=9)
-KILLED = Failure(kind="crash", message="an agent ended without a word: n2: task 1: Killed", at=9)
+KILLED = Failure(kind="crash", message="an agent ended without a report: n2: task 1: Killed", at=9)
 
 
 @pytest.mark.parametrize(

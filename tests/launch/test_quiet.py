@@ -32,7 +32,7 @@ def at(seconds: float, steal_s: float = 0.0, **spent: float) -> Cores:
 
 # What others do
 
-UNSEEN = "processes that have ended or cannot be seen from here"
+UNSEEN = "processes that have ended or are not visible here"
 OWN = f"p{OURS}"
 TRAIN = "train (pid 4711)"
 
@@ -164,10 +164,10 @@ def test_waits_for_some_seconds_of_quiet(machine: Machine, what: str, found: str
     world = World(20)
     assert world.neighbours.wait(machine, 2)
     assert world.now == 20 + QUIET_S
-    waits = f"waiting until {what} for 5 s, 60 s at the most (--perf-wait-quiet; of a command, --wait-quiet)"
+    waits = f"waiting until {what} for 5 s, at most 60 s (--perf-wait-quiet; for a command, --wait-quiet)"
     assert world.said == [waits, "quiet after 25 s"]
-    assert world.shown[0] == f"waiting for quiet, 59 s at the most: {found}"
-    assert world.shown[-1] == "waiting for quiet, 36 s at the most"
+    assert world.shown[0] == f"waiting for quiet, at most 59 s: {found}"
+    assert world.shown[-1] == "waiting for quiet, at most 36 s"
 
 
 def test_busy_machine_is_waited_for_up_to_a_bound() -> None:
@@ -197,13 +197,13 @@ def test_sees_who_was_there_during_a_launch() -> None:
     world.neighbours.launch_begins(GPU)
     assert world.neighbours.during_launch(GPU, 2) == "3,000 MiB held by x"
     world.until = 0
-    assert world.neighbours.during_launch(GPU, 2) == "nobody is seen now"
+    assert world.neighbours.during_launch(GPU, 2) == "nobody is visible now"
 
     def see_gpus(devices: int) -> list[str]:
         raise MachineError("NVML does not answer")
 
     world.neighbours.see_gpus = see_gpus
-    assert world.neighbours.during_launch(GPU, 2) == "it is not known who: NVML does not answer"
+    assert world.neighbours.during_launch(GPU, 2) == "unknown users (NVML does not answer)"
 
 
 def test_does_not_wait_for_unreadable_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_pytest_timeout_leaves_cases_alone(suite: pytest.Pytester, way: str) -> 
 def test_pytest_timeout_spares_lock_waits(suite: pytest.Pytester) -> None:
     with lock.machine_lock(print):
         result = run_cpu(suite, "--timeout=0.1", "--perf-wait-lock=1s", status=1)
-    result.stdout.fnmatch_lines(["another session still measures on this machine*"])
+    result.stdout.fnmatch_lines(["another session is still measuring on this machine*"])
     result.stdout.no_fnmatch_line("*Timeout*")
 
 

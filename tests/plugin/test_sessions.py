@@ -524,7 +524,7 @@ def test_a_lock_that_stays_taken_fails_its_cases(
     write_cases(suite, batches(4, 8))
     with lock.machine_lock(print):
         result = run_cpu(suite, "--perf-wait-lock=1s", status=1)
-    result.stdout.fnmatch_lines(["another session still measures on this machine after a wait of 1 s: pid *"])
+    result.stdout.fnmatch_lines(["another session is still measuring on this machine after 1 s: pid *"])
     result.stdout.fnmatch_lines(["*2 failed*"])
     result.stdout.no_fnmatch_line("*traceback*")
 

@@ -347,7 +347,7 @@ def test_keeps_and_publishes_measurements(repository: Path, tmp_path: Path) -> N
     told = {"inputs.hosted_setup": "true", "github.token": "t", "secrets.notify_url": nobody}
     variables = {**os.environ, "RUN_URL": "https://example.org/runs/1"}
     said = run_steps(repository, "night", "history", told, variables)
-    assert "--notify: no case changed its state, nothing was posted" in said
+    assert "--notify: nothing was posted, because no case changed its state" in said
     reports = {file.name for file in (repository / "report").glob("*.json")}
     assert reports == {"results.json", "results-2.json"}
     kept = git(repository, "ls-tree", "-r", "--name-only", "origin/perfsuite-history").splitlines()

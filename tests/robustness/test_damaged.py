@@ -105,7 +105,7 @@ def test_a_trace_has_to_show_its_tolerance(row: str, reason: str | None) -> None
 
 
 def test_a_file_without_traces_is_not_excused() -> None:
-    assert excused("traces", json.dumps(TRACE), "", "has no lines, nothing was judged\n") is None
+    assert excused("traces", json.dumps(TRACE), "", "is empty, so nothing was judged\n") is None
 
 
 RED = Said(1, ("regressed",), "")

@@ -1,1 +1,1 @@
-"""Write the results of a session in the formats of other programs."""
+"""Export the results of a session in the formats of other programs."""

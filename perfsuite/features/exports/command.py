@@ -1,4 +1,4 @@
-"""`perfsuite export`: write the numbers of a session for other programs."""
+"""`perfsuite export`: export the results of a session for other programs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,41 +21,39 @@ def export(
     *,
     output_format: Annotated[
         Literal["hud", "openmetrics"],
-        typer.Option(
-            "--format", help="Format of PyTorch HUD's benchmark database, or of Prometheus (OpenMetrics)."
-        ),
+        typer.Option("--format", help="hud: PyTorch HUD's benchmark database. openmetrics: Prometheus."),
     ],
     session: Annotated[
         Path | None,
-        typer.Argument(help="Directory of a session, or its results.json (default: the newest here)."),
+        typer.Argument(help="Directory or results.json of a session (default: the newest session)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write this file, rather than standard output.")
+        Path | None, typer.Option("--out", help="Write to this file instead of standard output.")
     ] = None,
     shared: Shared,
 ) -> None:
-    """Write tokens/s, peak memory and outcome of each case of a session for another program.
+    """Export tokens/s, peak memory and the outcome of each case of a session for another program.
 
-    The numbers of failed and unhealthy cases are left out. These cases, and those whose counts are not known,
-    are named on standard error.
+    The numbers of failed and unhealthy cases are left out. These cases, and cases whose work was not counted,
+    are listed on standard error.
     """
     file = session or stored_results(shared.store)[-1]
     content = documents.read(SessionDir(file).results if file.is_dir() else file, SessionFile)
     if content.arms:
         raise FileError(
-            f"{file} compares two arms, whose figures are none of a night: name a session's results"
+            f"{file} compares two arms and is not the result of one environment. Give another session"
         )
     remarks = [*filter(None, [summary.interruption(content)])]
     dry = sum(content.dry or result.dry for result in content.results)
     if dry:
-        remarks.append(f"left out: {plural(dry, 'dry run')}, which measured nothing")
+        remarks.append(f"left out: {plural(dry, 'dry run')}, because a dry run measures nothing")
     for result in formats.newest(content):
         counts = formats.outcomes(result)["counts"]
         if not formats.figures(result):
-            reason = result.no_evidence or "nothing of it was measured"
-            remarks.append(f"no figures of {result.case_id}: {reason}")
+            reason = result.no_evidence or "nothing was measured"
+            remarks.append(f"no numbers for {result.case_id}: {reason}")
         elif counts == "not counted":
-            remarks.append(f"{result.case_id}: {counts}, so a step may do other work")
+            remarks.append(f"{result.case_id}: {counts}, so the work of a step may have changed")
     text = formats.FORMATS[output_format](content)
     for remark in remarks:
         console(stderr=True).print(remark, style="yellow")

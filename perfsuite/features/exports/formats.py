@@ -14,21 +14,21 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 EXPORTED = (TOKENS_PER_S, PEAK_MEMORY)
 HELP = {
-    "tokens_per_s": "Tokens per second of the whole job, the median of its launches.",
-    "samples_per_s": "Samples per second of the whole job, the median of its launches.",
-    "peak_memory_bytes": "Peak memory of the rank that needed most, in bytes, the median of its launches.",
-    "outcome": "1 for the outcome of each case and that of its counts, which the labels name.",
+    "tokens_per_s": "Tokens per second over all ranks, as the median over launches.",
+    "samples_per_s": "Samples per second over all ranks, as the median over launches.",
+    "peak_memory_bytes": "Highest peak memory of a rank, in bytes, as the median over launches.",
+    "outcome": "Always 1. The labels are the outcome of the case and the outcome of its counts.",
 }
 
 
 def newest(session: SessionFile) -> list[Measurement]:
-    """Return the last result of each case, as readers take one value per name. Dry runs are left out."""
+    """Return the last result of each case, because a name can have only one value. Dry runs are left out."""
     launched = [result for result in session.results if not (session.dry or result.dry)]
     return list({result.case_id: result for result in launched}.values())
 
 
 def figures(result: Measurement) -> dict[str, list[float]]:
-    """Return the values of each healthy launch, by a name that includes the unit; empty without evidence."""
+    """Return metric -> value in each healthy launch. Names include the unit. Empty without evidence."""
     if result.no_evidence is not None:
         return {}
     by_name = {in_unit(metric.name, result.unit): _finite(metric, result.healthy_runs) for metric in EXPORTED}
@@ -41,18 +41,18 @@ def _finite(metric: Metric, runs: Sequence[Run]) -> list[float]:
 
 
 def outcomes(result: Measurement) -> dict[str, str]:
-    """Return the outcome of a case, and that of its counts (`not counted` if they were not judged)."""
+    """Return the outcome of a case and of its counts, which is `not counted` if they were not judged."""
     counts = result.verdict.counts
     counted = "not counted" if counts is None else counts.outcome
     return {"outcome": summary.verdict(result), "counts": counted}
 
 
 def hud(session: SessionFile) -> str:
-    """Return records for PyTorch's benchmark database, version 3: a JSON array, one record per figure.
+    """Return records for PyTorch's benchmark database, version 3: a JSON array with one record per metric.
 
-    The fields are those of the table `oss_ci_benchmark_v3` in pytorch/test-infra. The uploader adds commit
-    and workflow. The table has no number for an outcome: as in PyTorch's own accuracy benchmarks, its record
-    has no `benchmark_values`, and the words are in `extra_info`.
+    The fields are the columns of the table `oss_ci_benchmark_v3` in pytorch/test-infra. The uploader adds
+    commit and workflow. An outcome is not a number: as in PyTorch's own accuracy benchmarks, its record has
+    no `benchmark_values`, and the outcome is in `extra_info`.
     """
     records = []
     for result in newest(session):
@@ -65,7 +65,7 @@ def hud(session: SessionFile) -> str:
 
 
 def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
-    """Return the common part of a case's records; memory is in GiB, over all GPUs of a machine."""
+    """Return the fields that all records of a case share. Memory is in GiB, over all GPUs of a machine."""
     labels = {"hardware_class": result.hardware_class or session.machine.hardware_class, **outcomes(result)}
     extra_info = {"perfsuite": session.perfsuite, **labels}
     benchmark = {"name": "perfsuite", "mode": "training", "extra_info": extra_info}
@@ -101,10 +101,10 @@ def _hud_case(session: SessionFile, result: Measurement) -> dict[str, Any]:
 
 
 def openmetrics(session: SessionFile) -> str:
-    """Return gauges as OpenMetrics 1.0 text, which `prometheus_client` writes.
+    """Return gauges as OpenMetrics 1.0 text, written by `prometheus_client`.
 
-    The text is restricted to gauges without time stamps, which the older Prometheus format also has: a node
-    exporter reads its textfile directory in that format. Raises `PackageError` without `prometheus_client`.
+    There are only gauges without time stamps. They are also valid in the older Prometheus format, in which a
+    node exporter reads its textfile directory. Raises `PackageError` if `prometheus_client` is not installed.
     """
     require("prometheus_client", purpose="to write OpenMetrics")
     from prometheus_client import CollectorRegistry, Gauge
@@ -129,4 +129,4 @@ def openmetrics(session: SessionFile) -> str:
 
 
 FORMATS: Mapping[str, Callable[[SessionFile], str]] = {"hud": hud, "openmetrics": openmetrics}
-"""The function that writes each format, by its name on the command line."""
+"""Name of a format on the command line -> the function that writes it."""

@@ -1,4 +1,4 @@
-"""`perfsuite github issue | comment | propose`: report on GitHub, with `gh` and its token."""
+"""`perfsuite github issue | comment | propose`: report on GitHub with `gh`."""
 
 import json
 import os
@@ -41,8 +41,8 @@ from perfsuite.results.trend import Drift, Trend
 
 app = typer.Typer(
     no_args_is_help=True,
-    hidden=True,  # workflows call its commands
-    help="Report on GitHub, with its command gh and the token in GH_TOKEN.",
+    hidden=True,  # meant for workflows
+    help="Report on GitHub, with the command gh and the token in GH_TOKEN.",
 )
 
 _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
@@ -50,10 +50,10 @@ _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 
 @app.command()
 def issue(
-    results: Annotated[list[Path], typer.Argument(help="The results.json of the sessions of a night.")],
-    run_url: Annotated[str, typer.Option(help="Address of the page of the job.", envvar="RUN_URL")],
+    results: Annotated[list[Path], typer.Argument(help="results.json files of the sessions of a night.")],
+    run_url: Annotated[str, typer.Option(help="URL of the job's page.", envvar="RUN_URL")],
     trend: Annotated[
-        Path | None, typer.Option(help="Output of `perfsuite history trend --json`, whose drifts count, too.")
+        Path | None, typer.Option(help="Output of `perfsuite history trend --json`, to include its drifts.")
     ] = None,
 ) -> None:
     """Open, update or close the GitHub issue of each hardware class after a night."""
@@ -62,7 +62,7 @@ def issue(
     for file in results:
         session = documents.read(file, SessionFile)
         own_class = session.machine.hardware_class
-        _ = by_class[own_class]  # an issue may be open even if nothing ran
+        _ = by_class[own_class]  # even if nothing ran, an issue can be open
         for result in session.results:
             by_class[result.hardware_class or own_class][0].append(result)
         interrupted = interruption(session)
@@ -71,7 +71,7 @@ def issue(
                 cut_short[affected].append(interrupted)
     drifts_found = None if trend is None else documents.read(trend, Trend)
     if drifts_found is not None and not drifts_found.sessions:
-        drifts_found = None  # an empty history does not mean that drifts are gone
+        drifts_found = None  # an empty history does not show that drifts are gone
     for finding in () if drifts_found is None else drifts_found.failing:
         by_class[finding.hardware_class][1].append(finding)
     for hardware_class, (measured, drifts) in by_class.items():
@@ -87,32 +87,32 @@ def issue(
 
 @app.command()
 def comment(
-    results: Annotated[list[Path], typer.Argument(help="The results.json of the sessions of a job.")],
-    run_url: Annotated[str, typer.Option(help="Address of the page of the job.", envvar="RUN_URL")],
+    results: Annotated[list[Path], typer.Argument(help="results.json files of the sessions of a job.")],
+    run_url: Annotated[str, typer.Option(help="URL of the job's page.", envvar="RUN_URL")],
     pull_request: Annotated[
         int | None,
-        typer.Option(help="Number of the pull request (default: that of the job, from GITHUB_REF)."),
+        typer.Option(help="Number of the pull request (default: the one in GITHUB_REF)."),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the comment and of the check.")] = "perfsuite",
     commit: Annotated[
         str,
         typer.Option(
-            help="Commit of the pull request that was measured, which gets the check (default: that of the "
-            "results).",
+            help="Commit of the pull request that was measured. It gets the check (default: the commit in "
+            "the results).",
             envvar="HEAD_SHA",
         ),
     ] = "",
 ) -> None:
-    """Answer a pull request: one comment, kept up to date, and a check that is red, green or neutral.
+    """Report on a pull request: one comment, kept up to date, and a check that is red, green or neutral.
 
     The check is red if a case is worse or fails. It is neutral if a session did not end or has no results, if
     a case was not decided or not reached, if a case of arm A was not compared, or if a reviewed baseline has
-    no case. It is attached to the commit that was measured.
+    no case. The check is attached to the commit that was measured.
     """
     if not re.fullmatch(r"[\w .-]{1,60}", name):
         raise CaseError(f"--name {name!r}: expected up to 60 letters, digits, spaces, dots and hyphens")
     if commit and not _COMMIT.fullmatch(commit):
-        raise CaseError(f"--commit {commit!r}: expected a whole commit, of 40 hexadecimal digits")
+        raise CaseError(f"--commit {commit!r}: expected a full commit hash of 40 hexadecimal digits")
     number = _number() if pull_request is None else pull_request
     sessions = [documents.read(file, SessionFile) for file in results]
     mark = f"<!-- perfsuite: comment {name} -->"
@@ -132,7 +132,7 @@ def comment(
     check = {"name": name, "head_sha": measured, "status": "completed", "conclusion": outcome}
     fields = json.dumps({**check, "details_url": run_url, "output": output})
     gh(Step(("api", "--method", "POST", "repos/{owner}/{repo}/check-runs", "--input", "-"), fields))
-    done = "new comment" if ours is None else "comment brought up to date"
+    done = "new comment" if ours is None else "updated comment"
     typer.echo(f"pull request {number}: {done}, check {name} of {measured[:12]}: {outcome}")
 
 
@@ -140,17 +140,17 @@ def _number() -> int:
     ref = os.environ.get("GITHUB_REF", "")
     match = re.fullmatch(r"refs/pull/(\d+)/.*", ref)
     if match is None:
-        raise CaseError(f"GITHUB_REF is {ref!r}, which is no pull request: give --pull-request NUMBER")
+        raise CaseError(f"GITHUB_REF is {ref!r}, which is not a pull request: give --pull-request NUMBER")
     return int(match[1])
 
 
 class PullRequest(NamedTuple):
-    """The facts about a pull request on GitHub."""
+    """Data about a pull request on GitHub."""
 
     number: int
-    head: str  # its newest commit
+    head: str  # the newest commit
     commits: frozenset[str]
-    comment: str | None  # the API path of our comment, if the account of this token wrote one
+    comment: str | None  # the API path of the comment that the account of this token wrote; None if none
 
 
 class _Comment(Answer):
@@ -190,17 +190,18 @@ def _pull_request(number: int, mark: str) -> PullRequest:
 
 
 def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
-    """Return the pull request's commit that sessions measured, as they recorded it. Raises `CaseError`.
+    """Return the commit of the pull request that the sessions measured.
 
-    A pull request's job checks out a merge of it into its base: that commit's second parent was measured.
+    The job of a pull request checks out a merge commit of the base and the pull request. In that case, the
+    second parent of the merge commit is returned. Raises `CaseError` if the commit cannot be determined.
     """
     recorded = {session.commit for session in sessions}
     shown = ", ".join(sorted(str(commit and commit[:12]) for commit in recorded))
     commit = recorded.pop() if len(recorded) == 1 else None
     if commit is None:
         raise CaseError(
-            f"the results are of commit {shown}, and a check needs the one commit that was measured: "
-            "give it as --commit"
+            f"the results are of commit {shown}, but a check needs the one commit that was measured. "
+            "Give it with --commit"
         )
     commits = of.commits | {of.head}
     if commit in commits:
@@ -208,42 +209,42 @@ def _measured(sessions: Sequence[SessionFile], of: PullRequest) -> str:
     try:
         answer = ask_gh(_Merge, "api", f"repos/{{owner}}/{{repo}}/commits/{commit}")
         parents = [each.sha for each in answer.parents]
-    except ToolError:  # a commit that was never pushed
+    except ToolError:  # the commit was never pushed
         parents = []
     if len(parents) == 2 and parents[1] in commits:
         return str(parents[1])
     raise CaseError(
-        f"the results are of commit {shown}, which is neither in pull request {of.number} nor a merge of it: "
-        "give the commit that was measured as --commit"
+        f"the results are of commit {shown}, which is neither in pull request {of.number} nor a merge of it. "
+        "Give the commit that was measured with --commit"
     )
 
 
 def moved_on(measured: str, head: str) -> str:
-    """Return a sentence if a pull request has a newer commit than the measured one; else an empty text."""
+    """Return a sentence if the pull request has a newer commit than the measured one, and "" if not."""
     if measured == head:
         return ""
-    return f"Measured: {measured[:12]}. The pull request has moved on to {head[:12]}, which was not measured."
+    return f"Measured: {measured[:12]}. The pull request is now at {head[:12]}, which was not measured."
 
 
 def commented(sessions: list[SessionFile], run_url: str, mark: str, note: str = "") -> str:
-    """Return the text of a comment: the summary of a job, cut to GitHub's limit, without mentions.
+    """Return the text of a comment: the note, and the summary of a job.
 
-    `note` comes first.
+    The text is cut to GitHub's limit. It contains no mentions.
     """
     whole = unlinked(markdown.render(sessions)).splitlines()
     if note:
         whole = [f"**{markdown.text(note)}**", "", *whole]
     lines = fitting(whole, LONGEST - len(mark) - len(run_url))
-    lines += ["", "The rest is cut."] if len(lines) < len(whole) else []
+    lines += ["", "The rest is left out."] if len(lines) < len(whole) else []
     open_parts = "".join(lines).count("<details>") - "".join(lines).count("</details>")
     return "\n".join([*lines, *["</details>"] * open_parts, "", f"[The job]({run_url})", mark])
 
 
 def conclusion(sessions: Sequence[SessionFile]) -> str:
-    """Return the result of sessions in GitHub's words: `failure`, `neutral` or `success`.
+    """Return the result of sessions in GitHub's terms: `failure`, `neutral` or `success`.
 
-    It is a `success` only if every session ended, measured something, and lost no case, neither between arms
-    nor of a reviewed baseline.
+    It is a `success` only if every session ended and measured something, and no case of arm A or of a
+    reviewed baseline is missing.
     """
     results = [result for session in sessions for result in session.results]
     open_ones = [result for result in results if result.excused is None and not result.shadow]
@@ -265,23 +266,23 @@ def propose(
     reason: Reason,
     out: Out = Path("out"),
     measured: Annotated[
-        Path | None, typer.Option(help="Take the *.json of baselines from this directory, an artifact.")
+        Path | None, typer.Option(help="Copy baselines (*.json) from this directory, a job's artifact.")
     ] = None,
     shared: Shared,
 ) -> None:
-    """Open a pull request with new baselines, whose text is the numbers before and after."""
+    """Open a pull request with new baselines. Its text shows the numbers before and after."""
     baselines = shared.baselines
     for name, given in (("hardware", hardware), ("reason", reason)):
         if not given.strip():
-            raise CaseError(f"--{name} is empty: say what was measured, and why")
-    gh(Step(("--version",)))  # fail now rather than after the branch is pushed
+            raise CaseError(f"--{name} is empty: give the hardware that was measured, and the reason")
+    gh(Step(("--version",)))  # if gh is missing, fail before the branch is pushed
     here = Path()
     if measured is not None:
         copied = _copied(measured, baselines)
         say(f"{plural(copied, 'baseline')} copied from {measured}")
     if not git("status", "--porcelain", "--ignore-submodules=dirty", "--", str(baselines), cwd=here):
         raise FileError(
-            f"nothing in {baselines} differs from the commit: measure with `perfsuite baseline refresh`"
+            f"nothing in {baselines} differs from the commit. First run `perfsuite baseline refresh`"
         )
     branch = f"baselines-{re.sub('[^a-zA-Z0-9.-]', '-', hardware)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     git("checkout", "--quiet", "-b", branch, cwd=here)
@@ -299,12 +300,12 @@ def propose(
 
 
 def _copied(source: Path, baselines: Path) -> int:
-    """Copy only files of baselines, as the job that measured them may have run untrusted code."""
-    if baselines.is_relative_to(Path.cwd()):  # pytest's ini file names it from its own directory
+    """Copy baselines, and return their number. Ignore other files: the job may have run untrusted code."""
+    if baselines.is_relative_to(Path.cwd()):  # a path from pytest's ini file is absolute
         baselines = baselines.relative_to(Path.cwd())
     if baselines.is_absolute():
         raise CaseError(
-            f"--baselines {baselines}: give it relative to the repository, as it is in the artifact"
+            f"--baselines {baselines}: give a path relative to the repository, as in the artifact"
         )
     root = source / baselines
     if not root.is_dir():
@@ -318,7 +319,7 @@ def _copied(source: Path, baselines: Path) -> int:
 
 
 def fenced(text: str) -> str:
-    """Return text as a code block that nothing in the text can end."""
+    """Return text as a Markdown code block. Nothing in the text can end the block."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text.rstrip()}\n{fence}"

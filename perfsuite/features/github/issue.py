@@ -1,4 +1,4 @@
-"""Keep an issue for each hardware class while cases regress or drift, with `gh`."""
+"""Keep a GitHub issue open for each hardware class on which cases have regressed or drifted."""
 
 import json
 import re
@@ -22,11 +22,11 @@ from perfsuite.results.trend import Drift
 T = TypeVar("T")
 
 LABEL = "perfsuite"
-MOST_CAUSES = 3  # lines that explain why a case is slower, most certain first
-LONGEST = 60_000  # most characters of an issue's text: GitHub allows 65,536
+MOST_CAUSES = 3  # maximum number of lines that explain why a case is slower, most certain first
+LONGEST = 60_000  # maximum number of characters in the text of an issue: GitHub allows 65,536
 _LISTED = re.compile(r"^<!-- perfsuite: (.*) -->\s*\Z", re.MULTILINE)
-"""Matches the hidden last line of an issue's text, which lists its subjects."""
-_DRIFT = "drift of "  # prefix of a subject that is a drift rather than a case
+"""Matches the last line of an issue's text, which is hidden and lists the subjects of the issue."""
+_DRIFT = "drift of "  # prefix of a subject that is a drift and not a case
 
 
 class Issue(NamedTuple):
@@ -37,7 +37,7 @@ class Issue(NamedTuple):
 
     @property
     def subjects(self) -> list[str] | None:
-        """The ids of cases and the drifts for which it is open; None if somebody broke the list by hand."""
+        """The cases and drifts for which the issue is open. None if somebody has broken the list by hand."""
         match = _LISTED.search(self.body)
         try:
             listed = json.loads(match[1]) if match else None
@@ -67,15 +67,16 @@ def steps(
     *,
     cut_short: Sequence[str] = (),
 ) -> list[Step]:
-    """Return the calls of `gh` after a nightly run: none, or those that open, update or close an issue.
+    """Return the `gh` commands to run after a nightly run. They open, update or close an issue.
 
     `drifts` are the open regressions of this hardware class over many nights, or None if nobody searched for
-    them. An issue is closed when each of its cases was measured again and is good, and none of its drifts is
-    found any more. A case keeps it open if it was not measured, if its verdict is inconclusive or unhealthy,
-    or if its step was not counted although there is a baseline of its counts. An issue whose list cannot be
-    read is never closed, and gets a new list as soon as something is bad. `cut_short` has the reasons of
-    sessions that did not end: with any of them, nothing counts as good, and no issue loses a case or is
-    closed.
+    them. `cut_short` contains a reason for each session that was interrupted.
+
+    An issue is closed when all of its cases were measured again and are good, and none of its drifts is found
+    any more. A case keeps the issue open if it was not measured, if its verdict is inconclusive or unhealthy,
+    or if its work was not counted although it has a baseline of counts. If a session was interrupted, nothing
+    counts as good: no case is removed from the issue, and the issue is not closed. An issue whose list cannot
+    be read is never closed. It gets a new list as soon as something is bad.
     """
     failed = [each for each in results if each.outcome == "failed" and each.excused is None]
     regressed = [each for each in results if each.outcome == "regressed" and each.excused is None]
@@ -87,10 +88,10 @@ def steps(
     for subject in subjects or ():
         is_gone = subject in good or (drifts is not None and not cut_short and subject.startswith(_DRIFT))
         if not is_gone and subject not in bad:
-            why = "not measured or not counted again, or not known"
+            why = "not measured again, not counted again, or unknown"
             if cut_short:
-                why = "kept until a session that ends finds it good"
-            bad[subject] = f"- {code(subject)}: {why}; if this case is gone, close this issue by hand"
+                why = "kept until a complete session finds it good"
+            bad[subject] = f"- {code(subject)}: {why}. If this case is gone, close this issue by hand"
     if issue is None:
         label = Step(("label", "create", LABEL, "--force", "--description", "Opened by perfsuite"))
         create = ("issue", "create", "--title", title(hardware_class), "--label", LABEL, "--body-file", "-")
@@ -100,7 +101,7 @@ def steps(
         return [Step(edit, _body(bad, waived, run_url, cut_short))]
     if cut_short:
         return []
-    gone = f"Gone: all that this issue was open for is good again or waived ({run_url})."
+    gone = f"Closed, because every case and drift in this issue is good again or waived ({run_url})."
     close = Step(("issue", "close", str(issue.number), "--comment", gone))
     return [] if subjects is None else [close]
 
@@ -125,40 +126,40 @@ def _of_result(result: Measurement) -> str:
 
 
 def _of_drift(finding: Drift) -> str:
-    state = "**worse** over many nights; a baseline measured since would accept it"
+    state = "**worse** over many nights; a newly measured baseline would accept it"
     return "\n  - ".join([f"- {code(finding.case)}: {state}", *map(_plain, finding.sentences())])
 
 
 def _body(bad: Mapping[str, str], waived: Sequence[str], run_url: str, cut_short: Sequence[str]) -> str:
-    """Return an issue's text from those of its subjects. A hidden line lists them for `Issue.subjects`."""
-    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # cannot end the HTML comment
+    """Return the text of an issue. Its last line is hidden, and lists the subjects for `Issue.subjects`."""
+    listed = json.dumps(sorted(bad)).replace(">", "\\u003e")  # a subject cannot end the HTML comment
     hidden = f"<!-- perfsuite: {listed} -->"
     texts = [*(f"- **{_plain(why)}**" for why in cut_short), *bad.values(), *waived]
     shown = fitting(texts, LONGEST - len(hidden))
     left = len(texts) - len(shown)
     if left:
         shown.append(f"- and {left} more")
-    end = "perfsuite keeps this text up to date, and closes the issue when all of them are good."
+    end = "perfsuite updates this text, and closes the issue when all cases and drifts in it are good."
     return "\n".join([f"As of {run_url}:", "", *shown, "", end, hidden])
 
 
 def fitting(texts: Sequence[str], most: int) -> list[str]:
-    """Return as many of the first texts as fit into `most` characters, including line ends."""
+    """Return as many of the first texts as fit in `most` characters, including line ends."""
     return list(texts[: sum(length <= most for length in accumulate(len(text) + 1 for text in texts))])
 
 
 def _plain(text: str) -> str:
-    """Escape the text of a failed process, so that GitHub finds no markup, mention or issue in it."""
+    """Escape untrusted text: GitHub must find no markup, mention or issue in it."""
     return unlinked(markdown.text(printable(text)[:500]))
 
 
 def unlinked(escaped: str) -> str:
-    """Prevent mentions and issue links in escaped Markdown, as GitHub decodes entities before it searches."""
+    """Prevent mentions and issue links in escaped Markdown, which GitHub finds even if they are entities."""
     return escaped.replace("&#64;", "@\u200b").replace("&#35;", "#\u200b")
 
 
 def open_issue(hardware_class: str) -> Issue | None:
-    """Return the open issue of a hardware class, or None. Raises `ToolError`."""
+    """Return the open issue of a hardware class, or None. Raises `ToolError` if `gh` fails."""
     search = ("issue", "list", "--state", "open", "--label", LABEL, "--limit", "200")
     listed = ask_gh(list[_Listed], *search, "--json", "number,title,body")
     matching = (Issue(each.number, each.body) for each in listed if each.title == title(hardware_class))
@@ -166,7 +167,7 @@ def open_issue(hardware_class: str) -> Issue | None:
 
 
 class Answer(BaseModel):
-    """The expected part of `gh`'s answer, which may have more fields."""
+    """The expected fields of an answer of `gh`. Other fields are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -178,20 +179,20 @@ class _Listed(Answer):
 
 
 def ask_gh(kind: type[T], *arguments: str) -> T:
-    """Call `gh` and parse its JSON. Raises `ToolError`, also if a field is missing."""
+    """Call `gh` and parse its JSON. Raises `ToolError` if `gh` fails or a field is missing."""
     printed = gh(Step(arguments))
     try:
         return TypeAdapter(kind).validate_python(json.loads(printed))
     except ValidationError as error:
         command = " ".join(arguments[:2])
-        raise ToolError(f"gh {command} printed another answer than was asked for: {explain(error)}") from None
+        raise ToolError(f"gh {command} printed an unexpected answer: {explain(error)}") from None
     except (ValueError, RecursionError) as error:
         command = " ".join(arguments[:2])
-        raise ToolError(f"gh {command} printed no JSON ({error}): {printed[:200]!r}") from None
+        raise ToolError(f"gh {command} did not print JSON ({error}): {printed[:200]!r}") from None
 
 
 def gh(step: Step) -> str:
-    """Call `gh` and return its output. Raises `ToolError` with its error message."""
+    """Call `gh` and return its output. Raises `ToolError`, with the error message of `gh`."""
     try:
         command = ["gh", *step.arguments]
         done = subprocess.run(

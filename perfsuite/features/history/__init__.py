@@ -1,1 +1,1 @@
-"""The results of many nightly runs: store them, show them as asv pages, search them for trends."""
+"""The results of many nightly runs: store them, show them on pages, and find trends."""

@@ -1,15 +1,15 @@
 """Find changes of level in a series: optimal segmentation, then a t-test of each change. Pure.
 
-1. The noise is estimated from the differences of neighbours, which a step hardly affects, and corrected for
-the correlation of neighbouring nights. 2. Single outliers are clipped towards the median of their neighbours,
-so that one bad night is not a change. 3. The piecewise constant fit with the smallest cost (squared residuals
-in units of the noise, and a penalty for each level) is found exactly: Jackson et al., IEEE Signal Processing
-Letters 12(2), 2005. 4. A change is kept if it is large enough and significant in Student's t-test of its two
-sides.
+1. Estimate the noise from the differences between neighbours, which a step hardly affects. Correct it for the
+   correlation of neighbouring nights.
+2. Clip single outliers towards the median of their neighbours: one bad night is not a change.
+3. Find the best piecewise constant fit exactly (Jackson et al., IEEE Signal Processing Letters 12(2), 2005).
+   Its cost is the sum of squared residuals, in units of the noise, plus a penalty for each level.
+4. Keep a change if it is large enough, and significant in Student's t-test between its two sides.
 
-Computations are on logarithms, so that changes are relative. A slow drift is found as several small steps.
-No library is used: asv's detector and Apache Otava make more errors (tests/features/history/drift.py), and
-ruptures would require scipy for step 3.
+All computations use logarithms, so changes are relative. A slow drift is found as several small steps. No
+library is used: asv's detector and Apache Otava make more errors (tests/features/history/drift.py), and
+ruptures would need scipy for step 3.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
     Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-SIGNIFICANT = 4.4  # standard errors of a change: tuned to no false alarm in 100 series of a year
-MIN_NIGHTS = 3  # fewest points of a level: fewer may be one bad night and its repetition
-NOISE_FLOOR = 0.0005  # lower limit of the noise, relative: some values, such as memory, repeat exactly
-_NEIGHBOURS = 2  # points on either side of a point that contribute to its local median
-_CLIP = 3.5  # standard deviations from that median to which a point is clipped
+# Minimum size of a change, in standard errors. Tuned to give no false alarm in 100 series of one year.
+SIGNIFICANT = 4.4
+MIN_NIGHTS = 3  # minimum number of points in a level: two could be a bad night and its repetition
+NOISE_FLOOR = 0.0005  # lower limit of the relative noise, because some values, such as memory, never vary
+_NEIGHBOURS = 2  # number of points on each side of a point that contribute to its local median
+_CLIP = 3.5  # maximum distance of a point from its local median, in standard deviations
 _MAD_OF_DIFFERENCES = round(NormalDist().inv_cdf(0.75), 4) * math.sqrt(2)
-"""Median absolute difference of two normal values of standard deviation 1."""
+"""Median absolute difference between two normally distributed values with standard deviation 1."""
 
 
 class _Step(NamedTuple):
@@ -53,12 +54,12 @@ class _Step(NamedTuple):
 class _Fit:
     """Sums of a series, and the noise against which its levels are judged."""
 
-    sums: Floats  # cumulative sums of the logarithms, beginning with 0: one more than there are points
-    noise: float  # standard deviation of a point, enlarged for the correlation of neighbours
+    sums: Floats  # cumulative sums of the logarithms, starting with 0: one more than the number of points
+    noise: float  # standard deviation of a point, increased because neighbours are correlated
     degrees: int  # degrees of freedom of `noise`
 
     def steps(self, bounds: Sequence[int]) -> list[_Step]:
-        """Return the change at each inner bound."""
+        """Return the change at each bound, except the first and the last bound."""
         steps = []
         for start, middle, end in zip(bounds, bounds[1:], bounds[2:], strict=False):
             before = float(self.sums[middle] - self.sums[start]) / (middle - start)
@@ -68,7 +69,7 @@ class _Fit:
         return steps
 
     def significant(self, bounds: Sequence[int], min_size: float) -> list[_Step]:
-        """Remove the weakest change until all others are significant and at least `min_size`."""
+        """Remove the weakest change until all that remain are significant and have at least `min_size`."""
         least_errors = t_quantile(SIGNIFICANT, self.degrees)
         kept = list(bounds)
         while steps := self.steps(kept):
@@ -80,7 +81,7 @@ class _Fit:
         return steps
 
     def change(self, step: _Step, origin: float) -> ChangePoint:
-        """Convert a step to the unit of the series; `origin` is the logarithm subtracted from all."""
+        """Convert a step to the unit of the series. `origin` was subtracted from all logarithms."""
         import numpy as np
 
         sums = self.sums
@@ -103,11 +104,11 @@ class _Fit:
 
 
 def correlation(series: Sequence[float]) -> float:
-    """Estimate the correlation of neighbours, from 0 to 0.9. Values must be above 0.
+    """Estimate the correlation of neighbours, from 0 to 0.9. Values must be greater than 0.
 
-    If the noise of each night has a correlation r with the previous one, differences of points two apart have
-    1 + r times the variance of differences of neighbours; steps hardly affect either. One series gives only a
-    rough estimate: take the median over the series of one machine.
+    If the noise of neighbouring nights has the correlation r, the difference between points two nights apart
+    has 1 + r times the variance of the difference between neighbours. Steps hardly affect these variances.
+    One series gives only a rough estimate: use the median over all series of a machine.
     """
     import numpy as np
 
@@ -117,7 +118,7 @@ def correlation(series: Sequence[float]) -> float:
 
 
 def change_points(series: Sequence[float], *, min_change: float, correlation: float = 0) -> list[ChangePoint]:
-    """Find changes of level by `min_change` or more (relative), oldest first, in values above 0."""
+    """Find relative changes of level by `min_change` or more, oldest first. Values must be greater than 0."""
     import numpy as np
 
     if len(series) < 2 * MIN_NIGHTS:
@@ -125,7 +126,8 @@ def change_points(series: Sequence[float], *, min_change: float, correlation: fl
     logs = np.log(np.asarray(series, dtype=np.float64))
     noise = float(np.median(np.abs(np.diff(logs)))) / _MAD_OF_DIFFERENCES / math.sqrt(1 - correlation)
     logs = _without_outliers(logs - logs[0], max(noise, NOISE_FLOOR))
-    of_means = math.sqrt((1 + correlation) / (1 - correlation))  # growth of a mean's error
+    # Factor by which the correlation increases the error of a mean.
+    of_means = math.sqrt((1 + correlation) / (1 - correlation))
     noise = max(noise * of_means, NOISE_FLOOR)
     sums = np.concatenate(([0.0], np.cumsum(logs)))
     bounds = _cheapest(sums / noise)
@@ -147,7 +149,10 @@ def _without_outliers(logs: Floats, noise: float) -> Floats:
 
 
 def _cheapest(sums: Floats) -> list[int]:
-    """Return the bounds of the cheapest fit to `sums`, in units of the noise: 0, each change, the length."""
+    """Return the bounds of the fit with the smallest cost: 0, the index of each change, and the length.
+
+    `sums` must be in units of the noise.
+    """
     import numpy as np
 
     n = len(sums) - 1
@@ -157,7 +162,7 @@ def _cheapest(sums: Floats) -> list[int]:
     lengths = np.arange(n, 0, -1)
     for end in range(MIN_NIGHTS, n + 1):
         starts = end - MIN_NIGHTS + 1
-        # The sum of all squares is left out, as it is the same for every fit.
+        # The sum of all squares is left out, because it is the same for every fit.
         costs = best[:starts] - (sums[end] - sums[:starts]) ** 2 / lengths[n - end :][:starts]
         start = int(np.argmin(costs))
         best[end] = costs[start] + SIGNIFICANT**2

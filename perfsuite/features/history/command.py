@@ -1,4 +1,4 @@
-"""`perfsuite history add | pull | push | failures | list | publish | trend`: results of years."""
+"""`perfsuite history add | pull | push | failures | list | publish | trend`: keep results for years."""
 
 import math
 from collections import Counter, defaultdict
@@ -30,19 +30,19 @@ from perfsuite.results.trend import Trend
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Keep results for years, look at them, and find what drifts.",
+    help="Keep results for years, show them, and find trends.",
 )
 
 HISTORY = Store().history
 History = Annotated[Path, typer.Option("--history", help="Directory of the history.")]
 HardwareClass = Annotated[
-    str, typer.Option("--hardware-class", help="Pattern of hardware classes, in which * and ? match.")
+    str, typer.Option("--hardware-class", help="Pattern of hardware classes, with the wildcards * and ?.")
 ]
-CaseGlob = Annotated[str, typer.Option("--case", help="Pattern of case ids, in which * and ? match.")]
+CaseGlob = Annotated[str, typer.Option("--case", help="Pattern of case ids, with the wildcards * and ?.")]
 HistoryBranch = Annotated[str, typer.Option("--history-branch", help="Branch of the history.")]
 BRANCH = "perfsuite-history"
 WORKTREE = Path("history")
-NOTHING_KEPT = 1  # exit status if nothing of the named sessions can be kept
+NOTHING_KEPT = 1  # exit status if no result of the given sessions can be kept
 Since = Annotated[
     datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Read only sessions from this day on.")
 ]
@@ -50,12 +50,12 @@ Notify = Annotated[
     str | None,
     typer.Option(
         metavar="VARIABLE",
-        help="Post which cases changed since the last night, to the webhook of Slack or Mattermost whose "
-        "address is in this environment variable.",
+        help="Post the cases that changed since the night before to a webhook of Slack or Mattermost. This "
+        "environment variable holds the address of the webhook.",
     ),
 ]
 Branch = Annotated[
-    str, typer.Option("--branch", help="Branch whose commits are read (default: the one checked out).")
+    str, typer.Option("--branch", help="Branch whose commits are read (default: the current branch).")
 ]
 
 
@@ -65,17 +65,17 @@ def add(
     *,
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="The results.json of sessions (default: of all in the local store)."),
+        typer.Argument(help="results.json files of sessions (default: all sessions in the local store)."),
     ] = None,
     history_dir: History = HISTORY,
     notify: Notify = None,
     shared: Shared,
 ) -> None:
-    """Add sessions to a history. Adding one again changes nothing.
+    """Add sessions to a history. Adding a session again changes nothing.
 
-    Injected, failed and unhealthy results are left out and named. So are sessions that name no commit or ran
-    with uncommitted changes. The exit status is 1 if nothing can be kept of all the named sessions. It is 2
-    if a file cannot be read; the others are added nevertheless.
+    Results that were injected, failed or unhealthy are left out and listed, and so are sessions without a
+    commit or with uncommitted changes. The exit status is 1 if no result of the given sessions can be kept.
+    It is 2 if a file cannot be read; the other files are still added.
     """
     status = _added(results or stored_results(shared.store), history_dir, notify)
     if results and status == NOTHING_KEPT:
@@ -85,8 +85,8 @@ def add(
 
 def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
     """Add sessions to a history, and return the exit status."""
-    if notify is not None and not notify.isidentifier():  # not shown, as it may be a secret
-        raise CaseError("--notify: give the name of a variable that holds the address, not the address")
+    if notify is not None and not notify.isidentifier():  # never printed, because it could be a secret
+        raise CaseError("--notify: give the name of the variable that holds the address, not the address")
     out = console()
     kept = 0
     bad = False
@@ -106,7 +106,7 @@ def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
         for path in added.written:
             out.print(f"added: {path}")
         if added.was_added_before:
-            out.print(f"there already: {file}")
+            out.print(f"already added: {file}")
         kept += added.kept
         written += added.written
     if notify is not None:
@@ -118,9 +118,9 @@ def _added(files: Sequence[Path], history_dir: Path, notify: str | None) -> int:
 
 @app.command(hidden=True)
 def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> None:
-    """Check out the branch of the history into a directory.
+    """Check out the branch of the history in a directory.
 
-    The branch is new and empty if origin does not have it.
+    If origin does not have the branch, a new and empty branch is created.
     """
     here = Path()
     no_option(branch)
@@ -128,7 +128,7 @@ def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> Non
         held = git("branch", "--show-current", cwd=history_dir).strip()
         if held != branch:
             raise FileError(
-                f"{history_dir} holds {held or 'a commit'}, not {branch}: name an empty directory"
+                f"{history_dir} has {held or 'a commit'} checked out, not {branch}. Give an empty directory"
             )
         git("worktree", "remove", str(history_dir), cwd=here)  # fails if it has uncommitted changes
     git("worktree", "prune", cwd=here)
@@ -138,27 +138,28 @@ def pull(history_dir: History = WORKTREE, branch: HistoryBranch = BRANCH) -> Non
         is_here = git("branch", "--list", branch, cwd=here)
         if is_here and git("rev-list", f"origin/{branch}..{branch}", cwd=here):
             raise FileError(
-                f"{branch} has commits that were never pushed: git push origin {branch}, then again"
+                f"{branch} has commits that were never pushed. Push them (git push origin {branch}), then "
+                "run this command again"
             )
         git("worktree", "add", "--force", "-B", branch, str(history_dir), f"origin/{branch}", cwd=here)
     else:
         git("worktree", "add", "--force", "--detach", str(history_dir), cwd=here)
         git("checkout", "--quiet", "--orphan", branch, cwd=history_dir)
         git("rm", "-r", "--force", "--quiet", "--ignore-unmatch", ".", cwd=history_dir)
-    typer.echo(f"{branch} is in {history_dir}" + ("" if on_origin else ", and new"))
+    typer.echo(f"{branch} is checked out in {history_dir}" + ("" if on_origin else " (a new branch)"))
 
 
 @app.command(hidden=True)
 def push(
-    results: Annotated[list[Path], typer.Argument(help="The results.json of sessions.")],
+    results: Annotated[list[Path], typer.Argument(help="results.json files of sessions.")],
     history_dir: History = WORKTREE,
     branch: HistoryBranch = BRANCH,
     notify: Notify = None,
 ) -> None:
-    """Pull the branch of the history, add sessions, and push it.
+    """Pull the branch of the history, add sessions, and push the branch.
 
-    The exit status is that of `add`. But it is 0 if nothing can be kept and there is no branch yet, such as
-    after a first night without baselines.
+    The exit status is that of `add`, with one exception: it is 0 if nothing can be kept and the branch does
+    not exist yet, for example after a first night without baselines.
     """
     pull(history_dir, branch)
     status = _added(results, history_dir, notify)  # sessions that could be added are pushed in any case
@@ -168,7 +169,7 @@ def push(
     if git("status", "--porcelain", "--ignore-submodules=dirty", cwd=history_dir):
         git(*COMMITTER, "commit", "--quiet", "-m", "Results of a night", cwd=history_dir)
     if not git("branch", "--list", branch, cwd=history_dir):  # a branch exists only after its first commit
-        typer.echo(f"nothing was pushed: {branch} begins with the first result that can be kept")
+        typer.echo(f"nothing was pushed: {branch} is created with the first result that can be kept")
         raise typer.Exit(0 if status == NOTHING_KEPT else status)
     git("push", "--quiet", "origin", branch, cwd=history_dir)
     raise typer.Exit(status)
@@ -184,7 +185,10 @@ def failures(
     since: Since = None,
     shared: Shared,
 ) -> None:
-    """List what failed, or would have in shadow mode, and what passed later by the same baseline."""
+    """List the cases that failed, or would have failed without shadow mode.
+
+    A failure is taken back if the case later passed with the same baseline.
+    """
     nights = verdicts.by_case(history_dir, hardware_class=hardware_class, case=case, since=since)
     failed_nights = [failure for each in nights for failure in verdicts.failures(each)]
     names = ("hardware_class", "case", "night", "verdict", "taken_back")
@@ -203,8 +207,8 @@ def failures(
     shadows = sum(night.verdict.shadow for night, _ in failed_nights)
     sessions = plural(len({night.place.file for each in nights for night in each}), "session")
     console().print(
-        f"{shadows} would have failed and {len(failed_nights) - shadows} failed in {sessions}: "
-        f"{len(backs)} taken back by a later one, {sum(backs)} of them at the same commit"
+        f"failures in {sessions}: {len(failed_nights) - shadows}, and {shadows} in shadow mode. "
+        f"Later passed with the same baseline: {len(backs)} (at the same commit: {sum(backs)})"
     )
 
 
@@ -222,7 +226,7 @@ def list_history(
     since: Since = None,
     shared: Shared,
 ) -> None:
-    """List the cases of a history: for each hardware class the number of sessions and the newest numbers."""
+    """List the cases of a history, with the number of sessions and the newest values per hardware class."""
     rows = defaultdict[tuple[str, str], list[tuple[str, StoredResult]]](list)
     cases = history.read_cases(history_dir)
     wanted = history.matching(cases, case)
@@ -250,25 +254,23 @@ def list_history(
     if listed or shared.as_json:
         print_rows(listed, grid, as_json=shared.as_json)
     else:
-        console().print(f"nothing in {history_dir} matches")
+        console().print(f"no case in {history_dir} matches")
 
 
 @app.command()
 @shares("baselines")
 def publish(
     *,
-    out: Annotated[
-        Path, typer.Option("--out", help="Directory for the pages alone, whose files are replaced.")
-    ],
+    out: Annotated[Path, typer.Option("--out", help="Directory for the pages only. Its files are replaced.")],
     history_dir: History = HISTORY,
-    repo: Annotated[Path, typer.Option(help="Full clone of the repository that holds the cases.")] = Path(),
+    repo: Annotated[Path, typer.Option(help="Full clone of the repository with the cases.")] = Path(),
     branch: Branch = "",
     commit_url: Annotated[
-        str, typer.Option(help="Address to which the hash of a commit is appended, for links to it.")
+        str, typer.Option(help="URL prefix of links to commits. The hash of the commit is appended.")
     ] = "#",
     shared: Shared,
 ) -> None:
-    """Make OUT/html/history.html, a page of a history, and asv's pages, which load scripts from a CDN."""
+    """Write a page of a history, OUT/html/history.html, and asv's pages, which load scripts from a CDN."""
     require("asv", "numpy", purpose="to publish a history")
     exported = asv.export(history_dir, repo, out, branch=branch, commit_url=commit_url)
     _print_unplaced(exported.unplaced)
@@ -294,22 +296,22 @@ def trend(
         datetime | None,
         typer.Option(
             formats=["%Y-%m-%d"],
-            help="Report changes from this day on (default: of the last 90 days, and what is still worse).",
+            help="Report changes from this day on (default: the last 90 days and any case still worse).",
         ),
     ] = None,
     repo: Annotated[
         Path | None,
-        typer.Option(help="Clone of the repository that holds the cases: use the order of its commits."),
+        typer.Option(help="Clone of the repository with the cases, to use the order of its commits."),
     ] = None,
     branch: Branch = "",
     shared: Shared,
 ) -> None:
-    """Find when a case got slower or larger, slowly or at once, and what else changed then.
+    """Find when a case became slower or larger, gradually or at once, and what else changed then.
 
-    A reviewed baseline that was measured after a regression accepts it. The exit status is 1 if a regression
-    is still there and not accepted. An empty history is not an error.
+    A reviewed baseline that was measured after a regression accepts the regression. The exit status is 1 if a
+    regression is still there and not accepted. An empty history is not an error.
     """
-    require("numpy", purpose="to look for trends")
+    require("numpy", purpose="to find trends")
     result = trends.trend(
         history_dir,
         hardware_class=hardware_class,
@@ -322,7 +324,7 @@ def trend(
     if shared.as_json:
         typer.echo(result.as_json(), nl=False)
     elif not result.sessions:
-        typer.echo(f"{history_dir} holds no session yet: nothing was looked at")
+        typer.echo(f"{history_dir} has no session yet")
     else:
         _print_trend(result)
     if result.failing:
@@ -342,7 +344,7 @@ def _print_trend(result: Trend) -> None:
         console().print(paragraph)
     console().print(
         f"{result.series} series in {result.sessions} sessions, changes since {result.since}: "
-        f"{len(result.failing)} worse and still so, {len(result.findings) - len(result.failing)} others"
+        f"{len(result.failing)} still worse, {len(result.findings) - len(result.failing)} others"
     )
 
 

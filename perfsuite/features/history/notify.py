@@ -20,29 +20,29 @@ from perfsuite.report.text import cut
 from perfsuite.results.session_file import SessionFile
 
 TIMEOUT_S = 10
-MOST = 40  # lines about cases: the services truncate longer texts
+MOST = 40  # maximum number of lines about cases, because Slack and Mattermost truncate long texts
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """Treat redirects as errors: nobody reads a message that is posted to a login page."""
+    """Treat redirects as errors, because nobody reads a message that is posted to a login page."""
 
     def redirect_request(self, *args: Any) -> None:
         return None
 
 
 def announce(variable: str, history: Path, added: Sequence[Path], results: Sequence[Path]) -> str:
-    """Post the changes by added sessions, and return a line about it. Failures are not errors."""
+    """Post the cases that added sessions changed, and return a line about it. A failure raises nothing."""
     try:
         if not os.environ.get(variable, "").strip():
             return (
-                f"--notify: nothing was posted: the variable {variable} is not set; let it hold the "
-                "webhook's address (in a workflow that calls perfsuite's: the secret notify_url)"
+                f"--notify: nothing was posted: the variable {variable} is not set. Set it to the address of "
+                "the webhook (in a workflow that calls perfsuite's workflow: the secret notify_url)"
             )
         sessions = [documents.read(file, SessionFile) for file in results]
         cut_short = [*filter(None, map(summary.interruption, sessions))]
         changed = verdicts.changed(history, added) if added else []
         if not changed and not cut_short:
-            return "--notify: no case changed its state, nothing was posted"
+            return "--notify: nothing was posted, because no case changed its state"
         read = [each for session in sessions for each in session.results]
         reasons = {(each.hardware_class or "", each.case_id): summary.reason(each) for each in read}
         problem = post(variable, message(changed, reasons, os.environ.get("RUN_URL", ""), cut_short))
@@ -58,30 +58,33 @@ def message(
     link: str,
     cut_short: Sequence[str] = (),
 ) -> str:
-    """Return a message about cases that changed state; `reasons` are by hardware class and case.
+    """Return a message about cases that changed state. The keys of `reasons` are hardware class and case.
 
-    `cut_short` has the reasons of sessions that did not end. They come first, as they are bad news.
+    `cut_short` contains a reason for each session that was interrupted. These reasons come first.
     """
     lines = [f"perfsuite: {_safe(why)}" for why in cut_short]
     lines += ["perfsuite: cases changed since the night before"] if changed else []
     for state in ("red", "undecided", "green"):
         for night in (each for each in changed if each.state == state):
             why = reasons.get((night.place.hardware_class, night.case))
-            line = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
+            line = f"now {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
             lines.append(line + (f": {_safe(why)}" if why else ""))
     return "\n".join([*cut(lines, MOST + 1 + len(cut_short)), *filter(None, [escape(link, quote=False)])])
 
 
 def _safe(text: str) -> str:
-    """Return text of others as code, in which neither service finds markup or mentions."""
+    """Return untrusted text as code, in which Slack and Mattermost recognise no markup and no mentions."""
     return escape(code(text.replace("->", "→")).replace("@", "@\u200b"), quote=False)
 
 
 def post(variable: str, text: str) -> str | None:
-    """Post a text to the address in a variable. Returns the reason of a failure, without it, or None."""
+    """Post a text to the address in a variable. Returns None, or the reason of a failure.
+
+    The reason does not contain the address, because it is a secret.
+    """
     address = os.environ.get(variable, "").strip()
     if not address.startswith(("https://", "http://")):
-        problem = "holds no address that begins with https://" if address else "is not set"
+        problem = "is not an address that begins with https://" if address else "is not set"
         return f"{variable} {problem}"
     try:
         content = {"Content-Type": "application/json"}
@@ -89,7 +92,7 @@ def post(variable: str, text: str) -> str | None:
         build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S).close()
     except HTTPError as error:
         return f"the answer was {error.code}"
-    except (OSError, HTTPException, ValueError) as error:  # their texts may contain the address
+    except (OSError, HTTPException, ValueError) as error:  # the text of these errors can contain the address
         why = getattr(error, "reason", error)
         return getattr(why, "strerror", None) or type(why).__name__
     return None

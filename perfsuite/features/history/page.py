@@ -1,6 +1,6 @@
-"""Make one HTML page of a history, which works offline: a line per case, its changes marked.
+"""Write one HTML page about a history, with a line per case and its changes. The page works offline.
 
-asv's pages show single figures and need scripts of others; this page links to them.
+It links to asv's pages, which show one metric each and load scripts from other sites.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.store import BASELINES
 from perfsuite.results.trend import Drift, Trend
 
-FILE = "history.html"  # beside asv's `index.html`
+FILE = "history.html"  # next to asv's `index.html`
 METRICS = {"tokens/s": "speed", "samples/s": "speed", "peak memory": "memory"}  # columns of the page
 
 
@@ -37,10 +37,10 @@ class Change(NamedTuple):
 
     state: str  # `worse`, `better` or `past`: the class in the style sheet
     day: str
-    commit: str  # the first one at the new level
-    link: str | None  # to that commit
+    commit: str  # the first commit at the new level
+    link: str | None  # the URL of that commit
     text: str
-    remarks: Sequence[str]  # how sure the commit is, and what else changed
+    remarks: Sequence[str]  # how certain the commit is, and other changes at the same time
 
 
 def write(
@@ -52,10 +52,10 @@ def write(
     commit_url: str = "#",
     baselines: Path = BASELINES,
 ) -> Path:
-    """Write the page of a history beside asv's pages, and return it.
+    """Write the page of a history next to asv's pages, and return its file.
 
-    `branch`, by default the one that is checked out, is one of `repo`. Links to commits are `commit_url`
-    followed by their hash. Raises `FileError` and `GitError`.
+    `branch` is a branch of `repo` (default: the one that is checked out). The link to a commit is
+    `commit_url` followed by the hash. Raises `FileError` and `GitError`.
     """
     branch = branch or git.current_branch(repo)
     sessions = trends.read(store.places(history), history, repo=repo, branch=branch)
@@ -79,7 +79,7 @@ def render(
     title: str,
     commit_url: str = "#",
 ) -> str:
-    """Return the page of these series, with all changes that were found in them."""
+    """Return the page as HTML, with these series and all changes that were found in them."""
     of_case = defaultdict[tuple[str, str], dict[str, tuple[Key, Sequence[Point]]]](dict)
     for key, points in series.items():
         if points:
@@ -119,7 +119,7 @@ def render(
 
 def _headline(lines: Sequence[Mapping[str, Any]]) -> str:
     worse = sum(line["state"] == "worse" for line in lines)
-    state = f"{worse} worse" if worse else "none is worse"
+    state = f"{worse} worse" if worse else "none worse"
     return f"{plural(len(lines), 'case')}, {state}"
 
 
@@ -132,7 +132,7 @@ def _line(
     parameters: Mapping[str, Mapping[str, str]],
     commit_url: str,
 ) -> dict[str, Any]:
-    """Return the content of a line of the page: a case on a hardware class."""
+    """Return the content of one line of the page: one case on one hardware class."""
     of_this = [drift for key, _ in metrics.values() for drift in changes.get(key, ())]
     open_ones = [drift.worsening for drift in of_this if drift.open]
     draw = partial(_drawn, changes=changes, case=case, parameters=parameters[case])
@@ -162,7 +162,7 @@ def _drawn(
     case: str,
     parameters: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the chart of a series, its newest value, and the address of its page at asv."""
+    """Return the chart of a series, its newest value, and the link to its page from asv."""
     unit = "bytes" if key.metric == "peak memory" else key.metric
     values = [point.value for point in points]
     drifts = sorted(changes.get(key, ()), key=lambda drift: drift.change.index)

@@ -1,4 +1,4 @@
-"""Draw one series of a history as a small inline SVG: its values, its levels, its changes. Pure."""
+"""Draw the values, levels and changes of one series as a small inline SVG. Pure."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,17 +11,17 @@ from perfsuite.report.html.charts import thin
 
 WIDTH = 340
 HEIGHT = 58
-RIGHT = 64  # margin for the labels of the highest and the lowest value
-EDGE = 8  # margin above and below
-LEAST_RANGE = 0.04  # smallest range that is drawn, as a share of the median: noise shall not look large
-DOTS = 60  # most values that are drawn as dots; more are a line only
+RIGHT = 64  # margin on the right, for the labels of the highest and the lowest value
+EDGE = 8  # margin above and below the chart
+LEAST_RANGE = 0.04  # smallest range of a chart, as a fraction of the median: noise must not look large
+DOTS = 60  # maximum number of values that are drawn as dots; with more values, only a line is drawn
 
 
 class Mark(NamedTuple):
     """A change of level."""
 
     first: int  # index of the first value of the new level
-    kind: str  # class in the style sheet: `worse`, `better` or `past`
+    kind: str  # the class in the style sheet: `worse`, `better` or `past`
     text: str
 
 
@@ -34,7 +34,7 @@ def sparkline(
     description: str,
     labels: tuple[str, str],
 ) -> Markup:
-    """Draw a series with its marks; `labels` are those of `limits`. `key` is unique on the page."""
+    """Draw a series with its marks. `labels` are the texts for `limits`. `key` must be unique on the page."""
     low, high = drawn_range(values)
     right = WIDTH - RIGHT
     across = (right - 4) / max(len(values) - 1, 1)
@@ -57,14 +57,15 @@ def sparkline(
         body += [dot.format(*point.split(",")) for point in points]
     for start, end in pairwise([0, *(mark.first for mark in marks), len(values)]):
         level = median(values[start:end])
-        # A level begins shortly before its first session and ends shortly after its last, inside the chart.
+        # Draw a level from shortly before its first session to shortly after its last, but inside the chart.
         first = max(start - 0.3, 0)
         last = min(end - 0.7, len(values) - 1)
         ends = f"{place(first, level)} {place(last, level)}"
         body.append(Markup('<polyline class="level" points="{}"/>').format(ends))
     text = Markup('<text x="{}" y="{}">{}</text>')
     bottom, top = (HEIGHT - EDGE - (value - low) * down + 4 for value in limits(values))
-    apart = max(0.0, 6 - (bottom - top) / 2) if labels[0] != labels[1] else 0.0  # labels do not overlap
+    # Keep the labels from overlapping.
+    apart = max(0.0, 6 - (bottom - top) / 2) if labels[0] != labels[1] else 0.0
     body.append(text.format(right + 8, f"{bottom + apart:.1f}", labels[0]))
     if labels[1] != labels[0]:
         body.append(text.format(right + 8, f"{top - apart:.1f}", labels[1]))
@@ -75,12 +76,12 @@ def sparkline(
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and the highest value, which have labels."""
+    """Return the lowest and the highest value. Only these values have labels."""
     return min(values), max(values)
 
 
 def drawn_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range that is drawn: that of the values, or `LEAST_RANGE` around the median."""
+    """Return the range of the chart: the range of the values, but at least `LEAST_RANGE` of the median."""
     low, high = limits(values)
     least = LEAST_RANGE * abs(median(values)) or 1.0
     room = max(0.0, (least - (high - low)) / 2)

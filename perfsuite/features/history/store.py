@@ -1,7 +1,7 @@
-"""Store the results of sessions in files that are kept for years: the history.
+"""The history: files with the results of sessions, which are kept for years.
 
-    DIR/cases/<case id>.<digest>.json                      a case in full, once
-    DIR/<hardware class>/<commit>/<time>-<digest>.json     the results of one session there
+    DIR/cases/<case id>.<digest>.json                      the full definition of a case
+    DIR/<hardware class>/<commit>/<time>-<digest>.json     the results of one session
 
 Files are never rewritten, and their names depend on their contents, so several machines can share a history.
 """
@@ -29,51 +29,52 @@ from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
 Column = tuple[float | None, ...]
-"""A figure of each healthy launch, in the order of the launches; None if a launch does not have it."""
+"""The value of a metric in each healthy launch, in the order of the launches. None if a launch has no
+value."""
 
 
 def middle(column: Column) -> float | None:
-    """Return the median of the launches that have a figure; None if none has."""
+    """Return the median of the launches that have a value. None if no launch has one."""
     values = [value for value in column if value is not None]
     return median(values) if values else None
 
 
 class StoredCase(Document):
-    """A case as it was measured, as plain data that stay readable when its framework is gone."""
+    """A case as it was measured, as plain data, which can be read even if its framework no longer exists."""
 
     schema_version: Literal[1] = 1
     id: str
-    parameters: dict[str, str]  # `Case.parameters`, which distinguish it from other cases
+    parameters: dict[str, str]  # `Case.parameters`, which distinguish the case from other cases
     case: dict[str, Any]
 
     @property
     def unit(self) -> Unit:
-        """The unit of the case. With samples, `StoredResult.tokens_per_step` is a number of samples."""
+        """The unit of the case. For samples, `StoredResult.tokens_per_step` is the number of samples."""
         return "samples" if self.parameters.get("sequence_length") == NO_TOKENS else "tokens"
 
 
 class StoredResult(Data):
-    """The figures of one case in a session: the median of each launch, in seconds or bytes."""
+    """The results of one case in a session. Times are in seconds, memory is in bytes."""
 
-    case: str  # the name of its file in `cases/`, without `.json`
+    case: str  # the name of the case's file in `cases/`, without `.json`
     outcome: Outcome
     step_s_p50: Column
     step_s_mean: Column
-    probe_s_p50: Column  # seconds of a fixed piece of work between the steps, on a CPU
+    probe_s_p50: Column  # the time of a fixed piece of work between the steps, on a CPU
     peak_memory_bytes: Column
     tokens_per_step: int | None
     settings: int  # index in `StoredSession.settings`
     environment: int  # index in `StoredSession.environments`
-    # Rates of the device in the last launch, before the workload was built.
+    # Rates that the device reached in the last launch, before the workload was built.
     device_probe: dict[str, float] = Field(default_factory=dict)
 
 
 class StoredVerdict(Data):
     """The verdict on a case in a session."""
 
-    word: Literal[Outcome, Excuse]  # the outcome, or its excuse
-    shadow: bool = False  # whether its test would have failed without `--perf-shadow`
-    baselines: str | None = None  # a digest of the baselines that judged it
+    word: Literal[Outcome, Excuse]  # the outcome or, if it was excused, the excuse
+    shadow: bool = False  # whether the test would have failed without `--perf-shadow`
+    baselines: str | None = None  # a digest of the baselines that were used
 
 
 class StoredSession(Document):
@@ -85,11 +86,12 @@ class StoredSession(Document):
     commit: str = Field(pattern=r"^[0-9a-f]{40,64}$")
     started_at: datetime
     machine: Machine
-    # Distinct settings of the cases; most cases of a session share a few.
+    # The distinct settings and environments of the cases. Most cases of a session share them.
     settings: tuple[dict[str, str], ...]
-    environments: tuple[dict[str, str], ...]  # distinct environments of the cases
+    environments: tuple[dict[str, str], ...]
     results: tuple[StoredResult, ...]
-    # Verdicts by case, including cases without a result, which measured nothing. The oldest files have none.
+    # Case id -> verdict, including cases that measured nothing and have no result. The oldest files have no
+    # verdicts.
     verdicts: dict[str, StoredVerdict] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -101,31 +103,34 @@ class StoredSession(Document):
             ):
                 if not 0 <= index < len(table):
                     raise ValueError(
-                        f"results.{number}.{name} is {index}, which is no index of a table of {len(table)}"
+                        f"results.{number}.{name} is {index}, but the length of its table is {len(table)}"
                     )
         return self
 
 
 class Place(NamedTuple):
-    """The file of a session in a history, and the facts in its path."""
+    """The file of a session in a history, and the information in its path."""
 
     file: Path
     hardware_class: str
     commit: str
-    day: str  # the day of its start, UTC, as YYYYMMDD
+    day: str  # the day on which the session started, in UTC, as YYYYMMDD
 
     def read(self, cases: Mapping[str, StoredCase]) -> StoredSession:
-        """Read the session. Raises `FileError` if it is another's, or the history lost one of its `cases`."""
+        """Read the session. `cases` are the cases of the history.
+
+        Raises `FileError` if the file belongs to another place, or if the history has lost one of its cases.
+        """
         session = _read(self.file, StoredSession)
         if (session.hardware_class, session.commit) != (self.hardware_class, self.commit):
             raise FileError(
-                f"{self.file}: it holds a session on {session.hardware_class} at {session.commit}. "
-                "A file must stand where its content says; move it or delete it."
+                f"{self.file}: the session ran on {session.hardware_class} at {session.commit}, which does "
+                "not match the path of the file. Move the file or delete it."
             )
         for result in session.results:
             if result.case not in cases:
                 missing = self.file.parents[2] / "cases" / f"{result.case}.json"
-                raise FileError(f"{self.file}: its case is missing, restore {missing}")
+                raise FileError(f"{self.file}: its case is missing. Restore {missing}")
         return session
 
 
@@ -133,19 +138,19 @@ class Place(NamedTuple):
 class Added:
     """The result of adding one `results.json` to a history."""
 
-    written: Sequence[Path]  # new files; empty if it was added before, or if nothing of it can be kept
-    was_added_before: bool  # whether any of its parts had been added before
-    kept: int  # number of its results that the history has now
-    left_out: Sequence[str]  # results that cannot be kept, and why
+    written: Sequence[Path]  # new files; empty if the session was added before or has nothing to keep
+    was_added_before: bool  # whether a part of the session had been added before
+    kept: int  # number of results of the session that the history now has
+    left_out: Sequence[str]  # a line for each result that cannot be kept, with the reason
     session: SessionFile  # the session that was added
 
 
 def add(history: Path, file: Path) -> Added:
-    """Copy the results of a session into a history. Raises `FileError` on a bad file."""
+    """Copy the results of a session to a history. Raises `FileError` if the file is bad."""
     session = documents.read(file, SessionFile)
     if session.arms:
         arms = " and ".join(repr(arm.text) for arm in session.arms)
-        raise FileError(f"{file}: it compares {arms}, and is no session of one environment: leave it out")
+        raise FileError(f"{file}: it compares {arms}, but a history needs sessions of one environment")
     try:
         sessions, cases, left_out = _stored(session)
     except ValueError as error:
@@ -161,10 +166,10 @@ def add(history: Path, file: Path) -> Added:
 
 
 def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase]) -> Path | None:
-    """Write the parts of a session that are new, and the cases that it refers to.
+    """Write the results of a session that are new, and the cases that they refer to. Return the file.
 
-    A session can be added while it runs, and later as a whole. Returns None, and writes nothing, if nothing
-    is new. Raises `FileError` if a file of the same session cannot be read.
+    A session can be added while it runs, and again when it is complete. If nothing is new, nothing is written
+    and the result is None. Raises `FileError` if a file of the same session cannot be read.
     """
     time = session.started_at.strftime("%Y%m%dT%H%M%SZ")
     directory = history / session.hardware_class / session.commit
@@ -188,7 +193,7 @@ def keep(history: Path, session: StoredSession, cases: Mapping[str, StoredCase])
 
 
 def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...]:
-    """Return a result with its indices resolved, as these differ between files."""
+    """Return a result with its settings and environment instead of indices, which differ between files."""
     settings = session.settings[result.settings]
     environment = session.environments[result.environment]
     return settings, environment, result.replace(settings=0, environment=0)
@@ -197,11 +202,12 @@ def _resolved(session: StoredSession, result: StoredResult) -> tuple[object, ...
 def places(history: Path, *, hardware_class: str = "*", since: date | None = None) -> list[Place]:
     """List the sessions of a history, oldest first.
 
-    `hardware_class` is a glob pattern, `since` the first day. Raises `FileError` if there is no history.
+    `hardware_class` is a glob pattern, and `since` is the first day. Raises `FileError` if there is no
+    history.
     """
     if not history.is_dir():
-        raise FileError(f"no history in {history}. Add sessions to one: perfsuite history add")
-    hashes = "[0-9a-f]" * 40 + "*"  # excludes other files, as the history can be a branch of a repository
+        raise FileError(f"there is no history in {history}. Add sessions with: perfsuite history add")
+    hashes = "[0-9a-f]" * 40 + "*"  # a history can be a branch of a repository, with other files
     files = sorted(history.glob(f"{hardware_class}/{hashes}/*.json"), key=lambda file: file.name)
     sessions = [Place(file, file.parts[-3], file.parts[-2], file.name[:8]) for file in files]
     return [place for place in sessions if since is None or place.day >= f"{since:%Y%m%d}"]
@@ -210,20 +216,22 @@ def places(history: Path, *, hardware_class: str = "*", since: date | None = Non
 def on_branch(
     places: Sequence[Place], history: Path, repo: Path, branch: str
 ) -> tuple[list[Place], dict[str, int], dict[str, str]]:
-    """Return the sessions on a branch, its commits' times in seconds, oldest first, and why others are not.
+    """Split sessions by whether their commit is on a branch.
 
-    Raises `GitError`, and `FileError` if no session is left.
+    Returns the sessions on the branch, the time of each commit on the branch (in seconds, oldest first), and
+    the reason for each commit that is not on the branch. Raises `GitError`, and `FileError` if no session is
+    left.
     """
     dates = git.dates(repo, branch)
     unplaced = git.unplaced({place.commit for place in places} - dates.keys(), repo, branch)
     placed = [place for place in places if place.commit in dates]
     if not placed:
-        raise FileError(f"{history} holds no session of a commit on {branch} of {repo}")
+        raise FileError(f"{history} has no session whose commit is on {branch} of {repo}")
     return placed, dates, unplaced
 
 
 def read_cases(history: Path) -> dict[str, StoredCase]:
-    """Read all cases, by the name that results use."""
+    """Read all cases of a history. The keys are the names that results use."""
     files = sorted((history / "cases").glob("*.json"))
     return {file.stem: _read(file, StoredCase) for file in files}
 
@@ -236,28 +244,30 @@ def _read(file: Path, kind: type[D]) -> D:
     if file.stem[-12:] == digest:
         return document
     why = "it was edited or damaged. Restore it or delete it"
-    # The oldest sessions were named after their `results.json`. They cannot be distinguished from a file that
-    # lost its verdicts, so somebody has to vouch for them.
+    # The oldest sessions have the digest of their `results.json` in their name. They look like files that
+    # have lost their verdicts, so the user must decide.
     if kind is StoredSession and "verdicts" not in content:
         renamed = f"{file.stem[:-12]}{digest}.json"
         why = f"its verdicts are lost, or an old perfsuite wrote it. Restore it, or rename it to {renamed}"
     raise FileError(
-        f"{file}: its name ends with {file.stem[-12:]!r}, and the digest of what it holds is {digest!r}: "
-        f"{why}"
+        f"{file}: its name ends with {file.stem[-12:]!r}, but the digest of its content is {digest!r}: {why}"
     )
 
 
 def matching(cases: Mapping[str, StoredCase], pattern: str) -> set[str]:
-    """Return the names of the cases whose id matches; `*` matches any text and `?` any character."""
+    """Return the names of the cases whose id matches. `*` matches any text, and `?` matches one character."""
     return {name for name, case in cases.items() if fnmatchcase(case.id, pattern)}
 
 
 def _stored(session: SessionFile) -> tuple[list[StoredSession], dict[str, StoredCase], list[str]]:
-    """Return what to store by part and hardware class, its cases, and what is left out. Raises ValueError."""
+    """Convert a session to one stored session for each part and hardware class.
+
+    Also returns the cases, and a line for each result that is left out. Raises ValueError for a bad time.
+    """
     if session.commit is None:
-        return [], {}, ["the session names no commit: run it in a git repository"]
+        return [], {}, ["the session has no commit: run it in a git repository"]
     if session.dirty:
-        return [], {}, [f"uncommitted changes on {session.commit[:8]}: no commit says what was measured"]
+        return [], {}, [f"uncommitted changes on {session.commit[:8]}: no commit has the measured code"]
     by_part: dict[tuple[datetime, str], list[Measurement]] = {}
     left_out = []
     for result in session.results:
@@ -349,7 +359,7 @@ def stored_case(case: Case) -> tuple[str, StoredCase]:
 
 
 def _column(runs: Sequence[Run], figure: str) -> Column:
-    """Return a figure of each launch, rounded; None if it is not above 0 and finite."""
+    """Return the rounded value of a metric in each launch. None if it is missing, infinite or not above 0."""
     values = [run.figures.get(figure) for run in runs]
     return tuple(_rounded(v) if v is not None and math.isfinite(v) and v > 0 else None for v in values)
 
@@ -362,11 +372,11 @@ def _tokens_per_step(run: Run) -> int | None:
 
 
 def _rounded(value: float) -> float:
-    """Round to six digits, or to whole bytes: more digits are meaningless and take space for years."""
+    """Round to six digits, or large values to integers: more digits mean nothing and would take space."""
     return float(f"{value:.6g}") if value < 1e5 else float(round(value))
 
 
 def _write(file: Path, document: Document) -> None:
-    """Write a file on one line, as files are never edited, and there are many."""
+    """Write a file as one line, because there are many files and nobody edits them."""
     text = json.dumps(documents.plain(document), sort_keys=True, separators=(",", ":"))
     documents.write_text(file, text + "\n")

@@ -1,4 +1,4 @@
-"""Find changes of level in a history: when, how large, between which commits, and what else changed."""
+"""Find changes of level in a history: their time, size and commits, and other changes at the same time."""
 
 import math
 from collections import defaultdict
@@ -20,14 +20,18 @@ from perfsuite.results.metric import Metric
 from perfsuite.results.store import BASELINES, BaselineStore
 from perfsuite.results.trend import METRICS, Drift, MetricName, Trend
 
-PERIOD = timedelta(days=90)  # period of reported changes without `since`: a slow one is found weeks later
-MIN_CHANGE = 0.005  # smallest change that is reported, relative
-MIN_FOR_CORRELATION = 30  # fewest sessions of a series to estimate the correlation of neighbouring sessions
+# Without `since`, changes of this period are reported. It is long, because slow changes are found weeks
+# later.
+PERIOD = timedelta(days=90)
+MIN_CHANGE = 0.005  # smallest relative change that is reported
+MIN_FOR_CORRELATION = 30  # minimum number of sessions in a series to estimate the correlation of neighbours
 UNKNOWN_CORRELATION: Mapping[MetricName, float] = {"tokens/s": 0.3, "samples/s": 0.3, "peak memory": 0.0}
-"""Assumed correlation of series with fewer than 30 sessions: 0.3 for speed (a machine has good and bad
-weeks), 0 for memory. With good and bad weeks (AR(1) with 0.7), 18% of series have a false alarm in their
-first month if 0 is assumed, and 1% with 0.3; a step of 5% at 1% noise is then found after 8 nights instead
-of 3."""
+"""Assumed correlation of neighbouring sessions in a series of fewer than 30 sessions.
+
+It is 0.3 for speed, because a machine has good and bad weeks, and 0 for memory. If the true correlation is
+0.7 (AR(1)), 18% of series have a false alarm in their first month if 0 is assumed, and 1% if 0.3 is assumed.
+In return, a step of 5% at 1% noise is found after 8 nights instead of 3.
+"""
 
 
 class Point(NamedTuple):
@@ -35,7 +39,7 @@ class Point(NamedTuple):
 
     value: float
     place: Place
-    circumstances: Mapping[str, str]  # possible explanations of a change, by name
+    circumstances: Mapping[str, str]  # name -> value of a setting or version that could explain a change
 
 
 class Key(NamedTuple):
@@ -47,7 +51,7 @@ class Key(NamedTuple):
 
 
 Series = Mapping[Key, Sequence[Point]]
-"""The points of each series, without sessions that lack the figure. Series without any point are included."""
+"""The points of each series. Sessions without the metric are left out; empty series are included."""
 
 
 def trend(
@@ -60,39 +64,41 @@ def trend(
     branch: str = "",
     baselines: Path = BASELINES,
 ) -> Trend:
-    """Find changes since a day: by default in the 90 days before the newest session, plus older open ones.
+    """Find the changes since a day.
 
-    The whole history is evidence, whatever `since` is. `baselines` is the directory of the reviewed
-    baselines, which decide which regressions were accepted. Raises `FileError` and `GitError`.
+    By default, these are the changes in the 90 days before the newest session, and older ones that are still
+    open. `since` limits only the report: the whole history is used as evidence. `baselines` is the directory
+    of the reviewed baselines, which determine the regressions that were accepted. Raises `FileError` and
+    `GitError`.
     """
     places = store.places(directory, hardware_class=hardware_class)
-    if not places and not store.places(directory):  # such as after a first night without results to keep
+    if not places and not store.places(directory):  # for example after a first night with nothing to keep
         return Trend(since=since or datetime.now(UTC).date(), sessions=0, series=0, findings=(), unplaced={})
     if not places:
-        raise FileError(f"{directory} holds no session on {hardware_class}: nothing to look at")
+        raise FileError(f"{directory} has no session on {hardware_class}")
     sessions = read(places, directory, repo=repo, branch=branch)
     wanted = {sessions.cases[name].id for name in store.matching(sessions.cases, case)}
     if not any(key.case in wanted for key in sessions.series):
-        raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
+        raise FileError(f"{directory} has no case that matches {case!r}. See: perfsuite history list")
     return changes(sessions, cases=wanted, since=since, baselines=baselines)
 
 
 class Sessions(NamedTuple):
     """The sessions of a history, and their series."""
 
-    places: Sequence[Place]  # in the order of commits with a repository, otherwise of time
-    order: Mapping[str, int]  # place of each commit on the branch; empty without a repository
-    unplaced: Mapping[str, str]  # commits whose sessions are left out, and why
-    newest: date  # day of the newest session, whether or not it is on the branch
+    places: Sequence[Place]  # in the order of commits or, without a repository, of time
+    order: Mapping[str, int]  # commit -> its position on the branch; empty without a repository
+    unplaced: Mapping[str, str]  # commit whose sessions are left out -> the reason
+    newest: date  # day of the newest session, even if its commit is not on the branch
     cases: Mapping[str, store.StoredCase]
     series: Series
 
 
 def read(places: Sequence[Place], directory: Path, *, repo: Path | None = None, branch: str = "") -> Sessions:
-    """Read the sessions at these places of a history, of which there is at least one.
+    """Read the sessions at these places of a history. At least one place is required.
 
-    With a repository, only sessions of commits on a branch are read, by default the one that is checked out.
-    Raises `FileError` and `GitError`.
+    With a repository, only sessions whose commit is on `branch` are read (default: the branch that is checked
+    out). Raises `FileError` and `GitError`.
     """
     newest = _day(places[-1])
     order: dict[str, int] = {}
@@ -113,7 +119,7 @@ def changes(
     since: date | None = None,
     baselines: Path = BASELINES,
 ) -> Trend:
-    """Find changes as `trend` does, in the series of the cases with these ids (default: of all)."""
+    """Find changes as `trend` does, in the series of the cases with these ids (default: all cases)."""
     series = sessions.series
     if cases is not None:
         series = {key: points for key, points in series.items() if key.case in cases}
@@ -170,7 +176,10 @@ def _circumstances(session: StoredSession, result: StoredResult) -> Mapping[str,
 
 
 def _correlations(series: Series) -> dict[tuple[str, MetricName], float]:
-    """Estimate the correlation of neighbouring sessions, a property of the machine, by class and metric."""
+    """Estimate the correlation of neighbouring sessions for each hardware class and metric.
+
+    It is a property of the machine, so this is the median over the series of all cases.
+    """
     estimates = defaultdict[tuple[str, MetricName], list[float]](list)
     for key, points in series.items():
         if len(points) >= MIN_FOR_CORRELATION:
@@ -188,7 +197,7 @@ def _findings(
     baselines: BaselineStore,
     measured_since: date,
 ) -> list[Drift]:
-    """Find the changes of a series. `order` maps commits to their place in the branch, if that is known."""
+    """Find the changes of a series. `order` maps commits to their position on the branch, if it is known."""
     metric = key.metric
     changes = changepoint.change_points(
         [point.value for point in points],
@@ -225,7 +234,10 @@ def _findings(
 
 
 def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date) -> bool:
-    """Return whether a baseline was measured on that day (UTC) or later, at the new of two levels of cost."""
+    """Return whether a baseline accepts a change between two levels of cost.
+
+    It does if it was measured on that day (UTC) or later, and is closer to the new level than to the old one.
+    """
     try:
         baseline = documents.read(file, Baseline)
         measured_on = datetime.fromisoformat(baseline.recorded_at).astimezone(UTC).date()
@@ -238,7 +250,7 @@ def _accepts(file: Path, metric: Metric, levels: tuple[float, float], day: date)
 
 
 def _differences(circumstances: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the circumstances that changed, as `key: old -> new`, in the order of the sessions."""
+    """Return the circumstances that changed, each as `key: old -> new`, in the order of the sessions."""
     differences = []
     for key in sorted({key for one in circumstances for key in one}):
         steps = [value for value, _ in groupby(one.get(key, "none") for one in circumstances)]

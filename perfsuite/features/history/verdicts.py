@@ -1,4 +1,4 @@
-"""Follow verdicts from night to night: cases that changed state, and failures that a later night reversed."""
+"""Track verdicts from night to night: cases that changed state, and failures that a later night reversed."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ class Night(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The verdict as reports show it."""
+        """The verdict as it appears in reports."""
         return self.verdict.word + (" (shadow)" if self.verdict.shadow else "")
 
 
@@ -47,9 +47,10 @@ def by_case(
 
 
 def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
-    """Yield each failure of a case, shadowed ones included, with the night that reversed it, if any.
+    """Yield each failure of a case, and the night that reversed it, or None.
 
-    A night reverses a failure if the case passes against the same baselines.
+    Failures in shadow mode are included. A later night reverses a failure if the case passes against the same
+    baselines.
     """
     for number, night in enumerate(nights):
         if night.state == "red":
@@ -59,7 +60,7 @@ def failures(nights: list[Night]) -> Iterator[tuple[Night, Night | None]]:
 
 
 def changed(history: Path, added: Collection[Path]) -> list[Night]:
-    """Return the cases of added sessions that changed state since the night before; new cases start green."""
+    """Return the cases of added sessions that changed state since the night before. New cases start green."""
     changed_nights = []
     for nights in by_case(history):
         new = [night for night in nights if night.place.file in added]

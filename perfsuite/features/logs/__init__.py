@@ -1,1 +1,1 @@
-"""Judge step times that perfsuite did not measure."""
+"""Judge step times that other tools measured."""

@@ -1,6 +1,6 @@
-"""Read the step times of jobs that perfsuite did not launch from TensorBoard event files.
+"""Read step times of jobs that perfsuite did not launch, from TensorBoard event files.
 
-Values in a log are proportional to the time of a step: enough for ratios, if all logs have the same unit.
+The values can be in any unit of time. Only their ratios matter, so all logs must use the same unit.
 """
 
 import struct
@@ -15,8 +15,9 @@ from perfsuite.inputs.files import LARGEST_LOG, open_file
 
 EVENT_FILES = "*tfevents*"  # pattern of the names of TensorBoard's event files
 MEGATRON_TAG = "iteration-time"
-"""Megatron-LM's seconds per iteration, means over `--log-interval`, from `--log-timers-to-tensorboard`."""
-LONGEST = 1e15  # upper limit of times in any unit
+"""Megatron-LM's seconds per iteration, as means over `--log-interval`. It needs
+`--log-timers-to-tensorboard`."""
+LONGEST = 1e15  # upper limit of a time, in any unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,20 +25,20 @@ class StepLog:
     """The step times in the log of one launch."""
 
     path: Path
-    series: Sequence[float]  # in the order of training; above 0
+    series: Sequence[float]  # in the order of training; all values are greater than 0
 
 
 def read_log(path: Path, tag: str) -> StepLog:
-    """Read a scalar of one launch from an event file, or from a directory with consecutive ones.
+    """Read a scalar of one launch from an event file, or from all event files in a directory.
 
-    There are several if training was resumed. Raises `FileError` with the log, or `PackageError` without
-    tensorboard.
+    There are several files if training was resumed. Raises `FileError`, which names the log, and
+    `PackageError` if tensorboard is not installed.
     """
     require("tensorboard", purpose=f"reading {path}")
     files = sorted(path.glob(EVENT_FILES)) if path.is_dir() else [path]
     if not files:
         raise FileError(
-            f"{path}: no event file ({EVENT_FILES}) in this directory. Name the directory of one launch, "
+            f"{path}: no event file ({EVENT_FILES}) in this directory. Give the directory of one launch, "
             "such as Megatron's --tensorboard-dir"
         )
     tags: set[str] = set()
@@ -49,32 +50,33 @@ def read_log(path: Path, tag: str) -> StepLog:
             for summary in (each for each in event.summary.value if each.tag == tag):
                 value = _scalar(summary)
                 if value is None:
-                    raise FileError(f"{file}: {tag!r} is no scalar: name one by --tag. {_known(tags)}")
+                    raise FileError(f"{file}: {tag!r} is not a scalar. Give one with --tag. {_known(tags)}")
                 if not 0 < value < LONGEST:
                     expected = f"a time above 0 and below {LONGEST:g}"
                     raise FileError(f"{file}: {tag!r} is {value} in step {event.step}, expected {expected}")
                 if event.step in values:
                     raise FileError(
-                        f"{path}: step {event.step} of {tag!r} appears twice, as where several launches "
-                        "wrote to one directory. Name the event file of one launch"
+                        f"{path}: step {event.step} of {tag!r} appears twice. Several launches may have "
+                        "written to one directory. Give the event file of one launch"
                     )
                 values[event.step] = value
     if not values:
-        raise FileError(f"{path}: no scalar {tag!r}: name another by --tag. {_known(tags)}")
+        raise FileError(f"{path}: no scalar {tag!r}. Give another with --tag. {_known(tags)}")
     return StepLog(path=path, series=[values[step] for step in sorted(values)])
 
 
 def _events(file: Path) -> Iterator[Any]:
-    """Read every event of a file. Raises `FileError` unless all of its bytes are whole records.
+    """Read every event of a file. Raises `FileError` if a record is damaged or incomplete.
 
-    TensorBoard's own loaders stop silently at the first damaged record, as if the log ended there: a slowdown
-    after it would be missed. A record is its length (8 bytes), a checksum of the length (4 bytes), the event,
-    and a checksum of the event (4 bytes); numbers are little-endian.
+    TensorBoard's own loaders stop silently at the first damaged record, as if the log ended there. A slowdown
+    after that record would be missed. A record consists of the length of the event (8 bytes), a checksum of
+    the length (4 bytes), the event, and a checksum of the event (4 bytes). Numbers are little-endian.
     """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
-    # Private, seen in tensorboard 2.21: without it, checksums cannot be verified, and no log can be read.
+    # A private name, seen in tensorboard 2.21. Without it, checksums cannot be verified, and no log can be
+    # read.
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     with open_file(file, LARGEST_LOG) as stream:
@@ -100,30 +102,30 @@ def _events(file: Path) -> Iterator[Any]:
 
 def _unfinished(file: Path, at: int) -> FileError:
     return FileError(
-        f"{file}: it ends in the middle of the record at byte {at}: it is still being written, or its job "
-        "was killed, or it was cut short. Name the whole log of a launch that ended"
+        f"{file}: the file ends in the middle of the record at byte {at}. It is still being written, its job "
+        "was killed, or the file was truncated. Give the complete log of a launch"
     )
 
 
 def _damaged(file: Path, at: int) -> FileError:
     return FileError(
-        f"{file}: the record at byte {at} is damaged, or this is not an event file of TensorBoard. "
-        "Copy it again"
+        f"{file}: the record at byte {at} is damaged, or this is not a TensorBoard event file. "
+        "Copy the file again"
     )
 
 
 def check_different(logs: Sequence[StepLog]) -> None:
-    """Raise `CaseError` if a log is named twice."""
+    """Raise `CaseError` if a log is given twice."""
     seen: set[Path] = set()
     for log in logs:
         real = log.path.resolve()
         if real in seen:
-            raise CaseError(f"{log.path} is named twice: name a log of its own for each launch")
+            raise CaseError(f"{log.path} is given twice: give a different log for each launch")
         seen.add(real)
 
 
 def _scalar(summary: Any) -> float | None:
-    """Return the number of a `Summary.Value` of torch or TensorFlow 2; None if it is not a scalar."""
+    """Return the number in a `Summary.Value` of torch or TensorFlow 2. None if it is not a scalar."""
     from tensorboard.util.tensor_util import make_ndarray
 
     if summary.HasField("simple_value"):
@@ -138,8 +140,8 @@ def _known(tags: set[str]) -> str:
 
 
 def check_readable(path: Path, most: int) -> None:
-    """Raise `FileError` if a file cannot be read, or is larger than `most` bytes."""
+    """Raise `FileError` if a file cannot be read or is larger than `most` bytes."""
     try:
         open_file(path, most).close()
-    except (OSError, ValueError) as error:  # the latter: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: the name contains NUL
         raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

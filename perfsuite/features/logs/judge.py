@@ -1,7 +1,8 @@
-"""`perfsuite judge`: judge step times from other measurements with the engine of the plugin.
+"""`perfsuite judge`: judge step times from other measurements in the same way as the plugin judges its own.
 
-A line is a trace, an object of JSON with the fields of `Trace`, or with `--baseline` there are logs of
-launches (`event_files`). The docs' page on existing jobs explains both.
+The input is a file of traces, in which each line is a JSON object with the fields of `Trace`. With
+`--baseline`, the input is logs of launches (`event_files`). The page on existing jobs in the docs explains
+these inputs.
 """
 
 import codecs
@@ -30,26 +31,26 @@ from perfsuite.inputs.files import LARGEST, open_file
 from perfsuite.report.safe_text import printable, visible
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES, Decision, Noise, decide, pooled_noise
 
-SHORT_SERIES = 15  # fewest steps of a launch in which the end of warm-up is searched
-MAX_WARMUP = 20  # most steps of warm-up: 2/7 of a real launch's 70 steps, and the same share of fewer
+SHORT_SERIES = 15  # minimum number of steps in a launch to search for the end of warm-up
+MAX_WARMUP = 20  # maximum number of warm-up steps: 2/7 of the 70 steps of a real launch
 
-FEWEST_BASELINE = 3  # fewest launches of a baseline that show the scatter
+FEWEST_BASELINE = 3  # minimum number of launches in a baseline to estimate the noise between launches
 HEADINGS = f"{'outcome':<12}  {'change':>8}  {'99% interval':^20}  launches  tolerance  detects"
 
-# The upper bound keeps sums finite: no step takes 30 million years.
+# The upper limit, 30 million years, keeps sums finite.
 Seconds = Annotated[float, Field(gt=0, lt=LONGEST)]
 Series = Annotated[list[Seconds], Field(min_length=1), FailFast()]
 Launches = Annotated[list[Series], Field(min_length=1), FailFast()]
 
 
 class Strict(Data):
-    """Data that accept neither texts nor booleans as numbers, and neither NaN nor infinity."""
+    """Data whose numbers must be finite numbers in JSON, and not text or booleans."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class KnownNoise(Strict):
-    """A noise between launches from another source: `perfsuite.verdict.sequential.Noise`."""
+    """The noise between launches, if it is known from elsewhere (`perfsuite.verdict.sequential.Noise`)."""
 
     sigma: float = Field(gt=0, lt=1)
     degrees_of_freedom: float = Field(gt=0, le=1e9)
@@ -57,7 +58,7 @@ class KnownNoise(Strict):
 
 
 class Trace(Strict):
-    """One line: a baseline and the launches to judge. Each launch is a series of seconds per step."""
+    """One line of input: a baseline, and the launches to judge. A launch is a list of seconds per step."""
 
     tolerance: float = Field(gt=0, lt=1)
     baseline: Launches
@@ -68,7 +69,7 @@ class Trace(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """An input line that cannot be judged, and why."""
+    """An input line that cannot be judged, and the reason."""
 
     error: str
     line: int
@@ -78,8 +79,9 @@ class BadLine:
 def seconds_per_step(series: Sequence[float]) -> float:
     """Return the median of a launch's steps after warm-up, in seconds.
 
-    The end of warm-up is found as in a real launch (`perfsuite.analysis.figures`), after at most 20 steps and
-    at most two sevenths of the steps. With fewer than 15 steps, the median is that of all steps.
+    The end of warm-up is found as in a real launch (`perfsuite.analysis.figures`). Warm-up is at most 20
+    steps, and at most two sevenths of the steps. If there are fewer than 15 steps, the median of all steps is
+    returned.
     """
     if len(series) < SHORT_SERIES:
         return median(series)
@@ -90,8 +92,9 @@ def seconds_per_step(series: Sequence[float]) -> float:
 def judge_trace(trace: Trace) -> Decision:
     """Judge launch by launch, as a real session does. Raises `CaseError` if the noise is unknown.
 
-    If the launches end before a decision, the outcome is "passed" if they look faster and a slowdown beyond
-    the tolerance is excluded, else "inconclusive". One or two launches can pass, but never regress.
+    If all launches have been used without a decision, the outcome is "passed" if they look faster and a
+    slowdown beyond the tolerance is excluded. Otherwise, it is "inconclusive". One or two launches can pass,
+    but never regress.
     """
     baseline = [seconds_per_step(series) for series in trace.baseline]
     noise = _noise(trace, baseline)
@@ -111,23 +114,23 @@ def _noise(trace: Trace, baseline: list[float]) -> Noise:
         return Noise(**trace.noise.model_dump())
     if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
-            f"missing, and a baseline of {len(baseline)} does not show how launches scatter: give 3 or more "
+            f"missing, and it cannot be estimated from a baseline of {len(baseline)}. Give 3 or more "
             'launches in "baseline", or "noise": {"sigma": 0.01, "degrees_of_freedom": 30}'
         )
     return pooled_noise([baseline])
 
 
 def answer(number: int, line: bytes) -> Decision | BadLine:
-    """Judge one line, counted from 1."""
+    """Judge one line. Line numbers start at 1."""
     text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     if not text.strip():
-        return BadLine(error="blank, expected a trace as a JSON object", line=number, field="(whole)")
+        return BadLine(error="blank; expected a trace, a JSON object", line=number, field="(whole)")
     try:
         trace = Trace.model_validate_json(text)
     except ValidationError as error:
         return _bad(number, error)
     try:
-        documents.parse(text.decode())  # it refuses duplicate fields, of which pydantic takes the last
+        documents.parse(text.decode())  # rejects duplicate fields; pydantic would use the last one
     except ValueError as error:
         return BadLine(error=_cut(f"not JSON: {error}", 500), line=number, field="(whole)")
     try:
@@ -156,30 +159,30 @@ def judge(
         list[str],
         typer.Argument(
             metavar="FILE",
-            help="Traces, one JSON object a line, or - for standard input. With --baseline: logs of "
-            "launches, in their order.",
+            help="A file of traces, with one JSON object per line, or - for standard input. With --baseline: "
+            "logs of launches, in order.",
         ),
     ],
     baseline: Annotated[
         list[Path] | None,
-        typer.Option(help="Log of TensorBoard of a launch before the change: give it 3 times or more."),
+        typer.Option(help="TensorBoard log of a launch before the change. Give it three times or more."),
     ] = None,
     tag: Annotated[
         str | None,
-        typer.Option(help="Scalar to judge, a time (default: iteration-time, Megatron's)."),
+        typer.Option(help="Scalar to judge, which must be a time (default: Megatron's iteration-time)."),
     ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            parser=share, metavar="SHARE", help="Slowdown of logs that must not pass (default: 3%)."
+            parser=share, metavar="SHARE", help="Largest slowdown that passes, for logs (default: 3%)."
         ),
     ] = None,
     shared: Shared,
 ) -> None:
-    """Judge step times that perfsuite did not measure: traces, or with --baseline the logs of TensorBoard.
+    """Judge step times that other tools measured: traces or, with --baseline, TensorBoard logs.
 
-    The exit status is 1 if a trace could not be judged or there is none, or if the launches of the logs are
-    slower. It is 3 if these are inconclusive.
+    With traces, the exit status is 1 if a trace could not be judged or if there is none. With logs, it is 1
+    if the launches are slower, and 3 if they are inconclusive.
     """
     if baseline:
         _judge_logs(
@@ -187,8 +190,8 @@ def judge(
         )
     elif len(files) > 1 or tag is not None or tolerance is not None:
         raise CaseError(
-            "without --baseline one file of traces is judged, and --tag and --tolerance say nothing of it: "
-            "name a log of the baseline, 3 times or more: --baseline LOG"
+            "without --baseline, judge takes one file of traces, and --tag and --tolerance do not apply. "
+            "To judge logs, give --baseline LOG three times or more"
         )
     else:
         _judge_lines(files[0], json_output=shared.as_json)
@@ -204,8 +207,8 @@ def _judge_logs(
 ) -> None:
     if len(baseline) < FEWEST_BASELINE:
         raise CaseError(
-            f"--baseline is given {len(baseline)} times, which does not show how launches scatter: "
-            f"give {FEWEST_BASELINE} logs or more"
+            f"--baseline is given {len(baseline)} times, which is too few to estimate the noise between "
+            f"launches. Give {FEWEST_BASELINE} logs or more"
         )
     name = tag or MEGATRON_TAG
     before, now = ([read_log(path, name) for path in paths] for paths in (baseline, launches))
@@ -233,13 +236,13 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
         for number, line in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), start=1):
             if len(line) > LARGEST:
                 raise FileError(
-                    f"{file}: line {number} has more than {LARGEST:,} bytes, which no trace needs"
+                    f"{file}: line {number} has more than {LARGEST:,} bytes, the limit for a trace"
                 )
             decision = answer(number, line)
             counts["bad" if isinstance(decision, BadLine) else decision.outcome] += 1
             typer.echo(as_json(decision) if json_output else f"{number:>6}  {_as_row(decision)}")
     if not counts:
-        typer.echo(f"perfsuite judge: {file!r} has no lines, nothing was judged", err=True)
+        typer.echo(f"perfsuite judge: {file!r} is empty, so nothing was judged", err=True)
     elif not json_output:
         typer.echo(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
     if counts["bad"] or not counts:
@@ -248,20 +251,20 @@ def _judge_lines(file: str, *, json_output: bool) -> None:
 
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
-    """Open traces, which are read line by line, so that they can be larger than memory."""
+    """Open a file of traces or standard input. It is read line by line, and can be larger than memory."""
     if file == "-":
         yield sys.stdin.buffer
         return
     try:
         stream = open_file(Path(file), sys.maxsize)
-    except (OSError, ValueError) as error:  # the latter: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: the name contains NUL
         raise FileError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     with stream:
         yield stream
 
 
 def as_json(decision: Decision | BadLine) -> str:
-    """Format a decision as one line of strict JSON, with null for infinite numbers."""
+    """Format a decision as one line of strict JSON. Infinite numbers become null."""
     if isinstance(decision, BadLine):
         return json.dumps(asdict(decision))
     content = from_json(to_json(decision, inf_nan_mode="null"))

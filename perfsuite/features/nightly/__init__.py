@@ -1,1 +1,1 @@
-"""Write the first files of a repository that measures its training, and run its nights."""
+"""Create the initial files of a repository (`perfsuite init`) and run its nightly sessions (`night`)."""

@@ -1,4 +1,4 @@
-"""`perfsuite init`: write the first files of a repository that measures its training. Overwrites nothing."""
+"""`perfsuite init`: create the initial files of a repository that measures its training."""
 
 import ast
 import json
@@ -25,20 +25,20 @@ from perfsuite.results.store import CASES
 IGNORED = (".perfsuite/", "out/", "/history/")
 SLURM_LOGS = "slurm-*.out"
 STRICT = {"perf_missing_baseline": "fail", "perf_strict": "inconclusive"}
-"""Settings without which a nightly run, or a pull request, can succeed although a case was not judged."""
+"""Settings with which a nightly run or a pull request fails if a case was not judged."""
 OWNED = ("/baselines/", "/perf-waivers.toml", "/.github/", "conftest.py", "/{ini}", "/{cases}/")
-"""Files that decide whether a check succeeds, and whose changes code owners should approve."""
+"""Files that determine whether a check succeeds. Code owners should approve changes to them."""
 CODEOWNERS = (Path(".github/CODEOWNERS"), Path("CODEOWNERS"), Path("docs/CODEOWNERS"))
 NIGHT = Path("performance-night.sh")
 ACCEPT = 'perfsuite baseline accept --reason "the first"'
-FRAMEWORKS = {  # what a first case file measures besides DDP: the required package, and the framework
+FRAMEWORKS = {  # frameworks that the first case file measures in addition to DDP: required package, and code
     "FSDP2": ("transformers", "FSDP2()"),
     "Accelerate": ("accelerate", 'Accelerate(strategy="fsdp2")'),
     "Trainer": ("accelerate", 'Trainer(fsdp="full_shard auto_wrap")'),
     "Lightning": ("lightning", 'Lightning(strategy="fsdp2")'),
 }
 OF_LLAMA = ("torch", "transformers", "accelerate", "lightning")
-"""Packages that the cases of a tiny Llama import."""
+"""Packages that the cases with a tiny Llama need."""
 PLACEHOLDER = "perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT"
 
 
@@ -46,36 +46,36 @@ PLACEHOLDER = "perfsuite @ git+https://github.com/OWNER/perfsuite@COMMIT"
 def init(
     *,
     script: Annotated[
-        Path | None, typer.Option(help="Measure this training script, in place of a tiny Llama.")
+        Path | None, typer.Option(help="Measure this training script instead of a tiny Llama.")
     ] = None,
     hardware: Annotated[
-        str, typer.Option(help="Hardware marker, such as h100: write cases for it, too.")
+        str, typer.Option(help="Also write cases for this hardware marker, such as h100.")
     ] = "cpu",
     github: Annotated[
-        bool, typer.Option("--github", help="Write a workflow that measures each night, too.")
+        bool, typer.Option("--github", help="Also write a workflow that measures every night.")
     ] = False,
     runs_on: Annotated[
         str,
-        typer.Option(help="Runner of the workflow as YAML: a label, a list of labels or {group: name}."),
+        typer.Option(help="Runner of the workflow, as YAML: a label, a list of labels or {group: name}."),
     ] = "",
     container: Annotated[
-        str, typer.Option(help="Image of the workflow (default: none, it runs on the runner itself).")
+        str, typer.Option(help="Container image of the workflow (default: no container).")
     ] = "",
     uses: Annotated[
         str,
         typer.Option(
             metavar="OWNER/REPOSITORY@COMMIT",
-            help="Call the workflow of this copy of perfsuite, which also keeps a history and opens issues.",
+            help="Call the workflow in this copy of perfsuite. It also keeps a history and opens issues.",
         ),
     ] = "",
     slurm: Annotated[
-        bool, typer.Option("--slurm", help="Write a script for each night on a cluster, too.")
+        bool, typer.Option("--slurm", help="Also write a script for nightly runs on a Slurm cluster.")
     ] = False,
     shared: Shared,
 ) -> None:
-    """Write a first case file, what git ignores and pytest's settings, and on request a nightly run.
+    """Write a first case file, entries for .gitignore, pytest settings and, if requested, a nightly run.
 
-    A file that exists is kept as it is.
+    Existing files are not overwritten.
     """
     cases = shared.cases
     error = hardware_error(hardware)
@@ -84,12 +84,12 @@ def init(
     if script is not None and not script.is_file():
         raise CaseError(f"--script {script}: there is no such file")
     if script is None and find_spec("transformers") is None:
-        raise CaseError("transformers is not installed, which a Llama needs: name your own --script")
+        raise CaseError("the Llama cases need transformers, which is not installed: give your own --script")
     if not github and (runs_on or container or uses):
-        raise CaseError("--runs-on, --container and --uses are for --github: add that, or leave them out")
+        raise CaseError("--runs-on, --container and --uses need --github: add it, or remove them")
     if uses and not re.fullmatch(r"[\w.-]+/[\w.-]+@([0-9a-f]{40}|v\d[\w.]*)", uses):
         raise CaseError(
-            f"--uses {uses}: expected OWNER/REPOSITORY@ and a commit of 40 digits or a release, as v1.2.0"
+            f"--uses {uses}: give OWNER/REPOSITORY@ and a commit of 40 digits or a release, such as v1.2.0"
         )
     for path, text in {
         **_case_file(script, hardware, cases),
@@ -101,7 +101,8 @@ def init(
     _settings({**({} if cases == CASES else {"perf_cases": str(cases)}), **(STRICT if github else {})})
     if github:
         _owners(cases)
-    # The settings of a workflow let others fail.
+    # With the settings of a workflow, a case without a baseline fails. The first session must record
+    # baselines.
     first = ["--perf-min-launches=10", *(["--perf-missing-baseline=record"] if github else [])]
     if slurm:
         steps = [_submit(hardware, cases, *first), ACCEPT, f"sh {NIGHT}"]
@@ -161,7 +162,7 @@ def _yaml(text: str) -> object:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise CaseError(
-            f"--runs-on {text}: no YAML ({error}): give a label, [labels] or {{group: name}}"
+            f"--runs-on {text}: not YAML ({error}): give a label, [labels] or {{group: name}}"
         ) from None
 
 
@@ -170,7 +171,7 @@ def _slurm(hardware: str, cases: Path) -> dict[Path, str]:
 
 
 def _submit(hardware: str, cases: Path, *options: str) -> str:
-    """Return the command that measures cases in a job with a node of its own, and waits for its end."""
+    """Return a command that measures cases in a job with its own node, and waits until the job ends."""
     gpus = "" if hardware == "cpu" else " --gres=gpu:8"
     session = shlex.join(["pytest", str(cases), "-m", hardware, "--perf-launcher=slurm", *options])
     job = f"--exclusive --no-requeue --nodes=1 --time=10:00:00{gpus} --mem=0"
@@ -178,7 +179,7 @@ def _submit(hardware: str, cases: Path, *options: str) -> str:
 
 
 def _install(uses: str, script: Path | None) -> str:
-    """Return a command that installs the project of this directory, and perfsuite, into `.venv`."""
+    """Return a command that installs the project in this directory, and perfsuite, in `.venv`."""
     needs = Path("requirements.txt")
     # If no file lists the project's requirements, write one with the releases that are installed here.
     if not needs.exists() and not Path("pyproject.toml").exists():
@@ -190,7 +191,7 @@ def _install(uses: str, script: Path | None) -> str:
 
 
 def _imported(script: Path) -> list[str]:
-    """Return torch and the installed packages that a script imports itself."""
+    """Return torch and the installed packages that a script imports directly."""
     try:
         tree = ast.parse(script.read_bytes())
     except (SyntaxError, ValueError):  # another language, or another Python version
@@ -218,9 +219,9 @@ def _is_installed(name: str) -> bool:
 
 
 def _perfsuite(uses: str) -> str:
-    """Return the requirement of perfsuite: a copy on GitHub, or the source of this installation.
+    """Return perfsuite as a requirement for pip: a copy on GitHub, or the source of this installation.
 
-    A path on this machine is useless to a runner, so a line to complete replaces it.
+    A runner cannot use a path on this machine. The requirement then has placeholders for the user to fill in.
     """
     if uses:
         return "perfsuite @ git+https://github.com/" + uses
@@ -231,27 +232,27 @@ def _perfsuite(uses: str) -> str:
     if commit and not source["url"].startswith("file:"):
         return f"perfsuite @ git+{source['url']}@{commit}"
     typer.echo(
-        "complete the workflow: put the owner of your copy of perfsuite and a commit in place of OWNER and "
-        f"COMMIT, because a runner lacks {source['url']}, from which it was installed here"
+        "complete the workflow: replace OWNER and COMMIT with the owner of your copy of perfsuite and a "
+        f"commit. A runner cannot use {source['url']}, from which perfsuite was installed here"
     )
     return PLACEHOLDER
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file unless it exists, and report what was done."""
+    """Write a file unless it already exists, and print a line about it."""
     if path.exists():
-        typer.echo(f"kept: {path}, which was there")
+        typer.echo(f"kept: {path}, which already exists")
         return
     documents.write_text(path, text)
     typer.echo(f"written: {path}")
 
 
 def _ignore(path: Path, names: Iterable[str]) -> None:
-    """Append the files that git should ignore to its file."""
+    """Append the names of files that git should ignore to `.gitignore`."""
     try:
         text = read_text(path, errors="replace") if path.exists() else ""
         missing = [name for name in names if name not in text.splitlines()]
-        with path.open("ab") as file:  # the contents may not be UTF-8, or have other line ends
+        with path.open("ab") as file:  # binary, because the file can have another encoding or line ends
             end = "" if text.endswith("\n") or not text else "\n"
             file.write((end + "".join(f"{name}\n" for name in missing)).encode() if missing else b"")
     except OSError as error:
@@ -261,13 +262,13 @@ def _ignore(path: Path, names: Iterable[str]) -> None:
 
 
 def _settings(wanted: Mapping[str, str]) -> None:
-    """Write settings of pytest if there are none, else report which ones to add."""
+    """Write pytest's settings if there are none. Otherwise, print the settings that are missing."""
     ini = read_ini(Path.cwd())
     missing = [f"{key} = {value}" for key, value in wanted.items() if key not in ini.values]
     if not missing:
         return
     if ini.values:
-        instruction = "add to pytest's settings, for the commands of perfsuite:"
+        instruction = "add to pytest's settings, which perfsuite's commands also read:"
         typer.echo(
             f"{instruction} {missing[0]}" if len(missing) == 1 else "\n  ".join([instruction, *missing])
         )
@@ -276,7 +277,7 @@ def _settings(wanted: Mapping[str, str]) -> None:
 
 
 def _owners(cases: Path) -> None:
-    """Report the lines that a file of code owners should have. Only the project knows the owners."""
+    """Print the lines that are missing in CODEOWNERS. Only the project can fill in the owners."""
     file = next(filter(Path.exists, CODEOWNERS), None)
     text = "" if file is None else read_text(file, errors="replace")
     patterns = {line.split()[0] for line in text.splitlines() if line.strip()}
@@ -284,8 +285,8 @@ def _owners(cases: Path) -> None:
     lines = [each.format(ini=ini, cases=cases.as_posix()) for each in OWNED]
     missing = [f"{line} @OWNER" for line in lines if line not in patterns]
     if missing:
-        where = f"add to {file}" if file else f"write into {CODEOWNERS[0]}"
+        where = f"add to {file}" if file else f"write to {CODEOWNERS[0]}"
         instruction = (
-            f"so that nobody can change the checks alone, {where}, with your reviewers in place of @OWNER:"
+            f"to require a review of changes to the checks, {where}, with your reviewers instead of @OWNER:"
         )
         typer.echo("\n  ".join([instruction, *missing]))

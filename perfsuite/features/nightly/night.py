@@ -1,4 +1,4 @@
-"""`perfsuite night`: a whole night in one command, for any CI, for cron and for cluster jobs."""
+"""`perfsuite night`: a nightly run in one command, for any CI, for cron and for cluster jobs."""
 
 import os
 import re
@@ -26,13 +26,13 @@ from perfsuite.session.outputs import write_report
 from perfsuite.session.plan import shard as shard_of
 
 NOTHING = "Nothing was measured: {}\n\n<!-- sessions before: {} -->\n"
-"""A summary until there is a report: the reason, and the number of sessions of earlier nights."""
+"""The summary until there is a report: the reason, and the number of sessions of earlier nights."""
 BEGUN = re.compile(r"<!-- sessions before: (\d+) -->")
-CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the night goes on
+CANNOT_TELL = 3  # exit status of doctor and selftest on a busy machine: the nightly run continues
 
 
 def gate(out: Path) -> list[str]:
-    """Return the options of pytest for a nightly run, with its files in `out`."""
+    """Return pytest's options for a nightly run that writes its files to `out`."""
     strict = ("--perf-missing-baseline=fail", "--perf-explain", "--perf-max-launches=6")
     return [*strict, "--perf-min-judged=90%", f"--perf-report={out}"]
 
@@ -43,10 +43,10 @@ def night(
     hardware: Hardware,
     pytest_options: PytestOptions = None,
     k: Annotated[
-        str | None, typer.Option("-k", help="Select fewer cases with this expression of pytest.")
+        str | None, typer.Option("-k", help="Measure only the cases that match this pytest -k expression.")
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Launch nothing: show what each case costs, and their order.")
+        bool, typer.Option("--plan", help="Only show the order of the cases and the cost of each.")
     ] = False,
     budget: Annotated[str | None, option("budget")] = None,
     shard: Annotated[str | None, option("shard")] = None,
@@ -55,25 +55,25 @@ def night(
     ] = "",
     out: Out = Path("out"),
     only_summary: Annotated[
-        bool, typer.Option("--only-summary", help="Measure nothing: report a night that was cut short.")
+        bool, typer.Option("--only-summary", help="Measure nothing, and report a night that was interrupted.")
     ] = False,
     shared: Shared,
 ) -> None:
-    """Check the machine and the gate, measure every case of a hardware, and report.
+    """Check the machine and the gate, measure every case for the given hardware, and report.
 
-    The summary is appended to the file that GITHUB_STEP_SUMMARY names, if it is set. The exit status is 1 if
-    a case is worse, fails or lacks its baseline, if fewer than 90% were judged, or if the self-test missed a
-    fault. It is 2 if nothing was measured.
+    If GITHUB_STEP_SUMMARY is set, the summary is appended to the file that it names. The exit status is 1 if
+    a case is worse, fails or has no baseline, if fewer than 90% of the cases were judged, or if the self-test
+    missed a fault. It is 2 if nothing was measured.
 
-    With --plan, the costs are those of the launches in the store. A case that was never measured is expected
-    to cost what others on as many GPUs did (`~`).
+    With --plan, costs are estimated from the launches in the store. The estimate for a case that was never
+    measured comes from other cases with the same number of GPUs (`~`).
     """
     check_asked(hardware, shared.cases)
     jobs = read("shard", shard)
     if plan:
         if pytest_options or only_summary:
-            other = "--only-summary" if only_summary else "more options of pytest"
-            raise CaseError(f"--plan with {other}: a plan launches nothing; leave one of them out")
+            other = "--only-summary" if only_summary else "pytest options"
+            raise CaseError(f"--plan cannot be combined with {other}: a plan launches nothing; remove one")
         cases = by_expression(shared.cases, k or "", hardware)
         if jobs is not None:
             of_job = shard_of(cases, *jobs)
@@ -82,13 +82,13 @@ def night(
         return
     report_directory(out)
     if shared.as_json:
-        raise CaseError("--json is for --plan, and a night writes results.json: leave it out, or add --plan")
+        raise CaseError("--json needs --plan (a night writes results.json): remove it, or add --plan")
     read("budget", budget)
     store = shared.store
     earlier_results = Store(store).results()
     summary = out / "summary.md"
     if only_summary and summary.is_file():
-        begun = BEGUN.search(read_text(summary, errors="replace"))  # not there: the page has the report
+        begun = BEGUN.search(read_text(summary, errors="replace"))  # None: the summary is already written
         if begun is not None:
             later = earlier_results[int(begun[1]) :]
             if later:
@@ -98,7 +98,7 @@ def night(
         (out / name).unlink(missing_ok=True)
 
     def note(why: str) -> None:
-        from perfsuite.report import markdown  # imported here, as other commands do not need Jinja
+        from perfsuite.report import markdown  # imported here, because other commands do not need Jinja
 
         documents.write_text(summary, NOTHING.format(markdown.text(why), len(earlier_results)))
 
@@ -106,7 +106,7 @@ def night(
     if only_summary:
         _summarise(summary, [])
         return
-    # torch alone has no model for the self-test
+    # Without transformers, the self-test has no model.
     trains = selftest or ("fake" if find_spec("transformers") is None else "ddp")
     checks = (("doctor", "--quick", f"--expect={hardware}"), ("selftest", f"--framework={trains}"))
     options = [*gate(out), f"--perf-store={store}", *([f"--perf-shard={shard}"] if shard else [])]
@@ -123,12 +123,12 @@ def night(
             status = run("perfsuite.cli", *command)
             if status not in (0, CANNOT_TELL):
                 note(f"perfsuite {command[0]} ended with {status}: see the log.")
-                say(f"perfsuite night: nothing was measured, as perfsuite {command[0]} ended with {status}")
+                say(f"perfsuite night: nothing was measured: perfsuite {command[0]} ended with {status}")
                 raise typer.Exit(bad)
         note("pytest wrote no report: see the log.")
         status = run("pytest", *measure)
         if BEGUN.search(read_text(summary, errors="replace")) and Store(store).results() == earlier_results:
-            why = f"pytest ended with {status} and wrote no report: does a file of the cases end Python?"
+            why = f"pytest ended with {status} and wrote no report. Does a case file exit Python?"
             note(why)
             say(f"perfsuite night: nothing was measured: {why}")
             raise typer.Exit(2)
@@ -140,7 +140,7 @@ def night(
 
 
 def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
-    """Show the newest of these sessions on the job's own page, and write its report if it is missing."""
+    """Show the newest of these sessions on the page of the CI job, and write its report if it is missing."""
     content = documents.read(sessions[-1], SessionFile) if sessions else None
     if content is not None and BEGUN.search(read_text(summary, errors="replace")):
         write_report(summary.parent, content)
@@ -153,10 +153,10 @@ def _summarise(summary: Path, sessions: Sequence[Path]) -> None:
 
 
 def github_annotations(results: Sequence[Measurement]) -> list[str]:
-    """Return annotations that GitHub Actions shows next to the files of cases.
+    """Return annotations that GitHub Actions shows next to the case files.
 
-    A worse case is an error, and others that need attention are warnings. Each takes one line, whatever its
-    text.
+    A worse or failed case is an error. Other cases that need attention are warnings. Each annotation is one
+    line.
     """
     lines = []
     for result in results:
@@ -170,7 +170,7 @@ def github_annotations(results: Sequence[Measurement]) -> list[str]:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """Escape text in a command of GitHub Actions, as its toolkit does."""
+    """Escape text in a workflow command, in the same way as GitHub's toolkit."""
     for letter in f"%\r\n{more}":
         text = text.replace(letter, f"%{ord(letter):02X}")
     return text

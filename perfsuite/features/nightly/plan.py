@@ -1,4 +1,4 @@
-"""Show what each case of a night costs, and the order in which a budget takes them."""
+"""Show the cost of each case in a nightly run, and the order in which a budget measures them."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ NOT_KNOWN = "not known"
 
 
 def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json: bool) -> None:
-    """Print the cost of each case by the launches in a store, in the order in which a budget takes them."""
+    """Print the cost of each case, estimated from the launches in a store, in the order of a budget."""
     most_s = read("budget", budget)
     past = past_of(Store(store).results())
     order = planned(cases, past, datetime.now(UTC).date())
@@ -34,7 +34,7 @@ def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json
         if fits:
             reached.append(entry)
             used += needed or 0.0
-        # After a case of unknown cost, the beginning of the next one is unknown.
+        # After a case of unknown cost, the start of the next case is unknown.
         is_known = all(done.seconds is not None for done in reached)
         last, day = ("never", "") if before is None else (before.outcome, before.started_at[:10])
         about = "~" if before is None else ""
@@ -58,7 +58,7 @@ def show_plan(cases: Sequence[Case], store: Path, budget: str | None, *, as_json
 
 
 def total(cases: Sequence[Planned]) -> str:
-    """Return the total cost of cases, and the number of those whose cost is unknown."""
+    """Describe the total cost of cases, and the number of cases whose cost is unknown."""
     with_cost = [each for each in cases if each.seconds is not None]
     if not with_cost:
         return "no cost is known" if cases else "0.0 min, 0.0 GPU hours"

@@ -1,4 +1,4 @@
-"""`perfsuite bisect`: find the commit, or the version of a package, with which a case became slower."""
+"""`perfsuite bisect`: find the commit, or the version of a package, that made a case slower."""
 
 import json
 from pathlib import Path
@@ -42,13 +42,13 @@ from perfsuite.session.setup import DryHost, Host
 def bisect(
     *,
     case: Annotated[str, typer.Argument(help="Id of the case.")],
-    good: Annotated[str, typer.Option(help="Arm that is fast enough, such as a commit: see compare.")],
+    good: Annotated[str, typer.Option(help="Arm that is fast enough, such as a commit (see compare).")],
     bad: Annotated[
-        str, typer.Option(help="Arm that is slower (default: this environment, as committed).")
+        str, typer.Option(help="Arm that is slower (default: this environment at its commit).")
     ] = ".",
     package: Annotated[
         str | None,
-        typer.Option(help="Search the versions of this package: --good and --bad are two of them."),
+        typer.Option(help="Search the versions of this package. --good and --bad are two versions."),
     ] = None,
     dry: DryWay = False,
     counts: CountsWay = False,
@@ -59,12 +59,14 @@ def bisect(
     yes: Yes = False,
     shared: Shared,
 ) -> None:
-    """Find the commit, or the version of a package, since which a case is slower.
+    """Find the commit, or the version of a package, that made a case slower.
 
-    With --dry or --counts, it finds since when a step does more. Each commit then takes one run.
+    With --dry or --counts, find the commit since which a step does more work. Each commit then needs only one
+    run.
 
-    A search that was cut short goes on where it was. The exit status is 3 if several commits are left,
-    because the others could not be decided, or if noise hides whether the bad arm is slower.
+    To continue a search that was interrupted, run the same command again. The exit status is 3 if the search
+    ends with several suspects because some commits could not be decided, or if noise hides whether the bad
+    arm is slower.
     """
     check_way(dry=dry, counts=counts, of_times={"tolerance": tolerance, "max-pairs": max_pairs})
     root = Path.cwd()
@@ -82,7 +84,7 @@ def bisect(
     machine_class = host.machine_for(chosen).hardware_class
     file, begun = searching.begun(options.store, chosen, history, tolerance, machine_class, dry, counts, most)
     if begun.steps:
-        say(f"{len(begun.steps)} steps are known from {file}")
+        say(f"{len(begun.steps)} steps are already known from {file}")
 
     good_run: list[Run] = []
 
@@ -120,7 +122,7 @@ def bisect(
 
 
 def _name(name: str) -> str:
-    return name if len(name) < 40 else name[:12]  # a version in full, a commit abbreviated
+    return name if len(name) < 40 else name[:12]  # abbreviate commits, but not versions
 
 
 def as_text(step: Step) -> str:
@@ -141,7 +143,7 @@ def result_lines(state: BisectFile, package: str | None, root: Path) -> list[str
     ]
     if others:
         names = ", ".join(map(_name, state.suspects))
-        return [f"one of these is the first bad one: {names} ({used})", *skipped]
+        return [f"one of these made the case worse: {names} ({used})", *skipped]
     assert state.metric is not None
     step = next(step for step in state.steps if step.name == first)
     first_bad = f"version of {package}: {first}"

@@ -1,7 +1,7 @@
-"""Find what made a case slower: the first bad commit, or the first bad version of a package.
+"""Find the first bad commit, or the first bad version of a package, by bisection.
 
-Each step compares the middle suspect with the good arm, and is saved immediately, so that the same search
-continues where it was if it is started again.
+Each step compares the middle suspect with the good arm. Every step is saved immediately. A search that is
+started again continues where it was interrupted.
 """
 
 import math
@@ -31,16 +31,16 @@ from perfsuite.session.option_table import MOST_TOLERANCE
 
 
 class Step(Data):
-    """One candidate, compared with the good arm."""
+    """The comparison of one candidate with the good arm."""
 
-    name: str  # the commit, or the version
-    # The words of `git bisect`. `skipped`: it is unknown whether it is good.
+    name: str  # the commit or the version
+    # The terms of `git bisect`. `skipped`: it is unknown whether the candidate is good.
     outcome: Literal["good", "bad", "skipped"]
-    # Relative change of the metric from the good arm: -0.05 is 5% fewer tokens/s, +0.05 is more memory.
+    # Relative change of the metric from the good arm: -0.05 is 5% fewer tokens/s, or 5% less memory.
     change: float | None = None
     interval: tuple[float, float] | None = None  # 99% interval of `change`
     launches: int = 0
-    why: str = ""  # why it was skipped, or a finding of its counts
+    why: str = ""  # why the candidate was skipped, or the sentence about its counts
 
 
 class BisectFile(Document):
@@ -49,13 +49,15 @@ class BisectFile(Document):
     schema_version: Literal[1] = 1
     case_id: str
     good: str
-    # All candidates after the good one up to the bad one, oldest first.
+    # All candidates after the good arm, up to and including the bad arm, oldest first.
     candidates: tuple[str, ...] = Field(min_length=1)
-    # The metric or count that is worse in the bad arm, which decides every step. None until that is tested.
+    # The metric or count that is worse in the bad arm. It decides every step. None until the bad arm is
+    # tested.
     metric: str | None = None
-    # Its tolerated growth in each step: half of the bad arm's growth. For a metric's cost (seconds per token,
-    # bytes) it is half of the logarithm, for a count half of the number. Until the bad arm is tested, it is
-    # the tolerated growth of seconds per token there; None for the default.
+    # The tolerated growth of the metric or count in each step: half of the growth in the bad arm. For the
+    # cost of a metric (seconds per token, bytes), half of the logarithm is used; for a count, half of the
+    # number. Until the bad arm is tested, this is the tolerated growth of seconds per token in the bad arm;
+    # None for the default.
     tolerance: float | None = None
     steps: tuple[Step, ...] = ()
 
@@ -65,16 +67,16 @@ class BisectFile(Document):
         for step in self.steps:
             if step.name not in left:
                 raise ValueError(
-                    f"steps: {step.name!r} is not among the candidates that were left when it was tested"
+                    f"steps: {step.name!r} was not one of the remaining candidates when it was tested"
                 )
             left = _narrowed(left, step)
         if self.steps and (self.metric is None or self.tolerance is None):
-            raise ValueError("steps: none is tested before metric and tolerance are known")
+            raise ValueError("steps: there cannot be any before metric and tolerance are known")
         return self
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The candidates that include the first bad one, oldest first. The last is bad, or not tested."""
+        """The candidates that can still be the first bad one, oldest first. The last is bad or untested."""
         left = self.candidates
         for step in self.steps:
             left = _narrowed(left, step)
@@ -82,7 +84,7 @@ class BisectFile(Document):
 
     @property
     def next(self) -> str | None:
-        """The next candidate to test: the bad one, then the middle of those not tested; None at the end."""
+        """The next candidate to test: the bad arm, then the middle untested suspect. None at the end."""
         if self.metric is None:
             return self.candidates[-1]
         tested = {step.name for step in self.steps}
@@ -104,23 +106,24 @@ class UndecidedError(CaseError):
 
 
 Compare = Callable[[Arm, Arm, BisectFile], Measurement]
-"""Compares the good arm with another one, until the metric of a search (None: every one) is decided with its
-tolerance."""
+"""Compares the good arm with another arm until the metric of the search (None: every metric) is decided, with
+the tolerance of the search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The candidates of a search, and a function that makes their arms."""
+    """The candidates of a search, and a function that builds their arms."""
 
     good: str
     candidates: tuple[str, ...]
-    arm: Callable[[str], Arm]  # makes the arm of a candidate, or of the good one
+    arm: Callable[[str], Arm]  # builds the arm of a candidate, or the good arm
 
 
 def search(state: BisectFile, history: History, compare: Compare) -> Iterator[BisectFile]:
-    """Test candidates until the first bad one is known, or only skipped ones are left. Yields every step.
+    """Test candidates until the first bad one is known or all suspects are tested. Yield each new state.
 
-    Raises `CaseError` if the bad arm is not worse, and `UndecidedError` if this machine cannot decide it.
+    Raises `CaseError` if the bad arm is not worse, and `UndecidedError` if this machine cannot decide whether
+    it is.
     """
     good = history.arm(history.good)
     while (name := state.next) is not None:
@@ -132,7 +135,7 @@ def search(state: BisectFile, history: History, compare: Compare) -> Iterator[Bi
 
 
 def _bad_tested(state: BisectFile, result: Measurement) -> BisectFile:
-    """Choose the metric or count to follow, and half of the bad arm's change as the tolerance."""
+    """Set the metric or count of the search, and its tolerance, from the comparison with the bad arm."""
     name = state.candidates[-1]
     verdict = result.verdict
     _check_measured(name, result)
@@ -156,20 +159,20 @@ def _bad_tested(state: BisectFile, result: Measurement) -> BisectFile:
 
 def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
     if not verdict.checks:
-        why = "; ".join(verdict.reasons) or "search by times, without --dry and --counts"
-        comparison = f"{name} does no more in a step than {good}: {verdict.outcome}"
+        why = "; ".join(verdict.reasons) or "to search for a slower step, leave out --dry and --counts"
+        comparison = f"a step of {name} does not do more work than a step of {good}: {verdict.outcome}"
         return CaseError(f"{comparison}. There is nothing to search for: {why}")
     vague = [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]
     if vague:
         why = f", {vague[0].note}" if vague[0].note else ""
         return UndecidedError(
-            f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}): "
-            "give the case more steps or use a quieter machine. Nothing was searched"
+            f"{name} compared with {good}: {vague[0].label} is inconclusive ({vague[0].change:+.1%}{why}). "
+            "Nothing was searched. Give the case more steps, or use a quieter machine"
         )
     shown = verdict.check(TOKENS_PER_S.name)
     by = "" if shown is None or shown.change is None else f" ({shown.change:+.1%} {shown.label})"
     comparison = f"{name} is not worse than {good}: {verdict.outcome}{by}"
-    return CaseError(f"{comparison}. There is nothing to search for, unless a lower --tolerance finds it")
+    return CaseError(f"{comparison}. There is nothing to search for; try a lower --tolerance")
 
 
 def _tested(state: BisectFile, name: str, good: Arm, history: History, compare: Compare) -> Step:
@@ -188,14 +191,15 @@ def _check_measured(name: str, result: Measurement) -> None:
     reasons = "; ".join(result.verdict.reasons)
     if result.verdict.outcome == "unhealthy":
         raise UndecidedError(
-            f"{name} could not be compared, the machine was unhealthy: {reasons}. The same command goes on"
+            f"{name} could not be compared because the machine was unhealthy: {reasons}. Run the same "
+            "command again to continue"
         )
     if result.verdict.outcome == "failed":
         raise CaseError(f"{name} cannot be compared with the good arm: {reasons}")
 
 
 def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
-    """Judge a candidate from a comparison, on the metric or count of the search."""
+    """Judge a candidate by the metric or count of the search."""
     assert state.metric is not None
     assert state.tolerance is not None
     step = Step(name=name, outcome="skipped", launches=verdict.launches)
@@ -207,7 +211,7 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
             for each in _grown(verdict)
             if each.name == state.metric and abs(each.now - each.before) > state.tolerance
         ]
-        return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "not more")
+        return step.replace(outcome="bad" if grown else "good", why=grown[0] if grown else "no more work")
     check = verdict.check(state.metric)
     if check is None:
         return step.replace(why=f"it has no {state.metric}")
@@ -218,30 +222,30 @@ def _judged(state: BisectFile, name: str, verdict: Verdict) -> Step:
 
 
 def _grown(verdict: Verdict) -> list[Finding]:
-    """Return the counts that are worse, largest change first; empty if times were compared."""
+    """Return the counts that are worse, largest change first. Empty if times were compared."""
     counts = verdict.counts
     return [] if counts is None else [each for each in counts.findings if each.outcome == "regressed"]
 
 
 def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
-    """Return the commits of the branch itself (first parents) between two arms that differ only in these."""
+    """Return the commits on the branch (first parents) between two arms that differ only in their commit."""
     if any(map(RELEASE.fullmatch, f"{good} {bad}".split())):
-        raise CaseError("a search of commits takes no PACKAGE==VERSION: name a lock file, or use --package")
+        raise CaseError("a search of commits cannot use PACKAGE==VERSION: give a lock file, or use --package")
     first = resolve("--good", good, root=root, store=store)
     last = resolve("--bad", bad, root=root, store=store)
     if first.commit is None or last.commit is None:
-        raise CaseError(f"{root} is no git repository: name two versions of a package by --package")
+        raise CaseError(f"{root} is not a git repository: search the versions of a package with --package")
     if last.dirty:
-        raise CaseError("--bad has uncommitted changes, which no commit holds: commit them, or name a commit")
+        raise CaseError("--bad has uncommitted changes: commit them, or give a commit")
     same_packages = first.lock == last.lock and (first.lock or first.python == last.python)
     if first.given != last.given or not same_packages:
         raise CaseError(
-            f"--good {good!r} and --bad {bad!r} differ in more than their commit: give both the same "
+            f"--good {good!r} and --bad {bad!r} differ in more than their commit. Give them the same "
             "variables and interpreter, or the same lock file"
         )
     between = git("rev-list", "--first-parent", "--reverse", f"{first.commit}..{last.commit}", cwd=root)
     if not between or git("rev-list", "--max-count=1", first.commit, f"^{last.commit}", cwd=root):
-        raise CaseError(f"--good {first.commit[:12]} does not come before --bad {last.commit[:12]}")
+        raise CaseError(f"--good {first.commit[:12]} is not an ancestor of --bad {last.commit[:12]}")
     lock = f":{first.lock}" if first.lock else ""
     others = [f"{name}={value}" for name, value in first.given.items()]
     others += [first.python] if first.python != sys.executable and not lock else []
@@ -255,16 +259,16 @@ def of_commits(good: str, bad: str, *, root: Path, store: Path) -> History:
 def of_versions(
     package: str, good: str, bad: str, *, root: Path, store: Path, consent: Consent = refuse_large
 ) -> History:
-    """Return the released versions of a package between two, each to be installed in its own directory."""
+    """Return the releases of a package between two versions. Each is installed in its own directory."""
     first = _version("--good", good)
     last = _version("--bad", bad)
     if first >= last:
-        raise CaseError(f"--good {good} is no older version of {package} than --bad {bad}")
+        raise CaseError(f"--good {good} is not an older version of {package} than --bad {bad}")
     releases = versions(package)
     between = [each for each in releases if first < each <= last and (each == last or not each.is_prerelease)]
     if not between or between[-1] != last:
         newest = ", ".join(map(str, releases[-10:]))
-        raise CaseError(f"pip finds no {package}=={bad}. The newest that it finds: {newest}")
+        raise CaseError(f"pip does not find {package}=={bad}. The newest versions are: {newest}")
 
     def arm(version: str) -> Arm:
         return resolve("--bad", f"{package}=={version}", root=root, store=store, consent=consent)
@@ -276,15 +280,18 @@ def _version(option: str, text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
-        raise CaseError(f"{option} {text!r} is no version: with --package give two, as 2.11.0") from None
+        raise CaseError(
+            f"{option} {text!r} is not a version: with --package, give versions such as 2.11.0"
+        ) from None
 
 
 def begun(
     store: Path, case: Case, history: History, tolerance: float | None = None, *others: object
 ) -> tuple[Path, BisectFile]:
-    """The file of a search, one for the same case, ends, environment, tolerance and `others`; what it holds.
+    """Return the file of a search, and its state: the stored one, or a new one if the file does not exist.
 
-    Raises `FileError` if it cannot be read, or holds another search.
+    The same case, arms, environment, tolerance and `others` have the same file. Raises `FileError` if the
+    file cannot be read or belongs to another search.
     """
     new = BisectFile(case_id=case.id, good=history.good, candidates=history.candidates, tolerance=tolerance)
     good = history.arm(history.good)
@@ -296,8 +303,8 @@ def begun(
     for field in ("case_id", "good", "candidates"):
         if getattr(stored, field) != getattr(new, field):
             raise FileError(
-                f"{file}: field {field} is of another search: it was edited or damaged. "
+                f"{file}: the field {field} belongs to another search, so the file was edited or damaged. "
                 "Delete it to start a new search"
             )
-    # Retry skipped candidates: a network may have been down.
+    # Test skipped candidates again, because the reason may have gone, such as a network that was down.
     return file, stored.replace(steps=tuple(step for step in stored.steps if step.outcome != "skipped"))

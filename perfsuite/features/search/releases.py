@@ -1,4 +1,4 @@
-"""`perfsuite releases`: show the changes of each release of a package in a step, as a page of Markdown."""
+"""`perfsuite releases`: show how each release of a package changed a step, as a Markdown page."""
 
 import os
 import shutil
@@ -39,30 +39,30 @@ from perfsuite.verdict.judge import why_failed
 @shares("cases", "store", "as_json")
 def releases(
     *,
-    package: Annotated[str, typer.Argument(help="Name of the package on its index.")],
+    package: Annotated[str, typer.Argument(help="Name of the package in its index.")],
     case: Ids = None,
     k: Expression = None,
     first: Annotated[
         str | None, typer.Option("--from", help="Oldest release (default: the installed one).")
     ] = None,
     last: Annotated[
-        str | None, typer.Option("--to", help="Newest release (default: the newest of all).")
+        str | None, typer.Option("--to", help="Newest release (default: the newest that exists).")
     ] = None,
     minors: Annotated[
-        bool, typer.Option("--minors", help="Run only the last release of each minor after the oldest one.")
+        bool, typer.Option("--minors", help="After the oldest release, run only the last of each minor.")
     ] = False,
     launch: Annotated[
-        bool, typer.Option("--launch", help="Launch every case, also those that can be run dry.")
+        bool, typer.Option("--launch", help="Launch every case, even if it can be run dry.")
     ] = False,
     launcher: Launcher = None,
     yes: Yes = False,
     shared: Shared,
 ) -> None:
-    """Show what each release of a package changed in a step, as a page of Markdown.
+    """Show how each release of a package changed a step, as a Markdown page.
 
-    Each case is run once under each release: dry if it can be, else launched. Only wheels are installed. Runs
-    are kept, and the same command goes on. The exit status is 3 if a release, or a case under it, could not
-    be run.
+    Each case runs once with each release: dry if possible, and launched otherwise. Only wheels are installed.
+    Runs are kept: to continue after an interruption, run the same command again. The exit status is 3 if a
+    release could not be installed, or if a case could not run with a release.
     """
     os.environ.setdefault("PIP_ONLY_BINARY", ":all:")  # also applies to dependencies of a release
     options = options_of_session(store=shared.store)
@@ -83,18 +83,19 @@ def releases(
 
 
 def released(package: str, first: str | None, last: str | None, *, minors: bool) -> list[str]:
-    """Return the releases from `first` to `last`, oldest first: these two even if pip does not list them.
+    """Return the releases from `first` to `last`, oldest first.
 
-    All others are for this Python, and neither pre-releases nor yanked. Raises `PackageError` for a package
-    that pip does not find, and `CaseError` for bad ends or fewer than two releases.
+    `first` and `last` are included even if pip does not list them. Between them, only releases for this
+    Python count, and neither pre-releases nor yanked releases. Raises `PackageError` if pip does not find the
+    package, and `CaseError` for a bad `first` or `last`, or if there are fewer than two releases.
     """
     try:
         start = Version(first or version(package))
         end = Version(last) if last else None
     except PackageNotFoundError:
-        raise CaseError(f"{package} is not installed here: name the oldest release by --from") from None
+        raise CaseError(f"{package} is not installed here: give the oldest release with --from") from None
     except InvalidVersion as error:
-        raise CaseError(f"--from or --to: {error}: give a version as 2.11.0") from None
+        raise CaseError(f"--from or --to is not a version ({error}): give one such as 2.11.0") from None
     if end and start > end:
         raise CaseError(f"--from {start} is newer than --to {end}: swap them")
     newer = [each for each in versions(package) if each > start and not each.is_prerelease]
@@ -103,23 +104,23 @@ def released(package: str, first: str | None, last: str | None, *, minors: bool)
         later = list({each.release[:2]: each for each in later}.values())
     names = list(dict.fromkeys(map(str, (start, *later))))
     if len(names) < 2:
-        raise CaseError(f"{package} has no release after {start}: name an older one by --from")
+        raise CaseError(f"{package} has no release after {start}: give an older one with --from")
     return names
 
 
 @dataclass
 class _Runs:
-    """Run cases under the releases of a package, and keep the runs."""
+    """Run cases with the releases of a package, and keep the runs."""
 
     setup: Setup
     package: str
-    ways: Sequence[str]  # cheapest first
+    ways: Sequence[str]  # `DRY` and `LAUNCH`, or one of them, cheapest first
     consent: Consent
-    # The first way in which each case ran, which it keeps as long as possible.
+    # Case id -> the first way in which the case ran. It is used for all releases as long as it works.
     way_of: dict[str, str] = field(default_factory=dict)
-    # Whether the torch of an arm allows CUDA to be pretended.
+    # Text of an arm -> whether its torch can simulate CUDA.
     has_cuda: dict[str, bool] = field(default_factory=dict)
-    # The last run of each case.
+    # Case id -> the last run.
     last: dict[str, Run] = field(default_factory=dict)
 
     @property
@@ -131,9 +132,9 @@ class _Runs:
         ]
 
     def possible(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that can be run here in any way, and report why others cannot.
+        """Return the cases that can be run here, dry or launched, and print why other cases cannot.
 
-        Raises `CaseError` if none can, before anything is installed.
+        Raises `CaseError` if no case can be run, before anything is installed.
         """
         usable = []
         refused = []
@@ -146,7 +147,7 @@ class _Runs:
         if not usable:
             raise CaseError("\n".join(refused))
         for line in refused:
-            self.setup.progress.say(f"{line}: it is left out")
+            self.setup.progress.say(f"left out: {line}")
         return usable
 
     def _why_not(self, case: Case, way: str) -> str | None:
@@ -158,7 +159,10 @@ class _Runs:
             return str(error)
 
     def steps(self, cases: Sequence[Case], names: Sequence[str]) -> Iterator[Step]:
-        """Compare each release with the last one under which a case ran. Raises `CaseError` if unused."""
+        """Compare each release with the last one with which a case ran.
+
+        Raises `CaseError` if no case uses the package.
+        """
         left = [*cases]
         before = dict[str, tuple[str, Arm]]()
         options = self.setup.options
@@ -183,18 +187,21 @@ class _Runs:
                 if isinstance(outcome, str):
                     step.unknown.append(f"- {text(case.id)}: {text(outcome)}")
                 elif _used(outcome[-1], self.package) is None:
-                    self.setup.progress.say(f"{case.id} does not use {self.package}, and is left out")
+                    self.setup.progress.say(f"left out: {case.id} does not use {self.package}")
                     left.remove(case)
                 else:
                     before[case.id] = name, arm
                     if earlier:
                         step.compare(outcome[0], outcome[1], since, name)
             if not left:
-                raise CaseError(f"none of these cases uses {self.package}: name one that imports it")
+                raise CaseError(f"no case uses {self.package}: give a case that imports it")
             last = name
 
     def _run(self, case: Case, arms: Sequence[Arm]) -> list[Run] | str:
-        """Return the runs of a case in these arms, in the first way that works in all; or why none does."""
+        """Return the runs of a case in these arms, dry or launched, or the reason why this is impossible.
+
+        All arms are run in the same way, the first that works in all of them.
+        """
         device = self._device(arms)
         why: list[str] = []
         for way in self.ways[self.ways.index(self.way_of.get(case.id, self.ways[0])) :]:
@@ -213,7 +220,7 @@ class _Runs:
         return "; ".join(why)
 
     def _device(self, arms: Sequence[Arm]) -> Device | None:
-        """Return the device to pretend: CUDA in all arms or in none. Only torch decides, checked once."""
+        """Return the device to simulate in a dry run: "cpu" unless torch can simulate CUDA in all arms."""
         asked = arms if self.package == "torch" else (HERE,)
         for arm in asked:
             if arm.text not in self.has_cuda:
@@ -221,15 +228,15 @@ class _Runs:
         return None if all(self.has_cuda[arm.text] for arm in asked) else "cpu"
 
     def _kept(self, case: Case, arm: Arm, way: str, device: Device | None) -> Run:
-        """Return the run of an earlier command, or a new one. Raises `PerfsuiteError` if it has no counts."""
-        file: Path | None = getattr(case.framework, "file", None)  # only a script has one
+        """Return the run of an earlier command, or a new run. Raises `PerfsuiteError` if it has no counts."""
+        file: Path | None = getattr(case.framework, "file", None)  # only a script has this attribute
         scripts = sorted(file.parent.glob("*.py")) if file else []
         code = [read_text(each, errors="backslashreplace") for each in scripts]
         steps = self.setup.options.steps_to_count(case)
         key = [documents.plain(case), arm.text, arm.python, installed(), f"{way}{device or ''}", steps, code]
         run_dir = RunDir((self.setup.options.store / "releases" / documents.digest(key)).absolute())
         run = documents.read_or_none(run_dir.run, Run)
-        if run is None or run.failure is not None:  # it was interrupted, or it failed
+        if run is None or run.failure is not None:  # there is none, or it was interrupted, or it failed
             shutil.rmtree(run_dir.path, ignore_errors=True)
             self.setup.progress.say(f"{arm.text}: {way} of {case.id}")
             if way == DRY:
@@ -241,15 +248,15 @@ class _Runs:
                 run = launch_once(case, machine, run_dir.path, how)
         if run.failure is not None or run.hidden or not run.counts:
             why = why_failed(run) if run.failure else run.hidden or ("nothing was counted",)
-            raise CaseError(f"under {arm.text}: {'; '.join(why)}")
+            raise CaseError(f"with {arm.text}: {'; '.join(why)}")
         used = _used(run, self.package)
         if used is not None and Version(used).public != Version(arm.text.partition("==")[2]).public:
-            raise CaseError(f"under {arm.text}: it used {self.package} {used}, which comes first on its path")
+            raise CaseError(f"with {arm.text}: it used {self.package} {used}, which comes first on its path")
         return run
 
 
 def _used(run: Run, package: str) -> str | None:
-    """Return the version of a package that a run used; None if it did not use the package."""
+    """Return the version of a package that a run used. None if it did not use the package."""
     environment = {} if run.observed is None else run.observed.environment
     return {canonicalize_name(name): environment[name] for name in environment}.get(
         canonicalize_name(package)

@@ -1,4 +1,4 @@
-"""Render the page of `perfsuite releases`: the changes of each release in a step of each case."""
+"""Render the page of `perfsuite releases`: how each release changed a step of each case."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from perfsuite.verdict.loss import may_differ
 
 ARROW = " → "
 SENSE = (
-    "Each case ran once under each release, and one step was counted. *Regressed* means that the step does "
-    "more than under the release before, *improved* that it does less. No time was measured: a step that "
-    "does more need not be slower, and the change may fix a fault. Growth from step to step, start-up, "
-    "evaluation and checkpoints are not counted."
+    "Each case ran once with each release, and the work of one step was counted. *Regressed* means that the "
+    "step does more work than with the previous release, *improved* that it does less. No time was measured: "
+    "a step that does more work is not necessarily slower, and the change can be a bug fix. Growth from step "
+    "to step, start-up, evaluation and checkpoints are not counted."
 )
 ON_CPUS = (
-    "On CPUs, kernels, host reads and memory are those of the code for CPUs. On a GPU a library may run "
-    "other code."
+    "The counts of kernels, host reads and memory on CPUs are those of CPU code. On a GPU, a library can run "
+    "different code."
 )
 DRY = "dry run"
 LAUNCH = "launch"
@@ -33,7 +33,7 @@ LAUNCH = "launch"
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """The way in which a case ran."""
+    """How a case ran: dry or launched, and on which machine."""
 
     case: Case
     way: str
@@ -41,7 +41,7 @@ class Ran:
 
     @property
     def line(self) -> str:
-        """The case, how it ran and where, as a line of Markdown."""
+        """The case, and how and where it ran, as a line of Markdown."""
         place = "on CPUs" if self.machine.device == "cpu" else f"as if on {self.machine.device_name}"
         if self.way != DRY:
             place = place.removeprefix("as if ")
@@ -53,14 +53,15 @@ class Step:
     """The changes of a release."""
 
     title: str
-    same: int = 0  # number of cases that it did not change; `rows` and `lines` describe the others
+    same: int = 0  # number of cases without a change; `rows` and `lines` describe the other cases
     rows: list[list[str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)  # cases that could not be run, and why
+    unknown: list[str] = field(default_factory=list)  # a line for each case that could not be run
 
     def compare(self, before: Run, now: Run, since: str, name: str) -> None:
-        """Add the differences between the runs of a case under the release `since` and under this one."""
-        # Each release is launched once, and the first launch fills caches: calls of start-ups mean nothing.
+        """Add the differences between the runs of a case with the releases `since` and `name`."""
+        # Ignore the calls during start-up: each release is launched only once, and the first launch fills
+        # caches.
         before = without_start_up_calls(before)
         now = without_start_up_calls(now)
         case = now.case
@@ -87,7 +88,7 @@ class Step:
 
 
 def page(package: str, steps: Sequence[Step], ran: Sequence[Ran]) -> str:
-    """Render how each case ran, and below it the changes of the releases, as Markdown."""
+    """Return the page as Markdown: how each case ran, then the changes of each release."""
     headers = ("case", *(column.heading for column in STEP))
     changed = [step for step in steps if step.rows or step.unknown]
     parts = []
@@ -102,7 +103,7 @@ def page(package: str, steps: Sequence[Step], ran: Sequence[Ran]) -> str:
 
 
 def _head(package: str, ran: Sequence[Ran]) -> list[str]:
-    """Return the title, how each case ran, and the limits of the page."""
+    """Return the title, the explanation and limits of the page, and how each case ran."""
     cases = [each.case for each in ran]
     untried = {
         "mixed precision (autocast)": not any(case.precision.endswith("-mixed") for case in cases),
@@ -113,5 +114,5 @@ def _head(package: str, ran: Sequence[Ran]) -> list[str]:
     if any(each.machine.device == "cpu" for each in ran):
         parts.append(ON_CPUS)
     if names and cases:
-        parts.append(f"Not tried in any of these cases: {', '.join(names)}.")
+        parts.append(f"No case uses: {', '.join(names)}.")
     return [*parts, "\n".join(each.line for each in ran)]

@@ -1,1 +1,1 @@
-"""Launches on the nodes of a Slurm allocation."""
+"""Launch jobs on the nodes of a Slurm allocation."""

@@ -1,7 +1,7 @@
-"""Run Slurm's commands to query jobs, and parse their output. All queries raise `SlurmError`.
+"""Query jobs with Slurm's commands, and parse the output. All queries can raise `SlurmError`.
 
-No accounting is needed: the controller knows jobs while they live, and for some minutes afterwards (Slurm's
-MinJobAge). Fields that a version of Slurm does not print are None.
+Slurm's accounting is not needed: the controller knows a job while it runs, and for some minutes afterwards
+(Slurm's MinJobAge). Fields that a version of Slurm does not print are None.
 """
 
 import re
@@ -16,7 +16,7 @@ from perfsuite.errors import ToolError
 from perfsuite.node.processes import captured
 
 POLL_S = 0.2  # seconds between queries until there is an answer
-ANSWER_S = 60  # seconds after which a command that has not answered is abandoned
+ANSWER_S = 60  # seconds to wait for the answer of a command
 FORGOTTEN = "FORGOTTEN"  # the state of a job that Slurm does not know, or no longer knows
 ENDED = frozenset(
     [
@@ -32,7 +32,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 class SlurmError(ToolError):
-    """Slurm refused or failed: gives its message and the command."""
+    """A command of Slurm failed. The text has the command and Slurm's message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,33 +40,34 @@ class SlurmJob:
     """Slurm's data about a job."""
 
     id: str
-    state: str  # its state in one word: PENDING, RUNNING, TIMEOUT
-    state_words: str  # its state as printed: `CANCELLED by 0`
+    state: str  # the state as one word: PENDING, RUNNING, TIMEOUT
+    state_words: str  # the state as Slurm prints it: `CANCELLED by 0`
     reason: str | None = None
-    nodes: tuple[str, ...] = ()  # its nodes in Slurm's order; none while it waits
-    left_s: int | None = None  # seconds until its time limit; None without a limit
-    spreads_gpus: bool = False  # GPUs were not requested per node, in which case a step lacks some of them
+    nodes: tuple[str, ...] = ()  # the nodes, in Slurm's order; empty while the job is waiting
+    left_s: int | None = None  # seconds until the time limit; None if there is no limit
+    # Whether GPUs were requested other than per node. A step then does not get all of them.
+    spreads_gpus: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be started in its allocation any more. Its processes may still be ending."""
+        """Whether the job's allocation can no longer be used. Its processes may still be ending."""
         return self.state in ENDED or self.is_completing
 
     @property
     def is_completing(self) -> bool:
-        """Whether its processes are ending right now."""
+        """Whether the processes of the job are ending."""
         return "COMPLETING" in self.state_words
 
     @property
     def why_over(self) -> str | None:
-        """The reason why its allocation is over, in Slurm's words; None while it is not."""
+        """Slurm's reason why the allocation is over. None while it can be used."""
         if not self.is_over:
             return None
         return self.state_words if self.reason is None else f"{self.state_words} ({self.reason})"
 
 
 def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] | None = None) -> str:
-    """Return the output of a Slurm command. It runs in a session of its own, so Ctrl-C does not reach it."""
+    """Return the output of a Slurm command. It runs in its own session, so Ctrl-C does not reach it."""
     command = shlex.join(words)
     try:
         done = captured(words, timeout=answer_s, start_new_session=True, env=environment)
@@ -74,7 +75,7 @@ def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] 
         raise SlurmError(f"{words[0]}, a command of Slurm, cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
         raise SlurmError(
-            f"{command}: no answer in {answer_s:g} s. `scontrol ping` shows whether Slurm's controller is up"
+            f"{command}: no answer within {answer_s:g} s. Check Slurm's controller with `scontrol ping`"
         ) from None
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
@@ -83,7 +84,7 @@ def ask(*words: str, answer_s: float = ANSWER_S, environment: Mapping[str, str] 
 
 
 def _ask_unless(refusal: str, *words: str) -> str | None:
-    """Return the output of a Slurm command; None if it fails with a message that matches `refusal`."""
+    """Return the output of a Slurm command. None if it fails with a message that matches `refusal`."""
     try:
         return ask(*words)
     except SlurmError as error:
@@ -93,7 +94,7 @@ def _ask_unless(refusal: str, *words: str) -> str | None:
 
 
 def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
-    """Return Slurm's answer. Its controller may be busy, so `SlurmError` is only raised after `until`."""
+    """Return Slurm's answer. Its controller can be busy, so errors are retried until the time `until`."""
     while True:
         try:
             return ask(about)
@@ -104,7 +105,7 @@ def patiently(until: float, ask: Callable[[str], T], about: str) -> T:
 
 
 def job(job_id: str) -> SlurmJob:
-    """Return Slurm's data about a job, with the state `FORGOTTEN` if Slurm does not know it."""
+    """Return Slurm's data about a job. The state is `FORGOTTEN` if Slurm does not know the job."""
     printed = _ask_unless(_UNKNOWN_JOB, "scontrol", "show", "job", job_id, "--oneliner")
     if printed is None:
         return SlurmJob(id=job_id, state=FORGOTTEN, state_words="no longer known to Slurm")
@@ -114,13 +115,14 @@ def job(job_id: str) -> SlurmJob:
 
 
 def parse_job(job_id: str, job_fields: Mapping[str, str], nodes: tuple[str, ...]) -> SlurmJob:
-    """Return a job from the fields of `scontrol show job` and its expanded nodes."""
+    """Return a job from the fields of `scontrol show job` and the names of its nodes."""
     words = job_fields.get("JobState", "UNKNOWN")
     states = re.findall(r"[A-Z_]+", words.upper()) or ["UNKNOWN"]
     limit_s, run_s = (parse_duration_s(job_fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
     return SlurmJob(
         id=job_id,
-        state=next((state for state in states if state in ENDED), states[0]),  # if it has ended, how it ended
+        # If the job has ended, the state must show how it ended.
+        state=next((state for state in states if state in ENDED), states[0]),
         state_words=words,
         reason=job_fields.get("Reason"),
         nodes=nodes,
@@ -130,7 +132,7 @@ def parse_job(job_id: str, job_fields: Mapping[str, str], nodes: tuple[str, ...]
 
 
 def fields(line: str) -> dict[str, str]:
-    """Return the non-empty fields of a line of `scontrol --oneliner`. The first of duplicates wins."""
+    """Return the non-empty fields of a line of `scontrol --oneliner`. Of duplicates, the first wins."""
     values: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
         values.setdefault(name, value.strip())
@@ -138,7 +140,7 @@ def fields(line: str) -> dict[str, str]:
 
 
 def parse_duration_s(text: str) -> int | None:
-    """Return the seconds of a time such as `1-02:03:04` or `3:04`; None for words such as UNLIMITED."""
+    """Return the seconds of a time such as `1-02:03:04` or `3:04`. None for words such as UNLIMITED."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
         return None
@@ -147,7 +149,7 @@ def parse_duration_s(text: str) -> int | None:
 
 
 def steps(job_id: str, name: str) -> list[str]:
-    """Return the ids of a job's living steps with this name."""
+    """Return the ids of a job's running steps with this name."""
     options = ("--noheader", "--steps", f"--jobs={job_id}", "--format=%i %j")
     printed = _ask_unless(_UNKNOWN_JOB, "squeue", *options) or ""
     pairs = [line.strip().partition(" ") for line in printed.splitlines()]
@@ -155,5 +157,5 @@ def steps(job_id: str, name: str) -> list[str]:
 
 
 def cancel(id_: str, *options: str) -> None:
-    """Cancel a job or a step, which may have ended already. `options` are those of scancel."""
+    """Cancel a job or a step, even if it has already ended. `options` are options of scancel."""
     _ask_unless(f"already completing or completed|{_UNKNOWN_JOB}", "scancel", *options, id_)

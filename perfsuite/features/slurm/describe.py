@@ -19,20 +19,21 @@ GRANTED_GPUS = "SLURM_GPUS_ON_NODE"  # Slurm's variable for the GPUs that a step
 class Described(Data):
     """The description of one node."""
 
-    name: str  # Slurm's name of it
+    name: str  # Slurm's name for the node
     machine: Machine
     interconnect: str | None
     interface: str | None = None
-    # GPUs of this node that Slurm gave to the step; None if it gave none, or does not manage them.
+    # Number of GPUs on this node that Slurm gave to the step. None if Slurm gave none, or does not manage
+    # GPUs.
     granted_gpus: int | None = None
-    probe: str | None  # the content of the probe file; None if this node does not see the file
+    probe: str | None  # the content of the probe file; None if this node cannot see the file
 
 
 def interconnect(sys_class: Path = SYS) -> str | None:
-    """Return how this node is connected: `8xib400`, `roce200` or `eth100`, in Gbit/s; None if unknown.
+    """Return the network of this node: `8xib400`, `roce200` or `eth100`, in Gbit/s. None if it is unknown.
 
-    Only ports that are up with the highest rate count: for InfiniBand and RoCE by `rate`, otherwise network
-    interfaces by `speed`, which virtual ones lack. If there are several, their number is included.
+    Only the fastest ports that are up are counted. Their number is included if there are several. If there is
+    no InfiniBand or RoCE port, network interfaces are used. Virtual interfaces have no speed and are ignored.
     """
     up = [port for port in sys_class.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")]
     ports = [(_number(_text(port / "rate")) or 0, _text(port / "link_layer")) for port in up]
@@ -49,7 +50,7 @@ def interconnect(sys_class: Path = SYS) -> str | None:
 
 
 def interface() -> str | None:
-    """Return the network interface with the address of this node's host name; None if there is none."""
+    """Return the network interface with the address of this node's host name. None if there is none."""
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:

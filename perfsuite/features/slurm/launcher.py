@@ -1,8 +1,9 @@
 """Run each job as one step of the Slurm allocation around this process, with an agent on each node.
 
-`srun` passes its stdin on to the agents, which end their part when it closes. If `srun` was killed together
-with this process, the text in `RunDir.lease` stops changing. While this process lives, it cancels the step by
-name until Slurm no longer lists it, because the exit status of `srun` proves nothing.
+`srun` passes its stdin on to the agents. When stdin closes, each agent ends its ranks. If this process and
+`srun` are killed together, agents notice that the text in `RunDir.lease` no longer changes. While this
+process lives, it cancels a step by name until Slurm no longer lists the step: the exit status of `srun` does
+not prove that the step has ended.
 """
 
 import contextlib
@@ -41,33 +42,34 @@ from perfsuite.results.run_dir import RunDir
 
 JOB_ID = "SLURM_JOB_ID"
 NODES = "SLURM_JOB_NUM_NODES"
-END_S = 90.0  # seconds for Slurm to end a step; it keeps one with a killed slurmstepd for over 30
-# Seconds that `srun` waits for the other agents after the first has ended, as a script's ranks may differ.
+END_S = 90.0  # seconds for Slurm to end a step, which takes over 30 s if its slurmstepd was killed
+# Seconds that `srun` waits for the other agents after the first has ended, because the ranks of a script can
+# take different times.
 WAIT_S = 120
 DESCRIBE_S = 300.0
-SHORTEST_S = 60.0  # minimum length of a launch, until one has shown how long it takes
+SHORTEST_S = 60.0  # minimum assumed duration of a launch
 BAD_END = re.compile(r"^srun: error: (\S+: tasks? .*)", re.MULTILINE)
-"""The message of `srun` about an agent that ended badly. `srun` ends no other agent then. This process does
-so, so that any message about an aborted step comes from Slurm itself."""
+"""The message of `srun` about an agent that ended badly. This process, and not `srun`, then ends the other
+agents. So any message about an aborted step comes from Slurm itself."""
 ENDED_BY_SLURM = re.compile(r"\*\*\* (STEP|JOB) .*? \*\*\*")
-"""The message of slurmstepd when a step is cancelled, out of time, or has lost a node. It is not always
-written."""
+"""The message of slurmstepd when a step is cancelled, out of time, or has lost a node. It can be missing."""
 ABORTED = re.compile(rf"^srun: Job step aborted|exit code {128 + signal.SIGTERM}$", re.MULTILINE)
 """The message of `srun` in these cases, and about an agent that got SIGTERM from Slurm."""
 GPU_REQUESTS = frozenset(
     [
         *("SLURM_CPUS_PER_GPU", "SLURM_GPUS", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
         *("SLURM_GPU_BIND", "SLURM_MEM_PER_GPU", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"),
-        GRANTED_GPUS,  # the step's value counts, not that of the job's script
+        GRANTED_GPUS,  # the step must have its own value, not the value of the job's script
     ]
 )
-"""Variables that an allocation sets from its own options, and that `srun` reads as options of a step. Our
-step has one task per node for all GPUs: https://slurm.schedmd.com/srun.html, "Input environment variables".
+"""Variables that Slurm sets from the options of an allocation, and that `srun` reads as options of a step.
+They must be removed, because our step has one task per node for all GPUs. See "Input environment variables"
+in https://slurm.schedmd.com/srun.html.
 """
 
 
 class SlurmLauncher(Launcher):
-    """Runs jobs on the nodes of this allocation. Each job takes the first of them."""
+    """Runs jobs on the nodes of this allocation. Each job uses the first nodes."""
 
     settings: ClassVar[Sequence[Setting]] = (
         Setting(
@@ -75,25 +77,25 @@ class SlurmLauncher(Launcher):
             metavar="WORDS",
             parse=words,
             ini=True,
-            help="more options of srun for each launch; they win over those of perfsuite",
+            help="additional srun options for each launch; they override those of perfsuite",
             page="See [Settings](slurm.md#settings)",
         ),
         Setting(
             name="slurm-python",
             metavar="PROGRAM",
             ini=True,
-            help="the interpreter on the nodes, with the same perfsuite; by default the one that runs pytest",
+            help="the Python interpreter on the nodes, with the same perfsuite (default: pytest's own)",
             page="See [Settings](slurm.md#settings)",
         ),
     )
 
     def __init__(self, srun_options: Sequence[str] | None = None, python: str | None = None) -> None:
-        """Raise `MachineError` outside of an allocation."""
+        """Raise `MachineError` if this process is not in an allocation."""
         job_id = os.environ.get(JOB_ID)
         if job_id is None:
             raise MachineError(
-                f"the launcher slurm: this process is in no allocation ({JOB_ID} is not set). Run it inside "
-                "salloc or sbatch: sbatch --wait --exclusive --nodes=2 --wrap='pytest bench_cases -m h100'"
+                f"the launcher slurm needs an allocation, but {JOB_ID} is not set. Use salloc or sbatch, "
+                "such as: sbatch --wait --exclusive --nodes=2 --wrap='pytest bench_cases -m h100'"
             )
         self.job_id = job_id
         self._options = srun_options or ()
@@ -113,16 +115,16 @@ class SlurmLauncher(Launcher):
 
     @property
     def lock(self) -> str:
-        """The lock of this allocation. Its nodes are not shared, so only sessions inside it queue."""
+        """The lock of this allocation. Nobody else uses its nodes, so only its own sessions wait for it."""
         return f"/tmp/perfsuite-slurm-{self.job_id}.lock"
 
     def machine(self, shared: Path) -> Machine:
-        """Return what each node is, by querying all of them. See `Launcher.machine`."""
+        """Query all nodes, and return the machine that they have in common. See `Launcher.machine`."""
         self._refuse_if_over()
         if self._allocated.spreads_gpus:
             raise MachineError(
-                f"the Slurm job {self.job_id} asked for GPUs otherwise than per node, and no launch would "
-                "have all of them: ask for them by --gres=gpu:8 of salloc or sbatch"
+                f"the Slurm job {self.job_id} did not request GPUs per node, so no launch could use all of "
+                "them. Request GPUs with --gres=gpu:8 of salloc or sbatch"
             )
         probe = shared / f"probe-{uuid.uuid4().hex}"
         word = secrets.token_hex(8)
@@ -134,9 +136,9 @@ class SlurmLauncher(Launcher):
         blind = [each.name for each in descriptions if each.probe != word]
         if blind:
             raise MachineError(
-                f"{', '.join(blind)} cannot see {shared}, where this process has just written a file: every "
-                "node must see this directory. Give one of a shared file system: --perf-store=DIR (of a "
-                "command, --store)"
+                f"{', '.join(blind)} cannot see the file that this process has just written in {shared}. "
+                "Every node must see this directory. Give a directory of a shared file system with "
+                "--perf-store=DIR (for a command, --store)"
             )
         refuse_other_gpus(descriptions)
         nodes = (AllocatedNode(name=each.name, interface=each.interface) for each in descriptions)
@@ -153,7 +155,7 @@ class SlurmLauncher(Launcher):
         ]
         missing = set(self._allocated.nodes) - {each.name for each in descriptions}
         if missing:
-            raise MachineError(f"{', '.join(sorted(missing))} did not say what they are: {done[-2000:]}")
+            raise MachineError(f"no description from {', '.join(sorted(missing))}: {done[-2000:]}")
         return sorted(descriptions, key=lambda each: self._allocated.nodes.index(each.name))
 
     def launch(self, job: Job, on_progress: OnProgress = no_progress) -> Failure | None:
@@ -166,9 +168,10 @@ class SlurmLauncher(Launcher):
         nodes = job.case.topology.nodes
         if job.python == sys.executable:
             job = replace(job, python=self._python)
-        # Set only for the agents: an agent that ends its job must not end srun, which signals the others.
+        # Set only for the agents. With the mark, srun would be killed by an agent that ends its job, and
+        # would then signal the other agents.
         ours = f"{JOB_MARK}={mark},{NODE_VARIABLE}=SLURM_NODEID,{lease.LEASE_S}={lease.LOST_S:g}"
-        # Written by slurmstepd, so that nothing goes through srun.
+        # slurmstepd writes the log, so the output does not go through srun.
         log = f"{job.run_dir.path.resolve()}/agent-%n.log"
         options = ("--unbuffered", "--input=all", f"--output={log}", f"--export=ALL,{ours}")
         command = [*self._srun(nodes, mark, *options), *agent_command(job)]
@@ -180,7 +183,7 @@ class SlurmLauncher(Launcher):
             finally:
                 self._longest_s = max(self._longest_s, time.monotonic() - began)
                 said = self._end(job, srun, mark)
-        if not _has_reported(job):  # otherwise it counts as measured
+        if not _has_reported(job):  # if all ranks have reported, the job was measured
             self._refuse_if_over()
         return said if failure is None and srun.returncode else failure
 
@@ -192,23 +195,23 @@ class SlurmLauncher(Launcher):
             *("--overlap", "--mem=0", "--mpi=none", "--cpu-bind=none", "--gpu-bind=none"),
             *("--kill-on-bad-exit=0", f"--wait={WAIT_S}"),  # see `BAD_END`
             *options,
-            *self._options,  # the last options win
+            *self._options,  # last, because srun uses the last of several equal options
         ]
 
     def _refuse_if_over(self, most_s: float = 0.0) -> None:
         until = time.monotonic() + END_S
         while (job := patiently(until, commands.job, self.job_id)).is_completing and time.monotonic() < until:
-            time.sleep(POLL_S)  # its last state says why
+            time.sleep(POLL_S)  # only the final state shows why the job ended
         if job.is_over:
             raise AllocationOverError(f"the Slurm job {self.job_id} is over: {job.why_over}")
         needed_s = min(most_s, max(SHORTEST_S, 2 * self._longest_s))
         if job.left_s is not None and job.left_s < needed_s:
             raise AllocationOverError(
-                f"the Slurm job {self.job_id} ends in {job.left_s} s, and a launch may take {needed_s:.0f} s"
+                f"the Slurm job {self.job_id} ends in {job.left_s} s, but a launch can take {needed_s:.0f} s"
             )
 
     def _end(self, job: Job, srun: subprocess.Popen[bytes], mark: str) -> Failure | None:
-        """End the job's step and its `srun`. Return what Slurm reported before we cancelled the step."""
+        """End the job's step and its `srun`. Return the failure that Slurm reported before that, or None."""
         assert srun.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -218,9 +221,9 @@ class SlurmLauncher(Launcher):
             self._end_step(mark)
             return said
         except (LaunchError, SlurmError):
-            self._left_over = mark  # if the job was measured, the next launch raises the error
+            self._left_over = mark  # if the job was measured, only the next launch raises the error
             if not _has_reported(job):
-                self._refuse_if_over()  # a lost node may keep its step
+                self._refuse_if_over()  # a step can remain on a lost node
                 raise
             return None
         finally:
@@ -229,7 +232,11 @@ class SlurmLauncher(Launcher):
             wait_for(srun, KILL_S)
 
     def _end_step(self, mark: str) -> None:
-        """End a step on every node. Raises `LaunchError` after `END_S`, `SlurmError` without an answer."""
+        """End a step on every node.
+
+        Raises `LaunchError` if the step still exists after `END_S`, and `SlurmError` if Slurm does not
+        answer.
+        """
 
         def kill(mark: str) -> list[str]:
             left = commands.steps(self.job_id, mark)
@@ -241,8 +248,8 @@ class SlurmLauncher(Launcher):
         while left := patiently(until, kill, mark):
             if time.monotonic() > until:
                 raise LaunchError(
-                    f"Slurm does not end step {', '.join(left)} within {END_S:.0f} s: whatever is measured "
-                    "next would share the nodes with it; look at its nodes (scontrol show step)"
+                    f"Slurm did not end step {', '.join(left)} within {END_S:.0f} s. The next launch would "
+                    "share the nodes with it. Check its nodes (scontrol show step)"
                 )
             time.sleep(POLL_S)
         self._left_over = None
@@ -253,7 +260,7 @@ def _has_reported(job: Job) -> bool:
 
 
 def alike(nodes: Sequence[Described]) -> Machine:
-    """Return the machine that all nodes are. Raises `MachineError` with the names of those that differ."""
+    """Return the machine that all nodes have in common. Raises `MachineError` if a node differs."""
     machines = [each.machine.replace(interconnect=each.interconnect) for each in nodes]
     first = machines[0]
     for node, machine in zip(nodes, machines, strict=True):
@@ -264,18 +271,18 @@ def alike(nodes: Sequence[Described]) -> Machine:
         ]
         if unlike:
             raise MachineError(
-                f"the nodes are unlike: {node.name} has {', '.join(unlike)} of {nodes[0].name}. What is "
-                "measured on them belongs to no hardware class: leave one out (--exclude of salloc or sbatch)"
+                f"the nodes differ: {node.name} has {', '.join(unlike)} of {nodes[0].name}. Measurements on "
+                "them would have no hardware class. Leave one out (--exclude of salloc or sbatch)"
             )
     return first
 
 
 def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
-    """Return what Slurm reports about the end of a step; None if an agent reported why its ranks ended.
+    """Return the failure that Slurm reports about the end of a step. None if an agent has explained the end.
 
-    `srun` may learn of an agent's end before it knows that the step was aborted, or may never know. So an
-    agent ended silently only if nothing reports an abort. A report that an agent wrote while ranks were still
-    running does not explain an abort, because ranks fail when those of another node are gone.
+    `srun` can report the end of an agent before the abort of its step, or never report the abort. An agent is
+    only said to have ended silently if no log reports an abort. A report that an agent wrote while ranks were
+    still running does not explain an abort, because ranks also fail when the ranks of another node are gone.
     """
     logs = [
         files.read_text(log, files.LARGEST_LOG, errors="replace")
@@ -292,12 +299,12 @@ def said_by_slurm(run_dir: RunDir, nodes: int) -> Failure | None:
         return Failure(kind="cancelled", message=message, at=time.time())
     task = _bad_end(run_dir)
     if task is not None:
-        return Failure(kind="crash", message=f"an agent ended without a word: {task[1]}", at=time.time())
+        return Failure(kind="crash", message=f"an agent ended without a report: {task[1]}", at=time.time())
     return None
 
 
 def _bad_end(run_dir: RunDir) -> re.Match[str] | None:
-    """Return the message of `srun` about the first agent that ended badly; None if none did."""
+    """Return the message of `srun` about the first agent that ended badly. None if no agent did."""
     return BAD_END.search(files.read_text(run_dir.scheduler_log, files.LARGEST_LOG, errors="replace"))
 
 
@@ -306,13 +313,13 @@ def _for_srun(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_other_gpus(nodes: Sequence[Described]) -> None:
-    """Raise `MachineError` if a node sees a number of GPUs other than Slurm gave it."""
+    """Raise `MachineError` if the number of GPUs that a node sees is not the number that Slurm gave it."""
     for node in nodes:
         seen = node.machine.devices if node.machine.device == "cuda" else 0
         if node.granted_gpus not in (None, seen):
             note = "" if node.machine.note is None else f" ({node.machine.note})"
             raise MachineError(
-                f"{node.name}: Slurm gave a step {node.granted_gpus} GPUs, and it sees {seen}{note}. Look at "
-                "nvidia-smi on that node, and leave it out (--exclude of salloc or sbatch); if no GPU is to "
-                "be used, ask for none"
+                f"{node.name}: Slurm gave a step {node.granted_gpus} GPUs, but it sees {seen}{note}. Check "
+                "nvidia-smi on that node, and leave the node out (--exclude of salloc or sbatch). If you do "
+                "not need GPUs, request none"
             )

@@ -1,4 +1,4 @@
-"""accelerate's configuration: a file that `accelerate config` wrote, environment variables, and its state."""
+"""accelerate's configuration: a file from `accelerate config`, environment variables, and state objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _upper(value: Any) -> Any:
 
 def _unused(value: Any) -> Any:
     if value:
-        raise ValueError("perfsuite drives accelerate's DDP and FSDP alone; remove it")
+        raise ValueError("perfsuite supports only accelerate's DDP and FSDP; remove this field")
     return value
 
 
@@ -46,7 +46,7 @@ _Unused = Annotated[Any, AfterValidator(_unused)]
 
 
 class FsdpFields(Data):
-    """The section `fsdp_config` of a file, with the defaults of `accelerate launch`."""
+    """The section `fsdp_config` of a configuration file, with the defaults of `accelerate launch`."""
 
     fsdp_version: Literal[1, 2] = 1
     fsdp_sharding_strategy: Annotated[Sharding | None, BeforeValidator(_upper)] = None
@@ -74,36 +74,38 @@ class FsdpFields(Data):
             for name in _FSDP1_ONLY:
                 if name in self.model_fields_set:
                     raise ValueError(
-                        f"{name} is of FSDP1, but fsdp_version is 2 and would ignore it; "
+                        f"{name} is an option of FSDP1, which FSDP2 (fsdp_version: 2) ignores; "
                         "remove it, or convert the file with `accelerate to-fsdp2`"
                     )
             if isinstance(reshard, str):
                 raise ValueError(
-                    f"fsdp_reshard_after_forward is true or false in FSDP2 (fsdp_version: 2), not {reshard}"
+                    "fsdp_reshard_after_forward must be true or false for FSDP2 (fsdp_version: 2), "
+                    f"not {reshard}"
                 )
         elif isinstance(reshard, bool):
             raise ValueError(
-                f"fsdp_reshard_after_forward is one of {', '.join(get_args(Sharding))} in FSDP1 "
+                f"fsdp_reshard_after_forward must be one of {', '.join(get_args(Sharding))} for FSDP1 "
                 f"(fsdp_version: 1), not {str(reshard).lower()}"
             )
         elif None not in (reshard, strategy) and reshard != strategy:
             raise ValueError(
                 f"fsdp_sharding_strategy is {strategy}, but fsdp_reshard_after_forward, "
-                f"its newer name, is {reshard}; keep one"
+                f"the newer name of the same option, is {reshard}; keep one of them"
             )
         return self
 
     @property
     def sharding(self) -> str:
-        """The strategy of FSDP1.
+        """The sharding strategy of FSDP1.
 
-        accelerate 1.15 ignores the newer name if it is given alone, and a worker rejects such a run.
+        accelerate 1.15 ignores `fsdp_reshard_after_forward` if the file does not also have
+        `fsdp_sharding_strategy`. The worker rejects such a run.
         """
         return str(self.fsdp_sharding_strategy or self.fsdp_reshard_after_forward or "FULL_SHARD")
 
 
 class LaunchFields(Data):
-    """The fields that `accelerate config` writes."""
+    """The fields of a file that `accelerate config` wrote."""
 
     distributed_type: Literal["MULTI_GPU", "MULTI_CPU", "FSDP"]
     num_processes: int = Field(ge=1)
@@ -116,7 +118,7 @@ class LaunchFields(Data):
     compute_environment: Literal["LOCAL_MACHINE"] = "LOCAL_MACHINE"
     gpu_ids: Literal["all"] | None = None
 
-    # How `accelerate launch` starts and connects processes, which perfsuite does itself.
+    # How `accelerate launch` starts and connects processes. perfsuite ignores these: it starts them itself.
     machine_rank: int = 0
     main_process_ip: str | None = None
     main_process_port: int | None = None
@@ -124,7 +126,7 @@ class LaunchFields(Data):
     rdzv_backend: str = "static"
     same_network: bool = False
 
-    # For other machines and libraries.
+    # Options of hardware and libraries that perfsuite does not support.
     deepspeed_config: _Unused = None
     dynamo_config: _Unused = None
     fp8_config: _Unused = None
@@ -140,8 +142,8 @@ class LaunchFields(Data):
     def _agree(self) -> LaunchFields:
         if (self.fsdp_config is not None) != (self.distributed_type == "FSDP"):
             raise ValueError(
-                f"distributed_type is {self.distributed_type}, fsdp_config is "
-                f"{'given' if self.fsdp_config else 'missing'}: the one needs the other"
+                f"distributed_type is {self.distributed_type}, but fsdp_config is "
+                f"{'given' if self.fsdp_config else 'missing'}: use FSDP and fsdp_config together"
             )
         if self.use_cpu and self.distributed_type == "MULTI_GPU":
             raise ValueError("use_cpu is true, but distributed_type is MULTI_GPU; correct one of them")
@@ -149,7 +151,7 @@ class LaunchFields(Data):
 
 
 class LaunchConfig(ConfigFile):
-    """A file that `accelerate config` wrote, read once."""
+    """A file that `accelerate config` wrote. It is read once."""
 
     kind: ClassVar[str] = "a YAML file that `accelerate config` wrote"
 
@@ -157,7 +159,7 @@ class LaunchConfig(ConfigFile):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file. Raises `FileError` with the file, the field, its value, and the allowed values."""
+        """Read a file. Raises `FileError`, which names the field, its value, and the allowed values."""
         config = cls(file=path.name, text=cls.read_text(path))
         try:
             _ = config.fields
@@ -181,24 +183,27 @@ class LaunchConfig(ConfigFile):
             ("mixed_precision", *mixed, f"precision {precision!r}"),
         ):
             if got != wanted:
-                return f"{self.file}: {field} is {got!r}, but {by} of the case asks for {wanted!r}"
+                return f"{self.file}: {field} is {got!r}, but {by} of the case needs {wanted!r}"
         recomputes = fields.fsdp_config is not None and fields.fsdp_config.fsdp_activation_checkpointing
         if recomputes and case.activation_checkpointing != "full":
             return (
                 f"{self.file}: fsdp_activation_checkpointing is true, but activation_checkpointing of the "
-                f"case is {case.activation_checkpointing!r}; only 'full' agrees"
+                f"case is {case.activation_checkpointing!r}; it must be 'full'"
             )
         return None
 
 
 def clear_environment() -> None:
-    """Remove every variable that accelerate would read, so that only the case matters."""
+    """Remove every environment variable that accelerate reads: only the case may configure it."""
     for key in [key for key in os.environ if key.startswith(VARIABLES)]:
         del os.environ[key]
 
 
 def launcher_environment(config: str) -> dict[str, str]:
-    """Return the variables of `accelerate launch --config_file`, except those for threads, ports and GPUs."""
+    """Return the environment that `accelerate launch --config_file` sets for accelerate itself.
+
+    Variables for threads, ports and GPUs are left out. `config` is the text of the file.
+    """
     from accelerate.commands import launch
     from accelerate.utils import launch as prepare
 
@@ -211,7 +216,7 @@ def launcher_environment(config: str) -> dict[str, str]:
         arguments, _, _ = validate_launch_command(arguments)
     if arguments.use_fsdp or arguments.multi_gpu:
         arguments.num_machines = 1
-        arguments.main_process_port = 0  # no port is taken, because nothing is launched
+        arguments.main_process_port = 0  # nothing is launched, so no port is needed
         environment = prepare.prepare_multi_gpu_env(arguments)
     else:
         _, environment = prepare.prepare_simple_launcher_cmd_env(arguments)
@@ -219,9 +224,9 @@ def launcher_environment(config: str) -> dict[str, str]:
 
 
 def force_fsdp(accelerator: Any, plugin: Any, parallelism: Any = None) -> str:
-    """Turn on FSDP on a CPU, where accelerate trains with DDP instead. Return the setting to record.
+    """Turn on FSDP on a CPU, where accelerate would train with DDP. Return the text of the setting `forced`.
 
-    FSDP1's plugin must not have `sync_module_states`; each rank creates the same weights anyway.
+    With FSDP1, `sync_module_states` of the plugin must be false. Each rank creates the same weights anyway.
     `parallelism` is a `ParallelismConfig`, which accelerate itself rejects on a CPU.
     """
     import torch
@@ -230,7 +235,7 @@ def force_fsdp(accelerator: Any, plugin: Any, parallelism: Any = None) -> str:
 
     from perfsuite.frameworks.common.private import validate_accelerator
 
-    # AcceleratorState copies PartialState's attributes whenever an instance is created.
+    # Both must change, because each new AcceleratorState copies the attributes of PartialState.
     for state in (PartialState(), accelerator.state):
         state.distributed_type = DistributedType.FSDP
         state.device = torch.device("cpu")

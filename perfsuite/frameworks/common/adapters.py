@@ -1,4 +1,4 @@
-"""Find the layers that have low-rank adapters, under the names that peft matches. Imports torch."""
+"""Find the layers that have low-rank adapters, with the names that peft matches. Imports torch."""
 
 import json
 import re
@@ -13,29 +13,29 @@ from perfsuite.case.case import LoRA
 from perfsuite.frameworks.common.private import checkpointed_module, compiled_module, fsdp_module
 
 WRAPPERS = frozenset({checkpointed_module.name, compiled_module.name, fsdp_module.name, "base_layer"})
-"""Parts of names that wrappers have added since peft matched them."""
+"""Parts of module names that wrappers added after peft matched the names."""
 COPIES = frozenset({"modules_to_save", "original_module"})  # copies of layers that peft trains in full
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
-    """A layer that peft can give an adapter, or has given one."""
+    """A layer that has an adapter from peft, or could have one."""
 
     name: str  # relative to the model that was passed to peft
-    module: nn.Module  # without its adapters
-    is_head: bool  # the output layer of a language model
-    adapters: frozenset[tuple[float, float]]  # rank and alpha of each
+    module: nn.Module  # the layer without its adapters
+    is_head: bool  # whether this is the output layer of a language model
+    adapters: frozenset[tuple[float, float]]  # rank and alpha of each adapter
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether `module` is a matmul with a weight; transformers' GPT-2 has its own class, Conv1D."""
+    """Return whether `module` is a linear layer: torch's class, or Conv1D of transformers' GPT-2."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def adaptable(model: nn.Module) -> list[Layer]:
-    """Return the linear layers of `model`, and the other layers that have an adapter.
+    """Return the linear layers of `model`, and any other layers that have an adapter.
 
-    If peft has prepared parts of the model, only their layers are returned.
+    If only parts of the model were passed to peft, only the layers of these parts are returned.
     """
     layers: dict[tuple[int, str], Layer] = {}
     for number, root in enumerate(_prepared(model) or [model]):
@@ -60,7 +60,7 @@ def adapted(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def chosen(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> list[Layer]:
-    """Return the layers that should have an adapter, in a model with these blocks."""
+    """Return the layers that should have an adapter according to `lora`, in a model with these blocks."""
     if lora.targets == ():
         inside = {part for block in blocks for part in block.modules()}
         return [layer for layer in layers if layer.module in inside]
@@ -70,7 +70,7 @@ def chosen(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> 
 
 
 def unused(lora: LoRA, layers: Sequence[Layer]) -> list[str]:
-    """Return the named targets that match none of `layers`."""
+    """Return the targets of `lora` that match none of `layers`."""
     if lora.targets == "all-linear":
         return []
     names = [layer.name for layer in layers]
@@ -81,12 +81,15 @@ def unused(lora: LoRA, layers: Sequence[Layer]) -> list[str]:
 
 
 def short_names(layers: Sequence[Layer]) -> list[str]:
-    """Return the ends of the names of layers: `q_proj`, or `to_out.0` if the last part is only a number."""
+    """Return the last part of each layer's name: `q_proj`, or `to_out.0` if the last part is a number."""
     return sorted({next(_possible_ends(layer.name)) for layer in layers})
 
 
 def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bool:
-    """Return whether adapters match a case that does not know how many layers of a name have one."""
+    """Return whether the adapters match `lora`, even if only some of the layers with a name have one.
+
+    This is for a case that gives only the name of its model, and so does not know the layers.
+    """
     with_adapter = adapted(layers)
     asked = chosen(lora, layers, blocks)
     if not all(layer in asked and layer.adapters == {lora.of(layer.name)} for layer in with_adapter):
@@ -99,7 +102,10 @@ def fits(lora: LoRA, layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> bo
 def described(
     layers: Sequence[Layer], of: Mapping[Layer, frozenset[tuple[float, float]]], *, exactly: bool = True
 ) -> str:
-    """Describe adapters of `layers` by rank and alpha. With `exactly`, no others share the description."""
+    """Describe the adapters `of` some of `layers`, by rank and alpha.
+
+    With `exactly`, the names of layers are long enough to match no other layer.
+    """
     descriptions = []
     for rank, alpha in sorted({pair for pairs in of.values() for pair in pairs}):
         group = [layer for layer in of if (rank, alpha) in of[layer]]
@@ -109,7 +115,10 @@ def described(
 
 
 def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
-    """Return the `LoRA(...)` for a case file that describes the adapters of these layers, at least one."""
+    """Return Python for a case, `LoRA(...)`, that describes the adapters of these layers.
+
+    At least one of the layers must have an adapter.
+    """
     with_adapter = adapted(layers)
     pairs = {layer: max(layer.adapters) for layer in with_adapter}
     (rank, alpha), _ = Counter(pairs.values()).most_common(1)[0]
@@ -127,14 +136,14 @@ def as_code(layers: Sequence[Layer], blocks: Sequence[nn.Module]) -> str:
 
 
 def _prepared(model: nn.Module) -> list[nn.Module]:
-    """Return the innermost modules that were passed to peft, which leaves its configurations on them."""
+    """Return the innermost modules that were passed to peft. They have the attribute `peft_config`."""
     marked = [each for each in model.modules() if isinstance(getattr(each, "peft_config", None), Mapping)]
     outer = {each for each in marked for part in each.modules() if part is not each and part in marked}
     return [each for each in marked if each not in outer]
 
 
 def _adapters(module: Any) -> frozenset[tuple[float, float]]:
-    """Return rank and alpha of each low-rank adapter that peft has given this layer."""
+    """Return rank and alpha of each low-rank adapter that this layer has from peft."""
     ranks = getattr(module, "r", None)
     if not isinstance(ranks, Mapping) or not any(len(getattr(module, kind, ())) for kind in _KINDS):
         return frozenset()
@@ -145,7 +154,10 @@ _KINDS = ("lora_A", "lora_embedding_A")
 
 
 def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
-    """Return Python that matches only a group of `layers`: ends of names, or else a regular expression."""
+    """Return Python for the `targets` that match only a group of `layers`.
+
+    These are the ends of names or, if no ends match only the group, a regular expression.
+    """
     ends = sorted(set(_ends(layers, group)))
     lora = LoRA(rank=1, alpha=1, targets=tuple(ends))
     if {layer for layer in layers if lora.selects(layer.name)} != set(group):
@@ -155,7 +167,7 @@ def _targets(layers: Sequence[Layer], group: Sequence[Layer]) -> str:
 
 
 def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
-    """Return, for each layer of a group, the shortest end of its name that no layer outside of it has."""
+    """Return, for each layer of a group, the shortest end of its name that no layer outside the group has."""
     everywhere = Counter(end for layer in layers for end in _possible_ends(layer.name))
     inside = Counter(end for layer in group for end in _possible_ends(layer.name))
     return [
@@ -165,7 +177,7 @@ def _ends(layers: Sequence[Layer], group: Sequence[Layer]) -> list[str]:
 
 
 def _possible_ends(name: str) -> Iterator[str]:
-    """Yield the ends of a name, shortest first, that start with a word. `0` is only a position in a list."""
+    """Yield the ends of a name, shortest first. Ends that start with a number are skipped."""
     parts = name.split(".")
     for start in reversed(range(len(parts))):
         if not parts[start].isdecimal() or start == 0:

@@ -1,4 +1,4 @@
-"""A user's configuration file for a library, read once and kept in the case. Imports yaml when used."""
+"""A user's configuration file for a library. It is read once and kept in the case. Imports yaml when used."""
 
 from functools import cached_property
 from pathlib import Path
@@ -13,30 +13,30 @@ from perfsuite.redaction import masked
 
 
 class ConfigFile(Data):
-    """The text of a file, so that ranks and later readers need no copy of it.
+    """The text of a configuration file. The case keeps it, so ranks and later readers do not need the file.
 
-    It is YAML, unless `parse` reads another format.
+    The format is YAML, unless a subclass overrides `parse`.
     """
 
-    kind: ClassVar[str]  # what a user should give, for error messages: "a YAML file that ... wrote"
+    kind: ClassVar[str]  # describes the expected file in error messages: "a YAML file that ... wrote"
 
     text: str = Field(repr=False)
 
     @model_validator(mode="wrap")
     @classmethod
     def _from_path(cls, value: Any, parse: Any) -> Self:
-        """Read the file now if a path is given."""
+        """If a path is given, read the file now."""
         parsed: Self = cls.read(Path(value)) if isinstance(value, str | Path) else parse(value)
         return parsed
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file and name it after its stem. Raises `FileError` or `CaseError`."""
+        """Read a file. Its name is the file name without the suffix. Raises `FileError` or `CaseError`."""
         return cls.model_validate({"name": path.stem, "text": cls.read_text(path)})
 
     @classmethod
     def parse(cls, text: str) -> Any:
-        """Return the content of a text. Raises `ValueError` that says what is wrong with it."""
+        """Return the content of a text. Raises `ValueError`, which says what is wrong with the text."""
         import yaml
 
         try:
@@ -50,7 +50,7 @@ class ConfigFile(Data):
 
     @property
     def digest(self) -> str:
-        """The digest of the content, independent of comments and the order of keys."""
+        """The digest of the content. Comments and the order of keys do not change it."""
         return digest(self.content)
 
     @classmethod
@@ -66,10 +66,10 @@ class ConfigFile(Data):
             raise FileError(f"{path}: {error}. Give {cls.kind}.") from error
         before = text.splitlines()
         after = masked(text).splitlines()
-        if before != after:  # the text of the line itself would reveal it
+        if before != after:  # the message gives the line number, because the line would reveal the secret
             line = next(n for n in range(1, len(before) + 1) if before[n - 1 : n] != after[n - 1 : n])
             raise FileError(
-                f"{path}: line {line} looks like a secret, and a case is kept in clear in results, baselines "
-                "and reports. Set it in the environment of pytest, which training inherits"
+                f"{path}: line {line} looks like a secret, but results, baselines and reports contain the "
+                "case in plain text. Set the secret in the environment of pytest, which the training inherits"
             )
         return text

@@ -1,4 +1,6 @@
-"""Low-rank adapters (peft) on a frozen, perhaps quantised (bitsandbytes) model. Worker side; imports torch.
+"""Train low-rank adapters (peft) on a frozen model, which may be quantised (bitsandbytes).
+
+For the worker; imports torch.
 
 LoRA: Hu et al. 2021. `4bit`: QLoRA's NF4 (Dettmers et al. 2023). `8bit`: LLM.int8() (Dettmers et al. 2022).
 """
@@ -15,11 +17,11 @@ from perfsuite.errors import MismatchError
 from perfsuite.frameworks.common import adapters
 from perfsuite.frameworks.common.adapters import is_linear
 
-NOT_PEFTS = "not peft's, rank "  # begins the observed value for adapters that another library made
+NOT_PEFTS = "not peft's, rank "  # prefix of the observed value if another library added the adapters
 
 
 def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Return the linear layers of these modules, without adapters, with their names inside the modules."""
+    """Return the linear layers of these modules and their names in the modules. Adapters are left out."""
     return [
         (name.removesuffix(".base_layer"), module)
         for block in blocks
@@ -31,7 +33,7 @@ def linear_layers(blocks: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 def quantise_layers(
     kind: Quantization, blocks: Sequence[nn.Module], dtype: torch.dtype, compute: torch.dtype
 ) -> None:
-    """Replace linear layers with quantised ones, without values. 4-bit weights are packed in `dtype`."""
+    """Replace linear layers with quantised ones without values. 4-bit weights are packed in `dtype`."""
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     for block in blocks:
@@ -46,7 +48,7 @@ def quantise_layers(
 
 
 def quantised(empty: Any, full: nn.Parameter) -> Any:
-    """Return a parameter like `empty`, which `quantise_layers` made, with the values of `full`."""
+    """Quantise the values of `full` in the way of `empty`, a parameter from `quantise_layers`."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     if isinstance(empty, Params4bit):
@@ -55,7 +57,7 @@ def quantised(empty: Any, full: nn.Parameter) -> Any:
         )
         return parameter.to(full.device)
     values = Int8Params(full.data.cpu(), requires_grad=False, has_fp16_weights=False)
-    return values.to(full.device)  # only a copy from host memory quantises
+    return values.to(full.device)  # `Int8Params` are quantised when they are copied from host memory
 
 
 def add_adapters(
@@ -65,9 +67,9 @@ def add_adapters(
     dtype: torch.dtype,
     quantization: Quantization = "none",
 ) -> None:
-    """Freeze `model` and add adapters, without values yet, to its linear layers.
+    """Freeze `model` and add adapters, which have no values yet, to its linear layers.
 
-    By default only the linear layers of its blocks get one.
+    By default, only the linear layers of its blocks get an adapter.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -76,7 +78,7 @@ def add_adapters(
     if unused:
         missing = ", ".join(unused)
         names = ", ".join(adapters.short_names(layers))
-        raise MismatchError(f"lora: no linear layer is called {missing}; there are {names}")
+        raise MismatchError(f"lora: no linear layer is called {missing}; the linear layers are {names}")
     chosen = adapters.chosen(lora, layers, blocks)
     config = LoraConfig(
         r=lora.rank,
@@ -86,7 +88,7 @@ def add_adapters(
         alpha_pattern=dict(lora.alpha_pattern),
         fan_in_fan_out=not all(isinstance(layer.module, nn.Linear) for layer in chosen),
     )
-    flag = f"is_loaded_in_{quantization}"  # peft reads it from the model to choose the adapters' class
+    flag = f"is_loaded_in_{quantization}"  # peft reads this attribute to choose the class of the adapters
     setattr(model, flag, True)
     inject_adapter_in_model(config, model)
     delattr(model, flag)
@@ -96,7 +98,7 @@ def add_adapters(
 
 
 def observed(model: nn.Module) -> dict[str, str]:
-    """Return which parameters are trained and, unless all are, the adapters and the quantised layers."""
+    """Return the settings that show which parameters are trained and, if some are frozen, the adapters."""
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     if all(trains.values()):
         return {"trained": "all"}
@@ -119,11 +121,10 @@ def observed(model: nn.Module) -> dict[str, str]:
 def expected(
     case: Case, model: nn.Module, blocks: Sequence[nn.Module], lora_observed: str | None = None
 ) -> dict[str, str | None]:
-    """Return the required result of `observed` for a model with these blocks; None for any value.
+    """Return the required result of `observed` for a model with these blocks. None allows any value.
 
-    `lora_observed` is its value for `lora`. For adapters that are not peft's, only the rank is known, if it
-    is visible at all. How many layers should have an adapter is unknown if only the name of the model is
-    known.
+    `lora_observed` is the observed value of `lora`. If the adapters are not from peft, at most their rank is
+    known. If the case gives only the name of the model, the number of adapters is unknown.
     """
     if case.lora is None:
         return {}
@@ -145,7 +146,7 @@ def expected(
     if lora != lora_observed:
         short = adapters.described(layers, of, exactly=False)
         if short != lora_observed:
-            lora = short  # for readers, because full names may be hundreds
+            lora = short  # for the reader, because there can be hundreds of full names
     unused = adapters.unused(case.lora, layers)
     if unused:
         lora = "; ".join(filter(None, [lora, f"on {' '.join(unused)}, which no layer is called"]))
@@ -155,48 +156,52 @@ def expected(
 def check_asked(
     case: Case, model: nn.Module, blocks: Sequence[nn.Module], observed: Mapping[str, str]
 ) -> None:
-    """Raise `MismatchError` if only adapters are trained, but the case has none."""
+    """Raise `MismatchError` if only adapters are trained, but the case has no `lora`."""
     if case.lora is None and observed["trained"] == "adapters only":
         raise MismatchError(
-            f"lora: the case says none, but only adapters are trained, {observed['lora']}. "
-            f"FLOPs go by it: {advice(model, blocks)}"
+            f"lora: the case has none, but only adapters are trained, {observed['lora']}. "
+            f"The FLOPs depend on it: {advice(model, blocks)}"
         )
 
 
 def advice(model: nn.Module, blocks: Sequence[nn.Module]) -> str:
-    """Return advice on the `lora` of a case that would describe the training."""
+    """Return advice on how to set `lora` in the case so that it describes the training."""
     layers = adapters.adaptable(model)
     if adapters.adapted(layers):
-        return f"say lora={adapters.as_code(layers, blocks)} in the case"
+        return f"set lora={adapters.as_code(layers, blocks)} in the case"
     ranks = sorted(_ranks_not_pefts(model))
     if ranks:
-        return f"say lora=LoRA(rank={ranks[0]}, alpha={ranks[0]}) in the case, with the alpha that you know"
+        return f"set lora=LoRA(rank={ranks[0]}, alpha={ranks[0]}) in the case, with the alpha that you use"
     if any(_is_adapter(name) for name, _ in model.named_parameters()):
-        return "say lora=LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you know"
+        return "set lora=LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you use"
     return "leave lora out of the case"
 
 
 def frozen_share(model: nn.Module) -> float:
-    """Return the share, 0 to 1, of frozen weights in linear layers. Adapters are not counted."""
+    """Return the frozen fraction of the weights in linear layers, 0 to 1. Adapters are not counted."""
     layers: list[Any] = [layer for _, layer in linear_layers([model])]
     frozen = (_size(layer) for layer in layers if not getattr(layer.weight, "requires_grad", True))
     return sum(frozen) / max(sum(map(_size, layers)), 1)
 
 
 def _size(layer: Any) -> int:
-    """Return the number of weights in a layer's matmul, regardless of packing and sharding."""
+    """Return the number of weights of a linear layer, before packing and sharding."""
     if isinstance(layer, nn.Linear):
         return layer.in_features * layer.out_features
     return int(layer.nx * layer.nf)
 
 
 def _is_adapter(name: str) -> bool:
-    """Return whether the name is a LoRA's, or that of a layer copy that peft trains with the adapters."""
+    """Return whether a parameter belongs to a LoRA adapter, or to a layer that peft trains in full."""
     return ".lora_" in f".{name}" or ".modules_to_save." in name
 
 
 def _ranks_not_pefts(model: nn.Module) -> set[int]:
-    """Return ranks from the layers' own fields (loralib's A may hold q, k and v), or else from A's shape."""
+    """Return the ranks of adapters that are not from peft.
+
+    The field of a layer comes first, because one A of loralib can hold q, k and v. If a layer has no such
+    field, the shape of A gives the rank.
+    """
     ranks = set()
     for module in model.modules():
         names = (name for name in ("lora_A", "lora_a", "lora_down") if hasattr(module, name))
@@ -204,13 +209,14 @@ def _ranks_not_pefts(model: nn.Module) -> set[int]:
         weight = getattr(a, "weight", a)
         if isinstance(weight, torch.Tensor):
             said = getattr(module, "r", getattr(module, "rank", None))
-            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # unknown for a part of a flat parameter
+            by_shape = min(weight.shape) if weight.dim() == 2 else 0  # a flat parameter does not show it
             ranks.add(said if isinstance(said, int) else by_shape)
     return ranks - {0}
 
 
 def quantization_of(module: nn.Module) -> str | None:
-    """Return `4bit` or `8bit` for a linear layer of bitsandbytes, otherwise None."""
-    if not isinstance(module, nn.Linear):  # peft's classes around such a layer have the same names
+    """Return `4bit` or `8bit` for a linear layer of bitsandbytes, and None for any other module."""
+    # peft's wrappers of these layers have the same class names, but are not `nn.Linear`.
+    if not isinstance(module, nn.Linear):
         return None
     return {"Linear4bit": "4bit", "Linear8bitLt": "8bit"}.get(type(module).__name__)

@@ -1,4 +1,4 @@
-"""Linear layers with float8 matmuls from torchao, and the modules of a model with few bits. Worker side."""
+"""Train with torchao's float8 matmuls, and find the modules with low precision. For the worker."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from perfsuite.results.rank_report import Flops
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-"""How torchao scales: a whole tensor, each row, or each row except for gradients of weights (16 bits)."""
-LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # name prefixes of modules with matmuls in fewer than 16 bits
-GATHERED = ", gathered in float8"  # added if FSDP2 gathers weights in 8 bits
-MULTIPLE = 16  # float8 matmuls on a GPU need sizes that are a multiple of it
+"""torchao's scales: one per tensor, one per row, or one per row with weight gradients in 16 bits."""
+LOW_PRECISION = ("Float8", "MXFP8", "NVFP4")  # class name prefixes of modules with matmuls below 16 bits
+GATHERED = ", gathered in float8"  # suffix of the setting if FSDP2 gathers weights in 8 bits
+MULTIPLE = 16  # the sizes of float8 matmuls on a GPU must be multiples of this
 
 
 def unsupported(
     recipe: Recipe | None, case: Case, machine: Machine, *, by_accelerate: bool = False
 ) -> str | None:
-    """Return why a case cannot train in float8 on a machine, or None."""
+    """Return why a case cannot train in float8 on a machine, or None. None also if `recipe` is None."""
     if recipe is None:
         return None
     if by_accelerate and case.precision != "bf16-mixed":
-        return f"float8={recipe!r} is mixed with bf16: give precision 'bf16-mixed', not {case.precision!r}"
+        return f"float8={recipe!r} needs precision 'bf16-mixed', not {case.precision!r}"
     if by_accelerate and getattr(case.framework, "tp_size", 1) > 1:
-        return f"float8={recipe!r}: torchao's linear layers are none that transformers splits by tp_size"
+        return f"float8={recipe!r}: transformers' tensor parallelism (tp_size) cannot split torchao's layers"
     if case.lora is not None or case.quantization != "none":
-        return f"float8={recipe!r} goes with neither lora nor quantization"
+        return f"float8={recipe!r} cannot be combined with lora or quantization"
     if machine.compute_capability is not None and machine.compute_capability < (8, 9):
-        return f"float8={recipe!r} needs a GPU of compute capability 8.9 or more, as an L4, L40S or H100"
+        return f"float8={recipe!r} needs a GPU of compute capability 8.9 or more, such as L4, L40S or H100"
     return missing_package("torchao")
 
 
@@ -44,9 +44,10 @@ def unsupported(
 def expected(
     recipe: Recipe | None, case: Case, *, kept: int = 0, gathered: bool = False
 ) -> Mapping[str, str]:
-    """Return what must be observed: the blocks' linear layers in float8, without the first `kept` ones.
+    """Return the settings that the worker must observe: the number of float8 layers in the blocks.
 
-    `gathered` means that the wrapper gathers weights in float8, if the recipe allows it.
+    The first `kept` linear layers stay in higher precision. `gathered` means that the wrapper gathers weights
+    in float8 if the recipe allows it.
     """
     if recipe is None:
         return {}
@@ -61,9 +62,9 @@ def expected(
 
 
 def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
-    """Let the linear layers of a model's blocks multiply in float8, emulated on a CPU.
+    """Convert the linear layers of a model's blocks to float8. On a CPU, float8 is emulated.
 
-    The head stays unchanged, as torchao advises. Raises `MismatchError` for sizes that float8 does not
+    The head is not converted, as torchao advises. Raises `MismatchError` for sizes that float8 does not
     support.
     """
     if recipe is None:
@@ -77,7 +78,7 @@ def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
     for name, layer in layers:
         if any(size % MULTIPLE for size in layer.weight.shape):
             shape = " x ".join(map(str, layer.weight.shape))
-            raise MismatchError(f"float8: the weight of {name} is {shape}, expected multiples of {MULTIPLE}")
+            raise MismatchError(f"float8: the weight of {name} is {shape}; give multiples of {MULTIPLE}")
     config = Float8LinearConfig.from_recipe_name(recipe)
     config = dataclasses.replace(config, emulate=device.type == "cpu")
     chosen = {id(layer) for _, layer in layers}
@@ -85,7 +86,7 @@ def convert(recipe: Recipe | None, model: Any, device: Any) -> None:
 
 
 def accelerate_recipe(recipe: Recipe, device: Any, *, gathered: bool) -> Any:
-    """Return accelerate's `AORecipeKwargs`. `tensorwise` is what accelerate itself would create."""
+    """Return accelerate's `AORecipeKwargs`. For `tensorwise`, they are accelerate's own defaults."""
     from accelerate.utils import AORecipeKwargs
     from torchao.float8 import Float8LinearConfig
 
@@ -95,7 +96,7 @@ def accelerate_recipe(recipe: Recipe, device: Any, *, gathered: bool) -> Any:
 
 
 def observed(model: Any) -> dict[str, str]:
-    """Return which modules multiply in fewer than 16 bits, if any, and whether FSDP2 gathers them so."""
+    """Return the setting `low_precision_modules`, or an empty dict if all matmuls have 16 bits or more."""
     from perfsuite.frameworks.common.private import shard_of
 
     seen = low_precision(model.modules())
@@ -105,28 +106,29 @@ def observed(model: Any) -> dict[str, str]:
 
 
 def with_float8(flops: Flops | None, model: Any) -> Flops | None:
-    """Return FLOPs with those in float8 listed separately, if that is known."""
+    """Return `flops` with the float8 FLOPs of `model` listed separately, if their number is known."""
     return flops and flops.replace(per_token_float8=flops_in_float8(model.modules()) or None)
 
 
 def low_precision(things: Iterable[Any]) -> str:
-    """Return how many modules, or configurations of modules, multiply in fewer than 16 bits, by class."""
+    """Describe the number of modules, or module configurations, with matmuls below 16 bits, by class."""
     counts = Counter(map(_kind, things))
     kinds = sorted(name for name in counts if name.startswith(LOW_PRECISION))
     return ", ".join(f"{counts[name]} {name}" for name in kinds) or "none"
 
 
 def _kind(thing: Any) -> str:
-    """Return the class of a module, or of what a configuration builds, before FSDP renamed it."""
+    """Return the class name of a module, or of a configuration's module, without FSDP's prefix."""
     name = type(thing).__qualname__.removesuffix(".Config").rpartition(".")[2]
     return name.removeprefix("FSDP")
 
 
 def flops_in_float8(modules: Iterable[Any]) -> float | None:
-    """Return the FLOPs per token in torchao's linear layers; None if any is emulated, or of another kind.
+    """Return the FLOPs per token in torchao's linear layers. None if some of them are unknown.
 
-    The output and the gradients of input and weight are matmuls with 2 FLOPs per weight. A recipe may keep
-    the gradient of the weight in more bits.
+    They are unknown if a layer is emulated, or belongs to another class with low precision.
+    The output, the gradient of the input and the gradient of the weight are matmuls with 2 FLOPs per weight
+    each. A recipe can compute the gradient of the weight in more bits, which is then not counted.
     """
     flops = 0.0
     for module in modules:

@@ -1,4 +1,4 @@
-"""The training loop of adapters whose library has none. Nothing in a step waits for the device."""
+"""The training loop for frameworks whose library has none. Nothing in a step waits for the device."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -16,7 +16,8 @@ from perfsuite.frameworks.base import Ranks, Workload
 from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, build_optimizer, synthetic_batches
 from perfsuite.frameworks.common.own_list import OwnList
 
-LOSS_SCALE = 1024.0  # for fp16-mixed; torch starts at 65536, and skips the first steps to find a lower one
+# For fp16-mixed. torch starts at 65536, and skips the first steps until it has found a lower scale.
+LOSS_SCALE = 1024.0
 
 
 def training(
@@ -33,14 +34,15 @@ def training(
     tensor_parallel: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Workload:
-    """Return the training of a wrapped model on synthetic data. Losses stay on the device.
+    """Return a workload that trains a wrapped model on synthetic data. Losses stay on the device.
 
-    `backward` adds the gradients of a micro-batch's mean loss, divided by the number of micro-batches, and
-    returns the loss divided in the same way. Forward and backward run inside `sync(is_last)`, which may keep
-    ranks from reducing gradients before the last micro-batch. `step` steps the optimizer and clears the
-    gradients. `scaler` is the gradient scaler, which must not skip a step. `autocast` is the dtype of torch's
-    autocast. `inputs` prepares the model's inputs from a batch; forward and backward run inside it.
-    `tensor_parallel` is the number of neighbouring ranks that see the same data.
+    `backward` takes the mean loss of a micro-batch. It divides the loss by the number of micro-batches, adds
+    its gradients, and returns the divided loss. Forward and backward run inside the context manager
+    `sync(is_last)`, which can keep ranks from reducing gradients before the last micro-batch. `step` steps
+    the optimizer and clears the gradients. `scaler` is the gradient scaler, which must not skip a step.
+    `autocast` is the dtype of torch's autocast, or None to leave autocast off. `inputs` prepares the model's
+    inputs from a batch; forward and backward run inside this context manager. `tensor_parallel` is the number
+    of neighbouring ranks that see the same data.
     """
     inputs = inputs or (lambda batch: nullcontext({"input_ids": batch, "labels": batch}))
     batches = synthetic_batches(case, ranks.rank // tensor_parallel, ranks.device)
@@ -48,7 +50,7 @@ def training(
 
     def forward(given: Mapping[str, Tensor]) -> Tensor:
         with torch.autocast(ranks.device.type, autocast, enabled=autocast is not None):
-            loss: Tensor = model(**given).loss  # over all tokens except each first
+            loss: Tensor = model(**given).loss  # mean over all tokens except the first of each sequence
         return loss
 
     def train_step() -> Tensor:
@@ -68,7 +70,7 @@ def training(
         if scaler is not None and scaler.is_enabled() and scaler.get_scale() < LOSS_SCALE:
             raise MismatchError(
                 f"{case.precision}: gradients were not finite at a loss scale of {LOSS_SCALE:g}, and the "
-                "optimizer skipped those steps: give a lower learning_rate, or bf16-mixed"
+                "optimizer skipped those steps. Give a lower learning_rate, or train in bf16-mixed"
             )
         return losses
 
@@ -86,10 +88,10 @@ def data_parallel_workload(
     tensor_parallel: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Workload:
-    """Return the `training`, with AdamW, of a model that torch itself has wrapped.
+    """Return the `training` of a model that one of torch's own wrappers has wrapped. The optimizer is AdamW.
 
-    With `autocast`, torch's autocast mixes precisions instead of the wrapper. `no_sync` is entered for all
-    micro-batches except the last.
+    With `autocast`, torch's autocast mixes the precisions instead of the wrapper. All micro-batches except
+    the last run inside `no_sync`.
     """
     optimizer = build_optimizer(case, model)
     kind = ShardedGradScaler if isinstance(model, FullyShardedDataParallel) else torch.amp.GradScaler
@@ -102,7 +104,9 @@ def data_parallel_workload(
         return loss
 
     def step() -> None:
-        scaler.unscale_(optimizer)  # the scaler's own call, so that ranks that shard agree on an overflow
+        # `step` does not unscale for a fused optimizer, and only the `unscale_` of `ShardedGradScaler` makes
+        # all ranks agree on an overflow.
+        scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -122,5 +126,5 @@ def data_parallel_workload(
 
 
 def fixed_scaler(kind: Any, device: str, *, enabled: bool = True) -> Any:
-    """Return a gradient scaler of class `kind` at `LOSS_SCALE`, which never grows."""
+    """Return a gradient scaler of class `kind` that starts at `LOSS_SCALE` and never grows."""
     return kind(device, init_scale=LOSS_SCALE, growth_interval=2**31 - 1, enabled=enabled)

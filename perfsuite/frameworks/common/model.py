@@ -1,4 +1,4 @@
-"""The model, optimizer and data of all frameworks that use ours. Worker side; imports torch."""
+"""The model, optimizer and data of frameworks that do not bring their own. For the worker; imports torch."""
 
 import copy
 from functools import partial
@@ -16,21 +16,21 @@ from perfsuite.frameworks.common.private import no_split_modules
 from perfsuite.frameworks.common.weights import initialise, parameters_on_meta
 
 DTYPES = {**dict.fromkeys(("fp32", "bf16-mixed", "fp16-mixed"), torch.float32), "bf16": torch.bfloat16}
-"""Precision of a case -> dtype of the parameters."""
+"""A case's precision -> dtype of the parameters."""
 COMPUTE_DTYPES = {**DTYPES, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-"""Precision of a case -> dtype of the matmuls."""
-DISTINCT_BATCHES = 16  # number of batches, created before the clock starts; the loop cycles through them
-ALPHABET = 64  # number of different tokens in the synthetic text
+"""A case's precision -> dtype of the matmuls."""
+DISTINCT_BATCHES = 16  # number of batches, which are created before the clock starts and used in turn
+ALPHABET = 64  # number of distinct tokens in the synthetic text
 
-_NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json` about its origin, not about how the model is built
+_NOT_OF_THE_MODEL = frozenset(  # keys of a `config.json` that do not change the model
     "architectures auto_map _name_or_path torch_dtype dtype transformers_version use_cache".split()  # noqa: SIM905
 )
 _ROPE = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
-"""Keys in files from before transformers 5 that transformers converts to `rope_parameters`."""
+"""Keys of older files, which transformers 5 converts to `rope_parameters`."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype's name without `torch.`."""
+    """Return the name of a dtype without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -42,7 +42,7 @@ def transformers_config(model: Model) -> Any:
     """
     from transformers import AutoConfig
 
-    # A deep copy, because transformers fills in nested parts (rope_parameters) in place.
+    # A deep copy, because transformers changes nested parts (rope_parameters) in place.
     settings: dict[str, Any] = {**copy.deepcopy(dict(model.config)), "use_cache": False}
     model_type = settings.pop("model_type")
     try:
@@ -55,14 +55,14 @@ def transformers_config(model: Model) -> Any:
     unknown = sorted(set(settings) - keys)
     if unknown:
         raise MismatchError(
-            f"{model.name}: {type(usual).__name__} has no {', '.join(unknown)}: correct the spelling, or "
-            "leave it out of the configuration"
+            f"{model.name}: {type(usual).__name__} has no {', '.join(unknown)}. Correct the spelling, or "
+            "remove the key from the configuration"
         )
     return AutoConfig.for_model(model_type, **settings)
 
 
 def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Build a model with random weights on the default device. Without attention it only takes `eager`."""
+    """Build a model with random weights on the default device. A model without attention uses `eager`."""
     from transformers import AutoModelForCausalLM
 
     attention = attention if has_attention(config) else "eager"
@@ -72,15 +72,16 @@ def transformers_model(config: Any, *, attention: str, dtype: torch.dtype = torc
 
 def has_attention(config: Any) -> bool:
     """Return whether a transformers configuration is for a model with attention, unlike Mamba."""
-    text = getattr(config, "get_text_config", lambda: config)()  # a script may use transformers before 4.45
+    # A script may use transformers before 4.45, which has no `get_text_config`.
+    text = getattr(config, "get_text_config", lambda: config)()
     return hasattr(text, "num_attention_heads")
 
 
 def build_model(case: Case, device: torch.device) -> nn.Module:
     """Build the case's model in training mode, with the same weights on every rank.
 
-    Blocks are checkpointed and compiled as the case says. Both change the blocks' `forward`, so that wrappers
-    can be applied to the blocks afterwards.
+    Blocks are checkpointed and compiled as the case says. This only changes the `forward` of a block, so
+    wrappers can still be applied to the block.
     """
     model = model_without_weights(case, device)
     initialise(model, blocks(model), seed=case.seed, device=device)
@@ -88,7 +89,7 @@ def build_model(case: Case, device: torch.device) -> nn.Module:
 
 
 def model_without_weights(case: Case, device: torch.device) -> nn.Module:
-    """Build the model with its parameters on the meta device, to be sharded before `initialise`."""
+    """Build the model with its parameters on the meta device. Shard it, if necessary, before `initialise`."""
     dtype = DTYPES[case.precision]
     compute = COMPUTE_DTYPES[case.precision]
     with device, parameters_on_meta():
@@ -109,24 +110,24 @@ def model_without_weights(case: Case, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> list[Any]:
-    """Return the transformer blocks: the outermost modules that transformers says must not be split."""
+    """Return the transformer blocks: the outermost modules that transformers declares as unsplittable."""
     names = set(getattr(model, no_split_modules.name, None) or ())
     candidates = [module for module in model.modules() if type(module).__name__ in names]
     if not candidates:
-        raise MismatchError(f"{type(model).__name__} names no transformer blocks ({no_split_modules.name})")
+        raise MismatchError(f"{type(model).__name__} has no transformer blocks ({no_split_modules.name})")
     inner = {id(part) for block in candidates for part in block.modules() if part is not block}
     return [block for block in candidates if id(block) not in inner]
 
 
 def is_checkpointed(mode: str, index: int) -> bool:
-    """Return whether block `index` is recomputed in backward under a case's `activation_checkpointing`."""
+    """Return whether backward recomputes block `index`. `mode` is the case's `activation_checkpointing`."""
     if mode.startswith("every-"):
         return index % int(mode.removeprefix("every-")) == 0
     return mode != "none"
 
 
 def _save_expensive_ops() -> Any:
-    """Return torchtitan's policy: save attention, reductions and every second matmul, recompute the rest."""
+    """Apply torchtitan's policy: save attention, reductions and every second matmul, recompute the rest."""
     aten = torch.ops.aten
     expensive = {
         aten.mm.default,
@@ -136,7 +137,7 @@ def _save_expensive_ops() -> Any:
         aten._scaled_dot_product_cudnn_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }
-    matmuls = {False: 0, True: 0}  # in the forward, and in its repetition
+    matmuls = {False: 0, True: 0}  # whether this is the recomputation -> number of matmuls so far
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keep = op in expensive
@@ -149,7 +150,7 @@ def _save_expensive_ops() -> Any:
 
 
 def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW, fused on a GPU, for all parameters that are not frozen. Wrap the model before."""
+    """Return AdamW, fused on a GPU, for all parameters that are not frozen. Wrap the model first."""
     fused = next(model.parameters()).device.type == "cuda"
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=case.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
@@ -158,9 +159,9 @@ def build_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
 def synthetic_batches(case: Case, data_rank: int, device: torch.device) -> list[Tensor]:
     """Return `DISTINCT_BATCHES` batches of learnable tokens: [micro_batch, sequence_length], int64.
 
-    The text is a fixed Markov chain over `ALPHABET` tokens: nine times out of ten the successor is a fixed
-    permutation of the token, otherwise a random token. A model that learns at all reduces its loss from
-    ln(vocabulary) to below ln(ALPHABET) within some dozen steps.
+    The text is a Markov chain over `ALPHABET` tokens. Nine times out of ten, the next token is given by a
+    fixed permutation; one time out of ten, it is random. A model that learns at all reduces its loss from
+    ln(vocabulary) to below ln(ALPHABET) within a few dozen steps.
     """
     return list(_markov_chain(case, data_rank).to(device).split(case.micro_batch))
 
@@ -171,7 +172,7 @@ def _markov_chain(case: Case, data_rank: int) -> Tensor:
     chain = torch.Generator().manual_seed(0)
     successor = torch.randperm(size, generator=chain)
     shape = (DISTINCT_BATCHES * case.micro_batch, case.sample_length)
-    # One generator for each array, so that the first sequences do not depend on the micro-batch.
+    # Each array has its own generator. The first sequences are then the same for every micro-batch size.
     seed = 1_000_003 * (case.seed + 1) + 2 * data_rank
     random = torch.randint(size, shape, generator=torch.Generator().manual_seed(seed))
     follow = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < 0.9

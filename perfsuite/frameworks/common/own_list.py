@@ -1,4 +1,4 @@
-"""Lists of perfsuite's own records of each step, which do not count as growth of the training."""
+"""Lists for perfsuite's own records of each step. They do not count as memory growth of the training."""
 
 import gc
 import weakref
@@ -11,7 +11,7 @@ _lists: list[weakref.ref["OwnList[object]"]] = []
 
 
 class OwnList(list[T]):
-    """A list whose elements the census of kept objects leaves out, such as the losses of all steps."""
+    """A list, such as the losses of all steps, whose elements do not count as objects that training keeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,14 +19,14 @@ class OwnList(list[T]):
 
 
 def tracked_elements() -> Iterator[object]:
-    """Yield the elements of all these lists that Python's garbage collector tracks."""
+    """Yield the elements of all `OwnList`s that Python's garbage collector tracks."""
     for reference in _lists:
         own = reference()
         yield from filter(gc.is_tracked, () if own is None else own)
 
 
 def clear(kind: type) -> None:
-    """Empty the lists with elements of this type, where nobody will read them."""
+    """Empty the lists whose elements have this type. Call it only where nobody will read them."""
     for reference in _lists:
         own = reference()
         if own and isinstance(own[-1], kind):

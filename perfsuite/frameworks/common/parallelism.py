@@ -1,6 +1,6 @@
 """Degrees of accelerate's `ParallelismConfig`, for the frameworks that train with accelerate's FSDP2.
 
-Imports torch when used.
+Torch is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from perfsuite.frameworks.common.sharding import dry_plan, expected_shards, tens
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Package -> first version with everything that is used here.
+# Package -> the first version that has everything that is used here.
 NEEDS = {"accelerate": "1.12", "transformers": "5.23"}
 
 Size = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Degrees(Data):
-    """How many ranks replicate, shard, split sequences, and split layers: the mesh axes, outermost first."""
+    """The sizes of the mesh axes, outermost first. If all of them are 1, all ranks shard."""
 
-    dp_replicate_size: Size  # groups of ranks that replicate, while each group shards
-    dp_shard_size: Size  # ranks that shard; without any degree, all ranks do
-    cp_size: Size  # neighbouring ranks that hold parts of the same sequences, and shard as well
-    tp_size: Size  # neighbouring ranks that split each layer and see the same data
+    dp_replicate_size: Size  # number of groups that replicate; each group shards
+    dp_shard_size: Size  # number of ranks that shard
+    cp_size: Size  # number of neighbouring ranks that split the sequences, and also shard
+    tp_size: Size  # number of neighbouring ranks that split each layer and see the same data
 
     @property
     def alike(self) -> int:
@@ -50,26 +50,26 @@ class Degrees(Data):
         return any(size > 1 for size in self.model_dump().values())
 
     def refuse_without_shards(self) -> None:
-        """Raise `ValueError` for degrees that accelerate rejects with FSDP2."""
+        """Raise `ValueError` for degrees that accelerate rejects for FSDP2."""
         if self.given and self.dp_shard_size == 1 and (self.cp_size == 1 or self.dp_replicate_size > 1):
             raise ValueError(
                 f"dp_shard_size=1 leaves FSDP2 nothing to shard ({self}); give at least 2, "
-                "or no degree to shard among all ranks"
+                "or leave out all degrees: then all ranks shard"
             )
 
     def check(self, case: Case) -> None:
-        """Raise `CaseError` if the degrees do not multiply to the ranks, or do not divide the sequence."""
+        """Raise `CaseError` if the degrees do not fit the number of ranks or the sequence length."""
         ranks = case.topology.world_size
         product = math.prod(self.model_dump().values())
         if self.given and product != ranks:
             raise CaseError(
-                f"{self} multiply to {product}, but the topology of the case has {ranks} processes; "
+                f"{self}: the product is {product}, but the topology of the case has {ranks} processes; "
                 "change one of them"
             )
-        # Each rank has a part from either end.
+        # Each rank has two parts of a sequence, one from each end.
         if self.cp_size > 1 and (case.sequence_length or 0) % (2 * self.cp_size):
             raise CaseError(
-                f"sequence_length={case.sequence_length} is no multiple of {2 * self.cp_size}, twice the "
+                f"sequence_length={case.sequence_length} is not a multiple of {2 * self.cp_size}, twice the "
                 "cp_size: change one of them"
             )
 
@@ -80,10 +80,10 @@ class Degrees(Data):
         if not self.given:
             return None
         if self.cp_size > 1 and machine.device == "cpu":
-            return f"cp_size={self.cp_size}: a CPU has no kernel for it: run the case dry, as on a GPU"
+            return f"cp_size={self.cp_size} needs a GPU. Run the case dry, with a simulated GPU"
         if self.cp_size > 1 and (case.attention != "sdpa" or case.precision == "fp32" or case.compile):
             settings = f"{case.attention!r}, precision {case.precision!r}, compile {case.compile}"
-            return f"cp_size={self.cp_size} needs attention 'sdpa' in 16 bits, not compiled, not {settings}"
+            return f"cp_size={self.cp_size} needs attention 'sdpa', 16 bits and no compile, not {settings}"
         split = self.tp_size > 1
         for package in ("accelerate", "transformers") if split else ("accelerate",):
             installed = importlib.metadata.version(package)
@@ -94,7 +94,7 @@ class Degrees(Data):
         return tensor_parallel_unsupported(case, "tp_size", self.tp_size) if split else None
 
     def expected(self) -> dict[str, str]:
-        """Return the mesh and the placements that must be observed. accelerate names the mesh's axes."""
+        """Return the mesh and the placements that the worker must observe. accelerate names the axes."""
         if not self.given:
             return {"sharding": "Shard(0)"}
         replicate = self.dp_replicate_size
@@ -103,7 +103,10 @@ class Degrees(Data):
         return expected | ({"context_parallel": str(self.cp_size)} if self.cp_size > 1 else {})
 
     def observed(self, accelerator: Any) -> dict[str, str]:
-        """Return what the parameters do not show: FSDP2 shards them over `dp_shard` and `cp` as one axis."""
+        """Return the observed setting `context_parallel`, if it is used.
+
+        The parameters do not show it, because FSDP2 shards them over `dp_shard` and `cp` as one axis.
+        """
         if self.cp_size == 1:
             return {}
         return {"context_parallel": str(accelerator.torch_device_mesh["cp"].size())}
@@ -122,11 +125,11 @@ class Degrees(Data):
         return replace(plan, pretend=pretend, ranks_differ=True)
 
     def _told_by_positions(self, find: Any) -> Any:
-        """Let transformers find gaps in positions, whose values a dry run does not know.
+        """Replace transformers' search for gaps in positions, because a dry run does not know their values.
 
-        A rank has one part of a sequence counted from its beginning, and another one equally far from its
-        end. On all ranks except the last these are not adjacent: transformers takes them for two sequences
-        and creates a mask, which accelerate drops.
+        With context parallelism, a rank has two parts of a sequence, at the same distance from its two ends.
+        They are adjacent only on the last rank. On the others, transformers takes them for two sequences and
+        creates a mask, which accelerate drops.
         """
         import torch.distributed as dist
 
@@ -141,9 +144,9 @@ class Degrees(Data):
 
     @contextmanager
     def inputs(self, accelerator: Any, tokens: Tensor) -> Iterator[Mapping[str, Tensor]]:
-        """Yield the model's inputs for whole sequences. Inside the `with`, they are cut to this rank's parts.
+        """Yield the inputs of the model. Inside the `with`, they are cut in place to this rank's parts.
 
-        The tensors are those of accelerate's `nd_parallel.py`, and each is cut in place.
+        They are the same inputs as in accelerate's example `nd_parallel.py`.
         """
         import torch
         from torch.nn import functional
@@ -162,13 +165,13 @@ class Degrees(Data):
             yield given
 
     def config(self) -> Any:
-        """Return accelerate's `ParallelismConfig`; None without degrees."""
+        """Return accelerate's `ParallelismConfig`. None if no degree is given."""
         from accelerate.parallelism_config import ParallelismConfig
 
         return ParallelismConfig(**self.model_dump()) if self.given else None
 
     def model(self, case: Case, config: Any, device: Any) -> Any:
-        """Build the case's model. Tensor parallelism splits it with the plan that transformers has for it."""
+        """Build the case's model. Tensor parallelism splits the model as transformers plans for its class."""
         from perfsuite.frameworks.common.model import blocks, build_model, model_without_weights
         from perfsuite.frameworks.common.private import resolve_parallel_plans
         from perfsuite.frameworks.common.weights import initialise
@@ -176,15 +179,16 @@ class Degrees(Data):
         if self.tp_size == 1:
             model: Any = build_model(case, device)
             if self.cp_size > 1 and not any(name.endswith("self_attn") for name, _ in model.named_modules()):
-                problem = f"drops the mask of modules named self_attn, which {type(model).__name__} has not"
-                raise MismatchError(f"cp_size={self.cp_size}: accelerate {problem}: give another model")
+                problem = f"needs modules named self_attn, but {type(model).__name__} has none"
+                raise MismatchError(f"cp_size={self.cp_size}: accelerate {problem}. Give another model")
             return model
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         model = model_without_weights(case, device)
         plan, _, _ = resolve_parallel_plans(model)(DistributedConfig(tp_size=self.tp_size))
-        names = {*dict(model.named_modules()), *dict(model.named_parameters())}  # a tied weight has one name
+        # The plan can name a tied weight twice, but `named_parameters` has only one of these names.
+        names = {*dict(model.named_modules()), *dict(model.named_parameters())}
         plan = {name: style for name, style in plan.items() if name in names}
         apply_tensor_parallelism(model, config.get_device_mesh(device.type)["tp"], plan)
         model.tie_weights()
@@ -192,9 +196,10 @@ class Degrees(Data):
         return model
 
     def patch(self) -> dict[str, str]:
-        """Give accelerate the class with which it replicates norms, and return the settings to record.
+        """Add a missing class to transformers, which accelerate uses to replicate norms.
 
-        accelerate 1.15 imports it from transformers, where it no longer exists in 5.23.
+        Return the settings to record. accelerate 1.15 imports `ReplicateParallel` from transformers, but
+        transformers 5.23 no longer has this class.
         """
         from transformers.integrations import tensor_parallel
 
@@ -208,7 +213,7 @@ class Degrees(Data):
 
 
 class ByAccelerate(Framework):
-    """Base of frameworks that train through accelerate, and have the options of `Degrees`."""
+    """Base class of the frameworks that train through accelerate and have the options of `Degrees`."""
 
     packages: ClassVar[tuple[str, ...]] = ("accelerate",)
     promises: ClassVar[Promises] = Promises(
@@ -219,8 +224,8 @@ class ByAccelerate(Framework):
     @classmethod
     def _no_other_axis(cls, given: Any) -> Any:
         if "sp_size" in given:
-            problem = f"sp_size={given['sp_size']!r}: accelerate splits sequences so with DeepSpeed alone"
-            raise ValueError(f"{problem}, not with FSDP2; give cp_size in its place")
+            problem = f"sp_size={given['sp_size']!r}: accelerate supports sp_size only with DeepSpeed"
+            raise ValueError(f"{problem}, not with FSDP2; give cp_size instead")
         return given
 
     @property
@@ -229,7 +234,7 @@ class ByAccelerate(Framework):
 
 
 class _ReplicateParallel:
-    """A style for modules with whole parameters and input on each rank, which return a plain tensor."""
+    """A parallel style that replicates parameters and inputs of a module. The output is a plain tensor."""
 
     def prepare_module_tp(self, module: nn.Module, mesh: Any) -> None:
         from torch.distributed.tensor import DTensor, Replicate

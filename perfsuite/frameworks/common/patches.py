@@ -1,4 +1,4 @@
-"""Replace private names of torch and other packages for a dry run. Each is looked up when it is replaced."""
+"""Replace private names of torch and other packages for a dry run. No name is looked up before that."""
 
 import importlib
 import sys
@@ -10,7 +10,7 @@ from perfsuite.errors import DryRunError
 
 
 def attribute(owner: Any, name: str) -> Any:
-    """Return `owner.name`, which may be private. Raises `DryRunError` if there is no such name."""
+    """Return `owner.name`, which can be private. Raises `DryRunError` if the name does not exist."""
     try:
         return getattr(owner, name)
     except AttributeError:
@@ -20,13 +20,13 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def replace(owner: Any, name: str, by: Any) -> None:
-    """Set `owner.name` in this process. Like the next two, raises `DryRunError` if there is no such name."""
+    """Set `owner.name` in this process. Raises `DryRunError` if the name does not exist."""
     attribute(owner, name)
     setattr(owner, name, by)
 
 
 def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
-    """Do the same as `replace`, and also in every loaded module that has imported the object by name."""
+    """Call `replace`, and also replace the object in every loaded module that imported it by name."""
     before = attribute(owner, name)
     for module in (owner, *sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is before:
@@ -34,26 +34,26 @@ def replace_everywhere(owner: ModuleType, name: str, by: Any) -> None:
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    """Replace `owner.name` with the result of calling `around` on it."""
+    """Replace `owner.name` with `around(owner.name)`. Raises `DryRunError` if the name does not exist."""
     setattr(owner, name, around(attribute(owner, name)))
 
 
 def module(name: str) -> Any:
-    """Import a module that may be private. Raises `DryRunError` if there is none."""
+    """Import a module, which can be private. Raises `DryRunError` if the module does not exist."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # another module, which this one imports, is missing
+            raise  # the module exists, but imports another module that is missing
         raise _gone(name) from None
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """Stand in for a function whose effect nobody needs."""
+    """Do nothing. Stands in for a function whose effect is not needed."""
 
 
 def _gone(path: str) -> DryRunError:
     return DryRunError(
-        f"{path.partition('.')[0]} has no {path}, which a dry run replaces: install a version that has "
-        "it (constraints.txt names those that dry runs are tested with), or launch the case for real"
+        f"{path.partition('.')[0]} has no {path}, which a dry run replaces. Install a version that has it "
+        "(constraints.txt lists the versions that dry runs are tested with), or launch the case for real"
     )

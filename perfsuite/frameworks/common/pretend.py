@@ -1,6 +1,7 @@
-"""DDP, including its C++ reducer, and FSDP1 around fake tensors, for a dry run. Imports torch.
+"""Make DDP, including its C++ reducer, and FSDP1 work with fake tensors in a dry run. Imports torch.
 
-The reducer's work that goes through the dispatcher is seen. Its work with values and other ranks is left out.
+A dry run sees the reducer's work that goes through the dispatcher. Work that needs values or other ranks is
+left out.
 """
 
 import functools
@@ -16,7 +17,7 @@ from perfsuite.frameworks.common.private import cdata
 
 
 def fsdp1() -> None:
-    """Let FSDP1 shard fake tensors, which have no addresses to compare, for the rest of this process."""
+    """Make FSDP1 shard fake tensors, which have no addresses, for the rest of this process."""
     replace(*private.place("data_ptr_allocated"), lambda tensor: tensor.untyped_storage().nbytes() > 0)
     replace(
         *private.place("same_storage"),
@@ -25,7 +26,7 @@ def fsdp1() -> None:
 
 
 def ddp() -> None:
-    """Let DDP wrap fake tensors, for the rest of this process."""
+    """Make DDP wrap fake tensors for the rest of this process."""
     replace(*private.place("verify_shapes"), nothing)
     assign = attribute(*private.place("bucket_assignment"))
     first_bytes = attribute(*private.place("first_bucket_bytes"))
@@ -33,16 +34,17 @@ def ddp() -> None:
     def with_pretended_reducer(init: Any) -> Any:
         @functools.wraps(init)
         def pretended(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-            asked = kwargs.get("bucket_cap_mb")  # the first bucket is small, unless a size is given
+            asked = kwargs.get("bucket_cap_mb")  # if no size is given, the first bucket is small
             limits = [first_bytes, 25 << 20] if asked is None else [int(asked * 2**20)]
             replace(*private.place("bucket_assignment"), functools.partial(_as_rebuilt, assign, limits))
             trained = [each for each in module.parameters() if each.requires_grad]
-            used = 0  # number of parameters in the map of used ones
+            used = 0  # length of the map of used parameters
             if trained and trained[0].device.type == "cuda" and kwargs.pop("find_unused_parameters", False):
-                used = len(trained)  # the reducer sends the map through pinned memory, which is not pretended
+                # The reducer copies the map through pinned memory, which is not simulated.
+                used = len(trained)
             init(self, module, *args, **kwargs)
             self.register_comm_hook((self.process_group, used), _all_reduce)
-            replace(self, "logger", _NoLog())  # the real one needs CUDA events
+            replace(self, "logger", _NoLog())  # the real logger needs CUDA events
             replace(self, "reducer", _Reducer(self.reducer))
 
         return pretended
@@ -51,11 +53,11 @@ def ddp() -> None:
 
 
 def _as_rebuilt(assign: Any, limits: Any, parameters: Any, at_first: Any, sparse: Any, *more: Any) -> Any:
-    """Return the buckets that DDP creates in step 2. Gradients arrive in the reverse order of parameters."""
+    """Return the buckets that DDP creates in step 2: gradients arrive in the reverse order of parameters."""
     last = len(parameters) - 1
     buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
     in_order = [[last - index for index in bucket] for bucket in buckets]
-    return in_order[::-1], sizes[::-1]  # DDP reverses both
+    return in_order[::-1], sizes[::-1]  # DDP reverses the two lists
 
 
 class _NoLog:
@@ -64,7 +66,7 @@ class _NoLog:
 
 
 class _Reducer:
-    """The C++ reducer, which keeps its buckets: rebuilding them sends their indices to other ranks."""
+    """The C++ reducer, but buckets are never rebuilt: that would send their indices to other ranks."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
@@ -77,8 +79,8 @@ class _Reducer:
 
 
 def _all_reduce(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  DDP reads annotations
-    """Do what the reducer does by default. The future of a fake work stays empty, so this one is filled."""
-    group, used = state  # `used`: length of the map of used parameters, one int32 each
+    """Do the reducer's default all-reduce. Return a filled future: a fake collective never fills its own."""
+    group, used = state  # `used`: length of the map of used parameters, which holds one int32 per parameter
     buffer = bucket.buffer()
     dist.all_reduce(buffer, group=group)
     if used and bucket.is_last():

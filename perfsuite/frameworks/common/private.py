@@ -1,13 +1,13 @@
-"""The private names of torch, accelerate and transformers that perfsuite uses, each with its version.
+"""The private names of torch, accelerate and transformers that perfsuite uses, with their known versions.
 
-A private name has a part that begins with an underscore, so any release of its package may drop it. All of
-them are here, in the lowest folder that needs one; frameworks, ranks and dry runs import them like this:
+Any release of a package can drop a private name. All of them are listed here, in the lowest folder that needs
+one. Frameworks, ranks and dry runs import them like this:
 
     from perfsuite.frameworks.common.private import active_fake_mode
 
-Such an import looks the name up at that moment. Nothing is loaded before someone asks for it, and the
-importer holds torch's own object, so that no call takes a detour. If the installed version lacks the name,
-the import raises `PrivateNameError`, which says what perfsuite loses. pytest's private names are in
+Such an import looks up the name at that moment. Nothing is loaded earlier, and the importer gets torch's own
+object, so calls have no overhead. If the installed version does not have the name, the import raises
+`PrivateNameError`, which says what perfsuite cannot do without it. pytest's private names are in
 `perfsuite.plugin.private`.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from perfsuite.errors import PrivateNameError
 
-if TYPE_CHECKING:  # classes that others derive from, or annotate with
+if TYPE_CHECKING:  # classes that other modules use as base classes or annotations
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -31,22 +31,26 @@ if TYPE_CHECKING:  # classes that others derive from, or annotate with
     SingleProcessDataLoaderIter = _SingleProcessDataLoaderIter
 
 Kind = Literal["object", "reader", "attribute"]
-"""What an importer gets: the object itself; a fast function that reads it from objects like the one in the
-path; or an `Attribute`, where the path is a class whose objects have it from their `__init__` on."""
+"""What an importer gets.
+
+`object`: the object itself. `reader`: a fast function that reads the attribute from objects like the one in
+the path. `attribute`: an `Attribute`, because only the instances of the class in the path have it, after
+`__init__`.
+"""
 
 
 class Name(NamedTuple):
     """One private name."""
 
     module: str
-    path: str  # in the module; empty if the module itself is meant
+    path: str  # the path in the module; empty for the module itself
     kind: Kind
-    seen: str  # the versions of the package that have it
-    without: str  # what perfsuite loses without it
+    seen: str  # the versions of the package that have the name
+    without: str  # what perfsuite cannot do without the name
 
     @property
     def package(self) -> str:
-        """The package that has the name."""
+        """The package that the name belongs to."""
         return self.module.partition(".")[0]
 
     @property
@@ -60,14 +64,14 @@ class Name(NamedTuple):
         return self.path.rpartition(".")[2]
 
     def owner(self) -> Any:
-        """Return what has the name: its module, or a class or an object in it."""
+        """Return the module, class or object that has the name. Raises `PrivateNameError` if it is gone."""
         try:
             owner: Any = sys.modules.get(self.module) or importlib.import_module(self.module)
             for part in self.path.split(".")[:-1]:
                 owner = getattr(owner, part)
         except ModuleNotFoundError as error:
             of_the_package = (error.name or "").startswith(f"{self.package}.")
-            if not of_the_package:  # another package is missing, or all of this one
+            if not of_the_package:  # the package is not installed, or another package is missing
                 raise
             raise self.missing() from None
         except AttributeError:
@@ -75,7 +79,7 @@ class Name(NamedTuple):
         return owner
 
     def look_up(self) -> Any:
-        """Return what an importer gets. Raises `PrivateNameError`."""
+        """Return the object for the importer (`Kind`). Raises `PrivateNameError` if the name is gone."""
         if self.kind == "attribute":
             return Attribute(self)
         owner = self.owner()
@@ -86,26 +90,26 @@ class Name(NamedTuple):
         return attrgetter(self.last) if self.kind == "reader" else value
 
     def missing(self) -> PrivateNameError:
-        """Return the error for a version that lacks the name."""
+        """Return the error to raise if the installed version does not have the name."""
         try:
             version = importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError:
             version = getattr(sys.modules.get(self.package), "__version__", "of an unknown version")
         return PrivateNameError(
             f"{self.package} {version} has no {self.full}, a private name (seen in {self.seen}). Without it, "
-            f"{self.without}: install a version that has it, or a newer perfsuite"
+            f"{self.without}. Install a version that has it, or a newer perfsuite"
         )
 
 
 class Attribute:
-    """Reads a private attribute of an object; `name` is for `hasattr`, `setattr` and other uses of it."""
+    """Reads a private attribute of an object. `name` is for `hasattr`, `setattr` and the like."""
 
     def __init__(self, entry: Name) -> None:
         self.name = entry.last
         self._entry = entry
 
     def __call__(self, owner: Any) -> Any:
-        """Return the attribute. Raises `PrivateNameError`."""
+        """Return the attribute of `owner`. Raises `PrivateNameError` if it does not exist."""
         try:
             return getattr(owner, self.name)
         except AttributeError:
@@ -120,20 +124,20 @@ _TRANSFORMERS = "transformers 5.23"
 
 
 def _table(kind: Kind, seen: str, without: str, paths: Mapping[str, str]) -> dict[str, Name]:
-    """Return the entries of names that share their kind, their versions and what is lost without them."""
+    """Return the entries of `NAMES` that share `kind`, `seen` and `without`."""
     pairs = {name: path.split(":") for name, path in paths.items()}
     return {name: Name(module, path, kind, seen, without) for name, (module, path) in pairs.items()}
 
 
-_UNCOUNTED = "what a step does is not counted"
+_UNCOUNTED = "the work of a step is not counted"
 _NO_RUN = "no training can be measured"
-_NO_DRY_RUN = "no case can be run dry (launch it for real)"
+_NO_DRY_RUN = "no case can be run dry (launch cases for real)"
 _NO_TITAN = "torchtitan cannot train"
-_NO_PIPELINE = "a pipeline of torchtitan cannot be run dry (launch it for real)"
+_NO_PIPELINE = "torchtitan's pipelines cannot be run dry (launch them for real)"
 _NO_FAULT = "selftest cannot inject this fault"
 
 NAMES: Mapping[str, Name] = {
-    # Counting of a step. `perfsuite.worker.rank` turns an error into a note.
+    # Counting the work of a step. `perfsuite.worker.rank` turns an error into a note.
     **_table(
         "object",
         _TORCH,
@@ -159,7 +163,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         "torch 2.11 to 2.15",
-        f"forward and backward look alike, so {_UNCOUNTED}",
+        f"forward and backward cannot be distinguished, so {_UNCOUNTED}",
         {"current_graph_task": "torch._C:_current_graph_task_id"},
     ),
     **_table(
@@ -175,7 +179,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _TORCH,
-        f"what torch.compile made is not known, and {_UNCOUNTED}",
+        f"the kernels of torch.compile are unknown, and {_UNCOUNTED}",
         {
             "compilation_metrics": "torch._dynamo.utils:get_compilation_metrics",
             "dynamo_counters": "torch._dynamo.utils:counters",
@@ -203,13 +207,13 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "attribute",
         _TORCH,
-        "the norm of fp16 gradients is not known",
+        "the norm of fp16 gradients is unknown",
         {
             "loss_scale": "torch.amp:GradScaler._scale",
             "scaled_optimizers": "torch.amp:GradScaler._per_optimizer_states",
         },
     ),
-    # What every measurement of a rank needs.
+    # Names that every measurement needs.
     **_table(
         "object",
         _TORCH,
@@ -223,13 +227,13 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "attribute",
         _TORCH,
-        "training with DTensors, as of FSDP2, cannot be measured",
+        "training with DTensors, such as with FSDP2, cannot be measured",
         {"local_tensor": "torch.distributed.tensor:DTensor._local_tensor"},
     ),
     **_table(
         "object",
         _TORCH,
-        "the collectives of other threads and of events are not known",
+        "collectives in other threads and in events are unknown",
         {
             "process_groups": "torch.distributed.distributed_c10d:_world",
             "sequence_number": "torch.distributed:ProcessGroup._get_sequence_number_for_group",
@@ -238,7 +242,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _TORCH,
-        "the bytes of a sharded checkpoint are not known",
+        "the size of a sharded checkpoint is unknown",
         {"write_data": "torch.distributed.checkpoint.filesystem:_FileSystemWriter._write_data"},
     ),
     **_table(
@@ -250,10 +254,10 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _CUDA,
-        "memory that cuBLAS keeps after a probe of the GPU is not freed",
+        "the memory that cuBLAS allocates while a GPU is probed is not freed",
         {"clear_cublas_workspaces": "torch._C:_cuda_clearCublasWorkspaces"},
     ),
-    # Names of modules that wrap others, and switches of FSDP2.
+    # Attributes of wrapper modules, and of FSDP2.
     **_table(
         "attribute",
         _TORCH,
@@ -270,7 +274,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "attribute",
         _TORCH,
-        "the precision in which FSDP2 reduces cannot be checked",
+        "the dtype in which FSDP2 reduces gradients cannot be checked",
         {
             "fsdp_policy": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._mp_policy",
             "fsdp_state": "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
@@ -279,7 +283,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "attribute",
         _TORCH,
-        "weights cannot be initialised shard by shard, or cast",
+        "weights can be neither initialised shard by shard nor cast",
         {"own_parameters": "torch.nn:Module._parameters"},
     ),
     # Faults that `perfsuite selftest` injects.
@@ -336,7 +340,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _CUDA,
-        "a script that is run dry cannot ask for the raw stream of its GPU",
+        "a script cannot read the raw stream of its GPU in a dry run",
         {"raw_stream": "torch._C:_cuda_getCurrentRawStream"},
     ),
     # torchtitan and its pipelines.
@@ -388,13 +392,13 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "attribute",
         _TRANSFORMERS,
-        "the attention that runs is not known",
+        "the attention implementation in use is unknown",
         {"attn_implementation": "transformers:PreTrainedConfig._attn_implementation"},
     ),
     **_table(
         "attribute",
         _TRANSFORMERS,
-        "no model of a case can be built",
+        "no case can build its model",
         {
             "init_weights": "transformers:PreTrainedModel._init_weights",
             "no_split_modules": "transformers:PreTrainedModel._no_split_modules",
@@ -403,7 +407,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "attribute",
         _TRANSFORMERS,
-        "accelerate and the Trainer cannot split a case's model by tensor parallelism",
+        "accelerate and the Trainer cannot train with tensor parallelism",
         {"resolve_parallel_plans": "transformers:PreTrainedModel._resolve_parallel_plans"},
     ),
     **_table(
@@ -415,7 +419,7 @@ NAMES: Mapping[str, Name] = {
     **_table(
         "object",
         _ACCELERATE,
-        "a case cannot take its settings from a file of accelerate",
+        "a case cannot use a configuration file of accelerate",
         {"validate_launch_command": "accelerate.commands.launch:_validate_launch_command"},
     ),
     **_table(
@@ -425,18 +429,19 @@ NAMES: Mapping[str, Name] = {
         {"validate_accelerator": "accelerate.parallelism_config:ParallelismConfig._validate_accelerator"},
     ),
 }
-"""Every name, by what perfsuite calls it. Each has a canary in `tests/frameworks/common/test_private.py`."""
+"""perfsuite's own name -> the private name. `tests/frameworks/common/test_private.py` checks that each
+exists."""
 
 
 def __getattr__(name: str) -> Any:
-    """Return what the importer of a name gets. Raises `PrivateNameError`."""
+    """Return the object behind a private name. Raises `PrivateNameError` if the package does not have it."""
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return NAMES[name].look_up()
 
 
 def or_none(name: str) -> Any:
-    """Return what the importer of a name gets; None if the package lacks it."""
+    """Return the object behind a private name, or None if the package does not have the name."""
     try:
         return NAMES[name].look_up()
     except PrivateNameError:
@@ -444,17 +449,17 @@ def or_none(name: str) -> Any:
 
 
 def if_loaded(name: str) -> Any:
-    """Return what the importer of a name gets; None as long as nothing has loaded its module."""
+    """Return the object behind a private name, or None if its module has not been imported."""
     return NAMES[name].look_up() if NAMES[name].module in sys.modules else None
 
 
 def place(name: str) -> tuple[Any, str]:
-    """Return the owner and the name of what a dry run replaces, for `perfsuite.frameworks.common.patches`."""
+    """Return owner and name of a private attribute to replace (`perfsuite.frameworks.common.patches`)."""
     return NAMES[name].owner(), NAMES[name].last
 
 
 def shard_of(tensor: Any) -> Any:
-    """Return this rank's part of a DTensor, and any other tensor as it is."""
+    """Return this rank's shard of a DTensor. Any other tensor is returned unchanged."""
     return _LOCAL_TENSOR(tensor) if hasattr(tensor, "placements") else tensor
 
 

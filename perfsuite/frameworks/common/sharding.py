@@ -1,4 +1,4 @@
-"""Reasons why a case cannot be sharded, and torch's names for options. Imports torch when used."""
+"""Reasons why a case cannot be sharded, and torch's names of options. Imports torch only when needed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -15,8 +15,8 @@ Prefetch = Literal["BACKWARD_PRE", "BACKWARD_POST", "none"]
 def dry_plan(
     *, ranks_differ: bool = False, offloads: bool = False, builds_whole: bool = True, built_over: int = 1
 ) -> DryPlan:
-    """Return how torch's own wrappers, DDP and FSDP, run dry, whichever library applies them."""
-    pinned = "offloading keeps shards in pinned host memory, which is not pretended"
+    """Return how torch's DDP and FSDP run dry, whichever library applies them."""
+    pinned = "offloading keeps shards in pinned host memory, which is not simulated"
     return DryPlan(
         impossible=pinned if offloads else None,
         pretend=_pretend,
@@ -34,7 +34,7 @@ def _pretend() -> None:
 
 
 def prefetch(name: Prefetch) -> Any:
-    """Return torch's `BackwardPrefetch` with this name; None for `none`."""
+    """Return torch's `BackwardPrefetch` with this name. None for `none`."""
     from torch.distributed.fsdp import BackwardPrefetch
 
     return None if name == "none" else BackwardPrefetch[name]
@@ -48,13 +48,16 @@ def fsdp1_unsupported(
     shard_group: int | None = None,
     cpu_offload: bool = False,
 ) -> str | None:
-    """Return why FSDP1 cannot shard `case` this way, or None. Without `shard_group`, a node's ranks shard."""
+    """Return why FSDP1 cannot shard `case` with these options, or None.
+
+    `shard_group` is the number of ranks in a group of HYBRID_SHARD. None: the ranks of a node.
+    """
     offload = offload_unsupported("cpu_offload", machine) if cpu_offload else None
     reason = offload or sharded_quantization_unsupported(case)
     if reason is not None:
         return reason
     if strategy in ("FULL_SHARD", "SHARD_GRAD_OP") and case.topology.world_size < 2:
-        return f"{strategy} needs at least 2 processes (torch turns it into NO_SHARD on 1)"
+        return f"{strategy} needs at least 2 processes (with 1, torch changes it to NO_SHARD)"
     if strategy == "HYBRID_SHARD":
         return hybrid_unsupported(shard_group or case.topology.processes_per_node, case)
     if shard_group is not None:
@@ -68,45 +71,48 @@ def hybrid_unsupported(group: int, case: Case) -> str | None:
     if group >= 2 and ranks % group == 0 and ranks // group >= 2:
         return None
     return (
-        f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes: "
-        f"{ranks} processes cannot be split so"
+        f"hybrid sharding in groups of {group} needs at least 2 groups of at least 2 processes, "
+        f"but there are {ranks} processes"
     )
 
 
 def hybrid_within_nodes_unsupported(strategy: str, case: Case, machine: Machine) -> str | None:
     """Return why `strategy`, which shards among the GPUs of each node, cannot run on `machine`, or None."""
     if machine.device == "cpu":
-        return f"{strategy} shards among the GPUs of a node, this machine has none"
+        return f"{strategy} shards among the GPUs of a node, but this machine has none"
     return hybrid_unsupported(case.topology.processes_per_node, case)
 
 
 def offload_unsupported(option: str, machine: Machine) -> str | None:
     """Return why `option`, which keeps shards in host memory, cannot be used on `machine`, or None."""
     if machine.device == "cpu":
-        return f"{option} copies from pinned memory to a GPU, this machine has none"
+        return f"{option} copies from pinned memory to a GPU, but this machine has none"
     return None
 
 
 def sharded_quantization_unsupported(case: Case) -> str | None:
-    """Return why quantised weights cannot be sharded with the others, or None."""
+    """Return why the case's quantised weights cannot be sharded, or None."""
     if case.quantization == "8bit":
-        return "8bit weights cannot be sharded (their scales are not in the parameter): give '4bit', or DDP"
+        return "8bit weights cannot be sharded, because scales are not in the parameter. Use '4bit' or DDP"
     if case.quantization == "4bit" and "mixed" in case.precision:
-        return f"packed 4bit weights cannot be cast, as {case.precision} does where it shards: give 'bf16'"
+        return f"{case.precision} casts sharded weights, but packed 4bit weights cannot be cast. Give 'bf16'"
     return None
 
 
 def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | None:
-    """Return why the case's model cannot be split over `ranks` ranks, the value of `option`, or None."""
+    """Return why tensor parallelism cannot split the case's model over `ranks` ranks, or None.
+
+    `ranks` is the value of the framework's option `option`.
+    """
     config = {**USUAL_SHAPE, **case.model.config}
     name = case.model.name
-    if case.compile:  # torch 2.13: the second loss is 0.2% off, while uncompiled blocks train as DDP does
-        return f"{option} trains otherwise when its blocks are compiled: leave compile off"
+    if case.compile:  # with torch 2.13, the second loss differs by 0.2%; uncompiled blocks train like DDP
+        return f"{option} trains differently if blocks are compiled: leave compile off"
     if case.lora is not None:
-        return f"{option} does not know how to split lora adapters"
+        return f"{option} cannot split lora adapters"
     model_type = config.get("model_type")
     if model_type != "llama":
-        return f"{option} knows how to split llama models only, {name} is {model_type}"
+        return f"{option} can split only llama models, but {name} is a {model_type}"
     heads = config["num_attention_heads"]
     split: dict[str, Any] = {
         "processes": case.topology.world_size,
@@ -122,16 +128,16 @@ def tensor_parallel_unsupported(case: Case, option: str, ranks: int) -> str | No
 
 
 def meshes_text(meshes: Iterable[Mapping[str, int]]) -> str:
-    """Return meshes as text, each with its axes and their sizes: `efsdp 8 x ep 8 and fsdp 64`."""
+    """Return meshes as text, with the name and size of each axis: `efsdp 8 x ep 8 and fsdp 64`."""
     texts = {" x ".join(f"{name} {size}" for name, size in mesh.items()) for mesh in meshes}
     return " and ".join(sorted(texts))
 
 
 def expected_shards(axis: str, *, replicate: int, shard: int, tensor: int) -> dict[str, str]:
-    """Return mesh and placements that FSDP2 must show. `axis` is the name of the axis of shards."""
+    """Return the mesh and placements that the worker must observe with FSDP2. `axis`: the sharding axis."""
     mesh = {"dp_replicate": replicate, axis: shard, "tp": tensor}
     placements = ["Shard(0)"]
-    if tensor > 1:  # norms; matrices split by their inputs; by their outputs
+    if tensor > 1:  # norms, row-parallel matrices, column-parallel matrices
         placements = ["Shard(0), Replicate", "Shard(0), Shard(1)", "StridedShard(0), Shard(0)"]
     return {
         "mesh": meshes_text([{name: size for name, size in mesh.items() if size > 1 or name == axis}]),

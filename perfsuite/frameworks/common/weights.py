@@ -1,7 +1,7 @@
-"""Weights that are the same in every framework, created shard by shard. Worker side; imports torch.
+"""Create the same weights in every framework, shard by shard. For the worker; imports torch.
 
-A model is built on the meta device and may be sharded there. `initialise` creates the values, one block at a
-time.
+A model is built on the meta device, and can be sharded there. `initialise` then creates the values, one block
+at a time.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from perfsuite.frameworks.common.private import init_weights, own_parameters
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Put parameters of modules made inside on the meta device. Buffers keep their memory and values."""
+    """Inside the `with`, put parameters of new modules on the meta device. Buffers are created as usual."""
 
     def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
-            return None  # unchanged, so that tied parameters stay tied
+            return None  # unchanged: otherwise, tied parameters would no longer be tied
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     handle = register_module_parameter_registration_hook(to_meta)
@@ -37,14 +37,15 @@ def parameters_on_meta() -> Iterator[None]:
 
 @torch.no_grad()
 def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: torch.device) -> None:
-    """Create the values of all parameters of `model`, which are on the meta device, on `device`.
+    """Move all parameters of `model` from the meta device to `device`, and create their values.
 
-    `units` are parts of the model, such as its blocks. Only one of them is in memory unsharded at a time, and
-    each gets its values before the next one is requested. Raises `MismatchError` for a parameter that no rule
-    initialises.
+    `units` are parts of the model, such as its blocks. Only one unit is in memory unsharded at a time: it
+    gets its values before the iterator is asked for the next unit. Raises `MismatchError` for a parameter
+    that no rule initialises.
     """
     names = {
-        # A layer inside an adapter keeps its own name, which seeds it.
+        # The name seeds the values. A layer inside an adapter gets the name that it has without one, and so
+        # the same weights.
         module: f"{name} (adapter)" if _is_adapter(module) else name.removesuffix(".base_layer")
         for name, module in model.named_modules()
     }
@@ -59,14 +60,14 @@ def initialise(model: Any, units: Iterable[nn.Module], *, seed: int, device: tor
 def _initialise_modules(model: Any, names: dict[nn.Module, str], seed: int, device: torch.device) -> None:
     on_meta = {parameter for module in names for parameter in module.parameters(recurse=False)}
     whole = {}
-    for parameter in on_meta:  # filled with NaN until it is initialised
+    for parameter in on_meta:  # NaN shows which parameters no rule has initialised
         full = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=device)
         whole[parameter] = nn.Parameter(full, requires_grad=parameter.requires_grad)
     _replace(names, whole)
-    # Seed only one device: `torch.manual_seed` takes 100 times as long without a GPU.
+    # Seed only the generator of this device: without a GPU, `torch.manual_seed` takes 100 times as long.
     generator: Any = torch.cuda if device.type == "cuda" else torch.default_generator
     module: Any
-    # Children first, because a parent may have rules for their weights.
+    # Children first, because a parent can have its own rules for the weights of its children.
     for module, name in reversed(names.items()):
         generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4]))
         if _is_adapter(module):
@@ -90,17 +91,17 @@ def _replace(modules: Iterable[nn.Module], by: Mapping[Any, nn.Parameter]) -> No
 
 
 def _kept(on_meta: Any, full: nn.Parameter) -> nn.Parameter:
-    """Return the part of a parameter that this rank keeps: all of it, its shard, or all of it quantised."""
+    """Return the parameter that this rank keeps: the full parameter, quantised if necessary, or its shard."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     _check_initialised(full)
     if not isinstance(on_meta, DTensor):
         return full if type(on_meta) is type(full) else quantised(on_meta, full)
-    # Each rank cuts its own part, so nothing is sent.
+    # With `src_data_rank=None`, each rank cuts out its own shard, and nothing is sent.
     shard = distribute_tensor(full, on_meta.device_mesh, on_meta.placements, src_data_rank=None)
     return nn.Parameter(shard, requires_grad=full.requires_grad)
 
 
 def _check_initialised(full: torch.Tensor) -> None:
     if bool(full.isnan().any()):
-        raise MismatchError(f"a parameter of shape {tuple(full.shape)} has no rule that initialises it")
+        raise MismatchError(f"no rule initialises a parameter of shape {tuple(full.shape)}")

@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO 0 to 3, with offload to the CPU, using its engine and its own JSON configuration."""
+"""DeepSpeed: ZeRO 0 to 3 and offload to the CPU, with DeepSpeed's own engine and JSON configuration."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ from perfsuite.frameworks.common.config_file import ConfigFile
 from perfsuite.frameworks.deepspeed.engine import LIBRARY, NOT_DRY
 
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
-"""Supported precisions of a case. `bf16` is DeepSpeed's, with fp32 copies in the optimizer; `bf16-mixed` is
-its `torch_autocast`, with parameters in fp32."""
-TAKEN = frozenset(  # accepted keys, since DeepSpeed itself ignores unknown ones
+"""Supported precisions of a case. `bf16` is DeepSpeed's section `bf16`, with fp32 copies of the parameters in
+the optimizer. `bf16-mixed` is its section `torch_autocast`, with parameters in fp32."""
+TAKEN = frozenset(  # accepted keys: DeepSpeed itself ignores unknown keys
     "bf16 checkpoint communication_data_type data_types disable_allgather fp16 "  # noqa: SIM905
     "gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor log_level "
     "optimizer prescale_gradients scheduler steps_per_print torch_autocast train_batch_size "
     "train_micro_batch_size_per_gpu zero_allow_untested_optimizer zero_force_ds_cpu_optimizer "
     "zero_optimization".split()
 )
-SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that may be false
+SWITCHES = frozenset({"dump_state", "memory_breakdown", "wall_clock_breakdown"})  # keys that must be false
 SECTIONS = ("bf16", "fp16", "optimizer", "optimizer.params", "torch_autocast", "zero_optimization")
 ADAM = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-USUAL = {  # the values of "auto" where the case has no field, as in the other frameworks
+USUAL = {  # what "auto" means for keys that the case has no field for: the values of the other frameworks
     "gradient_clipping": 0.0,
     "optimizer.type": "AdamW",
     **{f"optimizer.params.{name}": value for name, value in ADAM.items()},
 }
-OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")  # sections where "auto" is DeepSpeed's own default
+OWN_AUTO = ("bf16.", "fp16.", "zero_optimization.")  # sections where "auto" means DeepSpeed's own default
 OFFLOADS = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-"""Attributes that hold a rank's share of the optimized parameters: in ZeRO 3, in 1 and 2, and in 1 with bf16.
-"""
+"""Attributes of the optimizer with a rank's shards of the trained parameters: in ZeRO 3, in ZeRO 1 and 2, and
+in ZeRO 1 with bf16."""
 FLAGS = {"optimizer": ("offload_optimizer", "cpu_offload"), "parameters": ("offload_param",)}
-"""Attributes that show that it offloads."""
+"""Attributes of the optimizer that are true if it offloads optimizer state or parameters."""
 
 
 class ZeroConfig(ConfigFile):
-    """A user's own configuration of DeepSpeed."""
+    """A user's configuration of DeepSpeed."""
 
     kind: ClassVar[str] = "a JSON file for DeepSpeed"
 
@@ -66,13 +66,13 @@ class ZeroConfig(ConfigFile):
     @model_validator(mode="before")
     @classmethod
     def _from_mapping(cls, value: Any) -> Any:
-        """Treat a mapping as DeepSpeed's configuration, unless it comes from one of perfsuite's files."""
+        """Read a mapping as DeepSpeed's configuration, unless it comes from one of perfsuite's own files."""
         if not isinstance(value, Mapping) or "text" in value:
             return value
         try:
             text = json.dumps(dict(value))
         except TypeError as error:
-            raise ValueError(f"{error}: give what a JSON file may hold") from None
+            raise ValueError(f"{error}: give only values that a JSON file can hold") from None
         stage = _flat(value).get("zero_optimization.stage", 0)
         return {"name": f"zero{stage}-{digest(json.loads(text), 6)}", "text": text}
 
@@ -80,7 +80,7 @@ class ZeroConfig(ConfigFile):
     def parse(cls, text: str) -> Any:
         content = json.loads(text)
         if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}, not sections")
+            raise ValueError(f"it contains a {type(content).__name__} instead of sections")
         return content
 
     @cached_property
@@ -89,23 +89,25 @@ class ZeroConfig(ConfigFile):
 
     @property
     def stage(self) -> int:
-        """The stage of ZeRO, 0 to 3."""
+        """The ZeRO stage, 0 to 3."""
         stage: int = self.flat.get("zero_optimization.stage", 0)
         return stage
 
     @property
     def offloaded(self) -> list[str]:
-        """The keys of `OFFLOADS` that are kept in host memory."""
+        """The keys of `OFFLOADS` whose data is kept in host memory."""
         devices = {what: f"zero_optimization.{section}.device" for what, section in OFFLOADS.items()}
         return [what for what, path in devices.items() if self.flat.get(path, "none") != "none"]
 
 
 class DeepSpeed(Framework):
-    """`DeepSpeed(config="zero3.json")`, or a mapping such as `{"zero_optimization": {"stage": 3}}`.
+    """DeepSpeed's engine, configured with a file or a mapping.
 
-    The case determines batch size, precision and learning rate: in the configuration they must be missing,
-    "auto", or the same. Without a section `optimizer`, torch's AdamW trains; with `offload_optimizer`,
-    DeepSpeed's own does.
+    Examples: `DeepSpeed(config="zero3.json")`, `DeepSpeed(config={"zero_optimization": {"stage": 3}})`.
+
+    The case determines batch size, precision and learning rate: in the configuration, they must be missing,
+    "auto" or the same. If the configuration has no section `optimizer`, the optimizer is torch's AdamW or,
+    with `offload_optimizer`, DeepSpeed's own AdamW.
     """
 
     name: ClassVar[str] = "deepspeed"
@@ -114,7 +116,7 @@ class DeepSpeed(Framework):
     library: ClassVar[Library] = LIBRARY
 
     config: ZeroConfig
-    """Path of a JSON file, which is read when the case is created; or a mapping."""
+    """A mapping, or the path of a JSON file. The file is read when the case is created."""
 
     def slug(self) -> str:
         return f"{self.name}-{self.config.name}"
@@ -139,7 +141,7 @@ class DeepSpeed(Framework):
             "sharding": f"DeepSpeed ZeRO-{stage}" if stage else "none",
             "rank_holds": _shares(ranks if stage == 3 else 1, ranks if stage else 1),
             "offload": " and ".join(self.config.offloaded) or "none",
-            "optimizer_parameters": None,  # they are copies of a share
+            "optimizer_parameters": None,  # cannot be checked: the optimizer holds copies of a shard
         }
 
     def load(self, case: Case, device: Any) -> None:
@@ -147,21 +149,22 @@ class DeepSpeed(Framework):
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed
 
-        # It looks for this module when it gets an optimizer, and the module loads dynamo.
+        # DeepSpeed imports this module when it gets an optimizer. Do that now, because it loads dynamo.
         with suppress(ImportError):
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-        if device.type == "cpu":  # otherwise it compiles an operator, which takes minutes and bypasses gloo
+        # On a CPU, DeepSpeed would compile an operator, which takes minutes and bypasses gloo.
+        if device.type == "cpu":
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build DeepSpeed's engine and a loop of its calls."""
+        """Build DeepSpeed's engine, and a loop that trains with it."""
         from perfsuite.frameworks.common.loop import training
 
         engine = self._engine(case, ranks)
 
         def backward(loss: Any) -> Any:
             engine.backward(loss)  # divides by the number of micro-batches
-            engine.step()  # counts the calls until the last micro-batch
+            engine.step()  # steps the optimizer only after the last micro-batch
             return loss.detach() / case.gradient_accumulation
 
         settings = {"config_sha256": self.config.digest, **_observed(engine)}
@@ -190,7 +193,7 @@ class DeepSpeed(Framework):
 
         def units() -> Iterator[Any]:
             for block in blocks(model):
-                yield block  # so that `initialise` gives it weights
+                yield block  # `initialise` creates its weights before it asks for the next block
                 if self.config.stage == 3:
                     deepspeed.zero.Init(module=block, config_dict_or_path=copy.deepcopy(config))
 
@@ -203,7 +206,7 @@ class DeepSpeed(Framework):
         return engine
 
     def _check_taken(self, config: dict[str, Any]) -> None:
-        """Raise `MismatchError` with DeepSpeed's own message if it rejects a configuration."""
+        """Raise `MismatchError`, with DeepSpeed's own message, if DeepSpeed rejects the configuration."""
         from deepspeed.runtime.config import DeepSpeedConfig
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
@@ -213,11 +216,11 @@ class DeepSpeed(Framework):
             said = str(error)
             if isinstance(error, ValidationError):
                 said = f"{error.title}: {explain(error, [*DeepSpeedZeroConfig.model_fields])}"
-            raise MismatchError(f"DeepSpeed refuses {self.slug()}: {said}") from error
+            raise MismatchError(f"DeepSpeed rejects {self.slug()}: {said}") from error
 
 
 def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return the values of all sections, except nulls, by path, such as `zero_optimization.stage`."""
+    """Return path -> value for all sections, without nulls. A path is such as `zero_optimization.stage`."""
     values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -228,7 +231,7 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]]:
-    """Return path -> the field of the case that determines it, and the required value."""
+    """Return path -> the field of the case that determines the value, and the required value."""
     batch = case.micro_batch * case.gradient_accumulation
     precision = f"precision {case.precision!r}"
     decided: dict[str, tuple[str, Any]] = {
@@ -247,7 +250,7 @@ def _decided(config: Mapping[str, Any], case: Case) -> dict[str, tuple[str, Any]
 
 
 def _filled(config: ZeroConfig, case: Case) -> dict[str, Any]:
-    """Return a configuration with values for everything that it leaves to the case."""
+    """Return a configuration in which all values that the case determines are set."""
     result: dict[str, Any] = copy.deepcopy(config.content)
     result.setdefault("gradient_clipping", "auto")
     if "optimizer" in config.offloaded and result.get("zero_force_ds_cpu_optimizer", True):
@@ -265,31 +268,31 @@ def _filled(config: ZeroConfig, case: Case) -> dict[str, Any]:
 
 
 def _problems(config: ZeroConfig, case: Case) -> Iterator[str]:
-    """Yield what is not supported here, and where a user's configuration contradicts the case."""
+    """Yield a message for each part of a configuration that is unsupported or contradicts the case."""
     for key, value in config.content.items():
         is_off = value is False if key in SWITCHES else config.flat.get(f"{key}.enabled") is False
         if key not in TAKEN and not is_off:
             hint = did_you_mean(key, TAKEN, " (did you mean {}?)")
             yield (
-                f"{key}: perfsuite trains by ZeRO alone, without this{hint}: leave it out, or measure a "
-                "script of yours (Script)"
+                f"{key}: perfsuite supports only ZeRO{hint}. Remove this key, or measure your own script "
+                "(Script)"
             )
     decided = _decided(config.content, case)
     for path, has in config.flat.items():
         field, needs = decided.get(path, ("", has))
         if path in SECTIONS:
-            yield f"{path}: {has!r} is no section of DeepSpeed's, which is {{...}}"
+            yield f"{path}: {has!r} is not a section: DeepSpeed expects {{...}} here"
         elif has == "auto":
             if path not in decided and path not in USUAL and not path.startswith(OWN_AUTO):
-                yield f"{path}: 'auto', but nothing in the case decides it: give a value"
+                yield f"{path}: 'auto', but no field of the case determines it. Give a value"
         elif has != needs:
-            yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
+            yield f"{path}: {has!r}, but the case's {field} needs {needs!r}"
         elif path.endswith(".device") and has not in ("none", "cpu"):
-            yield f"{path}: {has!r}, but perfsuite offloads to 'cpu' only"
+            yield f"{path}: {has!r}, but perfsuite supports offload only to 'cpu'"
 
 
 def _observed(engine: Any) -> dict[str, str]:
-    """Return this rank's share of parameters and optimizer, and which of them are offloaded."""
+    """Return the settings that show this rank's share of parameters and optimizer, and what is offloaded."""
     zero = engine.optimizer
     parameters = list(engine.module.parameters())
     optimized = next((getattr(zero, name) for name in FLAT if hasattr(zero, name)), None)

@@ -1,6 +1,7 @@
-"""Describe DeepSpeed to ranks: the step of its engine is the clock, and the engine owns what it partitions.
+"""Facts about DeepSpeed for ranks: the step of its engine is the training step.
 
-ZeRO steps an optimizer of torch over flat partitions, several times in one training step.
+The steps of torch's optimizer cannot be counted, because ZeRO steps it several times in a training step, over
+flat partitions.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from perfsuite.frameworks.base import Engine, Library
 
-NOT_DRY = "DeepSpeed decides by values of gradients and of other ranks, which a dry run lacks"
+NOT_DRY = "DeepSpeed's decisions depend on gradients and on other ranks, which a dry run does not have"
 
 
 class ZeroEngine(Engine):
@@ -21,17 +22,17 @@ class ZeroEngine(Engine):
     not_dry: ClassVar[str | None] = NOT_DRY
 
     def optimizers(self, engine: Any) -> Sequence[Any]:
-        """Return ZeRO's optimizer, and torch's in it."""
+        """Return ZeRO's optimizer, and the torch optimizer in it."""
         zero = engine.optimizer
         return zero, getattr(zero, "optimizer", None)
 
     def sharding(self, engine: Any) -> str | None:
-        """Return the stage of ZeRO. Each stage partitions different data among ranks."""
+        """Return the ZeRO stage as text, because each stage partitions different data. None for stage 0."""
         stage = int(engine.zero_optimization_stage())
         return f"DeepSpeed ZeRO-{stage}" if stage else None
 
     def gradient_norm(self, engine: Any) -> float | None:
-        """Return the norm that the engine keeps; it keeps no gradients."""
+        """Return the norm that the engine has kept. The gradients themselves are already gone."""
         norm = engine.get_global_grad_norm()
         return None if norm is None else float(norm)
 
@@ -42,5 +43,5 @@ LIBRARY = Library(
         "deepspeed.runtime.engine:DeepSpeedEngine.load_checkpoint": "load checkpoint",
     },
     engine=ZeroEngine(),
-    shard="ds_tensor",  # of ZeRO-3
+    shard="ds_tensor",  # used by ZeRO-3
 )

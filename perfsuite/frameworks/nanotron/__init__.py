@@ -1,7 +1,7 @@
 """nanotron 0.4: data, tensor and pipeline parallelism, with its own Llama, trainer and configuration file.
 
-It draws initial weights itself, and different ones in each layout. `compat` lists the changes needed to run
-it.
+nanotron creates the initial weights itself, and they depend on the degrees of parallelism. `compat` lists the
+changes that nanotron needs to run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Nanotron(Framework):
-    """Options of nanotron's configuration file, under the names that they have there; or such a file."""
+    """Options of nanotron's configuration file, with nanotron's names, or the path of such a file."""
 
     name: ClassVar[str] = "nanotron"
     packages: ClassVar[tuple[str, ...]] = ("nanotron",)
@@ -64,37 +64,39 @@ class Nanotron(Framework):
     dp: int = Field(default=1, ge=1, strict=True)
     tp: int = Field(default=1, ge=1, strict=True)
     pp: int = Field(default=1, ge=1, strict=True)
-    """Data, tensor and pipeline parallel processes: dp x tp x pp is the world size."""
+    """Degrees of data, tensor and pipeline parallelism: dp x tp x pp must be the world size."""
     tp_mode: Literal["ALL_REDUCE", "REDUCE_SCATTER"] = "ALL_REDUCE"
-    """REDUCE_SCATTER splits the sequence between tensor parallel regions (sequence parallelism)."""
+    """REDUCE_SCATTER also splits the sequence between the tensor-parallel layers (sequence parallelism)."""
     tp_linear_async_communication: bool = False
-    """Overlap tensor parallel communication with the matmuls."""
+    """Overlap tensor-parallel communication with the matmuls."""
     pp_engine: Literal["1f1b", "afab"] = "1f1b"
-    """Pipeline schedule: one forward, one backward; or all forward, all backward."""
+    """Pipeline schedule. `1f1b`: one forward, one backward. `afab`: all forwards, then all backwards."""
     zero_stage: Literal[0, 1] = 0
-    """1: each data-parallel process keeps its share of the optimizer's state."""
+    """1: each data-parallel process keeps only its share of the optimizer state."""
     accumulate_grad_in_fp32: bool = False
     """Keep gradients and the optimizer's copy of the bf16 parameters in fp32."""
     resume: bool = False
-    """Train two steps, save, rebuild everything from the checkpoint, and measure from there."""
+    """Train two steps, save a checkpoint, rebuild everything from the checkpoint, and measure from there
+    on."""
     config: TrainingConfig | None = None
-    """Path of a configuration file, which is read when the case is created. It is used unchanged, instead of
-    all other options. Training ends after the case's steps; `data` and `tokenizer` are not read."""
+    """Path of a configuration file, which is read when the case is created. No other option can be given. The
+    file is used unchanged, but training ends after the case's steps, and `data` and `tokenizer` are
+    ignored."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Nanotron:
         others = changed_fields(self, skip=frozenset({"config"}))
         if self.config is not None and others:
-            raise ValueError(f"config {self.config.name} decides everything: leave out {', '.join(others)}")
+            raise ValueError(f"config {self.config.name} sets all options: remove {', '.join(others)}")
         return self
 
     def slug(self) -> str:
         return f"{self.name}-{self.config.name}" if self.config is not None else super().slug()
 
     def plan(self, case: Case) -> LaunchPlan:
-        """Let ranks connect lazily, as in nanotron's own launch, because its pipeline sends without batching.
+        """Return the plan: ranks connect lazily, as with nanotron's launcher, because sends are not batched.
 
-        Overlapped tensor parallelism relies on a single queue of work to the device.
+        Overlapped tensor-parallel communication needs a single hardware queue to the GPU.
         """
         is_overlapped = self.tp_linear_async_communication
         if self.config is not None:
@@ -117,13 +119,13 @@ class Nanotron(Framework):
 
     def dry(self, case: Case) -> DryPlan:
         if self.resume:
-            return DryPlan(impossible="a checkpoint holds values, and there are none")
+            return DryPlan(impossible="resuming needs the values of a checkpoint, and fake tensors have none")
         config = self.configuration(case)
         if get(config, "optimizer.accumulate_grad_in_fp32"):
-            return DryPlan(impossible="accumulate_grad_in_fp32 cuts a storage, which fake tensors lack")
+            return DryPlan(impossible="accumulate_grad_in_fp32 slices storages, which fake tensors lack")
         if get(config, "parallelism.pp") > 1:
-            return DryPlan(impossible="the stages of a pipeline tell each other shapes, and here is only one")
-        # ZeRO 1: each rank keeps its own share of the optimizer's state.
+            return DryPlan(impossible="pipeline stages exchange shapes, but a dry run has only one stage")
+        # With ZeRO 1, each rank keeps its own share of the optimizer state.
         return DryPlan(pretend=_pretend, ranks_differ=bool(get(config, "optimizer.zero_stage")))
 
     def expected(self, case: Case) -> dict[str, str | None]:
@@ -140,19 +142,20 @@ class Nanotron(Framework):
             "pp_engine": get(config, "parallelism.pp_engine") or "afab",
         }
         if zero or in_fp32:
-            expected["optimizer_parameters"] = None  # slices or copies of the model's parameters
+            # Cannot be checked: the optimizer holds slices or copies of the model's parameters.
+            expected["optimizer_parameters"] = None
         return expected
 
     def load(self, case: Case, device: Any) -> None:
         _load(case, device)
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build nanotron's trainer from a file in the launch's directory: the options' or the user's."""
+        """Build nanotron's trainer from the options or from the user's file."""
         from perfsuite.frameworks.common.model import transformers_config
         from perfsuite.frameworks.nanotron import trainer as nanotron_trainer
 
-        transformers_config(case.model)  # rejects keys that no Llama has, which would otherwise be ignored
-        patched = _load(case, ranks.device)  # already imported, so this only returns what was changed
+        transformers_config(case.model)  # rejects keys that no Llama has; nanotron would ignore them
+        patched = _load(case, ranks.device)  # already imported: this only returns the list of changes
         if self.config is not None:
             trainer, batches = nanotron_trainer.started(case, self.config.text, ranks)
         else:
@@ -176,16 +179,16 @@ class Nanotron(Framework):
         )
 
     def configuration(self, case: Case) -> Config:
-        """Return the fields of the user's file, or of the configuration made from the options."""
+        """Return the configuration in the user's file or, if there is no file, the one from the options."""
         return self.from_options(case) if self.config is None else self.config.content
 
     def from_options(self, case: Case, files: Path = Path(), *, fused_adam: bool = False) -> Config:
-        """Return the configuration that the options make for `case`. `files` is the launch's directory."""
+        """Return the configuration of `case` with these options. `files` is the directory of the launch."""
         return from_case(case, self.model_dump(exclude={"config"}), files=files, fused_adam=fused_adam)
 
 
 def _load(case: Case, device: Any) -> str:
-    """Import nanotron once. Return in a few words what was changed in it."""
+    """Import nanotron, if it has not been imported. Return a short list of the changes made to it."""
     from perfsuite.frameworks.nanotron import compat
 
     return compat.load(cpu=device.type == "cpu", flash_attn=case.attention == "flash_attention_2")

@@ -1,16 +1,16 @@
-"""Changes that nanotron 0.4 needs to run. Worker side; imports torch. Importing this changes nothing.
+"""Changes that nanotron 0.4 needs to run. For the worker; imports torch. Importing this changes nothing.
 
-`load` imports nanotron through a finder of its own, which changes nanotron's source text in memory: no
-installed file is touched, no `.pyc` of it is read or written, nothing outside nanotron is replaced.
+`load` imports nanotron through its own finder, which changes nanotron's source text in memory. No installed
+file is changed, no `.pyc` of nanotron is read or written, and nothing outside nanotron is replaced.
 
 | where | what | why |
 | --- | --- | --- |
-| everywhere | `nanotron.logging` does not import `LoggingArgs` | the release cannot be imported: circular |
-| everywhere | no wandb | it would log each step wherever wandb is installed |
-| sdpa | flash_attn's attention, RMSNorm and rotary embedding by torch | flash_attn needs a GPU and a build |
-| CPU | the literal "cuda" is "cpu"; calls that torch.cuda has on GPUs only are removed | nanotron has both |
-| CPU | initial weights are averaged through `.data` | gloo divides in place, which autograd refuses |
-| CPU | pipeline sends do not wait | 1f1b sends from both ends at once and counts on NCCL's buffers |
+| everywhere | `nanotron.logging` does not import `LoggingArgs` | the release has a circular import |
+| everywhere | wandb is not used | nanotron would log each step if wandb is installed |
+| sdpa | flash_attn's attention, RMSNorm and rotary embedding become torch's | flash_attn needs a GPU |
+| CPU | "cuda" becomes "cpu"; calls of torch.cuda that need a GPU become `pass` | nanotron hard-codes both |
+| CPU | initial weights are averaged through `.data` | gloo divides in place, which autograd rejects |
+| CPU | pipeline sends do not wait | in 1f1b, both ends send at the same time and rely on NCCL's buffers |
 """
 
 import functools
@@ -32,7 +32,8 @@ from torch.nn import functional
 from perfsuite.errors import MismatchError
 from perfsuite.frameworks.nanotron.config import VERSION
 
-Change = tuple[str | None, bytes, bytes]  # of source text: module (None for all), pattern, replacement
+# A change of source text: module (None for all modules), pattern, replacement.
+Change = tuple[str | None, bytes, bytes]
 _ALWAYS: tuple[Change, ...] = (
     ("nanotron.logging", rb"from nanotron\.config\.config import LoggingArgs", b"LoggingArgs = object"),
 )
@@ -51,11 +52,14 @@ _CPU: tuple[Change, ...] = (
 
 @functools.cache
 def load(*, cpu: bool, flash_attn: bool) -> str:
-    """Import nanotron once, with the changes, and return these. Raises `MismatchError` if it is not 0.4."""
+    """Import nanotron with the changes, and return a list of them. Later calls only return the list.
+
+    Raises `MismatchError` if the installed version is not 0.4.
+    """
     version = importlib.metadata.version("nanotron")
     if version != VERSION:
         raise MismatchError(
-            f"nanotron {version} is installed, this works with {VERSION}: pip install nanotron=={VERSION}"
+            f"nanotron {version} is installed, but perfsuite needs {VERSION}: pip install nanotron=={VERSION}"
         )
     changes = {"circular import": _ALWAYS, "torch for flash_attn": () if flash_attn else _FALLBACKS}
     changes["cpu and gloo for cuda and nccl"] = _CPU if cpu else ()
@@ -68,7 +72,7 @@ def load(*, cpu: bool, flash_attn: bool) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """A finder for nanotron's modules, which gives them a loader that changes their source text."""
+    """A finder for nanotron's modules. Their loader changes the source text."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes
@@ -95,12 +99,12 @@ class _Loader(SourceFileLoader):
         for module, old, new in self.changes:
             text, replaced = re.subn(old, new, text)
             if module is not None and not replaced:
-                raise MismatchError(f"{path} is not as released: it has no {old.decode()}")
+                raise MismatchError(f"{path} differs from the release: it does not contain {old.decode()}")
         return self.source_to_code(text, path)
 
 
 def _send_without_waiting() -> None:
-    """Make sends return at once, like NCCL's. Each tensor is kept until all have been received."""
+    """Make sends return at once, as with NCCL. All sent tensors are kept until they have been received."""
     distributed: Any = importlib.import_module("nanotron.distributed")
     p2p: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.p2p")
     engine: Any = importlib.import_module("nanotron.parallel.pipeline_parallel.engine")
@@ -108,7 +112,7 @@ def _send_without_waiting() -> None:
     on_their_way: list[tuple[Any, Tensor]] = []
 
     def send(tensor: Tensor, dst: int, group: Any = None, tag: int = 0) -> None:
-        copy = tensor.clone()  # the original is a buffer of shapes and strides that is reused
+        copy = tensor.clone()  # the original is a buffer for shapes and strides, which nanotron reuses
         on_their_way.append((distributed.isend(copy, dst, group=group, tag=tag), copy))
 
     def send_tensors(self: Any, tensors: list[Tensor], to_rank: int, tag: int = 0) -> None:
@@ -135,7 +139,7 @@ def _send_without_waiting() -> None:
 
 # Fallbacks for flash_attn in plain torch, with the names and signatures that nanotron's training uses.
 
-bert_padding = flash_attn_with_kvcache = None  # only for generating text
+bert_padding = flash_attn_with_kvcache = None  # imported by nanotron, but used only to generate text
 
 
 def flash_attn_varlen_func(
@@ -153,8 +157,8 @@ def flash_attn_varlen_func(
 ) -> Tensor:
     """Compute attention over sequences of equal length: [sequences * length, heads, size] in and out."""
     sequences = cu_seqlens_q.numel() - 1
-    assert q.shape[0] == sequences * max_seqlen_q, "only sequences without padding"
-    assert k.shape[0] == sequences * max_seqlen_k, "only sequences without padding"
+    assert q.shape[0] == sequences * max_seqlen_q, "sequences must have no padding"
+    assert k.shape[0] == sequences * max_seqlen_k, "sequences must have no padding"
     query, key, value = (t.view(sequences, -1, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
     shares_heads = q.shape[1] != k.shape[1]
     out = functional.scaled_dot_product_attention(
@@ -174,7 +178,7 @@ def layer_norm_fn(
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """Rotary positions (Su 2021) with theta 10000, for queries and keys. Pairs are adjacent."""
+    """Rotary position embedding (Su 2021) of queries and keys, with theta 10000 and adjacent pairs."""
 
     def __init__(self, dim: int, *, interleaved: bool, base: float = 10000.0) -> None:
         super().__init__()

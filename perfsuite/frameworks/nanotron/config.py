@@ -1,4 +1,4 @@
-"""nanotron's configuration file: made from a case, or a user's own, checked against nanotron's source."""
+"""nanotron's configuration file, from a case or from the user. Fields are checked with nanotron's source."""
 
 import ast
 import functools
@@ -14,10 +14,10 @@ from perfsuite.results.run_dir import RunDir
 
 VERSION = "0.4"
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # precision of a case -> dtype of parameters and computation
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # a case's precision -> dtype of parameters and computation
 
 PARALLELISM = ("dp", "tp", "pp", "tp_mode", "tp_linear_async_communication", "pp_engine")
-SHAPE = (  # fields that nanotron's `LlamaConfig` shares with transformers': same names, same defaults
+SHAPE = (  # fields with the same name and default in nanotron's and in transformers' `LlamaConfig`
     *("hidden_act", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "vocab_size"),
 )
@@ -30,20 +30,21 @@ DECIDED_BY_THE_CASE = {  # path of a field in the file -> the field of the case 
     "tokens.sequence_length": "sequence_length",
     **{f"model.model_config.{name}": "model" for name in SHAPE},
 }
-NOT_IN_A_MEASUREMENT = (  # fields that must be unset, because they would add work to the measured steps
+NOT_IN_A_MEASUREMENT = (  # fields that must not be set, because they add work to the measured steps
     *("checkpoints.resume_checkpoint_path", "checkpoints.save_initial_state"),
     *("general.benchmark_csv_path", "profiler"),
 )
 SECTIONS = ("checkpoints", "general", "logging", "model", "optimizer", "parallelism", "tokens")
-"""Sections that training needs, although nanotron's classes declare most of them optional."""
+"""Sections that training needs, although most of them are optional in nanotron's classes."""
 
-UNREACHED_STEPS = 10**9  # no training reaches it, so nothing is saved or logged (except step 1, by nanotron)
+# An interval that no training reaches: nothing is saved, and nanotron logs only step 1.
+UNREACHED_STEPS = 10**9
 
 Config = dict[str, Any]
 
 
 def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam: bool) -> Config:
-    """Return the configuration of a case with `Nanotron`'s options: the usual AdamW, and nothing is saved."""
+    """Return the configuration of a case with `Nanotron`'s options. It uses AdamW and saves nothing."""
     return {
         "general": {"project": "perfsuite", "run": case.id, "seed": case.seed, "ignore_sanity_checks": True},
         "parallelism": {name: options[name] for name in PARALLELISM},
@@ -92,7 +93,7 @@ def from_case(case: Case, options: Mapping[str, Any], *, files: Path, fused_adam
 
 
 class TrainingConfig(ConfigFile):
-    """A user's own configuration file of nanotron."""
+    """A user's configuration file for nanotron."""
 
     kind: ClassVar[str] = "a configuration file of nanotron, in YAML"
 
@@ -104,8 +105,8 @@ class TrainingConfig(ConfigFile):
         config = super().read(path)
         fields = config.content
         if not isinstance(fields, dict):
-            raise CaseError(f"{path} is {type(fields).__name__}, not sections with fields")
-        problems = [f"{name}: missing, training needs it" for name in SECTIONS if not fields.get(name)]
+            raise CaseError(f"{path} contains a {type(fields).__name__} instead of sections with fields")
+        problems = [f"{name}: missing, but training needs it" for name in SECTIONS if not fields.get(name)]
         if importlib.util.find_spec("nanotron") is not None:
             problems += _unknown(fields, "Config")
         if problems:
@@ -114,27 +115,30 @@ class TrainingConfig(ConfigFile):
 
 
 def conflicts(config: Config, expected: Config, case: Case) -> Iterator[str]:
-    """Yield where a user's file contradicts the case (`expected`), or does not belong in a measurement."""
+    """Yield a message for each field of the user's file that contradicts the case or disturbs a measurement.
+
+    `expected` is the configuration that the case gives.
+    """
     for path, field in DECIDED_BY_THE_CASE.items():
         has = get(config, path)
         needs = get(expected, path)
         if has != needs:
-            yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
+            yield f"{path}: {has!r}, but the case's {field} needs {needs!r}"
     for path in NOT_IN_A_MEASUREMENT:
         value = get(config, path)
         if value:
-            yield f"{path}: {value!r} has no place in a measurement: leave it out"
+            yield f"{path}: {value!r} would disturb the measurement: remove it"
     steps = case.total_steps
     trained = get(config, "tokens.train_steps")
     if trained < steps:
-        yield f"tokens.train_steps: {trained}, but the case's max_warmup_steps + steps says {steps}"
+        yield f"tokens.train_steps: {trained}, but the case's max_warmup_steps + steps needs {steps}"
     interval = get(config, "checkpoints.checkpoint_interval")
     if interval <= steps:
-        yield f"checkpoints.checkpoint_interval: {interval} would save within the {steps} steps: choose more"
+        yield f"checkpoints.checkpoint_interval: {interval} would save within the {steps} steps: increase it"
 
 
 def size_problems(config: Config, case: Case) -> Iterator[str]:
-    """Yield the sizes of a configuration, made or given, that do not fit the topology or the model."""
+    """Yield a message for each size in a configuration that does not fit the topology or the model."""
     parallelism = {name: get(config, f"parallelism.{name}") for name in _schema()["ParallelismArgs"]}
     sizes = {name: get(config, f"model.model_config.{name}") for name in SHAPE}
     dp, tp, pp = (parallelism[name] for name in ("dp", "tp", "pp"))
@@ -144,41 +148,41 @@ def size_problems(config: Config, case: Case) -> Iterator[str]:
         return
     experts = parallelism["expert_parallel_size"]
     if experts != 1:
-        yield f"expert_parallel_size {experts}: Llama has no experts, only 1 is possible"
+        yield f"expert_parallel_size {experts}: give 1, because Llama has no experts"
     split = ["num_attention_heads", "num_key_value_heads", "intermediate_size"]
     mode = parallelism["tp_mode"]
     if str(mode).upper() == "REDUCE_SCATTER":
         split.append("sequence_length")
         sizes["sequence_length"] = case.sequence_length
     elif parallelism["tp_linear_async_communication"]:
-        yield f"tp_linear_async_communication needs tp_mode REDUCE_SCATTER, it is {mode}"
+        yield f"tp_linear_async_communication needs tp_mode REDUCE_SCATTER, not {mode}"
     for name in split:
         if (sizes[name] or 0) % tp:
             yield f"tp {tp} does not divide {name} {sizes[name]}"
     unit = tp * get(config, "model.make_vocab_size_divisible_by")
     if sizes["vocab_size"] % unit:
         yield (
-            f"vocab_size {sizes['vocab_size']} is no multiple of {unit} (tp x make_vocab_size_divisible_by): "
-            "nanotron would enlarge it"
+            f"vocab_size {sizes['vocab_size']} is not a multiple of {unit} (tp x "
+            "make_vocab_size_divisible_by): nanotron would enlarge it"
         )
     if pp > sizes["num_hidden_layers"]:
-        yield f"pp {pp} is more than num_hidden_layers {sizes['num_hidden_layers']}"
+        yield f"pp {pp} is greater than num_hidden_layers {sizes['num_hidden_layers']}"
     if parallelism["pp_engine"] == "1f1b" and case.gradient_accumulation < pp - 1:
         yield (
             f"pp_engine 1f1b with pp {pp} needs a gradient_accumulation of {pp - 1} or more, "
-            f"it is {case.gradient_accumulation}"
+            f"not {case.gradient_accumulation}"
         )
     if get(config, "optimizer.accumulate_grad_in_fp32") and case.precision == "fp32":
-        yield "accumulate_grad_in_fp32 is for precision 'bf16': of 'fp32' nanotron makes no copy"
+        yield "accumulate_grad_in_fp32 needs precision 'bf16': for 'fp32', nanotron keeps no second copy"
 
 
 def layout_text(dp: int, tp: int, pp: int) -> str:
-    """Return a layout as it appears in `Observed.settings`."""
+    """Return the degrees of parallelism as they appear in `Observed.settings`."""
     return f"dp {dp} x tp {tp} x pp {pp}"
 
 
 def get(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path such as `tokens.train_steps`, or nanotron's default for it."""
+    """Return the value at a path such as `tokens.train_steps`, or nanotron's default."""
     kind = "Config"
     values = config
     *sections, name = path.split(".")
@@ -189,25 +193,28 @@ def get(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _unknown(section: Config, kind: str, path: str = "") -> Iterator[str]:
-    """Yield what nanotron's dataclass `kind`, a section at `path`, does not accept, and what it needs."""
+    """Yield a message for each unknown, wrong or missing field of a section.
+
+    `kind` is nanotron's dataclass for the section, and `path` is the prefix for names of fields.
+    """
     fields = _schema()[kind]
     for name, value in section.items():
         annotation = fields[name][0] if name in fields else ""
         inner = _kind_of(annotation)
         if not annotation:
-            yield f"{path}{name}: nanotron has no such field here; it knows {', '.join(fields)}"
+            yield f"{path}{name}: nanotron has no such field here; the fields are {', '.join(fields)}"
         elif inner and isinstance(value, dict):
             yield from _unknown(value, inner, f"{path}{name}.")
         elif (inner and value is not None) or not _fits(value, annotation):
-            yield f"{path}{name}: {annotation} is needed, got {value!r}"
+            yield f"{path}{name}: give {annotation}, not {value!r}"
     for name, (_, default) in fields.items():
         if default is REQUIRED and name not in section:
-            yield f"{path}{name}: missing, nanotron has no default for it"
+            yield f"{path}{name}: missing, and nanotron has no default for it"
 
 
-REQUIRED = object()  # used in `_schema` where nanotron has no default
+REQUIRED = object()  # stands for the default in `_schema` if nanotron has none
 PLAIN = {"bool": (bool,), "float": (int, float), "int": (int,), "str": (str,)}
-"""Annotation -> types of matching values. Other annotations are left to nanotron."""
+"""Annotation -> types of valid values. nanotron itself checks fields with other annotations."""
 
 
 @functools.cache
@@ -239,7 +246,7 @@ def _fits(value: object, annotation: str) -> bool:
 
 
 def _kind_of(annotation: str) -> str:
-    """Return the dataclass that an annotation names, or "". Of several models it returns Llama's."""
+    """Return the dataclass that an annotation names, or "". For a choice of models, it is Llama's."""
     if annotation == "NanotronConfigs":
         return "LlamaConfig"
     name = annotation.removeprefix("Optional[").removesuffix("]")

@@ -1,4 +1,4 @@
-"""nanotron's own trainer for a case: its file, our tokens, its losses. Use it after `compat.load`."""
+"""Train a case with nanotron's own trainer, on perfsuite's tokens. Import this after `compat.load`."""
 
 import copy
 import itertools
@@ -26,13 +26,13 @@ STEPS_BEFORE_RESUME = 2
 
 
 def started(case: Case, config: Config | str, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Return a trainer for a configuration, or for the text of one, and the data."""
+    """Return a trainer, and the data, for a configuration or the text of a configuration file."""
     trainer = _new_trainer(config, ranks)
     return trainer, _micro_batches(case, trainer, ranks)
 
 
 def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dict[str, Any]]]:
-    """Train and save with one trainer. Return another, made from that checkpoint, and the remaining data."""
+    """Train and save with one trainer. Return a new trainer from that checkpoint, and the remaining data."""
     before = copy.deepcopy(config)
     after = copy.deepcopy(config)
     before["tokens"]["train_steps"] = before["checkpoints"]["checkpoint_interval"] = STEPS_BEFORE_RESUME
@@ -41,20 +41,23 @@ def resumed(case: Case, config: Config, ranks: Ranks) -> tuple[Any, Iterator[dic
     trainer = _new_trainer(before, ranks, "nanotron-before.yaml")
     batches = _micro_batches(case, trainer, ranks)
     trainer.train(batches)
-    del trainer  # freed before the next one needs as much memory
+    del trainer  # free its memory before the next trainer needs as much
     trainer = _new_trainer(after, ranks)
-    dist.barrier()  # all ranks have loaded
+    dist.barrier()  # wait until all ranks have loaded the checkpoint
     if ranks.rank == 0:
         shutil.rmtree(config["checkpoints"]["checkpoints_path"])
     return trainer, batches
 
 
 def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml") -> Any:
-    """Write a configuration into the launch's directory, the same on each rank, and return its trainer."""
+    """Write a configuration to the directory of the launch, and return its trainer.
+
+    All ranks write the same file.
+    """
     from nanotron.trainer import DistributedTrainer
 
     class Trainer(DistributedTrainer):  # type: ignore[misc]
-        """Keeps the loss of each step on the device."""
+        """nanotron's trainer, which also keeps the loss of each step on the device."""
 
         def __init__(self, file: str) -> None:
             super().__init__(file)
@@ -71,7 +74,7 @@ def _new_trainer(config: Config | str, ranks: Ranks, name: str = "nanotron.yaml"
 
 
 def _micro_batches(case: Case, trainer: Any, ranks: Ranks) -> Iterator[dict[str, Any]]:
-    """Yield our tokens on the pipeline stages that need them. A position's label is the token after it."""
+    """Yield perfsuite's tokens on the pipeline stages that need them. A label is the next token."""
     from nanotron.parallel.pipeline_parallel.tensor_pointer import TensorPointer
 
     context = trainer.parallel_context
@@ -98,7 +101,10 @@ def _micro_batches(case: Case, trainer: Any, ranks: Ranks) -> Iterator[dict[str,
 
 
 def losses_on_every_rank(trainer: Any, ranks: Ranks) -> list[Tensor]:
-    """Return the loss of each step on every rank. Only the last pipeline stage has it; the others add 0."""
+    """Return the loss of each step, on every rank.
+
+    Only the last pipeline stage has losses. The other stages add 0 in an all-reduce.
+    """
     zero = torch.zeros((), device=ranks.device)
     losses = torch.stack([zero if loss is None else loss for loss in trainer.losses])
     dist.all_reduce(losses, group=trainer.parallel_context.pp_pg)
@@ -106,7 +112,7 @@ def losses_on_every_rank(trainer: Any, ranks: Ranks) -> list[Tensor]:
 
 
 def settings_of(trainer: Any) -> dict[str, str]:
-    """Return the settings as found in process groups, modules and the optimizer."""
+    """Return the settings that are observed in process groups, modules and the optimizer."""
     from nanotron.config.utils_config import cast_pipeline_engine_to_str
     from nanotron.models import llama
     from nanotron.optim.zero import ZeroDistributedOptimizer
@@ -134,7 +140,7 @@ def settings_of(trainer: Any) -> dict[str, str]:
 
 
 def pretend() -> None:
-    """Let nanotron, which is already imported, train fake tensors for the rest of this process."""
+    """Make nanotron, which is already imported, train fake tensors for the rest of this process."""
     wrappers.ddp()
     _keep_parameters()
     replace(module("nanotron.models.base"), "init_on_device_and_dtype", _on_device)
@@ -142,7 +148,7 @@ def pretend() -> None:
 
 
 def _keep_parameters() -> None:
-    """Make `NanotronParameter(fake tensor)` a fake tensor that is also a NanotronParameter."""
+    """Make `NanotronParameter(fake_tensor)` return a fake tensor that is also a `NanotronParameter`."""
     real = module("nanotron.parallel.parameters").NanotronParameter
     own = ("__new__", "__dict__", "__weakref__")
     kept = {name: value for name, value in vars(real).items() if name not in own}
@@ -168,7 +174,7 @@ def _keep_parameters() -> None:
 
 @contextmanager
 def _on_device(device: Any = None, dtype: torch.dtype = torch.float) -> Iterator[None]:
-    """Stand in for nanotron's function, which replaces `torch.empty`: torch calls that for fake tensors."""
+    """Stand in for nanotron's function, which replaces `torch.empty`: fake tensors need torch's own."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     with torch.device(device):

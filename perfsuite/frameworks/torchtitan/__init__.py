@@ -1,4 +1,4 @@
-"""torchtitan: its own Trainer, for the case's Llama or for a configuration of its own registry."""
+"""torchtitan: its own Trainer, for the case's Llama or for a configuration from torchtitan's registry."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from perfsuite.frameworks.base import (
 from perfsuite.frameworks.common.llama import USUAL_SHAPE, cannot_build
 from perfsuite.frameworks.common.sharding import expected_shards
 
-MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported on 2.11, and its backward fails on 2.12
-PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # precisions of a case; gradients are reduced in fp32
+MIN_TORCH = (2, 13)  # torchtitan 0.3 cannot be imported with torch 2.11, and its backward fails with 2.12
+PRECISIONS = ("fp32", "bf16-mixed", "bf16")  # supported precisions; gradients are always reduced in fp32
 ROPES = ("default", "llama3")
 OF_REGISTRY = frozenset({"module", "config", "overrides"})
 
 
 class TorchTitan(Framework):
-    """Degrees of parallelism for torchtitan's Trainer, which shards over the remaining ranks (FSDP2).
+    """torchtitan's Trainer, with degrees of parallelism. FSDP2 shards over the remaining ranks.
 
-    Alternatively, a configuration of its registry determines everything except data, tokenizer, checkpoints
-    and logging.
+    Instead of degrees, a case can name a configuration in torchtitan's registry. It determines everything
+    except data, tokenizer, checkpoints and logging.
     """
 
     name: ClassVar[str] = "torchtitan"
@@ -43,29 +43,30 @@ class TorchTitan(Framework):
         events={"torchtitan.components.validate:Validator.validate": "evaluate"}
     )
     loss_chunks: ClassVar[int] = 8
-    """torchtitan's default number of parts of a sequence for the loss, so that not all logits exist at once.
-    """
+    """Number of chunks of a sequence in which the loss is computed, to save memory for logits. This is
+    torchtitan's default."""
 
     tensor_parallel: int = Field(default=1, ge=1, strict=True)
-    """Number of ranks that compute a sequence together, with sequence parallelism between the matmuls."""
+    """Number of ranks that split each layer, with sequence parallelism between the matmuls."""
     data_parallel_replicate: int = Field(default=1, ge=1, strict=True)
-    """Number of groups of ranks that replicate, while the ranks of a group shard (HSDP)."""
+    """Number of groups of ranks. Groups replicate, and the ranks of a group shard (HSDP)."""
     disable_cuda_graphs: bool = True
-    """With False, forward and backward are captured in a CUDA graph in the second step and replayed from then
-    on, which is torchtitan's own default. The work of a replay cannot be counted."""
+    """False captures forward and backward in a CUDA graph in the second step, and replays it in later steps.
+    This is torchtitan's own default. The work of a replay cannot be counted."""
     module: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*$")
     config: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
-    """`--module` and `--config` of torchtitan's command line: `"deepseek_v3"` and `"deepseek_v3_16b"`."""
+    """`--module` and `--config` of torchtitan's command line, such as `"deepseek_v3"` and
+    `"deepseek_v3_16b"`."""
     overrides: tuple[str, ...] = ()
-    """More arguments of that command line, such as `"--parallelism.expert_parallel_degree=8"`."""
+    """Further arguments of that command line, such as `"--parallelism.expert_parallel_degree=8"`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TorchTitan:
         if (self.module is None) != (self.config is None) or (self.overrides and self.config is None):
-            raise ValueError("module and config name a configuration together, which overrides change")
+            raise ValueError("give module and config together; overrides also need them")
         others = changed_fields(self, skip=frozenset({*OF_REGISTRY, "disable_cuda_graphs"}))
         if self.config is not None and others:
-            raise ValueError(f"config {self.config} decides everything: leave out {', '.join(others)}")
+            raise ValueError(f"config {self.config} sets all options: remove {', '.join(others)}")
         return self
 
     @property
@@ -84,11 +85,11 @@ class TorchTitan(Framework):
     def unsupported(self, case: Case, machine: Machine) -> str | None:
         if torch_build.release() < MIN_TORCH:
             needed = ".".join(map(str, MIN_TORCH))
-            return f"torchtitan 0.3 needs torch {needed} or newer, this is {torch_build.summary()}"
+            return f"torchtitan 0.3 needs torch {needed} or newer, but this is {torch_build.summary()}"
         if not self.disable_cuda_graphs and machine.device == "cpu":
-            return "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
-        if self.config is not None:  # a rank asks torchtitan later, because torchtitan needs torch
-            # Torchtitan does not report an old one.
+            return "disable_cuda_graphs=False uses CUDA graphs, which need a GPU"
+        if self.config is not None:  # the ranks check the rest, because torchtitan imports torch
+            # torchtitan reports a missing torchao, but not one that is too old.
             has_torchao = importlib.util.find_spec("torchao") is not None
             return base.missing_package("torchao") if has_torchao else None
         ranks = case.topology.world_size
@@ -100,8 +101,8 @@ class TorchTitan(Framework):
         for name, parts in (("loss in chunks", self.loss_chunks), ("tensor_parallel", self.tensor_parallel)):
             if case.sample_length % parts:
                 return (
-                    f"torchtitan's {name} splits a sequence into {parts} equal parts, "
-                    f"which sequence_length={case.sequence_length} does not allow"
+                    f"torchtitan's {name} splits a sequence into {parts} equal parts, but "
+                    f"sequence_length={case.sequence_length} cannot be split like this"
                 )
         config: Any = case.model.config
         reason = cannot_build("torchtitan's llama3", case.model)
@@ -111,7 +112,7 @@ class TorchTitan(Framework):
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ROPES:
             rope_types = " and ".join(ROPES)
-            return f"torchtitan's llama3 knows rope_type {rope_types}, {case.model.name} has {kind!r}"
+            return f"torchtitan's llama3 supports rope_type {rope_types}, but {case.model.name} has {kind!r}"
         heads = config.get("num_attention_heads", USUAL_SHAPE["num_attention_heads"])
         for key in ("num_attention_heads", "num_key_value_heads"):
             count = config.get(key) or heads
@@ -129,7 +130,7 @@ class TorchTitan(Framework):
                 pretend=lambda: importlib.import_module(pretend).pretend(self.expected(case)),
                 ranks_differ=any("pipeline_parallel_degree" in word for word in self.overrides),
             )
-        return DryPlan(impossible="a dry run captures no CUDA graph: leave disable_cuda_graphs as it is")
+        return DryPlan(impossible="a dry run cannot capture a CUDA graph: remove disable_cuda_graphs=False")
 
     def expected(self, case: Case) -> dict[str, str]:
         if self.config is not None:
@@ -152,10 +153,10 @@ class TorchTitan(Framework):
         import perfsuite.frameworks.torchtitan.trainer  # noqa: F401
 
         if self.config is not None:
-            self.expected(case)  # imports its model
+            self.expected(case)  # imports the model of the configuration
 
     def build(self, case: Case, ranks: Ranks, clock: StepClock) -> Workload:
-        """Build a Trainer with the case's configuration. It creates the process group."""
+        """Build torchtitan's Trainer for the case. The Trainer creates the process group."""
         from perfsuite.frameworks.torchtitan.trainer import CaseTrainer
 
         trainer = CaseTrainer(case, clock)

@@ -1,4 +1,4 @@
-"""Patches that torchtitan 0.3.0 needs for a released torch and for a CPU, only in the worker's process."""
+"""Patches that torchtitan 0.3.0 needs for a released torch and for a CPU. They change only this process."""
 
 import importlib.util
 import inspect
@@ -20,17 +20,19 @@ ON_CPU = (
     "the kernels of minimal_async_ep are empty where Triton is not installed",
     "FSDP reduces by plain sums, gloo having no other",
 )
-REPLACED = (  # differs from a registered configuration; torch 2.13 has no `fully_shard` for `spmd_types`
+# What replaces parts of a registered configuration. `spmd_backend` is replaced because the `fully_shard` of
+# torch 2.13 does not support `spmd_types`.
+REPLACED = (
     "data and tokenizer by perfsuite's tokens; checkpoints, validation and profiler by nothing; the log by "
     "that of the last step; spmd_backend by partial_dtensor"
 )
 REPLACED_ON_CPU = "; attention by SDPA, without windows and sinks; the fused optimizer by a loop"
 _IMAGES = "torchtitan.hf_datasets.multimodal.utils"
-NEED = {  # package -> modules of torchtitan that need it, and that are not called here
+NEED = {  # package -> modules of torchtitan that import it, although cases never call them
     "triton": ("torchtitan.distributed.minimal_async_ep.kernels",),
     "torchvision": (f"{_IMAGES}.image", f"{_IMAGES}.video"),  # Kimi's text models import them as well
 }
-_CPU = SimpleNamespace(  # a device module for torchtitan: one device, without memory statistics
+_CPU = SimpleNamespace(  # a device module for torchtitan, with one device and no memory statistics
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing),
     current_device=lambda: 0,
     device_count=lambda: 1,
@@ -41,11 +43,12 @@ _CPU = SimpleNamespace(  # a device module for torchtitan: one device, without m
 
 
 def before_import(device_type: str) -> None:
-    """Patch torch and torchtitan for a device, `cuda` or `cpu`. Call it before importing the Trainer.
+    """Patch torch and torchtitan for a device, `cuda` or `cpu`. Call this before importing the Trainer.
 
-    The Trainer calls `set_timeout` after its first step; torch 2.13 has it as `_set_pg_timeout`. Without an
-    accelerator torchtitan uses CUDA's device module, and queries its memory. `torch.cpu` is not a substitute:
-    it has no memory statistics, and its `current_device` returns a name where torchtitan needs an index.
+    The Trainer calls `set_timeout` after its first step; in torch 2.13, this function is `_set_pg_timeout`.
+    If there is no accelerator, torchtitan uses the device module of CUDA and queries its memory. `torch.cpu`
+    cannot replace this module: it has no memory statistics, and its `current_device` returns a name, but
+    torchtitan needs an index.
     """
     import torch.distributed as dist
 
@@ -59,7 +62,11 @@ def before_import(device_type: str) -> None:
 
 
 def after_build(trainer: Any) -> None:
-    """Patch a Trainer before it trains: torchtitan sets a gradient divisor, and gloo only has plain sums."""
+    """Patch a Trainer before it trains.
+
+    torchtitan sets a gradient divisor, which FSDP applies in the reduction, but gloo supports only plain
+    sums.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     trainer.metrics_processor.device_memory_monitor.reset_peak_stats = nothing
@@ -72,7 +79,7 @@ def after_build(trainer: Any) -> None:
 
 
 def _take_micro_batches(schedule: Any) -> None:
-    """Let a schedule of torch 2.13, which splits a batch, take micro-batches, as in a later torch."""
+    """Make a pipeline schedule of torch 2.13 accept micro-batches instead of a batch, like later versions."""
     if "arg_mbs" in inspect.signature(schedule.step).parameters:
         return
 
@@ -92,14 +99,14 @@ def _take_micro_batches(schedule: Any) -> None:
 
 
 def patches(device_type: str) -> str:
-    """Return the patches as text for the result, the same for each torch, to keep results comparable."""
+    """Return the patches as text, which is the same for each torch, to keep results comparable."""
     return "; ".join(EVERYWHERE + ON_CPU if device_type == "cpu" else EVERYWHERE)
 
 
 def without_missing() -> None:
-    """Let torchtitan be imported without packages that little of it needs.
+    """Make torchtitan importable without packages that only a few of its modules need.
 
-    The modules that need them are replaced with empty ones, in which every name is None.
+    Each module that needs a missing package is replaced with an empty module, in which every name is None.
     """
     for package, names in NEED.items():
         if importlib.util.find_spec(package) is None:

@@ -1,6 +1,6 @@
-"""A configuration of torchtitan's registry for a case, created as by its command line."""
+"""A configuration from torchtitan's registry for a case, created as torchtitan's command line does."""
 
-# ruff: noqa: E402  compat.without_missing comes before the imports of torchtitan
+# ruff: noqa: E402  compat.without_missing must run before torchtitan is imported
 
 import functools
 import importlib
@@ -39,7 +39,7 @@ RECOMPUTED = {"NoneType": "none", "FullAC.Config": "full", "SelectiveAC.Config":
 
 
 def read(case: Case) -> Any:
-    """Return a `Trainer.Config`. Raises `MismatchError` with torchtitan's own message if it refuses."""
+    """Return a `Trainer.Config`. Raises `MismatchError`, with torchtitan's message, if it is rejected."""
     options: Any = case.framework
     graphs = f"--training.{'' if options.disable_cuda_graphs else 'no-'}disable-cuda-graphs"
     words = [f"--module={options.module}", f"--config={options.config}", graphs, f"--debug.seed={case.seed}"]
@@ -51,7 +51,7 @@ def read(case: Case) -> Any:
     except (Exception, SystemExit) as error:
         text = str(error)
         if isinstance(error, SystemExit):
-            # Without the frame that is drawn around it.
+            # Remove the frame that is drawn around the message.
             text = " ".join(re.sub("[\u2500-\u257f]", " ", said.getvalue()).split())
         names = (options.config, options.module)
         hints = [did_you_mean(name, {*re.findall(r"'(\w+)'", text)}.difference(names)) for name in names]
@@ -60,15 +60,17 @@ def read(case: Case) -> Any:
             if missing:
                 hints.append(f" {missing}")
         cause = _import_error(options.module) if isinstance(error, ImportError) else ""
-        raise MismatchError(f"torchtitan refuses {' '.join(words)}: {text}{cause}{''.join(hints)}") from error
+        raise MismatchError(f"torchtitan rejects {' '.join(words)}: {text}{cause}{''.join(hints)}") from error
     sees = getattr(getattr(config.model_spec, "model", None), "vision_encoder", None)
     if getattr(config, "_owner", None) is not Trainer or sees is not None:
-        raise MismatchError(f"{options.config} trains images, or by a trainer of its own: choose one of text")
+        raise MismatchError(
+            f"{options.config} trains on images or has its own trainer. Choose a configuration for text"
+        )
     return config
 
 
 def _import_error(module: str) -> str:
-    """Return why torchtitan cannot import one of its own models, which it does not report, or ""."""
+    """Return why one of torchtitan's own models cannot be imported, or "". torchtitan does not report it."""
     try:
         importlib.import_module(f"torchtitan.models.{module}.config_registry")
     except ImportError as error:
@@ -78,7 +80,10 @@ def _import_error(module: str) -> str:
 
 @functools.cache
 def expected(case: Case) -> dict[str, str]:
-    """Return what must be observed. Raises `MismatchError` if the configuration contradicts the case."""
+    """Return the settings that the worker must observe.
+
+    Raises `MismatchError` if the configuration contradicts the case.
+    """
     config = read(case)
     world_size = case.topology.world_size
     try:
@@ -87,7 +92,7 @@ def expected(case: Case) -> dict[str, str]:
         degrees = ((name, value) for name, value in asdict(config.parallelism).items() if "_degree" in name)
         degrees_text = ", ".join(f"{name} {value}" for name, value in degrees if "expert" not in name)
         raise MismatchError(
-            f"{degrees_text}: these do not multiply to the case's {world_size} processes"
+            f"{degrees_text}: their product must be the number of processes of the case, {world_size}"
         ) from None
     model = config.model_spec.model
     experts = [moe.num_experts for _, moe, *_ in model.traverse(MoE.Config)]
@@ -109,13 +114,16 @@ def expected(case: Case) -> dict[str, str]:
 
 
 def pipeline(stages: int, schedule: Any) -> str:
-    """Describe over how many ranks a schedule, given by itself or its class, has split the layers."""
+    """Describe a pipeline: the number of ranks and the class of the schedule.
+
+    `schedule` is an object or a class.
+    """
     kind = schedule if isinstance(schedule, type) else type(schedule)
     return f"{stages} ranks, {kind.__name__}" if stages > 1 else "none"
 
 
 def _mesh(dims: ParallelDims) -> str:
-    """Return the meshes that hold parameters. With expert parallelism, experts have a mesh of their own."""
+    """Return the meshes of the parameters. With expert parallelism, experts have their own mesh."""
     shards = dims.dp_shard * dims.cp
     dense = {"fsdp": shards, **({"tp": dims.tp} if dims.tp > 1 else {})}
     meshes = [dense, {"efsdp": shards * dims.tp // dims.ep, "ep": dims.ep}] if dims.ep > 1 else [dense]
@@ -142,26 +150,29 @@ def _conflicts(config: Any, dims: ParallelDims, case: Case) -> Iterator[str]:
     }
     for field in ("learning_rate", "attention"):
         if getattr(case, field) != Case.model_fields[field].default:
-            yield f"{field}: the configuration decides it, leave it out of the case"
+            yield f"{field}: the configuration sets it, so remove it from the case"
     if case.model.config:
-        yield f"model: the configuration has its own, name it Model.named({config.model_spec.flavor!r})"
+        yield (
+            "model: the configuration has its own model, so give "
+            f"model=Model.named({config.model_spec.flavor!r})"
+        )
     for (path, field), has in says.items():
         needs = getattr(case, field)
         if has != needs:
-            yield f"{path}: {has!r}, but the case's {field} says {needs!r}"
+            yield f"{path}: {has!r}, but the case's {field} needs {needs!r}"
     if training.disable_cuda_graphs is not options.disable_cuda_graphs:  # type: ignore[attr-defined]
-        yield "training.disable_cuda_graphs: give TorchTitan(disable_cuda_graphs=...) in place of an override"
+        yield "training.disable_cuda_graphs: give TorchTitan(disable_cuda_graphs=...) instead of an override"
     if training.steps < case.total_steps:
         more = f"add --training.steps={case.total_steps} to overrides"
         yield f"training.steps: {training.steps}, but the case has {case.total_steps}: {more}"
 
 
 def _impossible(config: Any, dims: ParallelDims, experts: list[int]) -> Iterator[str]:
-    """Yield what torch or this machine cannot do, or the model cannot be split into."""
+    """Yield a message for each option that torch, this machine or the model does not support."""
     if any(group.optimizer_name == "DistMuon" for group in config.optimizer.param_groups):
-        yield "DistMuon shards by spmd_types, which torch 2.13 lacks: give a configuration of your own AdamW"
+        yield "DistMuon needs spmd_types, which torch 2.13 does not support: write a configuration with AdamW"
     if dims.cp > 1 and not torch.cuda.is_available():
-        yield f"context_parallel_degree {dims.cp}: a CPU has no kernel: run it dry as on a GPU"
+        yield f"context_parallel_degree {dims.cp} needs a GPU. Run the case dry, with a simulated GPU"
     shared = {"dp_shard x cp x tp": dims.dp_shard * dims.cp * dims.tp}
     shared["the number of experts"] = experts[0] if experts else 0
     for what, count in shared.items():

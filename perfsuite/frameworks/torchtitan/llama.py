@@ -1,6 +1,6 @@
-"""torchtitan's configuration for a case's options: its Llama 3 in the sizes of the case's model."""
+"""torchtitan's configuration for a case's options: its own Llama 3, with the sizes of the case's model."""
 
-# ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
+# ruff: noqa: I001  configuration must come first: it makes torchtitan importable without Triton
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from perfsuite.frameworks.common.model import COMPUTE_DTYPES, DTYPES, dtype_name
 
 
 def from_options(case: Case) -> Trainer.Config:
-    """Return the configuration for a case's options. Whatever is not set here has torchtitan's default."""
+    """Return the configuration for a case's options. All other fields have torchtitan's defaults."""
     options: Any = case.framework
     spec = model_spec(case.model)
     ranks_with_data = case.topology.world_size // options.tensor_parallel
@@ -55,7 +55,7 @@ def from_options(case: Case) -> Trainer.Config:
 
 
 def model_spec(model: Model) -> ModelSpec:
-    """Return torchtitan's Llama 3 in the sizes of a transformers Llama configuration."""
+    """Return torchtitan's Llama 3 with the sizes of a transformers Llama configuration."""
     shape = transformers_config(model)
     rope = shape.rope_parameters
     scaling: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def model_spec(model: Model) -> ModelSpec:
             theta=rope["rope_theta"],
             **scaling,
         ),
-        attn_backend="flex",  # the builder accepts no other backend that works without packed documents
+        attn_backend="flex",  # the builder's only backend that works without packed documents
     )
     for layer in layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
@@ -86,7 +86,7 @@ def model_spec(model: Model) -> ModelSpec:
     vocabulary = shape.vocab_size
     tied = shape.tie_word_embeddings
     embedding = replace(model_of.tok_embeddings, num_embeddings=vocabulary, embedding_dim=width)
-    if tied:  # the head has the weight and initialises it
+    if tied:  # the head owns the weight and initialises it
         embedding = replace(embedding, param_init=llama3._EMBEDDING_SKIP_INIT)
     sized = replace(
         model_of,
@@ -107,11 +107,11 @@ def model_spec(model: Model) -> ModelSpec:
 
 
 class EveryNthAC(FullAC):  # type: ignore[misc]
-    """A policy that recomputes every N-th block: torchtitan's selective layer checkpointing before 0.3."""
+    """A policy that recomputes every N-th block, like torchtitan's own policy before version 0.3."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FullAC.Config):  # type: ignore[misc]
-        """Every `interval`-th block is recomputed."""
+        """Recompute every `interval`-th block."""
 
         interval: int
 
@@ -121,7 +121,7 @@ class EveryNthAC(FullAC):  # type: ignore[misc]
 
 
 def activation_checkpoint(mode: str) -> Any:
-    """Return torchtitan's policy for a case's `activation_checkpointing`."""
+    """Return torchtitan's policy for a case's `activation_checkpointing`. None for `none`."""
     if mode.startswith("every-"):
         return EveryNthAC.Config(interval=int(mode.removeprefix("every-")))
     return {"none": None, "full": FullAC.Config(), "selective-op": SelectiveAC.Config()}[mode]

@@ -1,4 +1,4 @@
-"""Replace torchtitan's reads of values, and FlexAttention, for a dry run of a registered configuration."""
+"""Replace FlexAttention and the code that reads values, for a dry run of a registered configuration."""
 
 import functools
 from collections.abc import Mapping
@@ -13,15 +13,16 @@ from perfsuite.frameworks.common import private
 from perfsuite.frameworks.common.patches import module, nothing, replace, wrap
 from perfsuite.frameworks.common.private import fsdp_policy, fsdp_state, inference_mode, stage_meta
 
-ROUTING = "routing is pretended to be balanced: every expert gets its share of the tokens"
-FUSED = "attention is counted as one fused kernel that masks nothing, in place of torchtitan's own"
+ROUTING = "expert routing is assumed to be balanced: every expert gets its share of the tokens"
+FUSED = "attention is counted as one fused kernel without a mask, instead of torchtitan's own kernel"
 
 
 def pretend(expected: Mapping[str, str]) -> None:
-    """Let torchtitan, which is already imported, train fake tensors for the rest of this process.
+    """Make torchtitan, which is already imported, train fake tensors for the rest of this process.
 
-    FlexAttention, which torchtitan compiles, and varlen attention become cuDNN's operator, the only one that
-    accepts values of another size than queries. Its memory is similar, and nothing is masked.
+    cuDNN's operator replaces varlen attention and FlexAttention, which torchtitan compiles. No other operator
+    accepts values and queries of different sizes. cuDNN's operator needs about as much memory, and masks
+    nothing.
     """
     attention = module("torchtitan.models.common.attention")
     pretended = dict.fromkeys((attention.FlexAttention, attention.VarlenAttention), FUSED)
@@ -30,11 +31,11 @@ def pretend(expected: Mapping[str, str]) -> None:
     decoder = module("torchtitan.models.common.decoder").Decoder
     for kind in (decoder, *decoder.__subclasses__()):
         replace(kind, "get_attention_masks", nothing)
-    # It belongs to another package.
+    # The function asks another package.
     replace(module("torchtitan.tools.utils"), "get_cuda_flash_attention_impl", nothing)
     dispatcher = module("torchtitan.models.common.token_dispatcher")
     wrap(dispatcher.AllToAllTokenDispatcher, "_dispatch_token_exchange", _balanced)
-    if expected.get("pipeline", "none") != "none":  # its stages exchange shapes
+    if expected.get("pipeline", "none") != "none":  # pipeline stages exchange shapes
         replace(*private.place("warmup_p2p"), _each_time)
         replace(*private.place("send_meta"), nothing)
         replace(*private.place("recv_meta"), _shape)
@@ -53,7 +54,7 @@ def _one_kernel(
     out_transform: Any = None,
     **_: Any,
 ) -> Any:
-    """Stand in for attention of (batch, positions, heads, size)."""
+    """Stand in for attention on tensors of shape (batch, positions, heads, size)."""
     query, key, value = (each.transpose(1, 2) for each in (q_BLNH, k_BLNH, v_BLNH))
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, sums, *_others = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
@@ -62,13 +63,13 @@ def _one_kernel(
 
 
 def _each_time(schedule: Any, stages: Any, *args: Any) -> None:
-    """Let stages exchange shapes each time, because the vote on it needs all of them."""
+    """Make stages exchange shapes each time. They would otherwise vote on it, but only one stage exists."""
     for stage in stages:
         setattr(stage, inference_mode.name, private.InferenceMode.DYNAMIC)
 
 
 def _knows_positions(infer: Any) -> Any:
-    """Keep the positions of a micro-batch, which have the same shape as the previous stage's output."""
+    """Wrap `infer` to keep the positions, which have the batch size and length of a stage's input."""
 
     @functools.wraps(infer)
     def knows(self: Any, args: Any, kwargs: Any, *others: Any, **options: Any) -> Any:
@@ -79,7 +80,7 @@ def _knows_positions(infer: Any) -> Any:
 
 
 def _shape(self: Any, source: int) -> Any:
-    """Return what a stage receives about the activations before it, or the gradients after it."""
+    """Return the shapes that a stage would receive: of its input activations, or of its output gradients."""
     if source > self.stage_index:
         gradients = tuple(replaced(each, requires_grad=False) for each in stage_meta(self).outputs)
         return private.StageBackwardMeta(backward_metas=gradients)
@@ -96,7 +97,7 @@ def _shape(self: Any, source: int) -> Any:
 
 
 def _balanced(exchange: Any) -> Any:
-    """Let each rank send equally many tokens to every rank, according to the lists of both directions."""
+    """Wrap `exchange` so that each rank sends the same number of tokens to every rank."""
 
     @functools.wraps(exchange)
     def balanced(self: Any, tokens: Tensor, group: Any, received: list[int], sent: list[int]) -> Any:

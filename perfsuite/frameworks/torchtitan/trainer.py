@@ -1,6 +1,6 @@
-"""torchtitan's own Trainer for a case, on our tokens. On a CPU, import it after `compat.before_import`."""
+"""Train a case with torchtitan's Trainer, on perfsuite's tokens. Import this after `compat.before_import`."""
 
-# ruff: noqa: I001  configuration, which lets torchtitan be imported without Triton, comes first
+# ruff: noqa: I001  configuration must come first: it makes torchtitan importable without Triton
 
 import itertools
 import math
@@ -39,15 +39,18 @@ from perfsuite.frameworks.common.own_list import OwnList
 from perfsuite.frameworks.common.patches import nothing
 from perfsuite.results.rank_report import Flops
 
-PRETENDED: dict[type, str] = {}  # in a dry run: the note for a type of module
+PRETENDED: dict[type, str] = {}  # type of a module -> the note about it, in a dry run
 FORMULA = "torchtitan-0.3"
-"""`get_nparams_and_flops` of torchtitan 0.3.0's models, per token: 6 N + 6 L H (Q + V) S for L layers with H
-heads, whose queries have size Q and values V, and S tokens in a sequence. N: parameters without the
-embedding, but with norms; of the experts, the share that a token passes through."""
+"""The name of the formula in `get_nparams_and_flops` of torchtitan 0.3.0's models.
+
+FLOPs per token are 6 N + 6 L H (Q + V) S. N: number of parameters, including norms, but without the
+embedding; of the experts, only those that a token passes through. L: layers. H: heads. Q and V: sizes of a
+query and a value. S: tokens in a sequence.
+"""
 
 
 class CaseTrainer(Trainer):  # type: ignore[misc]
-    """torchtitan's Trainer, which also keeps the losses and reports to the clock when it is done."""
+    """torchtitan's Trainer, which also keeps the losses and tells the clock when training has finished."""
 
     def __init__(self, case: Any, clock: StepClock) -> None:
         super().__init__(trainer_config(case))
@@ -56,7 +59,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         self._micro_losses = OwnList[Tensor]()
         self.last_metrics: dict[str, float] = {}
         self.metrics_processor.logger = SimpleNamespace(
-            # Called at the first and the last step.
+            # Called in the first and in the last step.
             log=lambda metrics, step: self.last_metrics.update(metrics),
             close=nothing,
         )
@@ -69,31 +72,32 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def data_parallel(self) -> int:
-        """The number of ranks that see different data."""
+        """Number of ranks that see different data."""
         return int(self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard)
 
     def forward_backward_step(self, **batch: Any) -> Tensor:
-        """Train one micro-batch, or those of a pipeline.
+        """Train one micro-batch or, with a pipeline, all micro-batches of a step.
 
-        Return the loss: this rank's sum, divided by all ranks' tokens; -1 without the last stage.
+        Returns the loss: this rank's sum, divided by the number of tokens on all ranks. With a pipeline, only
+        ranks with the last stage have a loss; the others return -1.
         """
         loss: Tensor = super().forward_backward_step(**batch)
         kept = loss.detach()
-        if not getattr(self, "pp_has_last_stage", True):  # set for a pipeline
+        if not getattr(self, "pp_has_last_stage", True):  # the attribute exists only with a pipeline
             kept = torch.zeros((), device=kept.device)
         if not self.config.training.disable_cuda_graphs:
-            kept = kept.clone()  # the next replay writes into the same tensor
+            kept = kept.clone()  # the next replay of the CUDA graph overwrites this tensor
         self._micro_losses.append(kept.to_local() if isinstance(kept, DTensor) else kept)
         return loss
 
     def should_continue_training(self) -> bool:
         more: bool = self.step < self.case.total_steps
         if not more:
-            self._clock.finish()  # `train` waits two seconds at its end
+            self._clock.finish()  # after this, `train` waits for two seconds
         return more
 
     def settings(self) -> dict[str, str]:
-        """Return the settings as the model and the optimizer have them."""
+        """Return the settings that are observed in the model and the optimizer."""
         modules = list(self.model.modules())
         attention = {ATTENTION[kind] for kind in map(type, modules) if kind in ATTENTION}
         kinds = {(type(each).__name__, bool(each.param_groups[0].get("fused"))) for each in self.optimizers}
@@ -118,24 +122,24 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         }
 
     def notes(self) -> tuple[str, ...]:
-        """Return what is pretended in a dry run."""
+        """Return the notes about modules that a dry run replaces."""
         kinds = {kind for each in self.model.modules() for kind in type(each).__mro__}
         return tuple(why for kind, why in PRETENDED.items() if kind in kinds)
 
     def flops(self) -> Flops | None:
-        """Return torchtitan's own FLOPs per token for a registered model; None for one of the options.
+        """Return torchtitan's own FLOPs per token for a model in its registry. None for the case's Llama.
 
-        Only the experts that a token passes through count.
+        Of the experts, only those that a token passes through are counted.
         """
         if self.case.framework.config is None:
             return None
         model = self.model
         count = self.model_config.get_nparams_and_flops
-        if self.parallel_dims.pp_enabled:  # a pipeline leaves this rank only its stages
+        if self.parallel_dims.pp_enabled:  # this rank has only its own stages: count the full model
             with torch.device("meta"):
                 model = self.model_config.build()
         parameters, per_token = count(model, self.config.training.seq_len)
-        matmul_parameters = round(count(model, 0)[1] / 6)  # there is no attention without tokens
+        matmul_parameters = round(count(model, 0)[1] / 6)  # with 0 tokens, attention has no FLOPs
         return Flops(
             formula=FORMULA,
             per_token=per_token,
@@ -145,7 +149,7 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
         )
 
     def losses(self) -> list[Tensor]:
-        """Return the loss of each step: the mean over this rank's tokens, or those of its last stage."""
+        """Return the mean loss of each step over this rank's tokens, or over those of its last stage."""
         micro = torch.stack(self._micro_losses).view(-1, self.gradient_accumulation_steps)
         losses = micro.sum(dim=1) * self.data_parallel * self.parallel_dims.cp
         if self.parallel_dims.pp_enabled:
@@ -154,25 +158,33 @@ class CaseTrainer(Trainer):  # type: ignore[misc]
 
 
 def check_pretended(model: Any) -> None:
-    """Raise `DryRunError` for modules whose kernels a dry run does not know: torchao has some in Triton."""
+    """In a dry run, raise `DryRunError` for modules with Triton kernels of torchao."""
     kinds = low_precision(model.modules())
     if PRETENDED and not re.fullmatch(r"none|\d+ Float8Linear", kinds):
-        raise DryRunError(f"not by a dry run: {kinds}: only the kernels of Float8Linear are torch's own")
+        raise DryRunError(
+            f"a dry run cannot do this: {kinds} have their own kernels; only Float8Linear uses torch's"
+        )
 
 
 def _experts_here(experts: Any) -> int:
-    """Return how many experts a rank computes: FSDP gathers its shards, expert parallelism does not."""
+    """Return the number of experts that a rank computes.
+
+    Expert parallelism splits them. The shards of FSDP do not matter, because they are gathered.
+    """
     weights = next(experts.parameters())
     mesh = weights.device_mesh
     return int(weights.shape[0]) // (mesh["ep"].size() if "ep" in mesh.mesh_dim_names else 1)
 
 
 def trainer_config(case: Case) -> Trainer.Config:
-    """Return torchtitan's configuration for a case, from options or its registry, with our replacements."""
+    """Return torchtitan's configuration for a case, from its options or the registry.
+
+    Data, tokenizer, checkpoints, validation, profiler and logging are replaced.
+    """
     options: Any = case.framework
     config = llama.from_options(case) if options.config is None else configuration.read(case)
     watchdog_s = math.ceil(case.timeout_s) + NCCL_AFTER_S
-    config.tokenizer = SimpleNamespace(build=nothing)  # there is no text
+    config.tokenizer = SimpleNamespace(build=nothing)  # there is no text to tokenize
     batches = partial(synthetic_batches, case, device=torch.device("cpu"))
     config.dataloader = SyntheticData.Config(batches=batches, positions=options.config is not None)
     config.checkpoint = CheckpointManager.Config(enable=False, initial_load_model_only=False)
@@ -180,7 +192,7 @@ def trainer_config(case: Case) -> Trainer.Config:
     config.profiler = Profiler.Config()
     config.metrics = MetricsProcessor.Config(log_freq=case.total_steps)
     timeouts = dict.fromkeys(("init_timeout_seconds", "train_timeout_seconds"), watchdog_s)
-    config.comm = CommConfig(**timeouts, trace_buf_size=0)  # a buffer would make it create a folder
+    config.comm = CommConfig(**timeouts, trace_buf_size=0)  # with a buffer, torchtitan would create a folder
     config.debug.enable_structured_logging = False
     config.parallelism.spmd_backend = "partial_dtensor"
     if torch.cuda.is_available():
@@ -193,20 +205,20 @@ def trainer_config(case: Case) -> Trainer.Config:
 
 
 class SyntheticData(BaseDataLoader):  # type: ignore[misc]
-    """The tokens of every framework, by data-parallel rank, in an endless cycle."""
+    """A data loader that repeats the synthetic batches of a data-parallel rank endlessly."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        """`batches`: data-parallel rank -> its `perfsuite.frameworks.common.model.synthetic_batches`."""
+        """The arguments of the data loader."""
 
-        batches: Callable[[int], list[Tensor]]
-        positions: bool  # mark each sequence as a document, as torchtitan's own data loader does
+        batches: Callable[[int], list[Tensor]]  # data-parallel rank -> its `synthetic_batches`
+        positions: bool  # whether each sequence is marked as a document, as by torchtitan's own data loader
 
     def __init__(self, config: Config, *, dp_rank: int, local_batch_size: int, **unused: Any) -> None:
-        self._size = local_batch_size  # a micro-batch; part of one with a pipeline
+        self._size = local_batch_size  # the micro-batch or, with a pipeline, a part of it
         self._pairs = [(tokens, tokens.roll(-1, dims=1)) for tokens in config.batches(dp_rank)]
-        for _, labels in self._pairs:  # the token after each one
-            labels[:, -1] = IGNORE_INDEX  # the last token has no successor, as in transformers' own loss
+        for _, labels in self._pairs:  # a label is the next token
+            labels[:, -1] = IGNORE_INDEX  # the last token has no label, as in transformers' own loss
         positions = torch.arange(labels.shape[1]).expand_as(labels).contiguous()
         self._more = {"positions": positions} if config.positions else {}
 
@@ -214,6 +226,6 @@ class SyntheticData(BaseDataLoader):  # type: ignore[misc]
         for tokens, labels in itertools.cycle(self._pairs):
             whole = {"input": tokens, "labels": labels, **self._more}
             for parts in zip(*(each.split(self._size) for each in whole.values()), strict=True):
-                # A new dictionary, because the Trainer changes it in place.
+                # A new dictionary each time, because the Trainer changes it in place.
                 part = dict(zip(whole, parts, strict=True))
                 yield part, part.pop("labels")

@@ -37,8 +37,8 @@ def test_writes_a_file_and_names_what_it_omits(results: Path, tmp_path: Path) ->
     measured = [each for each in json.loads(target.read_text()) if "benchmark_values" in each["metric"]]
     assert {each["model"]["name"] for each in measured} == {passed}
     assert shown.stderr == (
-        f"{passed}: not counted, so a step may do other work\n"
-        f"no figures of {throttled}: no launch on a healthy machine\n"
+        f"{passed}: not counted, so the work of a step may have changed\n"
+        f"no numbers for {throttled}: no launch on a healthy machine\n"
     )
 
 

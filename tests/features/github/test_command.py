@@ -69,7 +69,7 @@ def test_updates_only_our_own_comment(told: Gh) -> None:
     assert "new comment" in answer(GOOD)
     ours = {**another, "body": "x <!-- perfsuite: comment dry -->", "url": f"{at}3"}
     comments(told, others, another, ours)
-    assert "comment brought up to date" in answer(GOOD)
+    assert "updated comment" in answer(GOOD)
     assert re.findall("PATCH (.*) --field", told.calls) == ["repos/{owner}/{repo}/issues/comments/3"]
 
 
@@ -137,7 +137,7 @@ def test_baseline_without_case_is_not_green() -> None:
 def test_checks_the_measured_commit(told: Gh) -> None:
     assert "check dry of decaf000deca: success" in answer(GOOD, commit=OLDER)
     assert check_of(told)["head_sha"] == OLDER
-    moved = "Measured: decaf000deca. The pull request has moved on to c0ffee00c0ff, which was not measured."
+    moved = "Measured: decaf000deca. The pull request is now at c0ffee00c0ff, which was not measured."
     assert f"--body-file -\n**{moved}**\n" in told.calls
     answer(GOOD, commit=MERGE, words=("--commit", "f" * 40))
     assert check_of(told)["head_sha"] == "f" * 40
@@ -160,20 +160,20 @@ def test_a_commit_of_another_branch_gets_no_check(told: Gh, parents: Sequence[st
     told.knows_commit(*parents)
     said = answer(GOOD, commit=MERGE, status=2)
     assert f"the results are of commit {MERGE[:12]}, which is neither in pull request 12 nor a merge" in said
-    assert "give the commit that was measured as --commit" in said
+    assert "Give the commit that was measured with --commit" in said
     assert "check-runs" not in told.calls
 
 
 def test_asks_for_an_unknown_measured_commit(told: Gh) -> None:
-    assert "the results are of commit None, and a check needs the one commit" in answer(
+    assert "the results are of commit None, but a check needs the one commit" in answer(
         GOOD, commit=None, status=2
     )
     files = [write_session(Path(name), GOOD, commit=commit) for name, commit in (("a", HEAD), ("b", OLDER))]
-    assert "of commit c0ffee00c0ff, decaf000deca, and a check needs" in error_of(
+    assert "of commit c0ffee00c0ff, decaf000deca, but a check needs" in error_of(
         "github", "comment", *files, "--run-url", URL
     )
     bad = answer(GOOD, words=("--commit", "main"), status=2)
-    assert "--commit 'main': expected a whole commit, of 40 hexadecimal digits" in bad
+    assert "--commit 'main': expected a full commit hash of 40 hexadecimal digits" in bad
 
 
 MARK = "<!-- perfsuite: comment x -->"
@@ -197,7 +197,7 @@ def test_cut_comment_closes_its_folds() -> None:
     text = commented([make_session_file(GOOD, skipped=tuple(skips))], URL, MARK)
     assert LONGEST - 600 < len(text) < LONGEST + 100
     assert text.count("<details>") == text.count("</details>") == 2, "what passed is folded, too"
-    assert text.endswith(f"\nThe rest is cut.\n</details>\n\n[The job]({URL})\n{MARK}")
+    assert text.endswith(f"\nThe rest is left out.\n</details>\n\n[The job]({URL})\n{MARK}")
 
 
 def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,9 @@ def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPat
     assert "gh pr view printed no JSON" in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/heads/main")
     assert "--name 'a --> b': expected up to 60 letters" in answer(GOOD, name="a --> b", status=2)
-    no_pull_request = "GITHUB_REF is 'refs/heads/main', which is no pull request: give --pull-request NUMBER"
+    no_pull_request = (
+        "GITHUB_REF is 'refs/heads/main', which is not a pull request: give --pull-request NUMBER"
+    )
     assert no_pull_request in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/pull/12/merge")
     answer(GOOD, name="a --> b", status=2)
@@ -267,10 +269,10 @@ def test_pull_request_needs_changes_gh_and_a_reason(clone: Path, gh: Gh) -> None
     assert "nothing in baselines differs from the commit" in propose(status=2)
     assert "there is no directory out/baselines" in propose("--measured", "out", status=2)
     absolute = ("--measured", "out", "--baselines", str(clone.parent))
-    assert "give it relative to the repository" in propose(*absolute, status=2)
+    assert "give a path relative to the repository" in propose(*absolute, status=2)
     for name, others in (("hardware", "--reason=x"), ("reason", "--hardware=h100")):
         told = error_of("github", "propose", f"--{name}= ", others)
-        assert f"--{name} is empty: say what was measured, and why" in told
+        assert f"--{name} is empty: give the hardware that was measured, and the reason" in told
     documents.write_text(NEW, "{}")
     gh.program.unlink()
     if shutil.which("gh") is None:
@@ -289,9 +291,9 @@ def test_reports_a_gh_answer_without_a_field(told: Gh, lacks: str) -> None:
     whole = {"headRefOid": HEAD, "comments": [], "commits": [{"oid": HEAD}]}
     told.answers({name: value for name, value in whole.items() if name != lacks})
     said = answer(GOOD, commit=HEAD, status=2)
-    assert f"gh pr view printed another answer than was asked for: {lacks}: Field required" in said
+    assert f"gh pr view printed an unexpected answer: {lacks}: Field required" in said
     told.answers([])
-    assert "gh pr view printed another answer than was asked for" in answer(GOOD, commit=HEAD, status=2)
+    assert "gh pr view printed an unexpected answer" in answer(GOOD, commit=HEAD, status=2)
 
 
 def test_help_does_not_list_what_workflows_call() -> None:

@@ -107,7 +107,7 @@ def test_issue_closes_only_on_good_cases() -> None:
     for results in ((), (NOISY,), (hidden("baselines/x.json"),)):
         (step,) = told(*results, issue=issue_of(CASE))
         assert step.arguments[:3] == ("issue", "edit", "7")
-        assert f"- `{CASE}`: not measured or not counted again, or not known" in step.text
+        assert f"- `{CASE}`: not measured again, not counted again, or unknown" in step.text
         assert Issue(7, step.text).subjects == [CASE]
 
 
@@ -134,7 +134,7 @@ def test_unfinished_session_closes_no_issue(subject: str) -> None:
     (edit,) = told(GOOD, issue=issue, drifts=[], cut_short=(CUT_SHORT,))
     assert Issue(7, edit.text).subjects == [subject]
     assert f"- **{CUT_SHORT}**" in edit.text
-    assert f"- `{subject}`: kept until a session that ends finds it good" in edit.text
+    assert f"- `{subject}`: kept until a complete session finds it good" in edit.text
     assert told(GOOD, issue=issue_of(), drifts=[], cut_short=(CUT_SHORT,)) == []
 
 
@@ -240,4 +240,4 @@ def test_a_damaged_trend_closes_no_issue(gh: Gh, tmp_path: Path, damage: tuple[s
 )
 def test_reports_an_issue_list_without_a_field(gh: Gh, listed: Any) -> None:
     gh.answers(listed)
-    assert "gh issue list printed another answer than was asked for" in command(SLOW, status=2)
+    assert "gh issue list printed an unexpected answer" in command(SLOW, status=2)

@@ -53,7 +53,7 @@ def test_add_fails_if_nothing_named_can_be_kept() -> None:
     good = in_store("03")
     assert f"nothing to keep in {bad}" in error_of("add", bad, status=1)
     added = invoke("add", "--history", "kept").output
-    assert f"left out of {bad}: the session names no commit" in added
+    assert f"left out of {bad}: the session has no commit" in added
     assert f"left out of .perfsuite/runs/02/results.json: {make_case().id}: a fault" in added
     assert added.count("added: kept/") == 1
     invoke("add", bad, good)
@@ -80,11 +80,11 @@ def test_failures_shows_later_retractions() -> None:
     later = "2026-01-02 0123abcd"
     assert commands.flat(first) == f"{told}1 0123abcd regressed (shadow) {later}"
     assert commands.flat(second) == f"{told}3 0123abcd regressed no"
-    assert total.startswith("1 would have failed and 1 failed in 4 sessions: 1 taken back by a later one, 1")
+    assert total.startswith("failures in 4 sessions: 1, and 1 in shadow mode. Later passed with")
     back, kept = commands.rows(invoke("failures", "--json").stdout)
     assert (back["verdict"], back["taken_back"], kept["taken_back"]) == ("regressed (shadow)", later, None)
     none = invoke("failures", "--since", "2026-01-04").output
-    assert none.startswith("0 would have failed and 0 failed in 1 session: 0 taken back")
+    assert none.startswith("failures in 1 session: 0, and 0 in shadow mode")
 
 
 def test_list_shows_newest_figures() -> None:
@@ -106,18 +106,18 @@ def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
     first = in_store("01")
     none = in_store("02", commit=None)
     second = in_store("03")
-    assert invoke("pull").output == "perfsuite-history is in history, and new\n"
+    assert invoke("pull").output == "perfsuite-history is checked out in history (a new branch)\n"
     assert [each.name for each in Path("history").iterdir()] == [".git"]
     invoke("push", first)
     invoke("push", first)
     assert git(clone, "rev-list", "--count", "origin/perfsuite-history") == "1", "nothing was new"
     invoke("push", none, status=1)
     told = invoke("push", second, "--notify", "NOT_SET").output
-    assert "--notify: nothing was posted: the variable NOT_SET is not set; let it hold the webhook's" in told
+    assert "--notify: nothing was posted: the variable NOT_SET is not set. Set it" in told
     assert git(clone, "rev-parse", "--abbrev-ref", "HEAD") == "main"
     git(clone, "worktree", "remove", "history")
     git(clone, "branch", "-D", "perfsuite-history")
-    assert invoke("pull").output == "perfsuite-history is in history\n"
+    assert invoke("pull").output == "perfsuite-history is checked out in history\n"
     assert "2 recorded" in invoke("list", "--history", "history").output
 
 
@@ -129,13 +129,13 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
         file.write_text("")
     git(clone, "config", "core.excludesFile", str(clone / "ignored"))
     (clone / "ignored").write_text("mine\n")
-    told = "feature holds feature, not perfsuite-history: name an empty directory"
+    told = "feature has feature checked out, not perfsuite-history. Give an empty directory"
     assert told in error_of("pull", "--history", "feature")
     assert "fatal: 'other' already exists" in error_of("pull", "--history", "other")
     invoke("push", in_store("01"))
     Path("history/more").write_text("")
     commit(Path("history"), "never pushed")
-    told = "perfsuite-history has commits that were never pushed: git push origin perfsuite-history"
+    told = "perfsuite-history has commits that were never pushed. Push them (git push origin"
     assert told in error_of("pull")
     git(clone, "push", "--quiet", "origin", "perfsuite-history")
     invoke("pull")
@@ -148,11 +148,9 @@ def test_pull_never_loses_local_files(clone: Path) -> None:
 def test_first_night_that_keeps_nothing_passes(clone: Path) -> None:
     said = invoke("push", in_store("01", commit=None)).output
     assert "nothing to keep in .perfsuite/runs/01/results.json" in said
-    assert "nothing was pushed: perfsuite-history begins with the first result that can be kept" in said
+    assert "nothing was pushed: perfsuite-history is created with the first result that can be kept" in said
     assert git(clone, "ls-remote", "--heads", "origin") == ""
-    assert invoke("trend", "--history", "history").output == (
-        "history holds no session yet: nothing was looked at\n"
-    )
+    assert invoke("trend", "--history", "history").output == ("history has no session yet\n")
     assert json.loads(invoke("trend", "--history", "history", "--json").stdout)["sessions"] == 0
     assert "no history in elsewhere" in error_of("trend", "--history", "elsewhere")
     invoke("push", in_store("02"))

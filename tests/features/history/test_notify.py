@@ -68,7 +68,7 @@ def add(tmp_path: Path, file: Path) -> str:
     return said[said.index("--notify: ") :]
 
 
-NOTHING = "--notify: no case changed its state, nothing was posted\n"
+NOTHING = "--notify: nothing was posted, because no case changed its state\n"
 
 
 def test_posts_only_nights_with_changes(
@@ -134,7 +134,7 @@ def test_a_webhook_that_hangs_or_is_gone_is_said(tmp_path: Path, monkeypatch: py
     [
         ("", f"{VARIABLE} is not set"),
         ("  ", f"{VARIABLE} is not set"),
-        ("file:///etc/secret", f"{VARIABLE} holds no address that begins with https://"),
+        ("file:///etc/secret", f"{VARIABLE} is not an address that begins with https://"),
         ("http://[secret", "ValueError"),
         ("https://h:secret/x", "InvalidURL"),
         ("https://h/a secret", "InvalidURL"),
@@ -149,7 +149,7 @@ def test_a_bad_address_is_said_without_it(monkeypatch: pytest.MonkeyPatch, addre
 
 def test_refuses_an_address_without_showing_it() -> None:
     said = error_of("history", "add", "x.json", "--notify", "https://h/secret")
-    assert "--notify: give the name of a variable that holds the address, not the address" in said
+    assert "--notify: give the name of the variable that holds the address, not the address" in said
     assert "secret" not in said
 
 

@@ -121,5 +121,5 @@ def test_commits_of_other_branches_are_left_out(tmp_path: Path) -> None:
     write_history(tmp_path / "other", ["f" * 40], CASES)
     text = page.write(tmp_path, tmp_path / "history", tmp_path / "trainer").read_text()
     assert "<dd>2</dd>" in text
-    with pytest.raises(FileError, match="holds no session of a commit on main"):
+    with pytest.raises(FileError, match="has no session whose commit is on main"):
         page.write(tmp_path, tmp_path / "other", tmp_path / "trainer")

@@ -151,13 +151,13 @@ def test_diverged_histories_merge_by_copying(tmp_path: Path) -> None:
 
 def test_without_a_clean_commit_nothing_is_kept(history: Path) -> None:
     for changes, reason in (
-        ({"commit": None}, "names no commit: run it in a git repository"),
-        ({"dirty": True}, "uncommitted changes on 0123abcd: no commit says what was measured"),
+        ({"commit": None}, "has no commit: run it in a git repository"),
+        ({"dirty": True}, "uncommitted changes on 0123abcd: no commit has the measured code"),
     ):
         added = add(history, kept(RUN), **changes)
         assert reason in added.left_out[0]
         assert (added.written, added.kept) == ([], 0)
-        with pytest.raises(FileError, match=r"no history in .*\. Add sessions to one: perfsuite history"):
+        with pytest.raises(FileError, match=r"no history in .*\. Add sessions with: perfsuite history"):
             store.places(history)
 
 
@@ -181,17 +181,17 @@ def test_misplaced_file_is_an_error_that_names_it(history: Path) -> None:
         add(history, kept(RUN), commit="../../etc")
     with pytest.raises(FileError, match="hardware_class: String should match"):
         add(history, kept(RUN.replace(machine=make_machine(hardware_class="../x"))))
-    with pytest.raises(FileError, match=r"it compares 'main X=1' and '\.', and is no session"):
+    with pytest.raises(FileError, match=r"it compares 'main X=1' and '\.', but a history needs sessions"):
         add(history, samples.make_compared(), arms=samples.ARMS)
     [written] = add(history, kept(RUN)).written
     documents.write_text(history / ".github/workflows/settings.json", "{}")
     [place] = store.places(history)
     [name] = store.read_cases(history)
-    with pytest.raises(FileError, match=rf"its case is missing, restore .*/cases/{name}\.json"):
+    with pytest.raises(FileError, match=rf"its case is missing. Restore .*/cases/{name}\.json"):
         place.read({})
     moved = written.parents[1] / ("f" * 40)
     written.parent.rename(moved)
-    with pytest.raises(FileError, match="it holds a session on cpu-test-2c at 0123abcd"):
+    with pytest.raises(FileError, match="the session ran on cpu-test-2c at 0123abcd"):
         store.places(history)[0].read({})
 
 
@@ -268,5 +268,5 @@ def test_a_word_that_no_verdict_has_is_refused(history: Path, word: str) -> None
 def test_an_index_outside_of_its_table_is_refused(history: Path, name: str, index: int) -> None:
     [written] = add(history, kept(RUN)).written
     edited(written, lambda content: content["results"][0].update({name: index}))
-    with pytest.raises(FileError, match=rf"results\.0\.{name} is {index}, which is no index of a table of 1"):
+    with pytest.raises(FileError, match=rf"results\.0\.{name} is {index}, but the length of its table is 1"):
         sessions_of(history)

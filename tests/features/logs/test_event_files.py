@@ -54,7 +54,7 @@ def test_log_cut_in_a_record_is_unfinished(tmp_path: Path, lost: int) -> None:
     (file,) = write_events(tmp_path, {MEGATRON_TAG: [1.5, 0.25, 0.5]}).iterdir()
     file.write_bytes(file.read_bytes()[:-lost])
     with pytest.raises(
-        FileError, match=r"it ends in the middle of the record at byte .* still being written"
+        FileError, match=r"the file ends in the middle of the record at byte .* still being written"
     ):
         read_log(file, MEGATRON_TAG)
 
@@ -76,7 +76,7 @@ def test_log_of_other_records_is_damaged(tmp_path: Path) -> None:
     file = tmp_path / "events.tfevents.1"
     with file.open("wb") as stream:
         RecordWriter(stream).write(b"\xff no event")
-    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not an event file"):
+    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not a TensorBoard"):
         read_log(file, MEGATRON_TAG)
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(FileError, match=r"no event file \(\*tfevents\*\) in this directory"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"nothing of the kind" * 9)
-    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not an event file"):
+    with pytest.raises(FileError, match="the record at byte 0 is damaged, or this is not a TensorBoard"):
         read_log(tmp_path, MEGATRON_TAG)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(b"")
     with pytest.raises(FileError, match="It has no tags at all"):
@@ -155,12 +155,12 @@ def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...])
     ("arguments", "message"),
     [
         *(
-            (["a", *more], "without --baseline one file of traces is judged")
+            (["a", *more], "without --baseline, judge takes one file of traces")
             for more in (["b"], ["--tag", "x"], ["--tolerance", "3%"])
         ),
-        (["a", *against("b", "c")], "--baseline is given 2 times, which does not show"),
+        (["a", *against("b", "c")], "--baseline is given 2 times, which is too few"),
         (["a", *against("b", "b", "b")], "cannot read b: No such file or directory"),
-        (["log", *against("log", "log", "log")], "log is named twice: name a log of its own for each launch"),
+        (["log", *against("log", "log", "log")], "log is given twice: give a different log for each launch"),
         (["a", *against("b"), "--tolerance", "much"], "for '--tolerance': 'much', expected above 0%"),
     ],
 )

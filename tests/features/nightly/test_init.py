@@ -74,7 +74,7 @@ def test_what_is_there_stays() -> None:
     assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
     assert "added to .gitignore: .perfsuite/ /history/\n" in told
     told = init("--cases", "perf").stdout
-    assert "add to pytest's settings, for the commands of perfsuite: perf_cases = perf" in told
+    assert "add to pytest's settings, which perfsuite's commands also read: perf_cases = perf" in told
     assert Path("pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
@@ -147,7 +147,7 @@ def test_workflow_installs_perfsuite_from_its_source(
     monkeypatch.setattr(OURS, "OF_LLAMA", ("torch", "lightning"))
     project = Path("pyproject.toml")
     project.write_text("")
-    assert ("put the owner of your copy of perfsuite" in init("--github").stdout) == ("OWNER" in line)
+    assert ("the owner of your copy of perfsuite" in init("--github").stdout) == ("OWNER" in line)
     assert f".venv/bin/pip install -e . '{line}'\n" in WORKFLOW.read_text()
     assert not REQUIREMENTS.exists()
     project.unlink()
@@ -203,14 +203,17 @@ def test_keeps_settings_and_says_what_to_add(name: str) -> None:
         text = "[tool.pytest.ini_options]\nperf_strict = 'improved'\n"
     Path(name).write_text(text)
     told = init("--github").stdout
-    assert "add to pytest's settings, for the commands of perfsuite: perf_missing_baseline = fail\n" in told
+    assert (
+        "add to pytest's settings, which perfsuite's commands also read: perf_missing_baseline = fail\n"
+        in told
+    )
     assert Path(name).read_text() == text
     assert "perf_strict = " not in told
 
 
 def test_prints_the_code_owner_lines_once() -> None:
     told = init("--github", "--cases", "perf").stdout
-    assert "write into .github/CODEOWNERS, with your reviewers in place of @OWNER:" in told
+    assert "write to .github/CODEOWNERS, with your reviewers instead of @OWNER:" in told
     lines = [line.strip() for line in told.splitlines() if line.endswith(" @OWNER")]
     assert [line.split()[0] for line in lines] == [
         "/baselines/",
@@ -222,7 +225,7 @@ def test_prints_the_code_owner_lines_once() -> None:
     ]
     Path("CODEOWNERS").write_text("\n".join(line.replace("@OWNER", "@ada") for line in lines[1:]))
     told = init("--github", "--cases", "perf").stdout
-    assert "add to CODEOWNERS, with your reviewers in place of @OWNER:\n  /baselines/ @OWNER\n\n" in told
+    assert "add to CODEOWNERS, with your reviewers instead of @OWNER:\n  /baselines/ @OWNER\n\n" in told
     assert "@OWNER" not in init().stdout
 
 
@@ -246,13 +249,13 @@ def test_requirements_are_what_a_script_imports() -> None:
     [
         ("--hardware h1000", "--hardware h1000: did you mean 'h100'?"),
         ("--script nosuch.py", "--script nosuch.py: there is no such file"),
-        ("--container image", "--runs-on, --container and --uses are for --github: add that"),
-        ("--github --uses perfsuite", "--uses perfsuite: expected OWNER/REPOSITORY@ and a commit"),
-        ("--github --uses o/p@main", "--uses o/p@main: expected OWNER/REPOSITORY@ and a commit of 40"),
+        ("--container image", "--runs-on, --container and --uses need --github: add it"),
+        ("--github --uses perfsuite", "--uses perfsuite: give OWNER/REPOSITORY@ and a commit"),
+        ("--github --uses o/p@main", "--uses o/p@main: give OWNER/REPOSITORY@ and a commit of 40"),
         ("--github --uses o/p@4d2c1b0", "--uses o/p@4d2c1b0: expected"),
         ("--github --uses o/p@v1 --runs-on [", "--runs-on [: no YAML"),
         ("--github --runs-on [", "--runs-on [: no YAML"),
-        ("", "name your own --script"),
+        ("", "give your own --script"),
     ],
 )
 def test_what_cannot_be_begun_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:

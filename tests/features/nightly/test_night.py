@@ -66,7 +66,7 @@ def test_a_night_ends_as_pytest_does(tonight: Jobs, ended: int, status: int) -> 
 def test_bad_machine_or_blind_gate_ends_a_night(tonight: Jobs, command: str, ended: int, status: int) -> None:
     tonight.statuses = {command: ended}
     told = run("--selftest", "fake", status=status).stderr
-    assert f"nothing was measured, as perfsuite {command} ended with {ended}" in told
+    assert f"nothing was measured: perfsuite {command} ended with {ended}" in told
     assert tonight.commands[-1][:2] == ["perfsuite.cli", command]
     assert PAGE.read_text().startswith(
         f"Nothing was measured: perfsuite {command} ended with {ended}: see the "
@@ -136,7 +136,7 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
         ("night --hardware cpu --shard 9/8", "--shard=9/8: give the number of this job and of how many"),
         ("night --hardware cpu --out mine", "--out=mine: give a directory without an index.html of your"),
         ("night --hardware cpu --budget soon", "--budget=soon: give a time above 0 in s, min or h"),
-        ("night --hardware cpu --json", "--json is for --plan, and a night writes results.json"),
+        ("night --hardware cpu --json", "--json needs --plan (a night writes results.json)"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tonight: Jobs, command: str, words: str) -> None:

@@ -97,7 +97,7 @@ def test_names_and_remembers_the_first_bad_commit(launches: Launches) -> None:
     assert "4 suspects left" in result.stderr
     again = command("--good", every[GOOD], "--json")
     assert len(launches.arms) == used, "every step is known"
-    assert "3 steps are known from" in again.stderr
+    assert "3 steps are already known from" in again.stderr
     told = json.loads(again.stdout)
     assert [step["outcome"] for step in told["steps"]] == ["bad", "good", "bad"]
     assert [step["name"] for step in told["steps"]] == [every[at] for at in (BAD, 2, FIRST_BAD)]
@@ -119,8 +119,8 @@ def test_by_counts_each_commit_takes_one_run(launches: Launches, way: str) -> No
 def test_a_bad_arm_that_does_no_more_is_no_search(launches: Launches) -> None:
     good = ("--good", launches.commits[FIRST_BAD])
     told = commands.flat(by_counts("--counts", *good, status=2).stderr)
-    assert "does no more in a step than" in told
-    assert "search by times, without --dry and --counts" in told
+    assert "does not do more work than a step of" in told
+    assert "to search for a slower step, leave out --dry and --counts" in told
     told = by_counts("--dry", "--counts", *good, status=2).stderr
     assert "--dry with --counts: arms are compared one way" in told
     told = commands.flat(command("--counts", *good, status=2).stderr)
@@ -131,7 +131,7 @@ def test_commits_that_fail_stay_suspects(launches: Launches) -> None:
     broken = step_takes("broken")[:12]
     slow = step_takes("20")[:12]
     told = command("--good", launches.commits[BAD], status=3).stdout
-    assert f"one of these is the first bad one: {broken}, {slow}" in told
+    assert f"one of these made the case worse: {broken}, {slow}" in told
     assert f"skipped: {broken}: arm B failed: crash: boom" in told
 
 

@@ -234,10 +234,10 @@ def test_commits_between_two_arms_are_candidates(repository: list[str], tmp_path
 
 def test_refuses_arms_that_cannot_be_searched(repository: list[str], tmp_path: Path) -> None:
     for good, bad, words in (
-        ("HEAD", repository[0], "does not come before"),
-        ("HEAD", ".", "does not come before"),
+        ("HEAD", repository[0], "is not an ancestor of"),
+        ("HEAD", ".", "is not an ancestor of"),
         (f"{repository[0]} X=1", "HEAD", "differ in more than their commit"),
-        (repository[0], "HEAD installed==1", "takes no PACKAGE==VERSION: name a lock file"),
+        (repository[0], "HEAD installed==1", "cannot use PACKAGE==VERSION: give a lock file"),
     ):
         with pytest.raises(CaseError, match=words):
             of_commits(good, bad, tmp_path)
@@ -245,7 +245,7 @@ def test_refuses_arms_that_cannot_be_searched(repository: list[str], tmp_path: P
     git("add", "code.py", cwd=Path())
     with pytest.raises(CaseError, match=r"uncommitted changes"):
         of_commits(repository[0], ".", tmp_path)
-    with pytest.raises(CaseError, match=r"no git repository: name two versions of a package by --package"):
+    with pytest.raises(CaseError, match=r"not a git repository: search .* with --package"):
         bisection.of_commits(".", ".", root=tmp_path, store=tmp_path / "store")
 
 
@@ -270,14 +270,14 @@ def test_releases_are_candidates_of_a_bisection(tmp_path: Path, monkeypatch: pyt
     assert arm.variables["PYTHONPATH"].startswith(str(directory))
     with pytest.raises(CaseError, match=r"pip install .*slow-thing==9"):
         history.arm("9")
-    with pytest.raises(CaseError, match=r"pip finds no slow-thing==3\. The newest that it finds: .*2\.0"):
+    with pytest.raises(CaseError, match=r"pip does not find slow-thing==3\. The newest versions are: .*2\.0"):
         of_versions("1.0", "3", tmp_path)
 
 
 def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match=r"--good 'main' is no version"):
         of_versions("main", "2.0", tmp_path)
-    with pytest.raises(CaseError, match=r"--good 2.0 is no older version of slow-thing than --bad 1.0"):
+    with pytest.raises(CaseError, match=r"--good 2.0 is not an older version of slow-thing than --bad 1.0"):
         of_versions("2.0", "1.0", tmp_path)
 
 
@@ -330,12 +330,18 @@ def held(tmp_path: Path, **changes: Any) -> BisectFile:
     ("changes", "said"),
     [
         ({"case_id": "another"}, "field case_id is of another search"),
-        ({"good": "-1"}, "field good is of another search"),
-        ({"candidates": ["1", "5"]}, "field candidates is of another search"),
-        ({"steps": [{"name": "99", "outcome": "bad"}]}, "steps: '99' is not among the candidates"),
-        ({"steps": [{"name": "2", "outcome": "bad"}, {"name": "4", "outcome": "good"}]}, "steps: '4' is not"),
-        ({"metric": None}, "none is tested before metric and tolerance are known"),
-        ({"tolerance": None}, "none is tested before metric and tolerance are known"),
+        ({"good": "-1"}, "field good belongs to another search"),
+        ({"candidates": ["1", "5"]}, "field candidates belongs to another search"),
+        (
+            {"steps": [{"name": "99", "outcome": "bad"}]},
+            "steps: '99' was not one of",
+        ),
+        (
+            {"steps": [{"name": "2", "outcome": "bad"}, {"name": "4", "outcome": "good"}]},
+            "steps: '4' was not",
+        ),
+        ({"metric": None}, "there cannot be any before metric and tolerance are known"),
+        ({"tolerance": None}, "there cannot be any before metric and tolerance are known"),
         ({"candidates": [], "steps": []}, "field candidates: "),
     ],
 )

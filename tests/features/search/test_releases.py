@@ -122,7 +122,7 @@ def test_page_shows_changes_by_release(runs: Runs) -> None:
 
 
 def test_page_shows_where_cases_ran(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = "Not tried in any of these cases: mixed precision (autocast), gradient accumulation.\n"
+    both = "No case uses: mixed precision (autocast), gradient accumulation.\n"
     assert both in command("--from", "1.2").stdout
     gpu = make_case(hardware="h100", precision="bf16-mixed", gradient_accumulation=2)
     commands.hold(monkeypatch, gpu)
@@ -159,10 +159,10 @@ def test_another_script_is_run_anew(runs: Runs, monkeypatch: pytest.MonkeyPatch)
         ("--from 1.0 --to 1.1.1 --minors", "1.0, 1.1.1"),
         ("--from 1.1.1 --to 1.2rc1", "1.1.1, 1.2rc1"),  # which is run if it is named
         ("--from 2.0 --to 1.0", "--from 2.0 is newer than --to 1.0: swap them"),
-        ("--from main", "--from or --to: Invalid version: 'main': give a version as 2.11.0"),
-        ("--from 2.0", "some_thing has no release after 2.0: name an older one by --from"),
+        ("--from main", "--from or --to is not a version (Invalid version: 'main'): give one such as 2.11.0"),
+        ("--from 2.0", "some_thing has no release after 2.0: give an older one with --from"),
         ("--from 1.0 --to 1.0", "some_thing has no release after 1.0"),
-        ("", "some_thing is not installed here: name the oldest release by --from"),
+        ("", "some_thing is not installed here: give the oldest release with --from"),
     ],
 )
 def test_which_releases_are_run(runs: Runs, words: str, names: str) -> None:
@@ -231,16 +231,16 @@ def test_compares_with_the_last_release_that_ran(runs: Runs) -> None:
     assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
     assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 → 90" in told
     assert "## 1.1.1 → 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
-    assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: under some_thing==2.0: it used some_thing 1.2" in told
+    assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: with some_thing==2.0: it used some_thing 1.2" in told
 
 
 def test_skips_cases_that_do_not_use_the_package(runs: Runs) -> None:
     runs.uses = {OTHER.id: None}
     result = command("--from", "1.2", ids=(CASE.id, OTHER.id))
-    assert f"{OTHER.id} does not use some_thing, and is left out" in result.stderr
+    assert f"left out: {OTHER.id} does not use some_thing" in result.stderr
     assert OTHER.id not in result.stdout.partition("\n## ")[2]
     said = command("--from", "1.2", ids=(OTHER.id,), status=2).stderr
-    assert "none of these cases uses some_thing: name one that imports it" in said
+    assert "no case uses some_thing: give a case that imports it" in said
 
 
 @pytest.mark.launch

@@ -36,7 +36,7 @@ def described(name: str = "n2", *, granted: int | None = None, **machine: Any) -
 def test_names_a_node_that_sees_other_gpus() -> None:
     eight, seven = (described(granted=8, device="cuda", devices=seen) for seen in (8, 7))
     refuse_other_gpus([eight, described(device="cuda", devices=8)])
-    with pytest.raises(MachineError, match=r"^n2: Slurm gave a step 8 GPUs, and it sees 7\. .*--exclude"):
+    with pytest.raises(MachineError, match=r"^n2: Slurm gave a step 8 GPUs, but it sees 7\. .*--exclude"):
         refuse_other_gpus([eight, seven])
 
 
@@ -67,7 +67,7 @@ BY_SLURM = f"slurmstepd: error: {LIMIT}\n"
 @pytest.mark.parametrize(
     ("said", "by_agent", "kind", "message"),
     [
-        (KILLED, "", "crash", "an agent ended without a word: n2: task 1: Killed"),
+        (KILLED, "", "crash", "an agent ended without a report: n2: task 1: Killed"),
         # The end of the agents that Slurm killed may be known before the abort, and instead of it.
         (KILLED + ABORTED, "", "cancelled", "Slurm ended the step: somebody cancelled it"),
         (ABORTED + KILLED, BY_SLURM, "cancelled", f"Slurm ended the step: {LIMIT}"),
@@ -192,14 +192,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 def test_refuses_gpus_not_requested_per_node(slurm: Slurm, tmp_path: Path) -> None:
     slurm.jobs = [replace(RUNNING, spreads_gpus=True)]
-    with pytest.raises(MachineError, match="asked for GPUs otherwise than per node"):
+    with pytest.raises(MachineError, match="did not request GPUs per node"):
         SlurmLauncher().machine(tmp_path)
 
 
 @pytest.mark.fault("allocation is about to end")
 def test_does_not_start_in_an_ending_allocation(slurm: Slurm) -> None:
     slurm.jobs = [replace(RUNNING, left_s=50)]
-    with pytest.raises(AllocationOverError, match="ends in 50 s, and a launch may take 60 s"):
+    with pytest.raises(AllocationOverError, match="ends in 50 s, but a launch can take 60 s"):
         slurm.launch(SlurmLauncher(), "long")
     assert slurm.launch(SlurmLauncher(), "short", timeout_s=40) is None
 
@@ -228,7 +228,7 @@ def test_next_launch_waits_for_a_lingering_step(slurm: Slurm, monkeypatch: pytes
         slurm.launch(ours, "next")
     assert len(slurm.asked) == 1, "no step was begun beside it"
     slurm.left = [["7.1"]]
-    with pytest.raises(LaunchError, match=r"Slurm does not end step 7\.1 within 0 s: .*scontrol show step"):
+    with pytest.raises(LaunchError, match=r"Slurm did not end step 7\.1 within 0 s: .*scontrol show step"):
         slurm.launch(ours, "later")
     slurm.left = [[]]
     assert slurm.launch(ours, "then") is None

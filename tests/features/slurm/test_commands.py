@@ -110,7 +110,7 @@ def test_durations(text: str, seconds: int | None) -> None:
         ),
         (
             *("scontrol", "exec sleep 60", lambda: commands.ask("scontrol", "show", answer_s=0.01)),
-            "scontrol show: no answer in 0.01 s. `scontrol ping` shows whether",
+            "scontrol show: no answer within 0.01 s. Check Slurm's controller with",
         ),
     ],
     ids=["away", "silent", "denied", "late"],

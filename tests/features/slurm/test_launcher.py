@@ -114,7 +114,7 @@ def test_refuses_a_step_without_all_gpus(
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")  # as in the script of the job
     launcher = SlurmLauncher()
-    with pytest.raises(MachineError, match=r"^n1: Slurm gave a step 4 GPUs, and it sees 0 \(.*ask for none"):
+    with pytest.raises(MachineError, match=r"^n1: Slurm gave a step 4 GPUs, but it sees 0 \(.*request none"):
         launcher.machine(tmp_path)
     on_one_node = FAKE.replace(topology=Topology(nodes=1, processes_per_node=1))
     run = launch_once(on_one_node, MACHINE, tmp_path / "launch", Launching(launcher=launcher))
@@ -189,7 +189,7 @@ def kill_srun(allocation: Allocation, directory: Path) -> None:
         ),
         pytest.param(
             lambda allocation, directory: allocation.agent("n2").kill(),
-            "crash of rank None: an agent ended without a word: n2: task 1: Killed",
+            "crash of rank None: an agent ended without a report: n2: task 1: Killed",
             marks=pytest.mark.fault("agent is killed on another node"),
         ),
         pytest.param(kill_srun, "(cancelled|missing_report) of", marks=pytest.mark.fault("srun is killed")),

@@ -181,18 +181,19 @@ def peft_on_two() -> torch.nn.Module:
         (
             lambda: not_pefts("loralib"),
             "not peft's, rank 4",
-            "LoRA(rank=4, alpha=4) in the case, with the alpha that you know",
+            "LoRA(rank=4, alpha=4) in the case, with the alpha that you use",
         ),
         (
             lambda: not_pefts("as ZeRO 3 leaves it between steps"),
             "not peft's, rank not seen",
-            "LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you know",
+            "LoRA(rank=16, alpha=32) in the case, with the rank and alpha that you use",
         ),
     ],
     ids=["peft", "loralib", "sharded"],
 )
 def test_refuses_adapters_nobody_asked_for(model: Callable[[], torch.nn.Module], are: str, say: str) -> None:
     built = model()
-    said = f"lora: the case says none, but only adapters are trained, {are}. FLOPs go by it: say lora={say}"
+    said = f"lora: the case has none, but only adapters are trained, {are}. "
+    said += f"The FLOPs depend on it: set lora={say}"
     with pytest.raises(MismatchError, match=f"^{re.escape(said)}$"):
         finetuning.check_asked(TINY, built, layers(built), finetuning.observed(built))

@@ -148,7 +148,7 @@ def test_a_missing_name_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> N
         from perfsuite.frameworks.common.private import active_fake_mode  # noqa: F401
     assert str(caught.value) == (
         "torch 9.9 of torch has no torch._guards.active_fake_mode, a private name (seen in torch 2.11 to "
-        "2.13). Without it, what a step does is not counted: install a version that has it, or a newer "
+        "2.13). Without it, the work of a step is not counted. Install a version that has it, or a newer "
         "perfsuite"
     )
 

@@ -100,30 +100,40 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str | None, said:
 
 
 def test_a_mapping_that_no_file_could_hold() -> None:
-    with pytest.raises(CaseError, match="Path is not JSON serializable: give what a JSON file may hold"):
+    with pytest.raises(
+        CaseError, match="is not JSON serializable: give only values that a JSON file can hold"
+    ):
         DeepSpeed(config={"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": Path("x")}}})
 
 
-UNDECIDED = "but nothing in the case decides it: give a value"
-FP32 = "but the case's precision 'fp32' says False"
-NOT_BUILT = "perfsuite trains by ZeRO alone, without this"
+UNDECIDED = "but no field of the case determines it. Give a value"
+FP32 = "but the case's precision 'fp32' needs False"
+NOT_BUILT = "perfsuite supports only ZeRO"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("train_micro_batch_size_per_gpu", 4, "4, but the case's micro_batch says 2"),
-        ("gradient_accumulation_steps", 8, "8, but the case's gradient_accumulation says 1"),
-        ("train_batch_size", 32, "32, but the case's batch of all processes says 4"),
+        ("train_micro_batch_size_per_gpu", 4, "4, but the case's micro_batch needs 2"),
+        ("gradient_accumulation_steps", 8, "8, but the case's gradient_accumulation needs 1"),
+        ("train_batch_size", 32, "32, but the case's batch of all processes needs 4"),
         ("bf16.enabled", True, f"True, {FP32}"),
         ("fp16.enabled", True, f"True, {FP32}"),
         ("torch_autocast.enabled", True, f"True, {FP32}"),
-        ("optimizer.params.lr", 0.5, "0.5, but the case's learning_rate says 0.001"),
-        ("zero_optimization", True, "True is no section of DeepSpeed's, which is {...}"),
-        ("zero_optimization.offload_param.device", "nvme", "'nvme', but perfsuite offloads to 'cpu' only"),
+        ("optimizer.params.lr", 0.5, "0.5, but the case's learning_rate needs 0.001"),
+        ("zero_optimization", True, "True is not a section: DeepSpeed expects {...} here"),
+        (
+            "zero_optimization.offload_param.device",
+            "nvme",
+            "perfsuite supports offload only to 'cpu'",
+        ),
         ("scheduler.params.warmup_max_lr", "auto", f"'auto', {UNDECIDED}"),
-        ("zero_optimisation", {"stage": 2}, f"{NOT_BUILT} (did you mean zero_optimization?): leave it out"),
-        ("pipeline", {"stages": 2}, f"{NOT_BUILT}: leave it out, or measure a script of yours (Script)"),
+        (
+            "zero_optimisation",
+            {"stage": 2},
+            f"{NOT_BUILT} (did you mean zero_optimization?). Remove this key",
+        ),
+        ("pipeline", {"stages": 2}, f"{NOT_BUILT}. Remove this key, or measure your own script (Script)"),
         ("moe", {"enabled": True}, NOT_BUILT),
         ("expert_parallel", {"enabled": True}, NOT_BUILT),
         ("tensor_parallel", {"autotp_size": 2}, NOT_BUILT),
@@ -194,7 +204,7 @@ def test_what_must_be_observed(
 
 def test_no_dry_run_knows_whether_it_steps() -> None:
     case = case_of(zero(2))
-    assert str(of(case).dry(case).impossible).startswith("DeepSpeed decides by values of gradients")
+    assert str(of(case).dry(case).impossible).startswith("DeepSpeed's decisions depend on gradients")
 
 
 # --- launched -------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_refuses_deepspeed_whose_steps_use_values(tmp_path: Path) -> None:
     text = "from deepspeed.runtime.engine import DeepSpeedEngine\nengine = DeepSpeedEngine()\n"
     failure = failure_of(dry_case_of(tmp_path, text), tmp_path / "dry")
     assert failure.kind == "not_dry"
-    assert "DeepSpeed decides by values of gradients" in failure.message
+    assert "DeepSpeed's decisions depend on gradients" in failure.message
     assert "ended after 0 of 4 optimizer steps" in failure.message
 
 

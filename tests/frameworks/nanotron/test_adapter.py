@@ -88,10 +88,10 @@ def test_contradiction_prevents_a_launch(mine: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text", "said"),
     [
-        ({"dp": 2, "resume": True}, None, "config mine decides everything: leave out dp2, resume"),
+        ({"dp": 2, "resume": True}, None, "config mine sets all options: remove dp2, resume"),
         ({}, "parallelism: {dp: 2}", r"config: \S*mine.yaml: checkpoints: missing, training needs"),
-        ({}, "- 1", "mine.yaml is list, not sections with fields"),
-        ({}, "", "mine.yaml is NoneType, not sections with fields"),
+        ({}, "- 1", "mine.yaml contains a list instead of sections with fields"),
+        ({}, "", "mine.yaml contains a NoneType instead of sections with fields"),
     ],
 )
 def test_wrong_file_fails_when_the_case_is_made(

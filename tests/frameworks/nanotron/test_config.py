@@ -65,11 +65,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        ("parallelism.ddp", 2, "nanotron has no such field here; it knows dp, pp, tp,"),
-        ("data_stages", [], "nanotron has no such field here; it knows general, parallelism,"),
+        ("parallelism.ddp", 2, "nanotron has no such field here; the fields are dp, pp, tp,"),
+        ("data_stages", [], "nanotron has no such field here; the fields are general, parallelism,"),
         ("model.model_config.hiden_size", 64, "nanotron has no such field here"),
-        ("parallelism.tp", KeyError, "missing, nanotron has no default for it"),
-        ("optimizer", KeyError, "missing, training needs it"),
+        ("parallelism.tp", KeyError, "missing, and nanotron has no default for it"),
+        ("optimizer", KeyError, "missing, but training needs it"),
         ("tokens.train_steps", "100", "int is needed, got '100'"),
         ("tokens.train_steps", True, "int is needed, got True"),
         ("parallelism.dp", None, "int is needed, got None"),
@@ -88,15 +88,15 @@ def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, valu
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        ("tokens.sequence_length", 128, "128, but the case's sequence_length says 64"),
-        ("tokens.micro_batch_size", 1, "1, but the case's micro_batch says 2"),
-        ("tokens.batch_accumulation_per_replica", 4, "4, but the case's gradient_accumulation says 1"),
-        ("tokens.train_steps", 24, "24, but the case's max_warmup_steps + steps says 25"),
-        ("model.dtype", "bfloat16", "'bfloat16', but the case's precision says 'float32'"),
-        ("model.model_config.num_hidden_layers", KeyError, "32, but the case's model says 4"),
-        ("general.seed", 42, "42, but the case's seed says 0"),
+        ("tokens.sequence_length", 128, "128, but the case's sequence_length needs 64"),
+        ("tokens.micro_batch_size", 1, "1, but the case's micro_batch needs 2"),
+        ("tokens.batch_accumulation_per_replica", 4, "4, but the case's gradient_accumulation needs 1"),
+        ("tokens.train_steps", 24, "24, but the case's max_warmup_steps + steps needs 25"),
+        ("model.dtype", "bfloat16", "'bfloat16', but the case's precision needs 'float32'"),
+        ("model.model_config.num_hidden_layers", KeyError, "32, but the case's model needs 4"),
+        ("general.seed", 42, "42, but the case's seed needs 0"),
         ("checkpoints.checkpoint_interval", 25, "25 would save within the 25"),
-        ("checkpoints.save_initial_state", True, "True has no place in a"),
+        ("checkpoints.save_initial_state", True, "True would disturb the"),
         ("profiler", {"profiler_export_path": "x"}, "{'profiler_export_path': 'x'} has no place"),
     ],
 )
@@ -121,12 +121,12 @@ def test_file_may_train_longer_on_other_data() -> None:
         (Nanotron(dp=2, tp=2), 2, {}, "dp 2 x tp 2 x pp 1 is 4, but the case's topology has 2 processes"),
         (Nanotron(tp=4), 4, {}, "tp 4 does not divide num_key_value_heads 2"),
         (Nanotron(tp=3), 3, {}, "tp 3 does not divide num_attention_heads 4"),
-        (Nanotron(tp=3), 3, {}, "vocab_size 512 is no multiple of 3 (tp x make_vocab_size_divisible_by)"),
+        (Nanotron(tp=3), 3, {}, "vocab_size 512 is not a multiple of 3 (tp x make_vocab_size_divisible_by)"),
         (SPLIT, 2, {"sequence_length": 63}, "tp 2 does not divide sequence_length 63"),
-        (OVERLAPPED, 2, {}, "tp_linear_async_communication needs tp_mode REDUCE_SCATTER, it is ALL_REDUCE"),
-        (Nanotron(pp=5, pp_engine="afab"), 5, {}, "pp 5 is more than num_hidden_layers 4"),
-        (Nanotron(pp=4), 4, {"gradient_accumulation": 2}, "gradient_accumulation of 3 or more, it is 2"),
-        (IN_FP32, 2, {}, "accumulate_grad_in_fp32 is for precision 'bf16'"),
+        (OVERLAPPED, 2, {}, "tp_linear_async_communication needs tp_mode REDUCE_SCATTER, not ALL_REDUCE"),
+        (Nanotron(pp=5, pp_engine="afab"), 5, {}, "pp 5 is greater than num_hidden_layers 4"),
+        (Nanotron(pp=4), 4, {"gradient_accumulation": 2}, "gradient_accumulation of 3 or more, not 2"),
+        (IN_FP32, 2, {}, "accumulate_grad_in_fp32 needs precision 'bf16'"),
     ],
 )
 def test_sizes_that_do_not_fit(
@@ -142,7 +142,7 @@ def test_refuses_experts_and_an_uneven_vocabulary() -> None:
     config["model"]["make_vocab_size_divisible_by"] = 100
     problems = "; ".join(size_problems(config, nanotron_case(Nanotron(dp=2))))
     assert "expert_parallel_size 2: Llama has no experts" in problems
-    assert "vocab_size 512 is no multiple of 100" in problems
+    assert "vocab_size 512 is not a multiple of 100" in problems
 
 
 def test_a_default_is_nanotrons_own() -> None:

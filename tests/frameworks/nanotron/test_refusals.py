@@ -95,9 +95,9 @@ IN_FP32 = Nanotron(dp=8, accumulate_grad_in_fp32=True)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"framework": Nanotron(pp=8)}, "the stages of a pipeline"),
-        ({"framework": Nanotron(dp=8, resume=True)}, "a checkpoint holds values"),
-        ({"framework": IN_FP32, "precision": "bf16"}, "cuts a storage"),
+        ({"framework": Nanotron(pp=8)}, "pipeline stages exchange"),
+        ({"framework": Nanotron(dp=8, resume=True)}, "the values of a checkpoint"),
+        ({"framework": IN_FP32, "precision": "bf16"}, "slices storages"),
     ],
 )
 def test_what_cannot_be_run_dry_says_why(

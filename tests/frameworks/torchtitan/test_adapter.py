@@ -77,15 +77,15 @@ def test_what_must_be_observed(framework: TorchTitan, mesh: str, sharding: str) 
 def test_cuda_graphs_need_a_gpu_and_no_dry_run() -> None:
     case = SMALL.replace(framework=TorchTitan(disable_cuda_graphs=False))
     assert unsupported(case, detect_cpu("no GPU")) == (
-        "disable_cuda_graphs=False asks for CUDA graphs, which a CPU does not have"
+        "disable_cuda_graphs=False uses CUDA graphs, which need a GPU"
     )
     assert unsupported(case.replace(hardware=("h100",)), make_gpu_machine()) is None
     assert TorchTitan(disable_cuda_graphs=False).dry(case).impossible == (
-        "a dry run captures no CUDA graph: leave disable_cuda_graphs as it is"
+        "a dry run cannot capture a CUDA graph: remove disable_cuda_graphs=False"
     )
 
 
 def test_an_older_torch_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "installed", lambda: {"__version__": "2.11.0+cu130", "cuda": "13.0"})
-    reason = "torchtitan 0.3 needs torch 2.13 or newer, this is 2.11.0+cu130, built for CUDA 13.0"
+    reason = "torchtitan 0.3 needs torch 2.13 or newer, but this is 2.11.0+cu130, built for CUDA 13.0"
     assert unsupported(SMALL, detect()) == reason

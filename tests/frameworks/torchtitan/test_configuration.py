@@ -65,7 +65,7 @@ PIPED = registered(CUT, "llama3_debugmodel", degree("pipeline", 2), ONE_BY_ONE, 
 NONE = dict.fromkeys(("experts_per_rank", "low_precision_modules", "pipeline"), "none") | {
     "context_parallel": "1"
 }
-BALANCED = "routing is pretended to be balanced: every expert gets its share of the tokens"
+BALANCED = "expert routing is assumed to be balanced: every expert gets its share of the tokens"
 
 
 def deepseek_flops() -> Flops:
@@ -159,7 +159,8 @@ def test_what_must_be_observed(case: Case, told: dict[str, str]) -> None:
 
 OF_ALL_DEGREES = (
     "data_parallel_replicate_degree 1, data_parallel_shard_degree 3, tensor_parallel_degree 1, "
-    "pipeline_parallel_degree 1, context_parallel_degree 1: these do not multiply to the case's 2"
+    "pipeline_parallel_degree 1, context_parallel_degree 1: their product must be the number of processes "
+    "of the case, 2"
 )
 
 
@@ -185,25 +186,28 @@ def experts(ranks: int, degrees: int) -> Case:
         (registered("qwen3_5", "qwen35_0_8b"), r"Cannot import .*'qwen3_5' .*\(No module named 'fla'\)"),
         (registered("flux", "flux_debugmodel"), "flux_debugmodel trains images"),
         (registered("kimi_k2_7", "kimi_k2_5"), "kimi_k2_5 trains images"),
-        (registered("kimi_k2_7", "moonlight_16b_a3b"), "DistMuon shards by spmd_types, .* of your own AdamW"),
-        (overridden(degree("tensor", 3)), "tensor_parallel_degree 3, .* do not multiply to the case's 2"),
+        (registered("kimi_k2_7", "moonlight_16b_a3b"), "DistMuon needs spmd_types, .* with AdamW"),
+        (overridden(degree("tensor", 3)), "tensor_parallel_degree 3, .* product must be .* of the case, 2"),
         (overridden("--parallelism.data_parallel_shard_degree=3"), OF_ALL_DEGREES),
         (experts(16, 16), "expert_parallel_degree 16 must divide the number of experts, 8"),
         (overridden(degree("expert", 2)), "expert_parallel_degree 2 must divide the number of experts, 0"),
         (experts(2, 4), "expert_parallel_degree 4 must divide dp_shard x cp x tp, 2"),
-        (overridden(degree("context", 2)), "context_parallel_degree 2: a CPU has no kernel: run it dry"),
-        (LLAMA.replace(sequence_length=32), "training.seq_len: 64, but the case's sequence_length says 32"),
-        (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch says 4"),
+        (overridden(degree("context", 2)), "context_parallel_degree 2 needs a GPU. Run the case dry"),
+        (LLAMA.replace(sequence_length=32), "training.seq_len: 64, but the case's sequence_length needs 32"),
+        (LLAMA.replace(micro_batch=4), "training.local_batch_size: 2, but the case's micro_batch needs 4"),
         (overridden("--training.global_batch_size=8"), "all ranks: 2.0, but .*gradient_accumulation says 1"),
         (LLAMA.replace(precision="fp32"), "precision_param: 'bf16-mixed', but the case's precision says"),
         (LLAMA.replace(activation_checkpointing="full"), "checkpoint: 'selective-op', but the case's"),
-        (LLAMA.replace(compile=True), "compile.enable: False, but the case's compile says True"),
-        (overridden("--debug.seed=3"), "debug.seed: 3, but the case's seed says 0"),
+        (LLAMA.replace(compile=True), "compile.enable: False, but the case's compile needs True"),
+        (overridden("--debug.seed=3"), "debug.seed: 3, but the case's seed needs 0"),
         (overridden("--training.no-disable-cuda-graphs"), r"give TorchTitan\(disable_cuda_graphs=...\)"),
         (LLAMA.replace(steps=97), "steps: 100, but the case has 101: add --training.steps=101 to overrides"),
-        (LLAMA.replace(learning_rate=0.1), "learning_rate: the configuration decides it, leave it out"),
-        (LLAMA.replace(attention="eager"), "attention: the configuration decides it, leave it out"),
-        (LLAMA.replace(model="llama-tiny"), r"the configuration has its own, name it Model.named\('debug"),
+        (LLAMA.replace(learning_rate=0.1), "learning_rate: the configuration sets it, so remove it"),
+        (LLAMA.replace(attention="eager"), "attention: the configuration sets it, so remove it"),
+        (
+            LLAMA.replace(model="llama-tiny"),
+            r"has its own model, so give model=Model.named\('debug",
+        ),
         (registered("llama3", "llama3_debugmodel_float8"), "on .*SM89 .*set `float8.emulate` to True"),
         (registered("llama3", "llama3_8b_mxfp8"), "MXFP8 is only supported on SM100 or later"),
     ],

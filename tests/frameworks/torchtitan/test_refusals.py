@@ -24,7 +24,9 @@ ADAPTERS = LoRA(rank=4, alpha=8)
 PRECISIONS_OF_TITAN = "'fp32' or 'bf16-mixed' or 'bf16'"
 THREE_HEADS: dict[str, Any] = {"num_attention_heads": 3, "hidden_size": 96}
 OWN = "torchtitan's llama3"
-IN_PARTS = "torchtitan's {} splits a sequence into {} equal parts, which sequence_length={} does not allow"
+IN_PARTS = (
+    "torchtitan's {} splits a sequence into {} equal parts, but sequence_length={} cannot be split like this"
+)
 SCALED = {"rope_type": "llama3", "factor": 8.0}
 YARN = {"type": "yarn", "factor": 2.0}
 
@@ -34,8 +36,8 @@ YARN = {"type": "yarn", "factor": 2.0}
     [
         *(row(TITAN, None, model=name) for name in LLAMAS),
         row(TITAN_2, None, head_dim=32, rope_scaling=SCALED),
-        row(TITAN, f"{OWN} builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
-        row(TITAN, f"{OWN} builds Llama models, mamba-tiny is a mamba", model="mamba-tiny"),
+        row(TITAN, f"{OWN} builds only Llama models, but gpt2-tiny is a gpt2", model="gpt2-tiny"),
+        row(TITAN, f"{OWN} builds only Llama models, but mamba-tiny is a mamba", model="mamba-tiny"),
         row(TITAN, f"{OWN} has attention_bias=False only, odd has True", attention_bias=True),
         row(TITAN, f"{OWN} has hidden_act='silu' only, odd has 'gelu'", hidden_act="gelu"),
         row(TITAN, f"{OWN} has head_dim=32 only, odd has 64", head_dim=64),
@@ -57,7 +59,7 @@ def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: 
     check_refusal(case, machine, why)
 
 
-TOGETHER = "module and config name a configuration together"
+TOGETHER = "give module and config together"
 LLAMA = {"module": "llama3", "config": "llama3_8b"}
 
 
@@ -66,7 +68,7 @@ LLAMA = {"module": "llama3", "config": "llama3_8b"}
     [
         ({"module": "llama3"}, TOGETHER),
         ({"overrides": ("--training.steps=3",)}, TOGETHER),
-        ({**LLAMA, "tensor_parallel": 2}, "config llama3_8b decides everything: leave out tensor_parallel2"),
+        ({**LLAMA, "tensor_parallel": 2}, "config llama3_8b sets all options: remove tensor_parallel2"),
         ({"module": "llama3", "config": "llama3-8b"}, "config: String should match pattern"),
         ({**LLAMA, "overrides": "--a.b=1"}, "overrides: Input should be a valid tuple"),
     ],

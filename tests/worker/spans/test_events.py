@@ -174,7 +174,7 @@ def test_unknown_bytes_of_sharded_checkpoints_are_a_note(
     (note,) = known(phases.spans).notes
     assert note.startswith("not all events are recognised (torch ")
     assert "_FileSystemWriter._write_data, a private name" in note
-    assert "Without it, the bytes of a sharded checkpoint are not known" in note
+    assert "Without it, the size of a sharded checkpoint is unknown" in note
 
 
 def test_a_wrapped_function_is_wrapped_once(spans: Spans) -> None:

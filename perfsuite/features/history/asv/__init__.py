@@ -1,1 +1,1 @@
-"""The history as asv's result files and pages."""
+"""Export the history as asv's result files and pages."""

@@ -1,6 +1,6 @@
-"""Write a history as the files that asv reads (its docs/source/dev.rst, results version 2).
+"""Write a history as files that asv reads (results version 2, described in asv's docs/source/dev.rst).
 
-The files are written directly, because asv's own classes rewrite all of them.
+The files are written directly, because asv's own classes would rewrite all files for each change.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from perfsuite.features.history.store import Place, StoredCase, StoredSession
 from perfsuite.inputs import git
 from perfsuite.results.metric import PEAK_MEMORY, TOKENS_PER_S
 
-PER_TOKEN = r".*\.seconds_per_(token|sample)\b"  # also identifies an export
+PER_TOKEN = r".*\.seconds_per_(token|sample)\b"  # also used to recognise an export
 WITHOUT_SCRIPTS = """\
 <!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>These charts need the internet</title></head>
 <body>
 <h1>These charts need the internet</h1>
-<p>A script of this page could not be loaded. asv, which draws the charts, loads its scripts from:</p>
+<p>A script of this page could not be loaded. asv draws the charts, and loads its scripts from:</p>
 <ul>{hosts}</ul>
-<p>Open this page in a browser that can reach them and may run their scripts. Without the internet,
-<code>perfsuite history list</code> and <code>perfsuite history trend</code> show the same history in a
-terminal: each case with its speed and memory, and when it got slower or larger.</p>
+<p>Open this page in a browser that can reach these sites and is allowed to run their scripts. Without the
+internet, <code>perfsuite history list</code> and <code>perfsuite history trend</code> show the same history
+in a terminal: the speed and memory of each case, and when it became slower or larger.</p>
 </body>
 </html>
 """
-FILE = "-perfsuite.json"  # suffix of the name of each file of results, after the commit
+FILE = "-perfsuite.json"  # suffix of the name of a result file, after the commit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +46,24 @@ class Exported:
     """The result of an export."""
 
     commits: frozenset[str]
-    unplaced: dict[str, str]  # commits that asv cannot show, and why; their sessions are left out
+    unplaced: dict[str, str]  # commit that asv cannot show -> the reason; its sessions are left out
 
 
 def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url: str = "#") -> Exported:
-    """Write a history into `out`, replacing an earlier export.
+    """Write a history to `out`, and replace an earlier export.
 
-    `repo` is a full clone of the repository that holds the cases. The commits of `branch`, by default the one
-    that is checked out, are shown with links to `commit_url` followed by their hash. Raises `FileError` and
-    `GitError`.
+    `repo` is a full clone of the repository with the cases. The pages show the commits of `branch` (default:
+    the one that is checked out). The link to a commit is `commit_url` followed by the hash. Raises
+    `FileError` and `GitError`.
     """
     branch = branch or git.current_branch(repo)
     places, dates, unplaced = store.on_branch(store.places(history), history, repo, branch)
     if out.exists() and any(out.iterdir()) and not _is_export(out):
-        raise FileError(f"{out} is not empty and holds no export. Give a directory of its own.")
+        raise FileError(f"{out} is not empty and does not contain an export. Give an empty directory.")
     cases = store.read_cases(history)
     slots = _slots(cases)
-    nights = defaultdict[tuple[str, str], list[Place]](list)  # asv has one result for all of them
+    # asv has one result per hardware class and commit, for all sessions.
+    nights = defaultdict[tuple[str, str], list[Place]](list)
     for place in places:
         nights[place.hardware_class, place.commit].append(place)
     _write(out / "asv.conf.json", _configuration(repo.resolve(), branch, commit_url), indent=1)
@@ -79,7 +80,7 @@ def export(history: Path, repo: Path, out: Path, *, branch: str = "", commit_url
 
 
 def _is_export(directory: Path) -> bool:
-    """Return whether a directory holds an earlier export, rather than somebody's own asv files."""
+    """Return whether a directory contains an earlier export, and not somebody's own asv files."""
     with contextlib.suppress(FileError, KeyError, TypeError):
         return PER_TOKEN in documents.read_json(directory / "asv.conf.json")["regressions_thresholds"]
     return False
@@ -94,8 +95,8 @@ def _slots(cases: Mapping[str, StoredCase]) -> dict[str, asv.Slot]:
         first_model = models.setdefault(slot.group, model)
         if first_model != model:
             raise FileError(
-                f"models {first_model!r} and {model!r} are one name to asv: {slot.group.split('.')[0]!r}. "
-                "Rename one of them in its cases."
+                f"models {first_model!r} and {model!r} have the same name in asv: "
+                f"{slot.group.split('.')[0]!r}. Rename one of them in its cases."
             )
     return slots
 
@@ -107,7 +108,7 @@ def _write_night(
     slots: Mapping[str, asv.Slot],
     date: int,
 ) -> dict[str, list[list[str]]]:
-    """Write the results of one hardware class at one commit, and return each benchmark's parameter values."""
+    """Write the results of one hardware class at one commit. Return each benchmark's parameter values."""
     sessions = [place.read(cases) for place in places]
     rows = _pooled(sessions, cases, slots)
     commit = places[0].commit
@@ -135,7 +136,7 @@ def _write_night(
 def _pooled(
     sessions: Sequence[StoredSession], cases: Mapping[str, StoredCase], slots: Mapping[str, asv.Slot]
 ) -> dict[str, list[Any]]:
-    """Pool the launches of all sessions of one hardware class at one commit into asv's results."""
+    """Convert the launches of all sessions of one hardware class at one commit to asv's results."""
     launches: dict[str, dict[str, dict[tuple[str, ...], list[float]]]] = {name: {} for name in asv.METRICS}
     for session in sessions:
         for result in session.results:
@@ -176,7 +177,7 @@ def _configuration(repo: Path, branch: str, commit_url: str) -> dict[str, Any]:
             PER_TOKEN: TOKENS_PER_S.tolerance("cuda"),
             r".*\.peak_memory\b": PEAK_MEMORY.tolerance("cuda"),
         },
-        # Seconds per step follow seconds per token or sample: report one slowdown once, not twice.
+        # A slowdown changes seconds per step and seconds per token. Report only the latter.
         "regressions_first_commits": {r".*\.seconds_per_step\b": None},
     }
 
@@ -197,7 +198,7 @@ def _write(file: Path, content: dict[str, Any], indent: int | None = None) -> No
 
 
 def _explain_missing_scripts(pages: Path) -> None:
-    """Replace asv's page for scripts that cannot be loaded, which is not helpful."""
+    """Replace asv's page for scripts that cannot be loaded, because it is not helpful."""
     index = (pages / "index.html").read_text(encoding="utf-8")
     hosts = sorted(set(re.findall(r'(?:src|href)="https?://([^/"]+)/[^"]*" integrity', index)))
     text = WITHOUT_SCRIPTS.format(hosts="".join(f"<li>{host}</li>" for host in hosts))
@@ -205,7 +206,10 @@ def _explain_missing_scripts(pages: Path) -> None:
 
 
 def publish(out: Path, *, commits: frozenset[str]) -> Path:
-    """Run `asv publish` on an export and return the pages. Raises `ToolError`, also for missing commits."""
+    """Run `asv publish` on an export, and return the directory of the pages.
+
+    Raises `ToolError` if asv fails or leaves out commits.
+    """
     command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--config", "asv.conf.json"]
     done = subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -214,9 +218,9 @@ def publish(out: Path, *, commits: frozenset[str]) -> Path:
     _explain_missing_scripts(pages)
     shown = documents.read_json(pages / "index.json")["revision_to_hash"].values()
     missing = commits - set(shown)
-    if missing:  # asv exits with 0 whatever it leaves out
+    if missing:  # asv exits with 0 even if it leaves out commits
         raise ToolError(
             f"asv publish left out {len(missing)} of {len(commits)} commits, "
-            f"{min(missing)[:8]} for one: {done.stdout}{done.stderr}"
+            f"such as {min(missing)[:8]}: {done.stdout}{done.stderr}"
         )
     return pages

@@ -1,7 +1,7 @@
 """Convert launches to asv's results: names, parameters and statistics. Pure.
 
-A benchmark here is a metric (a cost) of a model on a topology in a precision; its parameters are all other
-distinctions between cases. Names depend only on the case: a new case never renames an old series.
+A benchmark in asv is one metric (a cost) of one model, topology and precision. Its parameters are all other
+differences between cases. Names depend only on the case, so a new case never renames an old series.
 """
 
 import itertools
@@ -19,13 +19,13 @@ from perfsuite.verdict.sequential import pooled_noise
 
 PARAMETERS = ("framework", "sequence_length", "micro_batch", "gradient_accumulation", "options")
 """Parameters of a benchmark, in asv's sense. Model, topology and precision are in its name."""
-METRICS = {  # units as asv shows them ("bytes" would be MB); a case's unit decides between the first two
+METRICS = {  # metric -> unit in asv ("bytes" would be shown as MB); a case has one of the first two metrics
     "seconds_per_token": "seconds",
     "seconds_per_sample": "seconds",
     "seconds_per_step": "seconds",
     "peak_memory": "MiB",
 }
-VERSION = "2"  # version of names, parameters and statistics: asv does not compare different ones
+VERSION = "2"  # version of names, parameters and statistics; asv does not compare different versions
 COLUMNS = (
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples"),
@@ -35,8 +35,8 @@ COLUMNS = (
 class Slot(NamedTuple):
     """The place of a case among asv's benchmarks."""
 
-    group: str  # name without the metric. asv groups benchmarks by the parts between dots
-    values: tuple[str, ...]  # value of each of `PARAMETERS`
+    group: str  # the name without the metric; asv groups benchmarks by the parts between dots
+    values: tuple[str, ...]  # a value for each of `PARAMETERS`
 
 
 Launches = Mapping[str, Mapping[str, Mapping[tuple[str, ...], Sequence[float]]]]
@@ -50,7 +50,7 @@ def slot(parameters: Mapping[str, str]) -> Slot:
 
 
 def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
-    """Return the median of each launch by metric, for a case that counts `unit`."""
+    """Return the median of each launch, by metric. `unit` is the unit of the case's speed."""
     steps = [value for value in result.step_s_p50 if value is not None]
     tokens = result.tokens_per_step
     return {
@@ -61,7 +61,7 @@ def costs(result: StoredResult, unit: Unit) -> dict[str, list[float]]:
 
 
 def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
-    """Return the rows of one night's file, by benchmark: a list with a value for each of `COLUMNS`."""
+    """Return benchmark -> its row in the file of one night. A row has a value for each of `COLUMNS`."""
     rows = {}
     for metric, groups in launches.items():
         error = _error(metric, [each for by_values in groups.values() for each in by_values.values()])
@@ -71,12 +71,15 @@ def results(launches: Launches, started_at_ms: int) -> dict[str, list[Any]]:
 
 
 def in_order(values: set[str]) -> list[str]:
-    """Sort numbers by size, before words."""
+    """Sort values: numbers first, by size, then words."""
     return sorted(values, key=lambda value: (not value.isdigit(), value.isdigit() and int(value), value))
 
 
 def _error(metric: str, groups: Sequence[Sequence[float]]) -> float | None:
-    """Return half the 99% interval of a launch, in logarithms, pooled over the night; None for memory."""
+    """Return half the width of a launch's 99% interval, in logarithms. None for memory.
+
+    The noise is pooled over all groups. The width is infinite if there are too few launches.
+    """
     if metric == "peak_memory":
         return None
     try:
@@ -96,7 +99,7 @@ def _row(
 
 
 def _statistics(values: Sequence[float] | None, error: float | None) -> tuple[Any, ...]:
-    """Return the columns of one combination, without the common ones; None values if nobody ran it."""
+    """Return the result and statistics of one combination of parameters. All are None if it never ran."""
     if values is None:
         return (None,) * 8
     middle = median(values)
@@ -104,7 +107,7 @@ def _statistics(values: Sequence[float] | None, error: float | None) -> tuple[An
         low = min(values)
         high = max(values)
     elif error == math.inf:
-        # This is asv's own convention.
+        # asv's own convention for an unknown interval.
         low = -math.inf
         high = math.inf
     else:

@@ -188,12 +188,12 @@ def test_ambiguous_models_and_directories_fail(kept: Kept) -> None:
     tiny = make_case().model
     assert isinstance(tiny, Model)
     both = [make_case(hardware="h100", model=tiny.replace(name=name)) for name in ("tiny.1", "tiny_1")]
-    with pytest.raises(FileError, match=r"models 'tiny.1' and 'tiny_1' are one name to asv: 'tiny_1'\. R"):
+    with pytest.raises(FileError, match=r"'tiny.1' and 'tiny_1' have the same name in asv: 'tiny_1'\. R"):
         kept.export(kept.write(both, "twins"))
     kept.out.mkdir()
     conf = "asv.conf.json"
     for name, content in (("thesis.tex", ""), (conf, '{"version": 1}'), (conf, "// ours")):
         (kept.out / name).write_text(content)
-        with pytest.raises(FileError, match=r"out is not empty and holds no export\. Give a directory of"):
+        with pytest.raises(FileError, match=r"out is not empty and does not contain an export\. G"):
             kept.export()
         assert (kept.out / name).read_text() == content
