@@ -2,8 +2,8 @@
 
     python -m bench_cases.published [NAME ...] [--store .perfsuite] [--results FILE ...] [--markdown]
 
-A published number is a reference with its source, and never decides a verdict. A number measured on other hardware,
-or with a tiny twin of the case, is never shown in place of the case's own measurement.
+A published number is a reference with its source, and never decides a verdict. A number measured on other
+hardware, or with a tiny twin of the case, is never shown in place of the case's own measurement.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ QUANTITIES: Mapping[QuantityName, Metric] = {
     "peak_memory_bytes": PEAK_MEMORY,
     "reserved_memory_bytes": replace(RESERVED_MEMORY, label="memory"),
     "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage"),
-        # Time per token divided by the time per token of the row `relative_to`; 1.2 is 20% slower. See `_measured`.
+    # Time per token divided by the time per token of the row `relative_to`; 1.2 is 20% slower. See
+    # `_measured`.
     "relative_time": replace(TOKENS_PER_S, label="relative time"),
-        # The source does not say what the number means. It is shown next to tokens/s, without a ratio.
+    # The source does not say what the number means. It is shown next to tokens/s, without a ratio.
     "unstated": replace(TOKENS_PER_S, label="throughput"),
 }
-"""perfsuite's metric for each quantity that a source publishes, labelled with the source's word for it."""
+"""perfsuite's metric for each published quantity, labelled with the source's word for it."""
 _WRITTEN: Mapping[QuantityName, Callable[[float], str]] = {
     "step_s": lambda step_s: f"{1e3 * step_s:,.0f} ms",
     "gpu_utilisation": "{:.1f}%".format,
@@ -82,11 +83,11 @@ _WRITTEN: Mapping[QuantityName, Callable[[float], str]] = {
 
 
 class PublishedFigure(Data):
-        """One number of a published table. `value` is in perfsuite's unit; `reported` is the published text."""
+    """One number of a published table. `value` is in perfsuite's unit; `reported` is the published text."""
 
     quantity: QuantityName
     value: float | None = None
-        """None if the row reports no number (for example out of memory), or a number without a unit."""
+    """None if the row reports no number (for example out of memory), or a number without a unit."""
     reported: str
 
 
@@ -94,21 +95,21 @@ class Row(Data):
     """One row of a published table, and the cases that measure it."""
 
     settings: tuple[str, ...]
-        """The cells of the published table that describe the run."""
+    """The cells of the published table that describe the run."""
     devices: int = Field(ge=1)
     figures: tuple[PublishedFigure, ...] = Field(min_length=1)
     case: str = ""
     """Id of the case that is this row."""
     no_case: str = ""
-        """The reason why no case can represent this row. A row has either `case` or `no_case`."""
+    """The reason why no case can represent this row. A row has either `case` or `no_case`."""
     twin: str | None = None
-        """Id of the case that uses the same code path with a tiny model on a CPU."""
+    """Id of the case that uses the same code path with a tiny model on a CPU."""
     two_node_twin: str | None = None
-        """Id of the same kind of case on two nodes, if the row is about several nodes."""
+    """Id of the same kind of case on two nodes, if the row is about several nodes."""
     relative_to: str | None = None
-        """For `relative_time`: id of the case that is the reference."""
+    """For `relative_time`: id of the case that is the reference."""
     sweep: str | None = None
-        """Name of the sweep. Rows of the same sweep differ only in the micro-batch."""
+    """Name of the sweep. Rows of the same sweep differ only in the micro-batch."""
     note: str | None = None
 
     @model_validator(mode="after")
@@ -119,12 +120,12 @@ class Row(Data):
 
     @property
     def twins(self) -> set[str]:
-                """Return the ids of the cases that use the same code path on CPUs."""
+        """Return the ids of the cases that use the same code path on CPUs."""
         return {twin for twin in (self.twin, self.two_node_twin) if twin is not None}
 
 
 class Comparison(Data):
-        """A published table with its source, hardware and conditions."""
+    """A published table with its source, hardware and conditions."""
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
     title: str
@@ -137,11 +138,11 @@ class Comparison(Data):
     """The columns of `Row.settings`."""
     rows: tuple[Row, ...] = Field(min_length=1)
     notes: tuple[str, ...] = ()
-        """Notes that a reader needs for a fair comparison."""
+    """Notes that a reader needs for a fair comparison."""
 
     @property
     def quantities(self) -> list[QuantityName]:
-                """Return every quantity in the table. The first one is compared."""
+        """Return every quantity in the table. The first one is compared."""
         return list(dict.fromkeys(figure.quantity for row in self.rows for figure in row.figures))
 
 
@@ -152,7 +153,7 @@ class PublishedFile(Document):
     comparisons: tuple[Comparison, ...]
 
     def find(self, name: str) -> Comparison:
-                """Return the comparison with this name. Raises `CaseError`, which lists the known names, if there is none."""
+        """Return the comparison with this name. Raises `CaseError` with the known names if there is none."""
         for comparison in self.comparisons:
             if comparison.name == name:
                 return comparison
@@ -164,7 +165,7 @@ class PublishedFile(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonTable:
-        """A published table next to our measurements, as text."""
+    """A published table next to our measurements, as text."""
 
     title: str
     source: str
@@ -188,7 +189,7 @@ def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
 
 
 def rooflines(sessions: Sequence[SessionFile]) -> dict[str, Roofline]:
-        """Return the newest roofline of each case that has a dry run, by case id."""
+    """Return the newest roofline of each case that has a dry run, by case id."""
     newest: dict[str, Roofline] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         for result in session.results:
@@ -263,7 +264,7 @@ def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Measuremen
         return measured
     base = results.get(row.relative_to or row.case)
     if base is None or base.hardware_class != result.hardware_class:
-                return None  # numbers from different hardware are not compared
+        return None  # numbers from different hardware are not compared
     base_measured = metric.of(base.figures)
     return metric.cost(measured) / metric.cost(base_measured) if measured and base_measured else None
 
@@ -293,7 +294,7 @@ def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) 
 
 
 def _shares(row: Row, result: Measurement | None, limit: Roofline | None) -> str:
-        """Return the published and the measured speed as shares of the roofline of the accelerator."""
+    """Return the published and the measured speed as shares of the roofline of the accelerator."""
     published = None if limit is None else _published_share(row, limit)
     here = None if result is None else result.figures.roofline_share
     return " / ".join(
@@ -302,7 +303,7 @@ def _shares(row: Row, result: Measurement | None, limit: Roofline | None) -> str
 
 
 def _published_share(row: Row, limit: Roofline) -> float | None:
-        """Return the published speed as a share of a roofline. None if the row reports no speed."""
+    """Return the published speed as a share of a roofline. None if the row reports no speed."""
     for figure in row.figures:
         if figure.value is None:
             continue
@@ -332,7 +333,7 @@ def _twin(result: Measurement) -> str:
 
 
 def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str]:
-        """Return the ids of the cases with the best batch, one for each sweep that was run."""
+    """Return the ids of the cases with the best batch, one for each sweep that was run."""
     sweeps: dict[str, list[Measurement]] = {}
     for row in comparison.rows:
         if row.sweep is not None:
@@ -346,9 +347,9 @@ def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str
 def best_batch(results: Sequence[Measurement]) -> Measurement | None:
     """Return the fastest case (tokens/s) whose allocator never had to retry. None if there is no such case.
 
-    If the allocator has to free its cache to serve a request, the step is slow and the next larger batch fails.
-    If speeds are equal, the smallest batch is best. A case is never best if it failed, was unhealthy, or does not
-    count retries (on a CPU). Raises `CaseError` if the cases differ in more than `micro_batch`.
+    If the allocator has to free its cache to serve a request, the step is slow and the next larger batch
+    fails. If speeds are equal, the smallest batch is best. A case is never best if it failed, was unhealthy,
+    or does not count retries (on a CPU). Raises `CaseError` if the cases differ in more than `micro_batch`.
     """
     others = {result.runs[0].case.replace(micro_batch=1).id for result in results if result.runs}
     if len(others) > 1:
@@ -397,10 +398,12 @@ def show(table: ComparisonTable) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-        """Print the named comparisons (default: all) with the newest result of each of their cases."""
+    """Print the named comparisons (default: all) with the newest result of each of their cases."""
     parser = argparse.ArgumentParser(prog="python -m bench_cases.published", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="name of a comparison (default: all)")
-    parser.add_argument("--results", nargs="+", type=Path, help="results.json files (default: all files in the store)")
+    parser.add_argument(
+        "--results", nargs="+", type=Path, help="results.json files (default: all files in the store)"
+    )
     parser.add_argument("--store", type=Path, default=STORE, help="directory of the local store")
     parser.add_argument("--markdown", action="store_true", help="write Markdown")
     given = parser.parse_args(arguments)

@@ -41,11 +41,12 @@ LARGE = SMALL.replace(
 SMALL_LORA = {**ADAPTERS, "max_warmup_steps": 150, "steps": 300}
 LARGE_LORA = {**ADAPTERS, "max_warmup_steps": 60, "steps": 120}
 FP32 = {"precision": "fp32", "max_warmup_steps": 20, "steps": 50}  # 0.7 s each; 2.5 s on an A100
-# Quantised weights are stored packed, in the dtype of the other weights. A wrapper that shards must not cast them.
+# Quantised weights are stored packed, in the dtype of the other weights. A wrapper that shards must not cast
+# them.
 QLORA = LARGE.replace(precision="bf16", **LARGE_LORA, quantization="4bit")
 
 CASES = [
-        # This model fits on one GPU. Each option is compared with the first case.
+    # This model fits on one GPU. Each option is compared with the first case.
     SMALL,
     SMALL.replace(activation_checkpointing="full"),
     SMALL.replace(activation_checkpointing="selective-op"),
@@ -56,7 +57,7 @@ CASES = [
     SMALL.replace(**SMALL_LORA),
     SMALL.replace(**SMALL_LORA, quantization="8bit"),
     SMALL.replace(**SMALL_LORA, quantization="4bit"),
-        # This model must be sharded if all of its weights are trained.
+    # This model must be sharded if all of its weights are trained.
     LARGE,
     LARGE.replace(activation_checkpointing="full"),
     LARGE.replace(attention="flash_attention_2"),
@@ -69,7 +70,7 @@ CASES = [
     LARGE.replace(precision="bf16", **LARGE_LORA),
     QLORA,
     QLORA.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
-        # With quantised weights, this model fits on one GPU.
+    # With quantised weights, this model fits on one GPU.
     QLORA.replace(framework=DDP(), precision="bf16-mixed"),
 ]
 
@@ -86,7 +87,7 @@ ON_ONE_H200 = [
     ONE_H200.replace(**SMALL_LORA),
     ONE_H200.replace(**SMALL_LORA, quantization="8bit"),
     ONE_H200.replace(**SMALL_LORA, quantization="4bit"),
-        # Everything in 16 bits takes 8 bytes per parameter, 64 GB in total. bf16-mixed would take 16 bytes per
+    # Everything in 16 bits takes 8 bytes per parameter, 64 GB in total. bf16-mixed would take 16 bytes per
     # parameter and leave no room for activations.
     LARGE_ON_ONE_H200.replace(activation_checkpointing="full"),
     LARGE_ON_ONE_H200.replace(**SMALL_LORA),

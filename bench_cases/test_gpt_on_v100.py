@@ -7,8 +7,8 @@ milliseconds per iteration on one machine, by batch size per GPU:
     1.4 B, activation checkpointing          8: 1024   16: 1097   32: 1575   64: 2748, 2700 with prefetching
     2.9 B, activation checkpointing          8: 2054   16: 2098 (best)   32: 3844
 
-On more machines, with a batch of 16: 4.4 B on 8 GPUs 15,717, 8.4 B on 16 GPUs 39,228. (In that series, 2.9 B on
-4 GPUs took 12,772, but 2098 in the series above.) minGPT computes attention without a fused kernel.
+On more machines, with a batch of 16: 4.4 B on 8 GPUs 15,717, 8.4 B on 16 GPUs 39,228. (In that series, 2.9 B
+on 4 GPUs took 12,772, but 2098 in the series above.) minGPT computes attention without a fused kernel.
 "Prefetching" is BACKWARD_PRE, which is now torch's default. The other rows did not use it.
 """
 
@@ -35,7 +35,7 @@ XXL = CHECKPOINTED.replace(model="gpt2-xxl", timeout_s=1800)  # up to 13 s per s
 MORE_MACHINES = CHECKPOINTED.replace(
     micro_batch=16,
     may_run_out_of_memory=False,
-        max_warmup_steps=5,  # 16 to 39 s each
+    max_warmup_steps=5,  # 16 to 39 s each
     steps=20,
     timeout_s=1800,
 )

@@ -18,7 +18,7 @@ ONE_GPU = Case(
     topology=Topology(processes_per_node=1),
     hardware=("a100-80gb", "h100", "h200"),
     learning_rate=3e-4,
-        max_warmup_steps=60,  # 0.2 s each
+    max_warmup_steps=60,  # 0.2 s each
     steps=120,
 )
 ONE_NODE = ONE_GPU.replace(
@@ -26,7 +26,7 @@ ONE_NODE = ONE_GPU.replace(
     micro_batch=1,
     activation_checkpointing="full",
     topology=Topology(processes_per_node=8),
-        max_warmup_steps=20,  # 0.7 s each
+    max_warmup_steps=20,  # 0.7 s each
     steps=50,
 )
 # The published number is in published.json: `python -m bench_cases.published accelerate-float8`.

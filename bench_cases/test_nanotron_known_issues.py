@@ -24,7 +24,7 @@ ACCUMULATION = Case(
     topology=Topology(nodes=2, processes_per_node=8),
     hardware=("h100", "h200"),
     learning_rate=3e-4,
-        max_warmup_steps=40,  # 0.3 s each
+    max_warmup_steps=40,  # 0.3 s each
     steps=80,
     known_issue=KnownIssue(url=f"{ISSUES}/209", failure="timeout"),
 )
@@ -33,15 +33,16 @@ ONE_NODE = ACCUMULATION.replace(
     topology=Topology(processes_per_node=8),
     known_issue=None,
 )
-# A small model, because the checkpoint with optimizer state takes 14 bytes per parameter (17 GB for this model).
+# A small model, because the checkpoint with optimizer state takes 14 bytes per parameter (17 GB for this
+# model).
 RESUME = ACCUMULATION.replace(
     model="llama-3.2-1b",
     framework=Nanotron(dp=2, tp=4, pp=2, resume=True, **HOW),
     micro_batch=4,
     gradient_accumulation=1,
-        max_warmup_steps=160,  # 0.1 s each
+    max_warmup_steps=160,  # 0.1 s each
     steps=320,
-        timeout_s=1800,  # a slow disk is not a known issue
+    timeout_s=1800,  # a slow disk is not a known issue
     known_issue=KnownIssue(url=f"{ISSUES}/221", failure="crash"),
 )
 RESUME_ON_ONE_NODE = RESUME.replace(

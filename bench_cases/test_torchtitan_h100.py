@@ -13,7 +13,7 @@ ASYNC_TP = "--compile.enable_async_tensor_parallel"
 
 
 def llama(size, nodes, batch, *overrides):
-        """Return a case with a model of the given size. 8B recomputes selectively, the others recompute each block."""
+    """Return a case of the given size. 8B recomputes selectively, the others recompute each block."""
     options = (f"--training.local_batch_size={batch}", *overrides)
     config = f"llama3_{size}_whole_loss"
     return Case(
@@ -32,8 +32,8 @@ def llama(size, nodes, batch, *overrides):
     )
 
 
-# Compiled tensor parallelism was tried only on two CPU ranks, where torch 2.13 failed: its AOTAutograd tries to save
-# a DeviceMesh as a tensor.
+# Compiled tensor parallelism was tried only on two CPU ranks, where torch 2.13 failed: its AOTAutograd tries
+# to save a DeviceMesh as a tensor.
 CASES = [
     *(llama("8b", nodes, 2) for nodes in (1, 16)),
     *(llama("8b", nodes, 2, COMPILE) for nodes in (1, 16)),
