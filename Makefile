@@ -1,5 +1,5 @@
 # `make bench` measures, `make test` tests; both install what they need into .venv first.
-# What the jobs in .github/workflows run stands here, so that it can be run and tested anywhere.
+# The jobs in .github/workflows run these targets, so the jobs can be run and tested anywhere.
 PYTHON ?= python3
 ARGS ?=
 HARDWARE ?= cpu
@@ -12,7 +12,7 @@ DRY_CI = (accelerate-ddp or accelerate-fsdp1 or ddp-gpt2 or fsdp-shard_grad_op) 
 	or llama-3.1-8b and (trainer and ac_full or nanotron-dp4-tp4 and b4-bf16 and 4x4 or fsdp2-no_reshard) \
 	or llama-3.2-1b and ddp and 1x8 and (lora and not 4bit and not 8bit or selective-op) \
 	or llama-3-8b and every-2 and (fsdp2 or torchtitan)
-# compileall: once for the thousands of processes that import it
+# Compile perfsuite once, for the thousands of processes that import it.
 TESTS = .venv/bin/python -m compileall -q perfsuite && .venv/bin/pytest tests --numprocesses=3 --dist=worksteal
 AS_USERS_DO = --start-smoke-tests-as-users-do
 export BASE HARDWARE OUT TAG
@@ -20,36 +20,36 @@ export BASE HARDWARE OUT TAG
 .PHONY: bench damaged dry dry-ci comparisons quick unit smoke test test-all versions test-lowest test-newest check docs dist mutants selftest gpu-day \
 	format figures hindsight releases history-figures samples pictures browser slurm podman clean night site compare compare-dry
 
-# Two launches show no slowdown, so times cannot fail it: on a laptop these are noisy. Counts can.
-bench: .venv/installed  ## measure a tiny model by every framework, compare with the last time (five minutes)
+# Two launches cannot show a slowdown, so only counts can fail it: on a laptop, times are too noisy.
+bench: .venv/installed  ## measure a tiny model with every framework, compare with the last run (five minutes)
 	.venv/bin/pytest bench_cases/test_cpu.py --perf-record-launches=2 --perf-max-launches=2 --perf-wait-quiet=0 \
 		--perf-budget=5min $(ARGS)
 
-comparisons: .venv/installed  ## the tiny twins of the published comparisons, one launch each, and their tables
+comparisons: .venv/installed  ## launch the tiny twins of the published comparisons once each, and print the tables
 	rm -rf .perfsuite/comparisons
 	.venv/bin/pytest bench_cases -m cpu --ignore bench_cases/test_cpu.py --perf-record-launches=1 \
 		--perf-store=.perfsuite/comparisons $(ARGS); status=$$?; \
 	.venv/bin/python -m bench_cases.published --store .perfsuite/comparisons && exit $$status
 
-quick: .venv/installed  ## the unit tests of the rooms that differ from BASE (main), and of those above
+quick: .venv/installed  ## unit tests of the folders that differ from BASE (main), and of the folders that import them
 	tests=$$(.venv/bin/python -m tests.changed $(BASE)) && { [ -z "$$tests" ] || \
 		.venv/bin/pytest $$tests -m unit --numprocesses=3 $(ARGS) || [ $$? -eq 5 ]; }
 
-unit: .venv/installed  ## all tests that start no process (five minutes on two cores)
+unit: .venv/installed  ## all unit tests, which start no process (five minutes on two cores)
 	$(TESTS) -m unit $(ARGS)
 
-smoke: .venv/installed  ## a launch of each framework, and the main paths
+smoke: .venv/installed  ## one launch of each framework, and the main paths
 	$(TESTS) -m smoke $(AS_USERS_DO) $(ARGS)
 
-test: .venv/installed  ## lint, types, the documentation, and all tests but those marked nightly
+test: .venv/installed  ## lint, types, documentation, and every test except those marked nightly
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) -m "not nightly" $(ARGS)
 
-test-all: .venv/installed  ## those, too, as CI on GitHub does
+test-all: .venv/installed  ## the same with the nightly tests, as CI on GitHub runs it
 	$(MAKE) --jobs=2 --output-sync check docs
 	$(TESTS) $(AS_USERS_DO) $(ARGS)
 
-versions:  ## the tests on the lowest torch that pyproject.toml names, and on the newest: 8 GB, half an hour each
+versions:  ## the tests with the lowest torch that pyproject.toml allows, and with the newest (8 GB, half an hour each)
 	$(MAKE) test-lowest PYTHON=python3.11
 	$(MAKE) test-newest PYTHON=python3.13
 
@@ -61,12 +61,12 @@ check: .venv/installed
 	.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	.venv/bin/zizmor --offline --persona pedantic .github
 
-docs: .venv/installed  ## the documentation with a live report and history in build/docs; warnings are errors
+docs: .venv/installed  ## the documentation in build/docs, with an example report and history by the current code; warnings are errors
 	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs build/docs
 	[ ! -e tests/sample_reports.py ] || .venv/bin/python -m tests.sample_reports build/docs
 	[ ! -e tests/features/history/live.py ] || .venv/bin/python -m tests.features.history.live build/docs
 
-dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; without TAG whatever the version is
+dist: .venv-dist/installed  ## TAG=v0.1.0: build and check sdist and wheel in dist/; without TAG, any version is allowed
 	rm -rf dist
 	.venv-dist/bin/python -m build
 	.venv-dist/bin/twine check --strict dist/*
@@ -77,67 +77,67 @@ dist: .venv-dist/installed  ## TAG=v0.1.0: sdist and wheel in dist/, checked; wi
 test-lowest test-newest: test-%: .venv-%/installed
 	.venv-$*/bin/pytest tests --numprocesses=3 -m "not simulation and not browser" $(AS_USERS_DO) $(ARGS)
 
-mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token at a time, and list what no unit test notices
+mutants: .venv/installed  ## SAMPLE=90 SEED=1: change one token of the code at a time, and list the changes that no unit test notices
 	nice -n 10 .venv/bin/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
-dry: .venv/installed  ## every case that is not for a CPU, at its full size without its hardware (an hour)
+dry: .venv/installed  ## dry runs of all cases that are not for a CPU (an hour)
 	.venv/bin/pytest bench_cases --perf-dry -m "not cpu" --numprocesses=2 --benchmark-disable $(ARGS)
 
-dry-ci:  ## some of them that cover every framework, judged by the reviewed counts (minutes)
+dry-ci:  ## dry runs of some cases that cover every framework, judged against the reviewed counts (minutes)
 	$(MAKE) dry ARGS='-k "$(DRY_CI)" --perf-missing-baseline=fail $(ARGS)'
 
-selftest: .venv/installed  ## inject every fault into real training, and see each caught (some minutes)
+selftest: .venv/installed  ## inject every fault into real training, and check that each is caught (a few minutes)
 	.venv/bin/perfsuite selftest
 
-gpu-day: .venv/installed  ## OUT=out: what only a GPU can show, in four parts (40 minutes; docs/develop/gpu-day.md)
+gpu-day: .venv/installed  ## OUT=out: checks that need a GPU, in four parts (40 minutes; docs/develop/gpu-day.md)
 	for part in 1 2 3 4; do tests/gpu/day.sh $$part "$$OUT"; done
 
-figures: .venv/installed  ## what perfsuite itself costs
+figures: .venv/installed  ## the costs of perfsuite itself
 	.venv/bin/python -m tests.benchmarks.collection
 	.venv/bin/python -m tests.benchmarks.overhead
 	.venv/bin/python -m tests.benchmarks.report
 
-damaged: .venv/installed  ## COUNT=2000 SEED=0: damaged files and commands; no traceback, hang or wrong green (a quarter of an hour)
+damaged: .venv/installed  ## COUNT=2000 SEED=0: check that damaged files and commands cause no traceback, hang or false green (15 minutes)
 	.venv/bin/python -m tests.benchmarks.damaged $(or $(COUNT),2000) 300 $(SEED)
 
-hindsight: .venv/installed  ## PAIR=accelerate-3762: releases with a known regression, and unchanged ones (an hour)
+hindsight: .venv/installed  ## PAIR=accelerate-3762: compare releases with a known regression, and unchanged releases (an hour)
 	.venv/bin/python -m tests.benchmarks.hindsight $(PAIR) $(ARGS)
 
-releases: release-accelerate release-transformers release-peft release-lightning release-torch release-trl  ## docs/releases (hours)
+releases: release-accelerate release-transformers release-peft release-lightning release-torch release-trl  ## rewrite docs/releases (hours)
 
 release-accelerate: WHAT = --from 1.10.0 -k "(accelerate or trainer) and not lora"
 release-transformers: WHAT = --from 5.0.0 --minors -k "llama_train or trainer"
 release-peft: WHAT = --from 0.18.0 -k "peft or lora"
 release-lightning: WHAT = --from 2.5.0 -k "lightning or fabric"
-# On CPUs, where torch's builds for CUDA are run, accelerate does no FSDP: without the script that needs it.
+# The releases of torch run on CPUs, where accelerate does not use FSDP, so leave out the script that needs FSDP.
 release-torch: WHAT = --from 2.11.0 --minors -k "(accelerate or fabric or llama_train or trainer) and not accumulate"
 release-trl: WHAT = --from 1.4.0 --minors -k trl
-release-%: .venv/installed  # the lock is its own, as no machine must be quiet
+release-%: .venv/installed  # it has its own lock, because the machine need not be quiet
 	PERFSUITE_LOCK=$(CURDIR)/.perfsuite/releases.lock .venv/bin/perfsuite releases $* $(WHAT) \
 		--cases tests/benchmarks/hindsight/cases.py > docs/releases/$*.new || [ $$? -eq 3 ]
 	.venv/bin/python -m tests.benchmarks.hindsight.release_page $* < docs/releases/$*.new > docs/releases/$*.md
 	rm docs/releases/$*.new
 
-samples: .venv/installed  ## the samples of reports on the pages, and the pages of commands and options, by today's code
+samples: .venv/installed  ## rewrite the sample reports on the pages, and the pages of commands and options, with the current code
 	.venv/bin/python -m tests.sample_reports
 
-pictures: samples  ## docs/images/ by today's code; those of pages need a browser (a minute; 5 if the engine has changed)
+pictures: samples  ## redraw docs/images/ with the current code; pictures of pages need a browser (a minute; 5 if the engine has changed)
 	.venv/bin/python -m tests.pictures
 
-browser:  ## Chromium and the scripts of asv's pages for the tests and pictures that need them; as root, or installed before
+browser:  ## install Chromium and the scripts of asv's pages, for the tests and pictures that need them (as root)
 	command -v chromedriver || { apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends chromium chromium-driver fonts-dejavu-core; }
 	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/features/history/asv
 
-slurm:  ## Slurm for the tests that need one (they run as root); installed only where that takes no password
+slurm:  ## install Slurm for the tests that need it (they run as root), unless that needs a password
 	command -v slurmctld && command -v slurmd && command -v srun && command -v munged && command -v ip || { \
 	  apt-get update -qq && \
 	  apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge iproute2; }
 
-podman:  ## for the test of an image as an arm; installed only where that takes no password
+podman:  ## install podman for the test of an image as an arm, unless that needs a password
 	command -v podman || { apt-get update -qq && apt-get install -qq -y --no-install-recommends podman runc; }
 
-history-figures: .venv/installed  ## what a long history costs, and how soon a drift is found (half an hour)
+history-figures: .venv/installed  ## the costs of a long history, and how soon a drift is found (half an hour)
 	.venv/bin/python -m tests.features.history.figures
 	.venv/bin/python -m tests.features.history.drift
 
@@ -145,10 +145,10 @@ format: .venv/installed
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case of that hardware, report
+night: .venv/installed  ## HARDWARE=h100 OUT=out: doctor, self-test, every case for that hardware, report
 	.venv/bin/perfsuite night --hardware "$$HARDWARE" --out "$$OUT" -- $(ARGS)
 
-site: docs  ## the documentation in build/site, asv pages of the branch perfsuite-history in build/site/history
+site: docs  ## the documentation in build/site, and asv's pages of the branch perfsuite-history in build/site/history
 	rm -rf build/site build/pages
 	cp -r build/docs build/site
 	if git rev-parse --quiet --verify origin/perfsuite-history; then \
@@ -157,7 +157,7 @@ site: docs  ## the documentation in build/site, asv pages of the branch perfsuit
 		cp -r build/pages/html build/site/history; \
 	fi
 
-compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and this one in turn, and compare them
+compare: .venv/installed  ## BASE=main HARDWARE=h100: launch BASE and the current commit in turn, and compare them
 	.venv/bin/perfsuite doctor --quick --expect "$$HARDWARE" || [ $$? -eq 3 ]
 	rm -rf .perfsuite/base
 	git worktree prune
@@ -166,21 +166,21 @@ compare: .venv/installed  ## BASE=main HARDWARE=h100: launch that commit and thi
 	.venv/bin/pytest bench_cases -m "$$HARDWARE" --perf-against="$$BASE .perfsuite/base/.venv/bin/python" \
 		--perf-report "$$OUT" $(ARGS)
 
-compare-dry: .venv/installed  ## BASE=main: what a step does at that commit and at this one, by dry runs (minutes, no GPU)
+compare-dry: .venv/installed  ## BASE=main: compare the work of a step at BASE and at the current commit, with dry runs (minutes, no GPU)
 	.venv/bin/perfsuite compare --dry --against "$$BASE" -k '$(DRY_CI)' --out "$$OUT" $(ARGS)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/deepspeed \
-		deepspeed hjson msgpack  # for its tests alone: accelerate and the Trainer import it where they find it
+		deepspeed hjson msgpack  # only for its own tests: accelerate and the Trainer import it if it is installed
 	touch $@
 
 .venv-lowest/installed: TORCH = torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml).*
 .venv-newest/installed: TORCH = torch
 .venv-%/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-$*
-	grep -Ev '^(torch|setuptools)==' constraints.txt > .venv-$*/constraints.txt  # torch 2.11 wants setuptools < 82
+	grep -Ev '^(torch|setuptools)==' constraints.txt > .venv-$*/constraints.txt  # torch 2.11 needs setuptools < 82
 	.venv-$*/bin/python -m pip install --quiet --constraint .venv-$*/constraints.txt \
 		--editable ".[dev]" "$(TORCH)"
 	touch $@
@@ -190,5 +190,5 @@ compare-dry: .venv/installed  ## BASE=main: what a step does at that commit and 
 	.venv-dist/bin/python -m pip install --quiet --constraint constraints.txt build check-wheel-contents twine
 	touch $@
 
-clean:  ## what can be made again; not .perfsuite, where measurements are
+clean:  ## remove everything that can be rebuilt, but not .perfsuite, which holds measurements
 	rm -rf .venv .venv-lowest .venv-newest .venv-dist .pytest_cache .mypy_cache .ruff_cache build dist

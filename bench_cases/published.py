@@ -2,8 +2,8 @@
 
     python -m bench_cases.published [NAME ...] [--store .perfsuite] [--results FILE ...] [--markdown]
 
-A published figure is a reference with its source. It never decides a verdict, and a figure measured on other
-hardware, or by a tiny twin of the case, never stands in its place.
+A published number is a reference with its source, and never decides a verdict. A number measured on other
+hardware, or with a tiny twin of the case, is never shown in place of the case's own measurement.
 """
 
 from __future__ import annotations
@@ -66,27 +66,28 @@ QUANTITIES: Mapping[QuantityName, Metric] = {
     "peak_memory_bytes": PEAK_MEMORY,
     "reserved_memory_bytes": replace(RESERVED_MEMORY, label="memory"),
     "gpu_utilisation": replace(GPU_UTILISATION, label="GPU usage"),
-    # Time per token over that of the row it is relative to; 1.2 is 20% slower. See `_measured`.
+    # Time per token divided by the time per token of the row `relative_to`; 1.2 is 20% slower. See
+    # `_measured`.
     "relative_time": replace(TOKENS_PER_S, label="relative time"),
-    # The source does not say what the figure is: shown next to tokens/s, without a ratio.
+    # The source does not say what the number means. It is shown next to tokens/s, without a ratio.
     "unstated": replace(TOKENS_PER_S, label="throughput"),
 }
-"""The same figure here for each quantity that a source publishes, with the source's word for it."""
+"""perfsuite's metric for each published quantity, labelled with the source's word for it."""
 _WRITTEN: Mapping[QuantityName, Callable[[float], str]] = {
     "step_s": lambda step_s: f"{1e3 * step_s:,.0f} ms",
     "gpu_utilisation": "{:.1f}%".format,
     "relative_time": "{:.2f}".format,
     "unstated": "{:,.0f} tokens/s".format,
 }
-"""How those are written that sources write otherwise than reports."""
+"""Formats of the quantities that sources write differently from reports."""
 
 
 class PublishedFigure(Data):
-    """One figure of a published table. `value` is in this project's unit, `reported` the text as it stood."""
+    """One number of a published table. `value` is in perfsuite's unit; `reported` is the published text."""
 
     quantity: QuantityName
     value: float | None = None
-    """None if the row reports no number (out of memory), or one of an unstated unit."""
+    """None if the row reports no number (for example out of memory), or a number without a unit."""
     reported: str
 
 
@@ -94,21 +95,21 @@ class Row(Data):
     """One row of a published table, and the cases that measure it."""
 
     settings: tuple[str, ...]
-    """The cells of the published table that say what was run."""
+    """The cells of the published table that describe the run."""
     devices: int = Field(ge=1)
     figures: tuple[PublishedFigure, ...] = Field(min_length=1)
     case: str = ""
     """Id of the case that is this row."""
     no_case: str = ""
-    """Why no case can be this row. A row has either."""
+    """The reason why no case can represent this row. A row has either `case` or `no_case`."""
     twin: str | None = None
-    """Id of the case that takes the same code path with a tiny model on a CPU."""
+    """Id of the case that uses the same code path with a tiny model on a CPU."""
     two_node_twin: str | None = None
-    """Id of the case that does so over two nodes, where the row is of several."""
+    """Id of the same kind of case on two nodes, if the row is about several nodes."""
     relative_to: str | None = None
-    """For `relative_time`: id of the case that it is relative to."""
+    """For `relative_time`: id of the case that is the reference."""
     sweep: str | None = None
-    """Rows of the same sweep differ in the micro-batch alone."""
+    """Name of the sweep. Rows of the same sweep differ only in the micro-batch."""
     note: str | None = None
 
     @model_validator(mode="after")
@@ -119,12 +120,12 @@ class Row(Data):
 
     @property
     def twins(self) -> set[str]:
-        """Ids of the cases that take the same code path on CPUs."""
+        """Return the ids of the cases that use the same code path on CPUs."""
         return {twin for twin in (self.twin, self.two_node_twin) if twin is not None}
 
 
 class Comparison(Data):
-    """A published table: what was measured on what, by whom."""
+    """A published table with its source, hardware and conditions."""
 
     name: str = Field(pattern=r"^[a-z0-9-]+$")
     title: str
@@ -137,11 +138,11 @@ class Comparison(Data):
     """The columns of `Row.settings`."""
     rows: tuple[Row, ...] = Field(min_length=1)
     notes: tuple[str, ...] = ()
-    """Notes that a reader must know to compare fairly."""
+    """Notes that a reader needs for a fair comparison."""
 
     @property
     def quantities(self) -> list[QuantityName]:
-        """Every quantity of the table, the compared one first."""
+        """Return every quantity in the table. The first one is compared."""
         return list(dict.fromkeys(figure.quantity for row in self.rows for figure in row.figures))
 
 
@@ -152,7 +153,7 @@ class PublishedFile(Document):
     comparisons: tuple[Comparison, ...]
 
     def find(self, name: str) -> Comparison:
-        """Return the comparison of that name. Raises `CaseError` naming the known ones."""
+        """Return the comparison with this name. Raises `CaseError` with the known names if there is none."""
         for comparison in self.comparisons:
             if comparison.name == name:
                 return comparison
@@ -164,7 +165,7 @@ class PublishedFile(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonTable:
-    """A published table with what was measured next to it, as text."""
+    """A published table next to our measurements, as text."""
 
     title: str
     source: str
@@ -177,7 +178,7 @@ class ComparisonTable:
 def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
     """Return the newest measurement of each case, by case id.
 
-    Those with an injected fault are left out, and dry runs, which measure nothing.
+    Measurements with an injected fault are left out, and so are dry runs, which measure nothing.
     """
     newest: dict[str, Measurement] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
@@ -188,7 +189,7 @@ def latest(sessions: Sequence[SessionFile]) -> dict[str, Measurement]:
 
 
 def rooflines(sessions: Sequence[SessionFile]) -> dict[str, Roofline]:
-    """Return the newest roofline of each case that was run dry, by case id."""
+    """Return the newest roofline of each case that has a dry run, by case id."""
     newest: dict[str, Roofline] = {}
     for session in sorted(sessions, key=lambda session: session.started_at):
         for result in session.results:
@@ -201,9 +202,9 @@ def rooflines(sessions: Sequence[SessionFile]) -> dict[str, Roofline]:
 def compare(
     comparison: Comparison, results: Mapping[str, Measurement], limits: Mapping[str, Roofline] | None = None
 ) -> ComparisonTable:
-    """Return the published table with the figure measured here next to each.
+    """Return the published table with our measurement next to each published number.
 
-    `results` and `limits`, the rooflines of dry runs, are by case id.
+    `results` has the measurements and `limits` the rooflines of dry runs, by case id.
     """
     limits = limits or {}
     first, *others = comparison.quantities
@@ -263,7 +264,7 @@ def _measured(row: Row, quantity: QuantityName, results: Mapping[str, Measuremen
         return measured
     base = results.get(row.relative_to or row.case)
     if base is None or base.hardware_class != result.hardware_class:
-        return None  # a figure of other hardware never stands in its place
+        return None  # numbers from different hardware are not compared
     base_measured = metric.of(base.figures)
     return metric.cost(measured) / metric.cost(base_measured) if measured and base_measured else None
 
@@ -293,7 +294,7 @@ def _both(row: Row, quantity: QuantityName, results: Mapping[str, Measurement]) 
 
 
 def _shares(row: Row, result: Measurement | None, limit: Roofline | None) -> str:
-    """Return the published and the measured speed as shares of the most that the accelerator can do."""
+    """Return the published and the measured speed as shares of the roofline of the accelerator."""
     published = None if limit is None else _published_share(row, limit)
     here = None if result is None else result.figures.roofline_share
     return " / ".join(
@@ -302,7 +303,7 @@ def _shares(row: Row, result: Measurement | None, limit: Roofline | None) -> str
 
 
 def _published_share(row: Row, limit: Roofline) -> float | None:
-    """The published speed as a share of a roofline; None where the row reports none."""
+    """Return the published speed as a share of a roofline. None if the row reports no speed."""
     for figure in row.figures:
         if figure.value is None:
             continue
@@ -332,7 +333,7 @@ def _twin(result: Measurement) -> str:
 
 
 def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str]:
-    """The case ids of the best batch of each sweep that was run."""
+    """Return the ids of the cases with the best batch, one for each sweep that was run."""
     sweeps: dict[str, list[Measurement]] = {}
     for row in comparison.rows:
         if row.sweep is not None:
@@ -344,11 +345,11 @@ def _best(comparison: Comparison, results: Mapping[str, Measurement]) -> set[str
 
 
 def best_batch(results: Sequence[Measurement]) -> Measurement | None:
-    """Return the case with most tokens/s whose allocator never had to retry. None if there is none.
+    """Return the fastest case (tokens/s) whose allocator never had to retry. None if there is no such case.
 
-    An allocator that has to free its cache to serve a request slows the step, and the next larger batch
-    fails. Of equal speeds the smallest batch is best. A case that failed, was unhealthy, or counts no retries
-    (on a CPU) is never best. Raises `CaseError` if the cases differ in more than `micro_batch`.
+    If the allocator has to free its cache to serve a request, the step is slow and the next larger batch
+    fails. If speeds are equal, the smallest batch is best. A case is never best if it failed, was unhealthy,
+    or does not count retries (on a CPU). Raises `CaseError` if the cases differ in more than `micro_batch`.
     """
     others = {result.runs[0].case.replace(micro_batch=1).id for result in results if result.runs}
     if len(others) > 1:
@@ -397,11 +398,13 @@ def show(table: ComparisonTable) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the comparisons that are named, or all, with the newest result of each of their cases."""
+    """Print the named comparisons (default: all) with the newest result of each of their cases."""
     parser = argparse.ArgumentParser(prog="python -m bench_cases.published", description=main.__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of a comparison (default: all)")
-    parser.add_argument("--results", nargs="+", type=Path, help="results.json (default: all of the store)")
-    parser.add_argument("--store", type=Path, default=STORE, help="local store, where sessions are")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="name of a comparison (default: all)")
+    parser.add_argument(
+        "--results", nargs="+", type=Path, help="results.json files (default: all files in the store)"
+    )
+    parser.add_argument("--store", type=Path, default=STORE, help="directory of the local store")
     parser.add_argument("--markdown", action="store_true", help="write Markdown")
     given = parser.parse_args(arguments)
     try:

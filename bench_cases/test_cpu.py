@@ -1,4 +1,4 @@
-"""A tiny Llama over gloo on two processes, by every framework, on any machine: what `make bench` measures."""
+"""A tiny Llama on two CPU processes with gloo, trained with every framework. `make bench` measures it."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""DDP against FSDP SHARD_GRAD_OP on one node: how much slower is a replicated model where NVLink is fast?
+"""DDP against FSDP SHARD_GRAD_OP on one node with fast NVLink, for a model that fits on one GPU.
 
 After R. Baviskar, "How Data Parallelism & Hardware Affect Speed": GPT-2 large (batch 11) and XL (batch 5) on
-a DGX with 8 x A100-80GB, by `accelerate launch` and here by torch's own wrappers, too. The model fits on one
-GPU either way. The published times are in published.json: `python -m bench_cases.published ddp-vs-fsdp`.
+a DGX with 8 x A100-80GB. The post used `accelerate launch`. The cases also use torch's own wrappers. The
+published times are in published.json: `python -m bench_cases.published ddp-vs-fsdp`.
 """
 
 import pytest
@@ -28,7 +28,7 @@ XL = LARGE.replace(model="gpt2-xl", micro_batch=5)
 LARGE_BY_ACCELERATE = [LARGE.replace(framework=how) for how in BY_ACCELERATE]
 XL_BY_ACCELERATE = [XL.replace(framework=how) for how in BY_ACCELERATE]
 
-# The same code paths on any machine.
+# The same code paths with a tiny model, on any machine.
 TWIN = Case(
     model="gpt2-tiny",
     framework=DDP(),

@@ -1,13 +1,14 @@
-"""What options for efficient training cost and save on one node: memory and tokens/s, one option at a time.
+"""Memory and tokens/s with options for efficient training on one node, one option at a time.
 
 After M. Xia and A. Wettig, "Distributed Training with Model Parallel" (2023): gradient checkpointing "slows
 down by 20%"; mixed precision, flash attention, LoRA and QLoRA save memory; weights, gradients and Adam need
-2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). No figures for the others are published there.
+2 N + 2 N + 12 N bytes (`tests/bench_cases/test_published.py`). They publish no numbers for other options.
 
     python -m bench_cases.published efficient-finetuning
 
-Clocks and temperature of a GPU settle in seconds: on an H100 each case warms up for some 10 s and is measured
-for 20 s or more, by the step times that its FLOPs let expect. What fits on one H200 is measured there, too.
+The clocks and the temperature of a GPU need several seconds to settle. So on an H100, each case warms up for
+about 10 s and is measured for at least 20 s, with step times estimated from the case's FLOPs. Cases that fit
+on one H200 are also measured there.
 """
 
 import pytest
@@ -26,25 +27,26 @@ SMALL = Case(
     topology=Topology(processes_per_node=8),
     hardware=("a100-80gb", "h100"),
     learning_rate=3e-4,
-    max_warmup_steps=100,  # of 0.1 s
+    max_warmup_steps=100,  # 0.1 s each
     steps=200,
 )
 LARGE = SMALL.replace(
     model="llama-3.1-8b",
     framework=FSDP2(),
     micro_batch=1,
-    max_warmup_steps=40,  # of 0.3 s
+    max_warmup_steps=40,  # 0.3 s each
     steps=80,
 )
-# With the weights frozen a step is a third shorter.
+# With frozen weights, a step takes a third less time.
 SMALL_LORA = {**ADAPTERS, "max_warmup_steps": 150, "steps": 300}
 LARGE_LORA = {**ADAPTERS, "max_warmup_steps": 60, "steps": 120}
-FP32 = {"precision": "fp32", "max_warmup_steps": 20, "steps": 50}  # of 0.7 s, 2.5 s on an A100
-# Quantised weights are packed in the dtype of the others, which a wrapper that shards must not cast.
+FP32 = {"precision": "fp32", "max_warmup_steps": 20, "steps": 50}  # 0.7 s each; 2.5 s on an A100
+# Quantised weights are stored packed, in the dtype of the other weights. A wrapper that shards must not cast
+# them.
 QLORA = LARGE.replace(precision="bf16", **LARGE_LORA, quantization="4bit")
 
 CASES = [
-    # Fits on one GPU: each option against the first.
+    # This model fits on one GPU. Each option is compared with the first case.
     SMALL,
     SMALL.replace(activation_checkpointing="full"),
     SMALL.replace(activation_checkpointing="selective-op"),
@@ -55,7 +57,7 @@ CASES = [
     SMALL.replace(**SMALL_LORA),
     SMALL.replace(**SMALL_LORA, quantization="8bit"),
     SMALL.replace(**SMALL_LORA, quantization="4bit"),
-    # Must be sharded to be trained in full.
+    # This model must be sharded if all of its weights are trained.
     LARGE,
     LARGE.replace(activation_checkpointing="full"),
     LARGE.replace(attention="flash_attention_2"),
@@ -68,7 +70,7 @@ CASES = [
     LARGE.replace(precision="bf16", **LARGE_LORA),
     QLORA,
     QLORA.replace(framework=FSDP(sharding_strategy="FULL_SHARD")),
-    # Whole on one GPU where it is quantised.
+    # With quantised weights, this model fits on one GPU.
     QLORA.replace(framework=DDP(), precision="bf16-mixed"),
 ]
 
@@ -85,13 +87,14 @@ ON_ONE_H200 = [
     ONE_H200.replace(**SMALL_LORA),
     ONE_H200.replace(**SMALL_LORA, quantization="8bit"),
     ONE_H200.replace(**SMALL_LORA, quantization="4bit"),
-    # All in 16 bits: 8 bytes a parameter, 64 GB. The 16 of bf16-mixed would leave no room for activations.
+    # Everything in 16 bits takes 8 bytes per parameter, 64 GB in total. bf16-mixed would take 16 bytes per
+    # parameter and leave no room for activations.
     LARGE_ON_ONE_H200.replace(activation_checkpointing="full"),
     LARGE_ON_ONE_H200.replace(**SMALL_LORA),
     LARGE_ON_ONE_H200.replace(framework=DDP(), **LARGE_LORA, quantization="4bit"),
 ]
 
-# The same code paths on any machine.
+# The same code paths with a tiny model, on any machine.
 TWIN = Case(
     model="llama-tiny",
     framework=DDP(),

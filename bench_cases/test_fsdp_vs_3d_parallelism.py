@@ -1,6 +1,6 @@
-"""FSDP against 3-D parallelism: Llama-3.1-8B by accelerate and by nanotron, and LightOn's Mamba by both.
+"""FSDP against 3-D parallelism: Llama-3.1-8B with accelerate and nanotron, and LightOn's Mamba with FSDP.
 
-The figures as published, with their sources, are in published.json:
+The published numbers and their sources are in published.json:
 
     python -m bench_cases.published fsdp-vs-3d-parallelism
     python -m bench_cases.published lighton-mamba
@@ -14,8 +14,8 @@ from perfsuite import FSDP, Accelerate, Case, Nanotron, Topology
 
 CONFIGS = Path(__file__).parent / "configs"
 
-# Four H100 a node, four examples a GPU. The blog does not say whether blocks were recomputed; LLaMA Factory
-# does so unless told otherwise, nanotron does not.
+# Four H100s per node, four examples per GPU. The blog does not say whether blocks were recomputed. By
+# default, LLaMA Factory recomputes blocks and nanotron does not.
 FSDP_16 = Case(
     model="llama-3.1-8b",
     framework=Accelerate(config=CONFIGS / "fsdp_4_nodes.yaml"),
@@ -28,11 +28,12 @@ FSDP_16 = Case(
     learning_rate=3e-4,
 )
 
-# Four examples a GPU are a micro-batch of four for each replica: with the published accumulation, which is
-# the number of its ranks, a step is as large as under FSDP (128 sequences on 32 GPUs: dp 8 x 4 x 4). The blog
-# says neither how tensor parallel ranks communicate nor whether sequences were full. These cases take
-# nanotron's default, ALL_REDUCE, and full sequences. By a dry run with torch's attention, as where flash_attn
-# is missing, each of the 32 GPUs holds 56.4 GiB of live tensors, on a card of 80 GB.
+# "Four examples per GPU" is taken as a micro-batch of four for each replica. The published number of
+# accumulated micro-batches is the number of ranks in a replica, so a step is as large as under FSDP (128
+# sequences on 32 GPUs: dp 8 x 4 x 4). The blog does not say how tensor parallel ranks communicate, or whether
+# sequences were full. These cases use nanotron's default, ALL_REDUCE, and full sequences. In a dry run with
+# torch's attention, which nanotron uses if flash_attn is missing, each of the 32 GPUs of 80 GB holds 56.4 GiB
+# of live tensors.
 THREE_D_16 = FSDP_16.replace(
     framework=Nanotron(dp=4, tp=4, pp=1), precision="bf16", activation_checkpointing="none"
 )
@@ -70,7 +71,7 @@ LIGHTON = [
     ),
 ]
 
-# The same code paths on any machine.
+# The same code paths with a tiny model, on any machine.
 TWIN = Case(
     model="llama-tiny",
     framework=Accelerate(config=CONFIGS / "fsdp_cpu.yaml"),

@@ -1,4 +1,4 @@
-"""How large a batch, and how large a GPT, on V100s of 16 GB: Lightning FSDP on 1, 2 and 4 machines of 4 GPUs.
+"""The largest batch, and the largest GPT, on V100s of 16 GB: Lightning FSDP on 1, 2 and 4 machines of 4 GPUs.
 
 After Lightning's "Efficient Training of Large Language Models" (minGPT, mixed precision, 128 tokens). Its
 milliseconds per iteration on one machine, by batch size per GPU:
@@ -7,9 +7,9 @@ milliseconds per iteration on one machine, by batch size per GPU:
     1.4 B, activation checkpointing          8: 1024   16: 1097   32: 1575   64: 2748, 2700 with prefetching
     2.9 B, activation checkpointing          8: 2054   16: 2098 (best)   32: 3844
 
-On more machines, with a batch of 16: 4.4 B on 8 GPUs 15,717, 8.4 B on 16 GPUs 39,228. (2.9 B on 4 GPUs took
-12,772 in that series, 2098 above.) minGPT computes attention without a fused kernel. "Prefetching" is
-BACKWARD_PRE, today's default in torch, which the other rows did without.
+On more machines, with a batch of 16: 4.4 B on 8 GPUs 15,717, 8.4 B on 16 GPUs 39,228. (In that series, 2.9 B
+on 4 GPUs took 12,772, but 2098 in the series above.) minGPT computes attention without a fused kernel.
+"Prefetching" is BACKWARD_PRE, which is now torch's default. The other rows did not use it.
 """
 
 import pytest
@@ -29,17 +29,18 @@ XL = Case(
     may_run_out_of_memory=True,
 )
 CHECKPOINTED = XL.replace(activation_checkpointing="full")
-XXL = CHECKPOINTED.replace(model="gpt2-xxl", timeout_s=1800)  # up to 13 s a step
-# No sweep. In fp32 neither fits on one such GPU, where FSDP1 wants it whole at first (docs/limits.md).
+XXL = CHECKPOINTED.replace(model="gpt2-xxl", timeout_s=1800)  # up to 13 s per step
+# Not a sweep. Neither model fits on one such GPU in fp32, but FSDP1 initialises the whole model on each rank
+# (docs/limits.md).
 MORE_MACHINES = CHECKPOINTED.replace(
     micro_batch=16,
     may_run_out_of_memory=False,
-    max_warmup_steps=5,  # of 16 to 39 s
+    max_warmup_steps=5,  # 16 to 39 s each
     steps=20,
     timeout_s=1800,
 )
 
-# The same kinds of rows on any machine; Fabric's FSDP1 runs on GPUs only, FSDP2 stands in for it.
+# The same kinds of rows on any machine. Fabric's FSDP1 runs only on GPUs, so these cases use FSDP2.
 TWIN = Case(
     model="gpt2-tiny",
     framework=Lightning(strategy="fsdp2"),

@@ -1,7 +1,8 @@
-"""Llama on current GPUs: one GPU, one node of eight under each strategy and library, two and eight nodes.
+"""Llama on current GPUs: one GPU, one node of eight with each strategy and library, two and eight nodes.
 
-Clocks and temperature of a GPU settle in seconds, not in steps: on an H100 each case warms up for some 10 s
-and is measured for 20 s or more, by the step times that its FLOPs let expect.
+The clocks and the temperature of a GPU need several seconds to settle, whatever the number of steps. So on an
+H100, each case warms up for about 10 s and is measured for at least 20 s, with step times estimated from the
+case's FLOPs.
 """
 
 import pytest
@@ -17,7 +18,7 @@ ONE_GPU = Case(
     topology=Topology(processes_per_node=1),
     hardware=("a100-80gb", "h100", "h200"),
     learning_rate=3e-4,
-    max_warmup_steps=60,  # of 0.2 s
+    max_warmup_steps=60,  # 0.2 s each
     steps=120,
 )
 ONE_NODE = ONE_GPU.replace(
@@ -25,10 +26,10 @@ ONE_NODE = ONE_GPU.replace(
     micro_batch=1,
     activation_checkpointing="full",
     topology=Topology(processes_per_node=8),
-    max_warmup_steps=20,  # of 0.7 s
+    max_warmup_steps=20,  # 0.7 s each
     steps=50,
 )
-# The figure as published is in published.json: `python -m bench_cases.published accelerate-float8`.
+# The published number is in published.json: `python -m bench_cases.published accelerate-float8`.
 PUBLISHED = ONE_NODE.replace(
     framework=Accelerate(strategy="fsdp2"),
     sequence_length=8192,

@@ -1,10 +1,10 @@
-"""nanotron's known issues with pipelines: the report says of each whether it is still there or gone.
+"""nanotron's known issues with pipelines. The report says for each issue whether it is still there or gone.
 
 209, "multi-machine pp hang": with gradient accumulation, a pipeline over two machines hangs (reported with
 Llama-3-8B, DP 2 x TP 4 x PP 2 on 16 H800). 221: resuming from a checkpoint fails if PP > 1.
 
-Beside each, the same on one node; and on a CPU, where pipeline sends do not wait
-(`perfsuite.frameworks.nanotron.compat`) and both are expected to run, so that those are cases like any other.
+Each issue also has a case on one node and a case on a CPU. On a CPU, pipeline sends do not wait
+(`perfsuite.frameworks.nanotron.compat`), so the CPU cases are expected to run and declare no known issue.
 """
 
 import pytest
@@ -24,7 +24,7 @@ ACCUMULATION = Case(
     topology=Topology(nodes=2, processes_per_node=8),
     hardware=("h100", "h200"),
     learning_rate=3e-4,
-    max_warmup_steps=40,  # of 0.3 s
+    max_warmup_steps=40,  # 0.3 s each
     steps=80,
     known_issue=KnownIssue(url=f"{ISSUES}/209", failure="timeout"),
 )
@@ -33,15 +33,16 @@ ONE_NODE = ACCUMULATION.replace(
     topology=Topology(processes_per_node=8),
     known_issue=None,
 )
-# A small model: with its optimizer the checkpoint has 14 bytes for each parameter, 17 GB.
+# A small model, because the checkpoint with optimizer state takes 14 bytes per parameter (17 GB for this
+# model).
 RESUME = ACCUMULATION.replace(
     model="llama-3.2-1b",
     framework=Nanotron(dp=2, tp=4, pp=2, resume=True, **HOW),
     micro_batch=4,
     gradient_accumulation=1,
-    max_warmup_steps=160,  # of 0.1 s
+    max_warmup_steps=160,  # 0.1 s each
     steps=320,
-    timeout_s=1800,  # a slow disk is no known issue
+    timeout_s=1800,  # a slow disk is not a known issue
     known_issue=KnownIssue(url=f"{ISSUES}/221", failure="crash"),
 )
 RESUME_ON_ONE_NODE = RESUME.replace(
@@ -49,7 +50,7 @@ RESUME_ON_ONE_NODE = RESUME.replace(
     topology=Topology(processes_per_node=8),
 )
 
-# As in nanotron's own example the head is tied to the embedding, which lie on different stages.
+# As in nanotron's own example, the head is tied to the embedding, and the two are on different stages.
 TIED = Model(name="llama-tiny-tied", config={**MODELS["llama-tiny"].config, "tie_word_embeddings": True})
 TWIN = Case(
     model=TIED,

@@ -1,6 +1,6 @@
-"""torchtitan's Llama 2 and 3 on 64 A100, by torchtitan itself and by our own FSDP2.
+"""torchtitan's Llama 2 and 3 on 64 A100s, trained with torchtitan itself and with perfsuite's FSDP2.
 
-The figures as published are in published.json: `python -m bench_cases.published torchtitan-llama`.
+The published numbers are in published.json: `python -m bench_cases.published torchtitan-llama`.
 """
 
 import pytest
@@ -18,7 +18,7 @@ LLAMA_3_8B = Case(
     hardware="a100-80gb",
     learning_rate=3e-4,
 )
-# By the published tokens/s a step takes 12 to 25 s.
+# At the published tokens/s, a step takes 12 to 25 s.
 SIZE_70B = {"learning_rate": 1e-4, "max_warmup_steps": 5, "steps": 20, "timeout_s": 3600}
 LLAMA_2_13B = LLAMA_3_8B.replace(model="llama-2-13b", sequence_length=4096, micro_batch=2)
 
@@ -36,8 +36,9 @@ PUBLISHED = [
 ]
 OURS = [case.replace(framework=FSDP2()) for case in PUBLISHED]
 
-# 2-D at the global batch of 1-D: 8 data-parallel ranks of 8 sequences instead of 64 of one.
-# Ours gathers the logits of its sequences on each rank, so that it takes them one by one.
+# 2-D with the same global batch as 1-D: 8 data-parallel ranks with 8 sequences each, instead of 64 with one
+# each. perfsuite's FSDP2 gathers the logits of all its sequences on each rank, so it takes the sequences one
+# by one.
 TWO_D = [
     how
     for case in (PUBLISHED[1], PUBLISHED[2])
@@ -47,7 +48,7 @@ TWO_D = [
     )
 ]
 
-# The same code paths on any machine.
+# The same code paths with a tiny model, on any machine.
 TWIN = Case(
     model="llama-tiny",
     framework=TorchTitan(),

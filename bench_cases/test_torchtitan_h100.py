@@ -1,6 +1,6 @@
-"""torchtitan's Llama 3.1 of 8B, 70B and 405B on H100, by FSDP and by FSDP x TP 8, compiled or not.
+"""torchtitan's Llama 3.1 with 8B, 70B and 405B on H100s, with FSDP and with FSDP x TP 8, compiled or not.
 
-The figures as published are in published.json: `python -m bench_cases.published torchtitan-h100`.
+The published numbers are in published.json: `python -m bench_cases.published torchtitan-h100`.
 """
 
 import pytest
@@ -13,7 +13,7 @@ ASYNC_TP = "--compile.enable_async_tensor_parallel"
 
 
 def llama(size, nodes, batch, *overrides):
-    """A case of that size; the 8B recomputes selectively, the others recompute each block."""
+    """Return a case of the given size. 8B recomputes selectively, the others recompute each block."""
     options = (f"--training.local_batch_size={batch}", *overrides)
     config = f"llama3_{size}_whole_loss"
     return Case(
@@ -32,7 +32,7 @@ def llama(size, nodes, batch, *overrides):
     )
 
 
-# Compiled tensor parallelism was tried on two CPU ranks alone, where torch 2.13 failed: its AOTAutograd wants
+# Compiled tensor parallelism was tried only on two CPU ranks, where torch 2.13 failed: its AOTAutograd tries
 # to save a DeviceMesh as a tensor.
 CASES = [
     *(llama("8b", nodes, 2) for nodes in (1, 16)),

@@ -1,4 +1,4 @@
-"""Configurations of torchtitan's own registry at full size, and its debug models as twins on any machine."""
+"""Configurations of torchtitan's registry at full size, and its debug models as twins for any machine."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from perfsuite import Case, Model, Topology, TorchTitan
 
 
 def registered(module, config, *overrides, **fields):
-    """A case of a configuration: what its fields say has to be what that says."""
+    """Return a case for a configuration. The fields must have the same values as the configuration."""
     framework = TorchTitan(module=module, config=config, overrides=overrides)
     return Case(
         model=Model.named(config.split("_")[0]), framework=framework, precision="bf16-mixed", **fields
@@ -75,7 +75,8 @@ FULL_SIZE = [
 ]
 
 SMALL = ("--training.seq_len=64", "--training.local_batch_size=2", "--training.steps=25")
-# The router would send other tokens to other ranks in each commit that changes a rounding.
+# Without forced balance, every commit that changes a rounding would make the router send other tokens to
+# other ranks.
 EXPERTS = ("--parallelism.expert_parallel_degree=2", "--debug.moe_force_load_balance")
 
 

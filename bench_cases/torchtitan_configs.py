@@ -15,7 +15,7 @@ from torchtitan.trainer import Trainer
 
 
 def llama3_405b_bf16() -> Trainer.Config:
-    """torchtitan's own `llama3_405b` without float8 and compilation."""
+    """Return torchtitan's `llama3_405b` without float8 and compilation."""
     config = llama3_70b()
     config.model_spec = llama3("405B")
     config.training.local_batch_size = 2
@@ -23,7 +23,7 @@ def llama3_405b_bf16() -> Trainer.Config:
 
 
 def qwen3_235b_a22b() -> Trainer.Config:
-    """As torchtitan's `qwen3_30b_a3b`, with experts on the 8 ranks of a node."""
+    """Return the 235B-A22B model configured as `qwen3_30b_a3b`, with the experts on the 8 ranks of a node."""
     config = qwen3_30b_a3b()
     config.model_spec = qwen3("235B-A22B")
     config.parallelism = ParallelismConfig(expert_parallel_degree=8)
@@ -32,14 +32,14 @@ def qwen3_235b_a22b() -> Trainer.Config:
 
 
 def moonlight_16b_a3b_adamw() -> Trainer.Config:
-    """torchtitan's own `moonlight_16b_a3b`, Kimi's model of text, by AdamW in place of DistMuon."""
+    """Return torchtitan's `moonlight_16b_a3b`, Kimi's text model, with AdamW instead of DistMuon."""
     config = kimi.moonlight_16b_a3b()
     config.optimizer = default_adamw(lr=3e-4)
     return config
 
 
 def moonlight_debugmodel() -> Trainer.Config:
-    """The same in the sizes of torchtitan's debug model of Kimi, without its eyes."""
+    """Return the same configuration with torchtitan's debug model of Kimi, without its vision encoder."""
     config = moonlight_16b_a3b_adamw()
     config.model_spec = kimi_model("debugmodel")
     config.model_spec.model.vision_encoder = None
@@ -50,35 +50,35 @@ def moonlight_debugmodel() -> Trainer.Config:
 
 
 def llama3_8b_whole_loss() -> Trainer.Config:
-    """torchtitan's own `llama3_8b` with the loss of all positions at once, as torchtitan had it in 2024."""
+    """Return torchtitan's `llama3_8b` with the loss of all positions computed at once, as in 2024."""
     return _whole_loss(llama3_8b())
 
 
 def llama3_70b_whole_loss() -> Trainer.Config:
-    """torchtitan's own `llama3_70b` with the loss of all positions at once, as torchtitan had it in 2024."""
+    """Return torchtitan's `llama3_70b` with the loss of all positions computed at once, as in 2024."""
     return _whole_loss(llama3_70b())
 
 
 def llama3_405b_whole_loss() -> Trainer.Config:
-    """`llama3_405b_bf16` with the loss of all positions at once, as torchtitan had it in 2024."""
+    """Return `llama3_405b_bf16` with the loss of all positions computed at once, as in 2024."""
     return _whole_loss(llama3_405b_bf16())
 
 
 def llama3_8b_float8() -> Trainer.Config:
-    """torchtitan's own `llama3_8b` with its float8 of each row, but for the head."""
+    """Return torchtitan's `llama3_8b` with its rowwise float8 in all layers except the head."""
     config = llama3_8b()
     config.model_spec = llama3("8B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
     return config
 
 
 def llama3_debugmodel_float8_emulated() -> Trainer.Config:
-    """torchtitan's own `llama3_debugmodel_float8` as any machine computes it: by products in more bits."""
+    """Return torchtitan's `llama3_debugmodel_float8` with emulated float8, which runs on any machine."""
     config = llama3_debugmodel()
     config.model_spec = llama3("debugmodel", converters=[Float8LinearConverter.Config(emulate=True)])
     return config
 
 
 def _whole_loss(config: Trainer.Config) -> Trainer.Config:
-    """Replace the loss that torchtitan 0.3 computes in parts, so that not all logits exist at once."""
+    """Compute the loss of all positions at once, not in parts as torchtitan 0.3 does to save memory."""
     config.loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))
     return config

@@ -1,4 +1,4 @@
-"""Writes `commands.md` from the commands themselves: `python docs/command_page.py`, or `make samples`."""
+"""Generate `commands.md` from the commands: run `python docs/command_page.py`, or `make samples`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from perfsuite.session.option_table import BY_NAME
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
 
-<!-- Made by `python docs/command_page.py` from the commands themselves. -->
+<!-- Generated from the commands by `python docs/command_page.py`. -->
 
-A command of `perfsuite` ends with exit status 0; with 1 for a finding (a regression, a check that failed, a
-case that was not accepted); or with 2 and a message for an error. `compare`, `bisect`, `releases`, `doctor`,
-`judge` (of logs) and `selftest` end with 3 if the result is unknown. `--help` says more.
+If all is well, a command of `perfsuite` ends with exit status 0. It ends with 1 if it found something (a
+regression, a check that failed, a case that was not accepted), and with 2 and a message if there was an
+error. `compare`, `bisect`, `releases`, `doctor`, `judge` (for logs) and `selftest` end with 3 if the result
+is unknown. For details, use `--help`.
 
 Several commands have these options:
 
 {common}
 - `--cases`, `--store`, `--baselines`: the directories of the cases, the local results and the reviewed
-  baselines. Their defaults are pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines`, else
-  `bench_cases`, `.perfsuite` and `baselines`
+  baselines. The defaults are pytest's ini keys `perf_cases`, `perf_store` and `perf_baselines`. If these are
+  not set, the defaults are `bench_cases`, `.perfsuite` and `baselines`
 - {as_pytest}:
-  as the [options of pytest](options.md) whose names begin with `--perf-`
-- `--history`: the directory of the history (`.perfsuite/history`; of `pull` and `push` `history`)
-- `--json`: print JSON, and nothing else on standard output. Commands without it refuse it.
-  `compare`, `dry-run` and `report` print the [document of a session](reference.md) or a list of several,
-  `bisect` and `judge` their steps, and `history trend` what it found. The others print an object with
-  `schema_version` and `rows`
+  the same as the [options of pytest](options.md) with the prefix `--perf-`: `--against` is `--perf-against`
+- `--history`: the directory of the history. The default is `.perfsuite/history`, or `history` for
+  `history pull` and `history push`
+- `--json`: print JSON, and nothing else on standard output. Commands that do not print JSON reject this
+  option. `compare`, `dry-run` and `report` print the [document of a session](reference.md), or a list of such
+  documents. `bisect` and `judge` print their steps, and `history trend` prints the changes that it found. All
+  other commands print an object with `schema_version` and `rows`
 
 The rows have these fields:
 
@@ -43,23 +45,23 @@ The rows have these fields:
   `verdicts`
 - `history failures`: `hardware_class`, `case`, `night`, `verdict`, `taken_back`
 - `baseline list`: `hardware_class`, `case`, `tokens_per_s` or `samples_per_s`, `peak_memory_bytes`,
-  `launches`, `day`, `accepted_by`; of counts `counts_on`, `case`, `collective_bytes`, `flop`, `kernel_calls`,
-  `peak_live_bytes`, and the last three
+  `launches`, `day`, `accepted_by`. Rows of counts have `counts_on`, `case`, `collective_bytes`, `flop`,
+  `kernel_calls`, `peak_live_bytes`, `launches`, `day` and `accepted_by`
 - `baseline show`: `file`, `baseline`; `baseline diff`: `file`, `before`, `now`
 - `doctor`, `selftest`: `check`, `status`, `found`, `advice`
 - `releases`: `title`, `same`, `rows`, `lines`, `unknown`
 """
 IN_HEAD = {"--cases", "--store", "--baselines", "--history", "--json"}
-"""Options that most commands have, so that their sections do not name them."""
+"""Options that most commands have. The sections of the commands do not list them."""
 OF_PYTEST = {f"--{name}": sentence(option.help_with_default) for name, option in BY_NAME.items()}
 FOR_WORKFLOWS = """## For workflows
 
-Workflows call these commands. The help of `perfsuite` does not list them.
+Workflows call these commands. `perfsuite --help` does not list them.
 """
 
 
 def commands() -> dict[str, Any]:
-    """Return every command of `perfsuite` by its name, such as `baseline accept`."""
+    """Return every command of `perfsuite`, by name, such as `baseline accept`."""
     (script,) = entry_points(group="console_scripts", name="perfsuite")
     found: dict[str, Any] = {}
     for name, command in get_command(script.load()).commands.items():  # type: ignore[attr-defined]
@@ -70,7 +72,7 @@ def commands() -> dict[str, Any]:
 
 
 def written() -> str:
-    """Return the page as it is now: first the options that several commands have."""
+    """Return the current page, which begins with the options that several commands have."""
     known = commands()
     told = [each for command in known.values() for each in options(command)]
     as_pytest = sorted({each.opts[0] for each in told if is_of_pytest(each)})
@@ -84,18 +86,18 @@ def written() -> str:
 
 
 def is_of_pytest(option: Any) -> bool:
-    """Return whether an option of a command is one of pytest's, with the same meaning."""
+    """Return whether an option of a command is also a pytest option with the same meaning."""
     return bool(option.help and OF_PYTEST.get(option.opts[0]) == option.help)
 
 
 def options(command: Any) -> list[Any]:
-    """Return the options of a command without those that most commands have."""
+    """Return the options of a command, except the options that most commands have."""
     options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
     return [each for each in options if each.opts[0] not in IN_HEAD]
 
 
 def section(name: str, command: Any, common: set[str]) -> str:
-    """Return what a command does, its options, and the names of those that the head of the page explains."""
+    """Return the section of a command. Options that the head of the page explains are only named."""
     in_head = [each for each in options(command) if line(each) in common or is_of_pytest(each)]
     own = [line(each) for each in options(command) if each not in in_head]
     also = [f"`{each.opts[0]}`" for each in in_head]
@@ -105,7 +107,7 @@ def section(name: str, command: Any, common: set[str]) -> str:
 
 
 def line(option: Any) -> str:
-    """Return an option with its default and its meaning; a flag has no default."""
+    """Return the list item of an option, with its default and its help text. Flags have no default."""
     meaning = said(option.help).removesuffix(".")
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = "" if option.is_flag or option.default in (None, (), "", "*") else f" (`{option.default}`)"
@@ -118,7 +120,7 @@ def in_short(text: str | None) -> str:
 
 
 def said(text: str | None) -> str:
-    """Return a help text in one line, without the marks by which rich takes no bracket for markup."""
+    """Return a help text in one line, without the backslashes that keep rich from reading brackets."""
     return " ".join((text or "").replace("\\[", "[").split())
 
 

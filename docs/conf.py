@@ -1,4 +1,4 @@
-"""How `make docs` builds the site: Sphinx, with MyST for Markdown. Nothing is fetched from the internet."""
+"""Settings for `make docs`, which builds the site with Sphinx and MyST, without internet access."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_extra_path = ["extra"]  # for coding agents: llms.txt, and a skill
+html_extra_path = ["extra"]  # files for coding agents: llms.txt and a skill
 exclude_patterns = ["extra"]
 
 myst_heading_anchors = 3
-default_role = "code"  # docstrings here write code between single backquotes
+default_role = "code"  # the docstrings write code in single backquotes
 autodoc_member_order = "bysource"
 autodoc_default_options = {
     "members": True,
@@ -35,12 +35,12 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 
 
 def without_fields(_app: Any, what: str, _name: str, documented: Any, *_: Any) -> tuple[str, str] | None:
-    """Leave the fields out of the signature of a class of data: they stand below it, each explained."""
+    """Remove the fields from the signature of a data class, because they are explained below it."""
     return ("", "") if what == "class" and issubclass(documented, BaseModel) else None
 
 
 def without_validators(_app: Any, doctree: nodes.document) -> None:
-    """Show the type of a field alone: `Annotated` adds how it is checked, which the text explains."""
+    """Show only the type of a field. `Annotated` also has its checks, which the text explains."""
     for node in doctree.findall(addnodes.desc_annotation):
         text = node.astext()
         if "Annotated[" in text:
@@ -49,7 +49,7 @@ def without_validators(_app: Any, doctree: nodes.document) -> None:
 
 
 def bare(annotation: str) -> str:
-    """Return an annotation with the first argument of each `Annotated` in its place."""
+    """Return an annotation in which each `Annotated` is replaced by its first argument."""
     before, mark, rest = annotation.partition("Annotated[")
     if not mark:
         return annotation
@@ -65,7 +65,7 @@ def bare(annotation: str) -> str:
 
 
 def typeset(_app: Any, doctree: nodes.document, _name: str) -> None:
-    """Set arrows as one character, but for blocks of code."""
+    """Replace `->` with an arrow character, except in blocks of code."""
     for text in list(doctree.findall(nodes.Text)):
         if isinstance(text.parent, nodes.literal_block | nodes.raw | nodes.comment):
             continue
@@ -75,7 +75,7 @@ def typeset(_app: Any, doctree: nodes.document, _name: str) -> None:
 
 
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
+    """Connect the functions above to Sphinx, which calls this."""
     app.connect("autodoc-process-signature", without_fields)
     app.connect("doctree-read", without_validators)
     app.connect("doctree-resolved", typeset)

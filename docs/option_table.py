@@ -1,4 +1,4 @@
-"""Writes the table of pytest's options into `options.md`: `python docs/option_table.py`."""
+"""Write the table of pytest options into `options.md`: `python docs/option_table.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END = "<!-- options end -->\n"
 
 
 def row(option: Setting) -> str:
-    """A row of the table."""
+    """Return the table row of an option."""
     value = option.metavar.replace("|", "\\|")
     spelled = option.spelled + (f"={value}" if "|" in value else f" {value}" if value else "")
     default = f"`{option.default}`" if option.default else ""
@@ -25,14 +25,14 @@ def row(option: Setting) -> str:
 
 
 def table() -> str:
-    """The table of all options that people use, those of perfsuite's own launchers at its end."""
+    """Return the table of all public options. The options of perfsuite's own launchers come last."""
     of_launchers = [setting for extension in own(LAUNCHERS).values() for setting in load(extension).settings]
     rows = [row(option) for option in (*OPTIONS, *of_launchers)]
     return "\n".join(["| option | meaning | default | ini key |", "| --- | --- | --- | --- |", *rows, ""])
 
 
 def written(page: str) -> str:
-    """The page with the table as it is now."""
+    """Return the page with the current table."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 

@@ -10,7 +10,7 @@ from perfsuite.results.rank_report import FailureKind
 
 TESTS = Path(__file__).parents[1]
 PAGES = sorted((TESTS.parent / "docs").rglob("*.md"))
-COLUMNS = ["fault", "how it is seen", "what is reported", "what survives"]
+COLUMNS = ["fault", "how it is detected", "what is reported", "what survives"]
 
 
 def rows() -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""docs/gallery.md: ten regressions that were found, one of each kind at least, from the stored results."""
+"""docs/gallery.md: ten regressions from the stored results, at least one of each kind that was found."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.benchmarks.hindsight.results import Result, read
 
 PAGE = Path(__file__).parents[3] / "docs" / "gallery.md"
 BEGIN = "<!-- made by: make samples -->\n"
-END = "<!-- end of what make samples made -->\n"
+END = "<!-- end of the output of make samples -->\n"
 SHOWN = (
     "accelerate-3762",
     "transformers-39395",
@@ -26,14 +26,14 @@ WHERE = {
     "growth": "what each step keeps",
     "data": "the work for a batch",
     "start-up": "before the first step",
-    "some steps": "some steps, not each",
+    "some steps": "only some steps",
     "event": "a checkpoint",
-    "dtype": "another precision",
+    "dtype": "precision",
 }
 
 
 def entries() -> str:
-    """Return the part of the page that is made, in Markdown."""
+    """Return the generated part of the page as Markdown."""
     pairs = {pair.name: pair for pair in PAIRS}
     results = {name: result for (name, _), result in sorted(read().items(), reverse=True)}
     return "\n".join(_entry(number, pairs[name], results[name]) for number, name in enumerate(SHOWN, 1))
@@ -41,7 +41,7 @@ def entries() -> str:
 
 def _entry(number: int, pair: Pair, result: Result) -> str:
     line = "\n".join(wrapped(result.first, indent=""))
-    how = ", by a dry run as if on an H100" if pair.dry else ""
+    how = ", in a dry run as if on an H100" if pair.dry else ""
     what = pair.what[0].upper() + pair.what[1:]
     return (
         f"## {number}. {what}\n\n"
@@ -57,7 +57,7 @@ def _released(arm: str) -> str:
 
 
 def with_entries(page: str) -> str:
-    """Return the page with today's entries between its marks."""
+    """Return the page with the current entries between its markers."""
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n{entries()}\n{END}{after}"

@@ -1,4 +1,4 @@
-"""What came of the pairs, as a file and as the table of the page."""
+"""The results of the pairs, as a file and as the table of the page."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ FILE = Path(__file__).with_name("results.json")
 PAGE = Path("docs/evidence/hindsight.md")
 ALIKE = "not reproduced: "
 BEGIN = "<!-- made by: make hindsight -->\n"
-END = "<!-- end of what make hindsight made -->\n"
+END = "<!-- end of the output of make hindsight -->\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What the gate said of a pair."""
+    """The result of the gate for a pair."""
 
     name: str
     outcome: str
-    """`found`, `found, cause later`, `missed` or `cannot run`; if unchanged `silent` or `false finding`."""
+    """`found`, `found, cause later`, `missed` or `cannot run`. If unchanged, `silent` or `false finding`."""
     first: str
-    """The first line that it said."""
+    """The first line that the gate printed."""
     seconds: int
-    """Of both launches, without what pip took."""
+    """Seconds of both launches, without the time for pip."""
     busy: bool = False
-    """Whether others used the machine's cores when it began."""
+    """Whether other programs used the machine's cores when the launches began."""
 
 
 Results = Mapping[tuple[str, bool], Result]
@@ -34,7 +34,7 @@ Results = Mapping[tuple[str, bool], Result]
 
 
 def read() -> dict[tuple[str, bool], Result]:
-    """The results so far."""
+    """Return the results so far."""
     found = [Result(**each) for each in json.loads(FILE.read_text())] if FILE.exists() else []
     return {(each.name, each.busy): each for each in found}
 
@@ -47,7 +47,7 @@ def write(results: Results) -> None:
 
 
 def tables(all_results: Results) -> str:
-    """The part of the page that a run writes, in Markdown: what was found, quietly and in noise."""
+    """Return the generated part of the page as Markdown: the results on a quiet and on a busy machine."""
     quiet_ones = {name: result for (name, busy), result in all_results.items() if not busy}
     busy_ones = {name: result for (name, busy), result in all_results.items() if busy}
     results = {**busy_ones, **quiet_ones}
@@ -69,14 +69,15 @@ def tables(all_results: Results) -> str:
     return "\n".join(
         [
             f"**{first + later} of {ran} regressions were found**, {first} with the cause in the first line. "
-            f"{len(alike_both)} do not show in a step of our scripts, {grades.count('missed')} were missed "
-            f"for another reason. {len(others)} more were not run. {len(again)} pairs were run on a quiet "
-            f"machine and on a busy one: the verdict and the first line are the same in {len(alike)} "
-            f"of them.\n\nFound of those that were run, by where they show: {by_kind}.\n",
-            "| thread | where | good, bad | what is more | verdict | first line | s, quiet | s, busy |",
+            f"Of the other {ran - first - later}, {len(alike_both)} do not show in a step of our scripts, "
+            f"and {grades.count('missed')} were missed for another reason. {len(others)} more regressions "
+            f"were not run. {len(again)} pairs were run both on a quiet machine and on a busy one; the "
+            f"verdict and the first line are the same for {len(alike)} of them.\n\n"
+            f"Regressions found, by where they appear: {by_kind}.\n",
+            "| thread | where | good, bad | regression | verdict | first line | s, quiet | s, busy |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",
             *(_row(pair, results[pair.name], all_results) for pair in tried if pair.name in results),
-            f"\nNot found, because a step of our scripts does not show it ({len(alike_both)}):\n",
+            f"\nNot found, because a step of our scripts does not show the regression ({len(alike_both)}):\n",
             *(f"- {pair.link}: {pair.cannot.removeprefix(ALIKE)}." for pair in alike_both),
             f"\nNot run ({len(others)}):\n",
             *(f"- {pair.link}: {pair.cannot or _untried(pair)}." for pair in others),
@@ -88,7 +89,7 @@ def tables(all_results: Results) -> str:
 
 
 def _of_kind(kind: str, regressions: Sequence[Pair], results: Mapping[str, Result]) -> str:
-    """How many of a kind were found, as `growth 2 of 3`."""
+    """Return how many regressions of a kind were found, as `growth 2 of 3`."""
     pairs = [pair for pair in regressions if pair.kind == kind]
     ran = [results[pair.name].outcome for pair in pairs if not pair.cannot and pair.name in results]
     alike = [pair for pair in pairs if pair.cannot.startswith(ALIKE)]
@@ -109,7 +110,7 @@ def _row(pair: Pair, result: Result, results: Results) -> str:
 
 
 def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict[str, list[str]]:
-    """The unchanged pairs of each script, with what was said of those that were not silent."""
+    """Return the unchanged pairs of each script, with the findings in pairs that were not silent."""
     found: dict[str, list[str]] = {}
     for pair in unchanged:
         result = results[pair.name]
@@ -119,7 +120,7 @@ def _by_script(unchanged: Sequence[Pair], results: Mapping[str, Result]) -> dict
 
 
 def _arms(pair: Pair) -> str:
-    """The releases that differ, and in brackets those that both arms have: `trl 0.23.0, 0.22.2 (...)`."""
+    """Return the releases that differ, and in brackets the shared ones: `trl 0.23.0, 0.22.2 (...)`."""
     good, bad = ([word.replace("==", " ") for word in arm.split()] for arm in (pair.good, pair.bad))
     if good == bad:
         return f"{' '.join(good)} twice"
@@ -130,7 +131,7 @@ def _arms(pair: Pair) -> str:
 
 
 def write_page(results: Results) -> None:
-    """Put the tables into the page, between its two marks."""
+    """Write the tables into the page, between its two markers."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]

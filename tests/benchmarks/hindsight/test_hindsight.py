@@ -124,8 +124,8 @@ def test_table_compares_quiet_and_busy_machines() -> None:
     missed = Result(name=other.name, outcome="missed", first="passed", seconds=22)
     results = [quiet, busy, missed, replace(missed, outcome="found", busy=True)]
     made = tables({(each.name, each.busy): each for each in results})
-    assert "2 pairs were run on a quiet machine and on a busy one" in made
-    assert "the verdict and the first line are the same in 1 of them" in made
+    assert "2 pairs were run both on a quiet machine and on a busy one" in made
+    assert "the verdict and the first line are the same for 1 of them" in made
     assert f"| {one.what} | found | `cause` | 11 | 97 |" in made
     assert f"| {other.what} | missed | `passed` | 22 | 22 |" in made
 
@@ -133,8 +133,8 @@ def test_table_compares_quiet_and_busy_machines() -> None:
 def test_pages_say_how_many_were_found() -> None:
     made = tables(read())
     assert "**37 of 52 regressions were found**" in made
-    assert "12 do not show in a step of our scripts, 3 were missed for another reason." in made
-    assert "It found 37 of the 52 that were run." in PAGE.read_text()
+    assert "12 do not show in a step of our scripts, and 3 were missed for another reason." in made
+    assert "perfsuite found 37 of the 52 that were run." in " ".join(PAGE.read_text().split())
     assert "37 of 52 regressions" in (PAGE.parents[1] / "index.md").read_text()
 
 
@@ -152,7 +152,7 @@ def test_pair_without_a_result_was_not_run() -> None:
     cannot = sum(bool(pair.cannot) and not pair.cannot.startswith(ALIKE) for pair in PAIRS)
     tried = sum(pair.is_regression and not pair.cannot for pair in PAIRS)
     made = tables({})
-    assert f"{cannot + tried} more were not run." in made
+    assert f"{cannot + tried} more regressions were not run." in made
     assert f"- {one.link}: not run yet (growth: {one.what})." in made
 
 
