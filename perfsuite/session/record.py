@@ -179,7 +179,7 @@ class Record:
     def skip(
         self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False, by_test: bool = False
     ) -> None:
-        """Record a case as skipped: by this machine, which cannot run it, by the budget, or by its own test."""
+        """Record a skipped case: this machine cannot run it, the budget is used up, or its test skips it."""
         names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
         skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
         if skip not in self.skipped:  # an earlier part of this session may have skipped it

@@ -133,8 +133,8 @@ def accepted(
     if len(chosen) < MIN_ACCEPTED:
         raise Refused(
             f"{len(chosen)} healthy launches, but a baseline needs {MIN_ACCEPTED} "
-            f"(left out: {why or 'none'}). Measure again with --perf-min-launches={MIN_ACCEPTED}. If the machine itself has changed since "
-            "the baseline, give --another-machine"
+            f"(left out: {why or 'none'}). Measure again with --perf-min-launches={MIN_ACCEPTED}. If the "
+            "machine itself has changed since the baseline, give --another-machine"
         )
     runs = [launch.run for launch in chosen]
     now = baseline.from_runs(runs, sessions=[launch.session for launch in chosen], accepted=acceptance)
