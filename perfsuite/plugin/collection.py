@@ -314,8 +314,8 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     if not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
         raise pytest.UsageError(
-            f"{benchmarks[0].nodeid} uses bench, which needs pytest-benchmark, but that plugin is turned off: "
-            "run without -p no:benchmark"
+            f"{benchmarks[0].nodeid} uses bench, which needs pytest-benchmark, but that plugin is turned "
+            "off: run without -p no:benchmark"
         )
     _check_root(config)
     by_id: dict[str, tuple[pytest.Item, Case]] = {}

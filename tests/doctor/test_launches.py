@@ -49,4 +49,4 @@ def test_noise_says_which_tolerance_holds(speeds: tuple[float, ...], status: str
         figure = r"(?:and by|drops below) ([\d.]+%)"
         assert re.findall(figure, row.found) == re.findall(figure, str(row.advice)) != []
     if status == "unknown":
-        assert row.found == "2 healthy launches are too few to estimate it"
+        assert row.found == "2 healthy launches are too few to estimate the noise"
