@@ -28,7 +28,7 @@ def report(
             help="Results of one or more sessions (default: the newest in the store).",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write a report to this directory.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also explain the cases that passed, in the terminal.")
     ] = False,

@@ -57,7 +57,7 @@ def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]
     if differing:
         part = max(differing, key=lambda each: _size(*differing[each]))
         others = len(differing) - 1
-        more = f"; {plural(others, 'other part')} also differ" if others else ""
+        more = f"; also differs over {plural(others, 'other part')}" if others else ""
         yield f"loss {part_of_steps(part, parts)}: {_both(*differing[part])}{more}"
 
 
