@@ -22,7 +22,7 @@ class Base(NamedTuple):
     """A case, and the finding that its counts must have for each fault."""
 
     case: Case
-    faults: Mapping[Structural, str]  # for each fault, a text in the field of its finding that identifies it
+    faults: Mapping[Structural, str]  # by fault, a text that the field of its finding contains
 
 
 def bases(machine: Machine) -> tuple[Base, ...]:

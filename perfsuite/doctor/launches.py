@@ -45,7 +45,7 @@ def well_row(runs: Sequence[Run], verdict: Verdict) -> Row:
     """Check that all launches were measured on a healthy machine."""
     if verdict.outcome == "recorded" and not verdict.unhealthy_launches:
         return passed("launches", f"{len(runs)} measured, on a healthy machine")
-    advice = "fix this before the nightly run: such launches are set aside, and others must replace them"
+    advice = "fix this before the nightly run: such launches are set aside and have to be repeated"
     return failed("launches", "; ".join(verdict.reasons) or verdict.outcome, advice)
 
 

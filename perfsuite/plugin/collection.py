@@ -1,4 +1,4 @@
-"""Find the tests that measure a case, reject invalid ones before any launch, and share state among hooks."""
+"""Find tests that measure a case, reject invalid ones before any launch, and define state for all hooks."""
 
 import contextlib
 import dataclasses
@@ -294,7 +294,7 @@ def skip_mark(item: pytest.Item) -> str | None:
 
 
 def _may_run(host: Host, case: Case | None) -> bool:
-    """Return whether the test of a case will launch the case, as far as is known. Raises `CaseError`."""
+    """Return whether the test of a case will probably launch the case. Raises `CaseError`."""
     try:
         return case is None or host.why_not(case) is None
     except PerfsuiteError:

@@ -52,7 +52,7 @@ class CommandLine:
         self.parser = parser
 
     def given(self, config: pytest.Config) -> Any:
-        """Return the given values of pytest's options, and the defaults of all others."""
+        """Return the values of pytest's options that were given, and defaults for all others."""
         words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
 

@@ -124,7 +124,7 @@ def _most_speed(result: Measurement) -> Cell | None:
 
 SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)
 MEMORY_CHANGE = _change("memory vs baseline", PEAK_MEMORY)
-DRY = (  # columns of dry runs: a step's work, its share of the card, its best possible speed
+DRY = (  # columns of dry runs: the work of a step, its share of the card's memory, its maximum speed
     _counted("computed", counts.flops, "FLOP"),
     _counted("collectives", counts.moved, "bytes"),
     _counted("live peak", counts.peak, "bytes"),

@@ -35,9 +35,9 @@ CAPTION = (
     "A dash means unknown, not 0. Shares are of the time from the start of the processes to the last step, "
     "or of all steps if the start-up is unknown. Events and waits are part of the steps that contain them. "
     "Counting makes a step or a start-up take longer. A counted step that is not listed did the same work "
-    "as the first. Python: calls of Python functions. Counts are those of the first occurrence, on the rank "
-    "with the most; bytes written are the sum over all ranks. The peak of a step is that of live tensors, "
-    "the peak of an event that of the GPU's allocator."
+    "as the first. Python: calls of Python functions. Each count is from the first occurrence, on the rank "
+    "where it is highest. Bytes written are the sum over all ranks. The peak of a step is that of live "
+    "tensors, and the peak of an event is that of the GPU's allocator."
 )
 HELD = 0.1  # an event within a step is named if it takes more than this share of a usual step
 
@@ -46,7 +46,7 @@ HELD = 0.1  # an event within a step is named if it takes more than this share o
 class SpanRow:
     """One span of a launch, on one side of a comparison. A field is None if it is unknown.
 
-    Counts are those of the first occurrence of the span, on the rank with the most.
+    Each count is from the first occurrence of the span, on the rank where it is highest.
     """
 
     name: str
@@ -257,8 +257,8 @@ def of_cases(results: Sequence[Measurement]) -> Table:
 def held(runs: Sequence[Run]) -> list[str]:
     """Name the step of the last launch in which each event was longest.
 
-    An example is `step 21 contained: save checkpoint 3.2 s`. Events in most of the steps are left out,
-    because no step is longer than the others because of them.
+    An example is `step 21 contained: save checkpoint 3.2 s`. Events that are in most of the steps are left
+    out: they do not explain why one step is longer than others.
     """
     if not runs or not runs[-1].measured_steps:
         return []
@@ -312,7 +312,7 @@ def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
 
 
 def _place(start_up: str) -> tuple[bool, int]:
-    """Return the sort key of a start-up or its part: warm before cold, the total first, then by time."""
+    """Return the sort key of a start-up or its part: warm before cold, the total first, then in order."""
     part = start_up.removeprefix(COLD).removeprefix(START_UP).removeprefix(": ")
     return start_up.startswith(COLD), PARTS.index(part) if part in PARTS else -1
 

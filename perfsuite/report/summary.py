@@ -47,7 +47,7 @@ def speed(value: float, unit: Unit, heading: Unit) -> str:
 
 
 def reason(result: Measurement) -> str:
-    """Explain the verdict and its blindness in a few words; can be empty."""
+    """Explain the verdict and name blind metrics, in a few words; can be empty."""
     return "; ".join(filter(None, (_why(result), blind_to(result))))
 
 
@@ -100,9 +100,9 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
 def marks(result: Measurement) -> list[str]:
     """Return the marks of a verdict.
 
-    `shadow`: the verdict does not fail its test. `shared`: other jobs used the machine, so figures prove
-    nothing. `blind`: the gate may miss a change. `not counted`: the work of a step could not be counted.
-    `dry run`: nothing was computed.
+    `shadow` means that the verdict does not fail its test, `shared` that other jobs used the machine and
+    figures prove nothing, `blind` that the gate may miss a change, `not counted` that the work of a step
+    could not be counted, and `dry run` that nothing was computed.
     """
     is_blind = any(check.blind for check in result.verdict.checks)
     holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)

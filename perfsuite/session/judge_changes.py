@@ -1,4 +1,4 @@
-"""Use git to find how a branch changes its own checks. `perfsuite.verdict.judge_changes` describes them."""
+"""Use git to find the changes of a branch to its own checks, for `perfsuite.verdict.judge_changes`."""
 
 import os
 from collections.abc import Sequence

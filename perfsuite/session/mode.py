@@ -98,7 +98,7 @@ class Mode(ABC):
         """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile or with the reason why it failed; None if no profile is wanted."""
+        """Return the result with a profile, or with the reason why there is none; None if none is wanted."""
         return None
 
     def profiled(self, result: Measurement, task: Task) -> Measurement | None:

@@ -277,7 +277,7 @@ OPTIONS = (
         metavar="NAME",
         ini=True,
         help="launcher that starts the processes of a case: local, or another installed launcher (default: "
-        "the launcher meant for the place where pytest runs, if there is one, and otherwise local)",
+        "the launcher for the environment in which pytest runs, or local if there is none)",
         page="See [Launchers](#launchers)",
     ),
     Option(

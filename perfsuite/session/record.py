@@ -90,7 +90,7 @@ class Record:
 
     @cached_property
     def revision(self) -> git.Revision:
-        """The commit of the cases, as it was at first access."""
+        """The commit of the cases, read at first access."""
         revision = git.revision(self.options.root)
         if revision.problem is not None:
             self.mode.setup.progress.say(f"the commit of the cases is unknown: {revision.problem}")
@@ -98,14 +98,14 @@ class Record:
 
     @cached_property
     def conditions(self) -> Conditions:
-        """The conditions of the verdicts, as they were at first access."""
+        """The conditions of the verdicts, read at first access."""
         versions = {"perfsuite": __version__, **environment.of_this_process()}
         changes = git.changes(self.options.root)
         return Conditions(changes=changes, options=of_verdicts(self.options), environment=versions)
 
     @cached_property
     def judge_changes(self) -> JudgeChanges | None:
-        """How this branch changes its own checks, as it was at first access."""
+        """The changes of this branch to its own checks, read at first access."""
         return judge_changes(self.options, self.mode.arms)
 
     def note_conditions(self) -> None:
@@ -237,6 +237,6 @@ class Record:
 
     @property
     def misses_baselines(self) -> bool:
-        """Whether the session fails because reviewed baselines have no case: cases may have been lost."""
+        """Whether the session fails because reviewed baselines have no case, so that cases may be lost."""
         options = self.options
         return bool(self.unclaimed) and options.fail_without_baseline and not options.shadow

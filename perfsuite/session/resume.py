@@ -67,7 +67,7 @@ def is_of_machine(result: Measurement) -> bool:
 
 
 def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
-    """Return the parts of a resumed session. Parts that are still `running` were killed: interrupted."""
+    """Return the parts of a resumed session, with parts that are still `running` marked as interrupted."""
     return tuple(part.replace(status="interrupted") if part.status == "running" else part for part in parts)
 
 

@@ -264,7 +264,7 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
         (". --arm=", "--arm is empty: give ."),
         (f". {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
         (". -k any", "give case ids or -k, not both"),
-        (". --tolerance 0", "for '--tolerance': '0', expected above 0%"),
+        (". --tolerance 0", "for '--tolerance': '0', expected more than 0%"),
         (". --inject nosuch", "nosuch"),
         (". --launcher nosuch", "there is no launcher 'nosuch'"),
         (". --dry --inject slowdown=10%", "--dry with --inject: a dry run only"),

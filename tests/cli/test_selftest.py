@@ -29,7 +29,7 @@ def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, w
     [
         ("pass", 0, "every fault was caught, and a clean run passed"),
         ("fail", 1, "the gate missed a fault or failed a clean run: do not trust its verdicts here"),
-        ("unknown", 3, "part of the gate could not be tried"),
+        ("unknown", 3, "part of the gate could not be tested"),
     ],
 )
 def test_the_self_test_ends_with_its_answer(

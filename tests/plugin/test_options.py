@@ -133,7 +133,7 @@ def test_reports_settings_an_option_hides(suite: pytest.Pytester, tmp_path: Path
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
     hidden = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
     hidden.stderr.fnmatch_lines(
-        [f"ERROR: pytest's settings in {suite.path} were not read. *: write --option=PATH, with =, or *"]
+        [f"ERROR: pytest's settings in {suite.path} were not read. *: write --option=PATH, or *"]
     )
     given = ("--collect-only", f"--perf-report={tmp_path / 'out'}")
     run(suite, *given)

@@ -90,7 +90,7 @@ def test_maxfail_counts_a_swallowed_verdict(recorded: pytest.Pytester) -> None:
 def test_swallowed_verdict_has_its_own_error(suite: pytest.Pytester) -> None:
     write_cases(suite, "[FAKE.replace(framework=Script(path='none.py'))]", TRIED)
     result = run_cpu(suite, status=1)
-    result.stdout.fnmatch_lines(["*No such file or directory*", "*: failed, and its test ended as passed"])
+    result.stdout.fnmatch_lines(["*No such file or directory*", "*: failed, but its test ended as passed"])
 
 
 def test_shadow_mode_and_waivers_still_excuse(recorded: pytest.Pytester) -> None:
@@ -226,7 +226,7 @@ def test_processes_of_xdist_swallow_no_verdict(dry_suite: pytest.Pytester) -> No
     dry_suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()").replace("bench(case)", TRIED))
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE, "--perf-missing-baseline=fail")
     assert result.ret == 1, result.outlines
-    result.stdout.fnmatch_lines(["*: failed, and its test ended as passed", "*1 failed*"])
+    result.stdout.fnmatch_lines(["*: failed, but its test ended as passed", "*1 failed*"])
     (kept,) = read_json(dry_suite)["results"]
     assert kept["verdict"]["failure"] == "no_baseline"
 

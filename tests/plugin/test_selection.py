@@ -109,7 +109,7 @@ def test_settings_may_not_reduce_sessions(
     write_cases(suite, batches(4, 2))
     suite.makeini(f"[pytest]\naddopts = {option}\n")
     result = run(suite, "-m", "cpu", status=pytest.ExitCode.USAGE_ERROR)
-    result.stderr.fnmatch_lines(["*is in addopts of *tox.ini*: give it on the command line or *"])
+    result.stderr.fnmatch_lines(["*is in addopts of *tox.ini*. Give it on the command line or *"])
     (suite.path / "tox.ini").unlink()
     monkeypatch.setenv("PYTEST_ADDOPTS", option, prepend=" ")
     assert suite.runpytest("-m", "cpu").ret != pytest.ExitCode.USAGE_ERROR

@@ -277,7 +277,7 @@ def test_test_must_call_bench_exactly_once(
     write_cases(suite, body=body)
     result = run(suite, "-W", "ignore", status=1)
     assert result.parseoutcomes()[outcome] == 1
-    assert ("asked for bench and never called" in str(result.stdout)) == (body == "pass")
+    assert ("uses bench but never called" in str(result.stdout)) == (body == "pass")
     result.stdout.fnmatch_lines([said])
 
 
@@ -422,7 +422,7 @@ def test_a_failed_case_is_judged(
 def test_names_others_who_used_some_launches(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     let_others_use(monkeypatch, DISTURBED, DISTURBED.replace(foreign_cpu=0))
     run_cpu(suite, "--perf-wait-quiet=0", "--perf-json=out.json", status=1).stdout.fnmatch_lines(
-        ["*1 case selected, none could be judged: not a pass.", "Others used the machine.*"]
+        ["*1 case selected, none could be judged: not a pass.", "Other jobs used the machine.*"]
     )
     (result,) = read_json(suite)["results"]
     assert (len(result["runs"]), result["shared"]) == (5, False)
@@ -456,7 +456,7 @@ def test_budget_takes_failed_and_oldest_first(
     assert again[0] == 3 if 3 in began else again[2] in began
     last = suite.runpytest("--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
     assert measured_batches(suite)[0] == 3, "what regressed comes first"
-    last.stdout.fnmatch_lines(["*2 of 4 cases judged, --perf-min-judged asks for 60%: not a pass"])
+    last.stdout.fnmatch_lines(["*2 of 4 cases judged, but --perf-min-judged requires 60%: not a pass"])
     none = run_cpu(suite, "--perf-budget=99s", status=pytest.ExitCode.TESTS_FAILED)
     none.stdout.fnmatch_lines(
         ["*: it never fits into the budget of 99 s, because it takes about 1.7 min. Give 2min or more"]

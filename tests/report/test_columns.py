@@ -62,7 +62,7 @@ def test_dry_runs_have_columns_of_their_own() -> None:
     toy = FACTS.replace(roofline=limit(flops=1, wire_bytes=0))
     assert cells(both, make_dry(dry_facts=toy))["max tokens/s"] == "-"
     assert cells(make_dry(counts=())) == {}
-    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, "of the rank that has most"
+    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, "of the rank with the most"
     assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 

@@ -34,7 +34,7 @@ def test_a_step_in_tables() -> None:
         ("optimizer", "0 FLOP", "2", "0"),
         ("step", "551.0 TFLOP", "11,891", "1"),
     ]
-    assert memory[:2] == [("peak, in backward", "41.0 GiB"), ("at the peak: made in forward", "29.0 GiB")]
+    assert memory[:2] == [("peak, in backward", "41.0 GiB"), ("at the peak: allocated in forward", "29.0 GiB")]
     others = {"saved for backward": "30.0 GiB", "growth over the step": "0 bytes"}
     assert {row[0]: row[1] for row in memory[-3:]} == {**others, "allocations": "5,309"}
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
@@ -47,11 +47,17 @@ def test_names_periodic_work_beside_its_memory() -> None:
     python = PythonCalls(version="3.11", calls={"forward": 1_000, "backward": 200}, functions={"a.b": 9})
     changes = {"blocking_copies": {"cpu to cuda": 1}, "without_flops": missing, "python": python}
     _, work, kept = counts.tables(make_counts(memory=at_start, **changes))
-    assert "without those of ours.fused_mlp in 4 calls, aten._new_mm in 1 call: no formula." in work.caption
+    assert (
+        "do not include ours.fused_mlp in 4 calls, aten._new_mm in 1 call, for which there is no formula."
+        in work.caption
+    )
     assert work.caption.endswith(" Copied cpu to cuda 2 times, 1 of them blocking.")
     assert work.headers == ("phase", "FLOPs", "kernels", "host reads", "Python calls")
     assert (work.rows[0][-1], work.rows[-1][-1]) == ("1,000", "1,200")
-    parts = ["peak, at the start", *(f"at the peak: {part}" for part in ("made in recompute", "unsharded"))]
+    parts = [
+        "peak, at the start",
+        *(f"at the peak: {part}" for part in ("allocated in recompute", "unsharded")),
+    ]
     assert [name for name, _ in kept.rows[:-3]] == [*parts, "at the peak: allocated before the step"]
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
     assert work.caption.endswith("Kernels in compiled code are not included. Copied cpu to cuda 2 times.")

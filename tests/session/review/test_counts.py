@@ -173,7 +173,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     assert "  launches: 3 -> 2\n  the counts are the same\n" in told("diff")
     entries = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in accepted().counts]
     REVIEWED.counts.write_reviewed(accepted().replace(counts=entries))
-    assert "counted by the method 'hooks-1', before by 'dispatch-2': not comparable" in told("diff")
+    assert "counted with the method 'hooks-1', but before with 'dispatch-2': not comparable" in told("diff")
     FILE.unlink()
     assert f"{CASE.id} counted on cpu\n  launches: 3 -> removed\n" in told("diff")
 

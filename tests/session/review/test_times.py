@@ -48,14 +48,14 @@ def test_another_machine_needs_its_option(repository: Path) -> None:
     """It is one machine: the newest launch tells which, those at another speed are not taken with it."""
     accept("1", 5, figures=AS_BEFORE)
     result = accept("2", 5, "--reason", "new", status=1, figures=SLOW, against=accepted())
-    assert f"0 healthy launches, a baseline needs 5 (left out: 5 {SET_ASIDE})" in result
+    assert f"0 healthy launches, but a baseline needs 5 (left out: 5 {SET_ASIDE})" in result
     assert "give --another-machine" in result
     assert accepted().median("probe_s_p50") == 0.002
     told("accept", "--another-machine")
     assert accepted().median("probe_s_p50") == 0.02
     keep("3", [USUAL] * 4 + [USUAL.replace(figures=SLOW)] * 3, from_runs([USUAL] * 3))
     result = told("accept", "--another-machine", status=1)
-    assert "3 healthy launches, a baseline needs 5 (left out: 4 unhealthy)" in result
+    assert "3 healthy launches, but a baseline needs 5 (left out: 4 unhealthy)" in result
 
 
 def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
@@ -69,7 +69,9 @@ def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
 def test_never_accepts_a_disturbed_machine(repository: Path) -> None:
     measured("1", 5, health=DISTURBED)
     for options in ((), ("--reason", "I insist"), ("--another-machine",)):
-        assert "0 healthy launches, a baseline needs 5 (left out: 5 " in told("accept", *options, status=1)
+        assert "0 healthy launches, but a baseline needs 5 (left out: 5 " in told(
+            "accept", *options, status=1
+        )
 
 
 def test_never_accepts_unjudged_launches(repository: Path) -> None:
