@@ -43,7 +43,7 @@ def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
         return checked(machine, tmp_path)["cores"]
 
     visible = len(os.sched_getaffinity(0))
-    assert "no limit" in checked(make_machine(), tmp_path)["cores"].found
+    assert "without a visible cgroup limit" in checked(make_machine(), tmp_path)["cores"].found
     for quota in ("max 100000", "400000000 100000"):
         row = cores(quota, make_machine())
         assert (row.status, row.found) == ("pass", f"{visible}, without a limit on their time")

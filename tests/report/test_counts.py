@@ -34,7 +34,10 @@ def test_a_step_in_tables() -> None:
         ("optimizer", "0 FLOP", "2", "0"),
         ("step", "551.0 TFLOP", "11,891", "1"),
     ]
-    assert memory[:2] == [("peak, in backward", "41.0 GiB"), ("at the peak: allocated in forward", "29.0 GiB")]
+    assert memory[:2] == [
+        ("peak, in backward", "41.0 GiB"),
+        ("at the peak: allocated in forward", "29.0 GiB"),
+    ]
     others = {"saved for backward": "30.0 GiB", "growth over the step": "0 bytes"}
     assert {row[0]: row[1] for row in memory[-3:]} == {**others, "allocations": "5,309"}
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
@@ -97,7 +100,7 @@ def test_the_verdict_of_the_counts_in_words() -> None:
         (NO_FINDINGS, "the same as in the baseline", "the same as in arm A"),
         (NO_FINDINGS.replace(compared=False), "not judged", "not judged"),
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),
-        (NOT_COUNTED.replace(compared=True), "not counted", "as in arm A"),
+        (NOT_COUNTED.replace(compared=True), "not counted", "the same as in arm A"),
     ):
         assert counts.outcome_of_counts(check) == alone
         assert counts.outcome_of_counts(check, "arm A") == next_to_an_arm

@@ -74,7 +74,7 @@ def test_what_did_not_run_is_told_with_its_reason() -> None:
     assert parsed.said("li") == ["no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail"]
     assert parsed.rows[-1][1] == "it needs 2 nodes of 8, this is one machine"
     cut = make_session(0).replace(status="interrupted", interrupted_case="lost-case")
-    assert "**The session was interrupted: lost-case was not judged;" in render([cut])
+    assert "**The session was interrupted: lost-case was not judged." in render([cut])
 
 
 MARKUP = (EVIL, "a|b", "`x`", "**a** _b_ __c__ ~~d~~", "[a](http://x)", "<b>", "&lt;", "\\|", "![a](b)")

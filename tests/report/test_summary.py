@@ -143,7 +143,7 @@ def test_interrupted_session_names_what_was_lost() -> None:
     assert summary.interruption(SESSION) is None
     assert summary.interruption(cut) == "The session was interrupted. Later cases were not measured."
     cut = cut.replace(interrupted_case="c-1")
-    assert "interrupted: c-1 was not judged;" in str(summary.interruption(cut))
+    assert "interrupted: c-1 was not judged." in str(summary.interruption(cut))
     killed = summary.interruption(cut.replace(status="running", interrupted_launches=(now(),)))
     why = "c-1 was not judged (1 launch of it in results.json). Later cases are not measured."
     assert killed == f"The session is running, or was killed: {why}"
@@ -159,7 +159,7 @@ def test_one_line_covers_what_needs_no_action() -> None:
         "2 passed (1 blind)",
     ]
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
-    assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
+    assert line.startswith("blind: in 2 of 3 cases, noise hides changes as large as the tolerance")
     assert line.endswith("How large: see -v or the HTML report")
     slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
     assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
@@ -176,7 +176,7 @@ def test_counts_each_distinct_note_once() -> None:
     notes = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
     assert summary.in_short([noted, other, noted]) == notes
     *shown, more = summary.in_short([make_result(now().replace(notes=tuple("abcdefg")))])
-    assert (len(shown), more) == (5, "2 notes more: see -v or the HTML report")
+    assert (len(shown), more) == (5, "2 notes not shown: see -v or the HTML report")
     machine = samples.make_gpu_machine().replace(note="unknown peak")
     run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
     result = make_result(run, run.replace(notes=()), before=None)

@@ -105,9 +105,9 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        *(({"dry", name}, f"--perf-dry excludes --perf-{name} (a dry run only") for name in OF_LAUNCHES),
-        ({"dry", "resume"}, "--perf-dry excludes --perf-resume (dry runs"),
-        ({"against", "resume"}, "--perf-against excludes --perf-resume (comparisons"),
+        *(({"dry", name}, rf"--perf-dry excludes --perf-{name} \(a dry run only") for name in OF_LAUNCHES),
+        ({"dry", "resume"}, r"--perf-dry excludes --perf-resume \(dry runs"),
+        ({"against", "resume"}, r"--perf-against excludes --perf-resume \(comparisons"),
     ],
 )
 def test_names_options_that_conflict(given: set[str], said: str) -> None:

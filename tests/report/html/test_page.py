@@ -270,7 +270,7 @@ def test_arm_comparison_shows_both_arms_launches() -> None:
     said = Page(page)
     headings = [heading for heading in said.said("h4") if "Launches" in heading]
     assert headings == ["Launches and memory", "Launches of arm A"]
-    assert {"Not as in arm A", "Profile of a step"} <= set(said.said("h4"))
+    assert {"Different from arm A", "Profile of a step"} <= set(said.said("h4"))
     assert "nvjet_gemm" in said.said("th")
     assert "B vs A (99%)" in page
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)

@@ -97,7 +97,7 @@ def test_more_work_needs_a_reason(repository: Path) -> None:
     accept("1", 5, **seen())
     before = written()
     measured("2", 5, tokens_per_s=60_000, **seen(MORE))
-    why = "a step does more (all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB))"
+    why = "a step does more work (all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB))"
     for options, on in (([], MACHINE.hardware_class), (["--only-counts"], "cpu")):
         refused = told("accept", *options, status=1)
         assert f"{on}: {why}. To accept it anyway, give --reason" in refused

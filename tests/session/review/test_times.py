@@ -103,14 +103,14 @@ WHY = "To accept it anyway, give --reason"
     ("before", "now", "said"),
     [
         ({}, {"tokens_per_s": 60_000}, None),
-        ({}, {"tokens_per_s": 40_000}, f"tokens/s gets worse (50,150 -> 40,120): {WHY}"),
-        (FEW_STALLS, STALLS, f"tokens/s with stalls gets worse (49,000 -> 40,000): {WHY}"),
+        ({}, {"tokens_per_s": 40_000}, f"tokens/s gets worse (50,150 -> 40,120). {WHY}"),
+        (FEW_STALLS, STALLS, f"tokens/s with stalls gets worse (49,000 -> 40,000). {WHY}"),
         (FEW_STALLS, {**FEW_STALLS, "loss": LOSS}, "the loss over 0 to 10% of the steps is 4.9"),
         (memory(1), memory(0), None),
         (memory(0), memory(0), None),
         (memory(1), memory(1.004), None),
-        (memory(0), memory(1), f"peak memory gets worse (0 bytes -> 1.00 MiB): {WHY}"),
-        (memory(1), memory(1.006), f"peak memory gets worse (1.00 MiB -> 1.01 MiB): {WHY}"),
+        (memory(0), memory(1), f"peak memory gets worse (0 bytes -> 1.00 MiB). {WHY}"),
+        (memory(1), memory(1.006), f"peak memory gets worse (1.00 MiB -> 1.01 MiB). {WHY}"),
         (memory(0), memory(None), "peak memory is in the baseline, but was not measured"),
         (memory(None), memory(1), None),
     ],
@@ -159,7 +159,7 @@ def test_shows_and_judges_package_metrics(repository: Path, packages: Packages) 
     assert "weights: new -> 1.86 GiB" in accept("1", 5, figures=make_figures(extra={"weights": 2e9}))
     assert "weights: 1.86 GiB, 1.86 GiB, " in told("show", "*")
     worse = accept("2", 5, status=1, figures=make_figures(extra={"weights": 4e9}))
-    assert f"weights gets worse (1.86 GiB -> 3.73 GiB): {WHY}" in worse
+    assert f"weights gets worse (1.86 GiB -> 3.73 GiB). {WHY}" in worse
     packages.uninstall("extra-weights")
     assert "weights (its package is not installed): 2,000,000,000.00, " in told("show", "*")
     told("accept")
