@@ -1,4 +1,4 @@
-"""Run the command `perfsuite` as `python -m perfsuite.cli` if its script is not on the path."""
+"""Run `perfsuite` as `python -m perfsuite.cli`, for example if its script is not on the PATH."""
 
 from perfsuite.cli.app import app
 

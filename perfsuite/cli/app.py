@@ -31,7 +31,7 @@ _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 class _LazyCommands(Mapping[str, Any]):
-    """The commands that packages name as entry points, each imported when it is used."""
+    """The commands that packages declare as entry points. Each is imported when it is used."""
 
     def __iter__(self) -> Iterator[str]:
         place = {name: number for number, name in enumerate(_PANEL_OF)}
@@ -62,10 +62,10 @@ def _join_lines(command: Any) -> None:
 
 
 def command_of(extension: Extension) -> Any:
-    """Import a command. Raises `ExtensionError` if it cannot be imported, or is not a command."""
+    """Import a command. Raises `ExtensionError` if it cannot be imported or is not a command."""
     loaded = extension.load()
     if not callable(loaded):
-        raise extension.error(f"it is {loaded!r}: name a function, or a typer.Typer for several")
+        raise extension.error(f"it is {loaded!r}: name a function, or a typer.Typer for several commands")
     try:
         if isinstance(loaded, typer.Typer):
             return typer.main.get_group(loaded)
@@ -73,12 +73,12 @@ def command_of(extension: Extension) -> Any:
         alone.command()(loaded)
         return typer.main.get_command(alone)
     except Exception as error:
-        problem = f"typer cannot make a command of it ({type(error).__name__}: {error}): fix it"
+        problem = f"typer cannot turn it into a command ({type(error).__name__}: {error}): fix it"
         raise extension.error(problem) from error
 
 
 def _unusable(error: ExtensionError) -> Any:
-    """Return a command that says in the list of commands, and when it is run, why it cannot be used."""
+    """Return a command that reports, in the list of commands and when it is run, why it cannot be used."""
     alone = typer.Typer(add_completion=False)
     any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -104,20 +104,20 @@ class _Commands(TyperGroup):
         return list(self.commands)
 
     def main(self, *words: Any, **options: Any) -> Any:
-        """Run a command. Characters that standard output cannot encode, as in the locale C, are escaped."""
+        """Run a command. Characters that standard output cannot encode (as in the C locale) are escaped."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             try:
                 return super().main(*words, **options)
-            except PerfsuiteError as error:  # from the list of commands, before any is invoked
+            except PerfsuiteError as error:  # raised by the list of commands, before one is invoked
                 console(stderr=True).print(f"perfsuite: {error}", style="red")
                 raise SystemExit(2) from None
             finally:
-                sys.stdout.flush()  # later, nobody would catch its errors
+                sys.stdout.flush()  # errors of a later flush would not be caught
         except OSError as error:
             sys.stdout = io.StringIO()  # keeps Python from repeating the failed write at exit
-            if error.errno == errno.EPIPE:  # the reader of the output has gone: end as typer does
+            if error.errno == errno.EPIPE:  # the reader of the output is gone: exit as typer does
                 raise SystemExit(1) from None
             where = "" if error.filename is None else f"{error.filename}: "
             with contextlib.suppress(OSError):
@@ -137,9 +137,9 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    help="Performance regression tests for distributed training.\n\nExit status: 0, or 1 for a finding (a "
-    "regression, a fault that was not caught, a check that failed), or 2 for an error; compare, bisect, "
-    "releases, doctor, judge (of logs) and selftest end with 3 where they cannot decide.",
+    help="Performance regression tests for distributed training.\n\nExit status: 0; 1 for a finding (a "
+    "regression, a fault that was not caught, a failed check); 2 for an error; 3 if compare, bisect, "
+    "releases, doctor, selftest or judge (for logs) cannot decide.",
     no_args_is_help=True,
     cls=_Commands,
 )
@@ -158,11 +158,13 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take defaults of --store, --baselines and --cases from pytest's ini file, as pytest itself does."""
+    """Take the defaults of --store, --baselines and --cases from pytest's ini file, as pytest does."""
     try:
         here = Path.cwd()
     except OSError as error:
-        raise FileError(f"the current directory: {error.strerror}. Change to one that exists") from None
+        raise FileError(
+            f"the current directory: {error.strerror}. Change to a directory that exists"
+        ) from None
     directories = read_ini(here).directories()
 
     def below(command: Any) -> dict[str, Any]:

@@ -28,22 +28,22 @@ from perfsuite.session.review.times import PROFILES, TIMES, B, Refused, Shown, p
 
 J = TypeVar("J", Baseline, CountBaseline)
 app = typer.Typer(
-    no_args_is_help=True, help="Review baselines: what each case reached when somebody accepted it."
+    no_args_is_help=True, help="Review baselines: the results of each case that somebody accepted."
 )
 
 HardwareClass = Annotated[
     str | None, typer.Option("--hardware-class", help="Hardware class (default: that of this machine).")
 ]
-CaseGlob = Annotated[str, typer.Argument(help="Pattern of case ids, in which * and ? match.")]
+CaseGlob = Annotated[str, typer.Argument(help="Pattern of case ids, with the wildcards * and ?.")]
 ANOTHER_MACHINE = (
-    "Take also launches that were set aside only because the machine differed from the baseline's."
+    "Also take launches that were set aside only because the machine differed from the baseline's."
 )
 
 
 @app.command("list")
 @shares("baselines", "store", "as_json")
 def list_baselines(*, shared: Shared) -> None:
-    """List every baseline, reviewed or only recorded here: of times and memory, then of counts."""
+    """List all baselines, reviewed or recorded here: first of times and memory, then of counts."""
     store = BaselineStore(shared.baselines, Store(shared.store).baselines)
     listed = [_listed(TIMES, store), _listed(COUNTS, store.counts)]
     if shared.as_json:
@@ -76,7 +76,7 @@ def _listed(shown: Shown[J], files: BaselineFiles[J]) -> tuple[list[dict[str, ob
 def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared) -> None:
     """Show baselines in full: launches, noise, settings, environment, who accepted them and why.
 
-    Below them are the counts of their steps, on every target: counts do not belong to a machine.
+    The baselines of counts follow, for every target, because counts are not tied to one machine.
     """
     store = BaselineStore(shared.baselines, Store(shared.store).baselines)
     machine_class = hardware_class or detect().hardware_class
@@ -84,7 +84,7 @@ def show(*, case: CaseGlob, hardware_class: HardwareClass = None, shared: Shared
     count_files = store.counts.files(case_ids=case)
     if not files and not count_files:
         raise FileError(
-            f"no baseline matches {case!r} on {machine_class} in {store}; see: perfsuite baseline list"
+            f"no baseline matches {case!r} on {machine_class} in {store}. To see all: perfsuite baseline list"
         )
     if shared.as_json:
         contents = [(file, documents.plain(store.read(file))) for file in files]
@@ -118,10 +118,10 @@ def _show(shown: Shown[J], recorded: J, file: Path, more: Sequence[str] = ()) ->
 @shares("baselines", "as_json")
 def diff(
     *,
-    ref: Annotated[str, typer.Argument(help="Commit, branch or tag of git to compare with.")] = "HEAD",
+    ref: Annotated[str, typer.Argument(help="Git commit, branch or tag to compare with.")] = "HEAD",
     shared: Shared,
 ) -> None:
-    """Show what changed in the reviewed baselines since a git ref, in numbers rather than lines."""
+    """Show the changes in the reviewed baselines since a git ref, as numbers instead of lines."""
     root = Path(git("rev-parse", "--show-toplevel", cwd=Path()).strip())
     commit = commit_of(ref, cwd=root)
     store = BaselineStore(shared.baselines.resolve())
@@ -158,7 +158,9 @@ def _changed(
             content = documents.parse(git("show", f"{ref}:{name}", cwd=root))
             before = files.kind.model_validate(content, context=documents.FROM_FILE)
         except (ValueError, RecursionError) as error:
-            raise Refused(f"{name} at {ref} is no baseline that this perfsuite reads: {error}") from None
+            raise Refused(
+                f"{name} at {ref} is not a baseline that this perfsuite can read: {error}"
+            ) from None
     now = documents.read(file, files.kind) if is_there(file) else None
     row: dict[str, object] = {"file": name}
     for key, document in (("before", before), ("now", now)):
@@ -175,23 +177,25 @@ def accept(
         str | None,
         typer.Option("--hardware-class", help="Hardware class (default: those of the newest session)."),
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Why a baseline may become slower or larger.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Reason why a baseline may become slower or larger.")
+    ] = None,
     another_machine: Annotated[bool, typer.Option("--another-machine", help=ANOTHER_MACHINE)] = False,
     sessions: Annotated[
-        int, typer.Option(help="Number of sessions whose launches are taken, the newest ones.", min=1)
+        int, typer.Option(help="Number of newest sessions whose launches are taken.", min=1)
     ] = 1,
     only_counts: Annotated[
-        bool, typer.Option("--only-counts", help="Accept counts, of any machine, and no times.")
+        bool, typer.Option("--only-counts", help="Accept only counts, from any machine, and no times.")
     ] = False,
     shared: Shared,
 ) -> None:
     """Accept measured runs as the reviewed baseline of their case, and list the files to commit.
 
-    It takes the launches that the newest session that measured a case judged as healthy, at least 5, on the
-    hardware classes of the newest session of all. `--sessions 3` also takes those of the two before, so that
-    the baseline knows how much one day differs from another. Launches whose settings differ from the newest
-    one's are left out. What the newest session counted is accepted with them, and the profile that
-    `--perf-explain` took in it. `--only-counts` accepts the counts alone: one launch is enough, on any
+    The launches of a case are taken from the newest session that measured it, for the hardware classes of the
+    newest session of all. At least 5 of them must be healthy. `--sessions 3` also takes the launches of the
+    two sessions before, so that the baseline shows how much days differ. Launches whose settings differ from
+    those of the newest launch are left out. The counts of the newest session, and its profile from
+    `--perf-explain`, are also accepted. `--only-counts` accepts only counts: one launch is enough, on any
     machine, healthy or not. The exit status is 1 if a case was not accepted.
     """
     local = Store(shared.store)
@@ -226,12 +230,12 @@ def refresh(
     out: Out = Path("out"),
     shared: Shared,
 ) -> None:
-    """Measure cases with ten launches each, and make these their reviewed baselines, to commit.
+    """Measure cases with ten launches each, and write the results as reviewed baselines, to commit.
 
     The exit status is 2 if nothing new was measured.
     """
     check_asked(hardware, shared.cases)
     if not reason.strip():
-        raise CaseError("--reason is empty: say why a baseline may change, as 'torch 2.14'")
+        raise CaseError("--reason is empty: say why a baseline may change, such as 'torch 2.14'")
     if not refreshed(hardware, reason, pytest_options or (), out, shared.cases, shared.baselines):
         raise typer.Exit(2)

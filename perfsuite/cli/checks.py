@@ -9,7 +9,7 @@ STYLES: dict[Status, str] = {"pass": "green", "fail": "red", "unknown": "yellow"
 
 
 def show(row: Row, width: int) -> None:
-    """Print a row, and its advice below; the names of checks take `width` columns."""
+    """Print a row with its advice below. The name of the check is padded to `width` characters."""
     style = STYLES[row.status]
     out = console()
     out.print(Text.assemble((f"{row.status:<9}", style), (f"{row.check:<{width}}", "bold"), row.found))

@@ -24,20 +24,20 @@ from perfsuite.report.console import console, print_json
 def doctor(
     *,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Check the machine only, without training, in some seconds.")
+        bool, typer.Option("--quick", help="Check only the machine, without training; takes a few seconds.")
     ] = False,
     expect: Annotated[
         str | None,
-        typer.Option(help="Hardware marker, such as h100: exit with 2 unless it selects cases here."),
+        typer.Option(help="Hardware marker, such as h100: exit with status 2 unless it selects cases here."),
     ] = None,
     shared: Shared,
 ) -> None:
-    """Check what this machine is, and whether it measures reliably. Run it before the first night here.
+    """Check whether this machine measures reliably. Run it before the first nightly run on this machine.
 
-    It names the hardware class and the markers that select cases here. It checks torch, driver, permissions
-    and other processes; trains a small model to compare clocks and memory counters; then makes some launches
-    on every device for their noise. The exit status is 1 if a check fails. It is 3 if one has no result, for
-    example while others use the machine.
+    It names the hardware class and the markers that select cases here. It checks torch, the driver,
+    permissions and other processes. It trains a small model to compare clocks and memory counters. Then it
+    launches a small case on every device a few times, to estimate the noise. The exit status is 1 if a check
+    fails. It is 3 if a check has no result, for example while other jobs use the machine.
     """
     expected = _expected(expect)
     err = console(stderr=True)
@@ -65,7 +65,7 @@ def _expected(marker: str | None) -> Machine:
     error = hardware_error(marker)
     if error is not None:
         raise CaseError(f"--expect {marker}: {error}")
-    detected = detect_cpu("not looked at: --expect cpu") if marker == "cpu" else detect()
+    detected = detect_cpu("not checked: --expect cpu") if marker == "cpu" else detect()
     reason = machine.why_not(detected, marker)
     if reason is not None:
         raise CaseError(f"no {marker} here: {reason}" + (f"; {detected.note}" if detected.note else ""))

@@ -18,16 +18,16 @@ def dry_run(
     case: Ids = None,
     k: Expression = None,
     rank: Annotated[
-        int | None, typer.Option(help="Rank to run (default: those that show what all ranks do).")
+        int | None, typer.Option(help="Rank to run (default: the ranks that represent all others).")
     ] = None,
     device: Annotated[
-        Device | None, typer.Option(help="Device to pretend (default: the GPU that the case is meant for).")
+        Device | None, typer.Option(help="Device to simulate (default: the GPU that the case is meant for).")
     ] = None,
     shared: Shared,
 ) -> None:
-    """Show what a step of a case does at its full size, and whether it fits, in one process without hardware.
+    """Show the work of a step at full size, and whether the case fits, in one process without hardware.
 
-    The exit status is 1 if the counts are worse than their baseline's, or a dry run fails. It is 2 if a case
+    The exit status is 1 if counts are worse than in their baseline, or if a dry run fails. It is 2 if a case
     was refused.
     """
     chosen = selected(shared.cases, case, k)

@@ -24,12 +24,13 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RESULTS.json]...", help="Results of one or more sessions (default: the newest here)."
+            metavar="[RESULTS.json]...",
+            help="Results of one or more sessions (default: the newest in the store).",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write a report into this directory.")] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Explain the cases that passed, too, in the terminal.")
+        bool, typer.Option("--verbose", "-v", help="Also explain the cases that passed, in the terminal.")
     ] = False,
     shared: Shared,
 ) -> None:
@@ -40,7 +41,7 @@ def report(
     directory = report_directory(out)
     sessions = [documents.read(file, SessionFile) for file in files or stored_results(shared.store)[-1:]]
     if shared.as_json and directory is not None:
-        raise CaseError("--json with --out: a report has its results.json; leave one of them out")
+        raise CaseError("--json excludes --out (a report already has results.json): leave one of them out")
     if shared.as_json:
         content = [json.loads(session.as_json()) for session in sessions]  # the same as in the files
         typer.echo(json.dumps(content if len(content) > 1 else content[0], indent=1))

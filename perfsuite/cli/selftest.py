@@ -1,4 +1,4 @@
-"""`perfsuite selftest`: check that the gate catches every fault, structural ones in their counts."""
+"""`perfsuite selftest`: check that the gate catches every fault, and structural faults in the counts."""
 
 from itertools import chain
 from typing import Annotated
@@ -18,11 +18,11 @@ from perfsuite.launch.requirements import unsupported, wrong_torch
 from perfsuite.node.machine import detect
 from perfsuite.report.console import console, print_json
 
-WIDTH = 40  # columns for the name of a fault
+WIDTH = 40  # width of the column with the names of faults
 ANSWERS = {
-    "pass": ("every fault was caught, and a clean run was not", "green"),
-    "fail": ("the gate does not catch what it must: do not trust its verdicts here", "red"),
-    "unknown": ("part of the gate could not be tried: see the reasons above", "yellow"),
+    "pass": ("every fault was caught, and a clean run passed", "green"),
+    "fail": ("the gate missed a fault or failed a clean run: do not trust its verdicts here", "red"),
+    "unknown": ("part of the gate could not be tested: see the reasons above", "yellow"),
 }
 
 
@@ -30,17 +30,20 @@ ANSWERS = {
 def selftest(
     *,
     framework: Annotated[
-        str, typer.Option(help="Framework of the case: ddp trains for real, fake takes a moment.")
+        str,
+        typer.Option(
+            help="Framework of the case: `ddp` trains for real; `fake` only simulates, and takes a moment."
+        ),
     ] = "ddp",
     shared: Shared,
 ) -> None:
     """Inject every fault into a small case, and check that each is caught and that a clean run passes.
 
-    Faults that change what a step does are found by its counts, in one launch each, with `--framework=ddp`
-    and others that train.
+    With frameworks that train, such as `ddp`, faults that change the work of a step are injected as well.
+    They are found by its counts, in one launch each.
 
-    The exit status is 1 if a check fails. It is 3 if part of the gate could not be tried: the machine was too
-    unhealthy, or something is missing.
+    The exit status is 1 if a check fails. It is 3 if part of the gate could not be tested, because the
+    machine was too unhealthy or something is missing.
     """
     machine = detect()
     case = small_case(machine).replace(framework=framework)

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have: each is defined once, and means the same everywhere."""
+"""Options and arguments of several commands. Each is defined once, and means the same everywhere."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ SHARED: Mapping[Name, tuple[Any, object]] = {
         BASELINES,
     ),
     "as_json": (
-        Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else on standard output.")],
+        Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")],
         False,
     ),
 }
@@ -35,7 +35,7 @@ SHARED: Mapping[Name, tuple[Any, object]] = {
 
 
 class Shared:
-    """The values of those shared options that a command has declared."""
+    """The values of the shared options that a command has declared."""
 
     cases: Path
     store: Path
@@ -47,7 +47,7 @@ class Shared:
 
 
 def shares(*names: Name) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these shared options. It gets their values as its argument `shared`."""
+    """Add these shared options to a command, which gets their values as its argument `shared`."""
 
     def decorated(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -69,41 +69,41 @@ def shares(*names: Name) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def option(name: str) -> Any:
-    """Return an option of pytest as an option of a command."""
+    """Return a pytest option as an option of a command."""
     row = BY_NAME[name]
     return typer.Option(f"--{name}", help=sentence(row.help_with_default), metavar=row.metavar or None)
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital and a full stop."""
+    """Return text as a sentence, with a capital letter and a full stop."""
     return text[:1].upper() + text[1:].removesuffix(".") + "."
 
 
 def launcher_of(name: str | None) -> AnyLauncher:
-    """Return the launcher that `--launcher` names, or the default one; say which ones cannot be used."""
+    """Return the launcher that `--launcher` names, or the default. Report launchers that cannot be used."""
     for problem in launchers.installed(BY_NAME).problems.values():
         say(problem)
     return launchers.launcher(name)
 
 
 def tolerance(text: str) -> float:
-    """Parse `1%` or `0.01`, above 0 and up to `MOST_TOLERANCE`."""
+    """Parse a tolerance above 0 and up to `MOST_TOLERANCE`, such as `1%` or `0.01`."""
     value = fraction(text)
     if not 0 < value <= MOST_TOLERANCE:
-        allowed = f"expected above 0% and up to {MOST_TOLERANCE:.0%}, in percent or as a fraction: 1% or 0.01"
+        allowed = f"expected more than 0% and up to {MOST_TOLERANCE:.0%}, such as 1% or 0.01"
         raise typer.BadParameter(f"{text!r}, {allowed}")
     return value
 
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Ids of cases.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Case ids.")]
 Expression = Annotated[
-    str | None, typer.Option("-k", help="Select the cases with this expression of pytest, in place of ids.")
+    str | None, typer.Option("-k", help="Select the cases with a pytest -k expression instead of ids.")
 ]
 Hardware = Annotated[str, typer.Option(help="Hardware marker of the cases, such as h100.")]
 PytestOptions = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- PYTEST OPTIONS]...", help="More options of pytest, which win over those of this command."
+        metavar="[-- PYTEST OPTIONS]...", help="More pytest options, which override those of this command."
     ),
 ]
 Tolerance = Annotated[
@@ -111,55 +111,57 @@ Tolerance = Annotated[
     typer.Option(
         parser=tolerance,
         metavar="SHARE",
-        help="Growth of the time per token that matters, such as 3% (default: as for baselines).",
+        help="Increase in the time per token that matters, such as 3% (default: as for baselines).",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Directory of the report.")]
-Reason = Annotated[str, typer.Option(help="Why a baseline may become slower or larger.")]
+Reason = Annotated[str, typer.Option(help="Reason why a baseline may become slower or larger.")]
 Launcher = Annotated[str | None, option("launcher")]
 WaitQuiet = Annotated[str | None, option("wait-quiet")]
 MaxPairs = Annotated[str | None, option("max-pairs")]
 Yes = Annotated[bool, typer.Option("--yes", help="Download more than 1 GB of packages without asking.")]
-DryWay = Annotated[bool, typer.Option("--dry", help="Compare what a step does, in one dry run of each arm.")]
+DryWay = Annotated[
+    bool, typer.Option("--dry", help="Compare the work of a step, in one dry run of each arm.")
+]
 CountsWay = Annotated[
-    bool, typer.Option("--counts", help="Compare what a step does, in one launch of each arm.")
+    bool, typer.Option("--counts", help="Compare the work of a step, in one launch of each arm.")
 ]
 
 
 def check_way(*, dry: bool, counts: bool, of_times: Mapping[str, object]) -> None:
-    """Raise `CaseError` for two ways at once, or for counts with options `of_times`, which are by name."""
+    """Raise `CaseError` for two ways at once, or for counts with one of the options `of_times`."""
     if dry and counts:
-        raise CaseError("--dry with --counts: arms are compared one way; leave one of them out")
+        raise CaseError("--dry excludes --counts: leave one of them out")
     for name, value in of_times.items():
         if (dry or counts) and value is not None:
-            raise CaseError(f"--{name} is for times, and counts are compared exactly: leave it out")
+            raise CaseError(f"--{name} only applies to times, and counts are compared exactly: leave it out")
 
 
 def read(name: str, value: str | None) -> Any:
-    """Parse the value of an option of pytest. Raises `CaseError` for a bad one."""
+    """Parse the value of a pytest option. Raises `CaseError` if it is invalid."""
     return BY_NAME[name].read(f"--{name}", value)
 
 
 def report_directory(out: Path | None) -> Path | None:
-    """Return the directory of a report. Raises `CaseError` if it cannot be one."""
+    """Return the directory of a report. Raises `CaseError` if no report can be written there."""
     directory: Path | None = BY_NAME["report"].read("--out", None if out is None else str(out))
     return directory
 
 
 def options(**given: Path | str | None) -> Options:
-    """Return the options of a session in this directory, from the values of options by their names."""
+    """Return the options of a session in this directory, from values by option name."""
     values = {name.replace("_", "-"): value for name, value in given.items()}
     texts = {name: None if value is None else str(value) for name, value in values.items()}
     return options_of(Path.cwd(), {name: read(name, text) for name, text in texts.items()})
 
 
 def asks(*, yes: bool) -> Consent:
-    """Return a function that announces a download of pip and, on a terminal, asks before a large one."""
+    """Return a function that announces pip's downloads and, on a terminal, asks before a large one."""
 
     def consent(text: str, is_large: bool) -> bool:
         is_allowed = yes or not is_large
         if not is_allowed and not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return False  # nobody can answer, and the error gives the size
+            return False  # nobody can answer; the error states the size
         say(text)
         return is_allowed or typer.confirm("Download that much?", err=True)
 

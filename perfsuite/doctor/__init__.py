@@ -1,1 +1,1 @@
-"""Check a machine, and the gate itself: each module has the checks of one subject."""
+"""Check a machine and the gate itself. Each module has the checks of one subject."""

@@ -1,4 +1,4 @@
-"""All checks of a machine. The last of them are some launches."""
+"""Run all checks of a machine. The last checks launch a small case."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def examine(
         machine.neighbours_row(detected),
         machine.extensions_row(load_command),
     ]
-    say("importing torch" if quick else "training a small model in one process, bare and under the clock")
+    say("importing torch" if quick else "training a small model in one process, with and without the clock")
     probed = torch_checks.probe(detected, quick=quick)
     if isinstance(probed, Row):
         return [*rows, probed]

@@ -1,4 +1,4 @@
-"""Check the setup of the GPUs with NVML, and compare their speed with each other and the data sheet."""
+"""Check the setup of the GPUs with NVML. Compare their speed with each other and with the data sheet."""
 
 import importlib
 import os
@@ -15,27 +15,27 @@ from perfsuite.node.processes import JobProcesses
 from perfsuite.results.rank_report import RankReport
 from perfsuite.results.run import DeviceHealth
 
-MIN_SHARE_OF_PEAK = 0.4  # of the data sheet's dense peak in a 4096 x 4096 matmul: healthy cards exceed it
+MIN_SHARE_OF_PEAK = 0.4  # of the data sheet's dense peak in a 4096 x 4096 matmul; healthy GPUs exceed this
 NOT_REPORTED = "NVML does not report it"
 FABRIC_IS_UP = (3, 0)
 """State and status of a GPU whose NVLink fabric is set up: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS."""
 
 
 def gpu_rows(machine: Machine, nvml: Any | None = None) -> list[Row]:
-    """Check the setup of the GPUs, and for faulty cards, with NVML. `nvml` is `pynvml` by default."""
+    """Check the setup of the GPUs and look for faulty cards with NVML. `nvml` is `pynvml` by default."""
     if machine.device == "cpu":
         return []
     if nvml is None:
         nvml = importlib.import_module("pynvml")
-    gpus = Gpus(nvml, machine.devices, JobProcesses(os.getpid()))  # nothing is launched
+    gpus = Gpus(nvml, machine.devices, JobProcesses(os.getpid()))  # no launch is running
     cards = gpus.cards(gpus.used_bytes())
     fabric = gpus.fabric_states()
     notes = [*gpus.finish(), *(f"{card.name}: {fault}" for card in cards for fault in card.memory_faults)]
     if len(cards) < machine.devices:
-        return [unknown("NVML", "; ".join(notes), "ask nvidia-smi why")]
+        return [unknown("NVML", "; ".join(notes), "run nvidia-smi to see why")]
     faults = "; ".join(notes) or "no fault is known to the driver"
     return [
-        checked("GPU hardware", faults, ok=not notes, advice="see to the card first"),
+        checked("GPU hardware", faults, ok=not notes, advice="fix or replace the card first"),
         _power_row(cards),
         _alike_row("clocks", [_mhz(card) for card in cards]),
         _alike_row("ECC", [_on(card.ecc) for card in cards]),
@@ -49,7 +49,7 @@ def _nvlink_rows(cards: Sequence[DeviceHealth], fabric: Sequence[tuple[int, int]
     rows = [_alike_row("NVLink", links)] if any(links) else []
     if any(fabric):
         wrong = [card.name for card, state in zip(cards, fabric, strict=True) if state != FABRIC_IS_UP]
-        advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and see dmesg"
+        advice = "start NVIDIA's Fabric Manager (systemctl status nvidia-fabricmanager), and check dmesg"
         fabric_text = f"not initialized: {', '.join(wrong)}" if wrong else "initialized"
         rows.append(checked("NVLink fabric", fabric_text, ok=not wrong, advice=advice))
     return rows
@@ -68,7 +68,7 @@ def _power_row(cards: Sequence[DeviceHealth]) -> Row:
         if limit is not None and usual is not None and limit < usual
     ]
     if low:
-        advice = "raise it (nvidia-smi -pl) before baselines are recorded: it sets how fast these GPUs train"
+        advice = "raise it (nvidia-smi -pl) before recording baselines: it limits the speed of these GPUs"
         return unknown("power limit", "; ".join(low), advice)
     limits = sorted({f"{limit:.0f} W" for _, limit, _ in power_limits if limit is not None})
     return passed("power limit", ", ".join(limits)) if limits else unknown("power limit", NOT_REPORTED)
@@ -81,7 +81,7 @@ def _alike_row(check: str, values: Sequence[str | None]) -> Row:
     if len(distinct) == 1:
         return passed(check, distinct.pop())
     per_gpu = ", ".join(f"GPU {index}: {value or 'unknown'}" for index, value in enumerate(values))
-    return failed(check, per_gpu, "set all GPUs alike: the slowest one sets the pace of a step")
+    return failed(check, per_gpu, "configure all GPUs alike: the slowest GPU sets the pace of a step")
 
 
 def _mhz(card: DeviceHealth) -> str | None:
@@ -96,7 +96,7 @@ def _on(flag: bool | None) -> str | None:
 
 
 def device_rows(reports: Sequence[RankReport], machine: Machine) -> list[Row]:
-    """Compare the rates of the GPUs in the same work: slowest with fastest, and with the data sheet."""
+    """Compare the rates of the GPUs in the same work: the slowest with the fastest and the data sheet."""
     if machine.device == "cpu":  # the ranks share the cores
         return []
     rates = defaultdict[str, dict[int, list[float]]](lambda: defaultdict(list))
@@ -119,8 +119,8 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
     if lag is not None:
         rank, _, behind = lag
         advice = (
-            f"GPU {rank} is {behind:.0%} slower than the fastest: look at its clocks, its power limit, its "
-            "link, and who else uses it"
+            f"GPU {rank} is {behind:.0%} slower than the fastest: check its clocks, its power limit, its "
+            "link, and other processes that use it"
         )
         return failed(name, rates_text, advice)
     peak = machine.peak_flops("bf16") if name == "matmul_tflops" else None
@@ -128,11 +128,9 @@ def _device_row(name: str, rates: dict[int, float], machine: Machine) -> Row:
         share = lowest * 1e12 / peak
         rates_text += f", {share:.0%} of the data sheet's peak"
         if share < MIN_SHARE_OF_PEAK:
-            advice = f"at least {MIN_SHARE_OF_PEAK:.0%} is usual: look at clocks, power limit and temperature"
+            advice = f"at least {MIN_SHARE_OF_PEAK:.0%} is usual: check clocks, power limit and temperature"
             return failed(name, rates_text, advice)
     elif len(rates) == 1:
-        advice = (
-            "there is no other GPU here to compare it with: compare it with another machine of this class"
-        )
+        advice = "there is no other GPU here to compare it with: compare it with a machine of the same class"
         return unknown(name, rates_text, advice)
     return passed(name, rates_text)

@@ -1,4 +1,4 @@
-"""The faults of `perfsuite selftest` that change seconds, memory or the loss, or end a launch."""
+"""The faults of `perfsuite selftest` that change step times, memory or the loss, or end a launch."""
 
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from perfsuite.verdict.overall import Reference
 class Expectation(NamedTuple):
     """A fault, and the correct verdicts for it."""
 
-    inject: str | None  # the fault as `perfsuite.case.fault.Fault` reads it; None injects nothing
+    inject: str | None  # the fault, in the format of `perfsuite.case.fault.Fault`; None: no fault
     outcomes: tuple[Outcome, ...] = ("failed",)
     failure: FailureKind | None = None
     metric: str | None = None  # a metric that must have regressed
@@ -48,11 +48,11 @@ EXPECTED = (
     Expectation("hang", failure="timeout"),
 )
 CLEAN = Expectation(None, ("passed", "improved", "inconclusive"))
-"""Without a fault, the case must neither regress nor fail; the rest depends on the machine's noise."""
-BASELINE_LAUNCHES = 5  # launches of the baseline, which is recorded first
+"""Without a fault, the case must neither regress nor fail. Other outcomes depend on the machine's noise."""
+BASELINE_LAUNCHES = 5  # number of launches of the baseline, which is recorded first
 HANG_TIMEOUT_S = {"cpu": 45, "cuda": 120}
-"""Deadline of the launch that hangs, by device: GPUs take longer to start, the more so the more there are."""
-UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # more than usual: these do not test the gate
+"""Deadline of the launch that hangs, in seconds, by device. GPUs take longer to start, especially many."""
+UNHEALTHY_LAUNCHES = 3 * MAX_UNHEALTHY  # more than usual, because unhealthy launches do not test the gate
 
 
 def small_case(machine: Machine) -> Case:
@@ -74,7 +74,7 @@ def small_case(machine: Machine) -> Case:
 def inject_all(
     case: Case, machine: Machine, *, expectations: tuple[Expectation, ...] = EXPECTED
 ) -> Iterator[Row]:
-    """Record a baseline, try each fault, and last the case without a fault. Yields a row for each."""
+    """Record a baseline, test each fault, and finally test the case without a fault. Yields their rows."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         root = Path(directory)
         policy = Policy(record_launches=BASELINE_LAUNCHES)
@@ -86,7 +86,7 @@ def inject_all(
             return
         yield passed("baseline", observed)
         recorded = from_runs(verdict.healthy(runs))
-        for expected in (*expectations, CLEAN):  # last, to expose processes that a fault left behind
+        for expected in (*expectations, CLEAN):  # CLEAN is last, to expose processes left behind
             yield _judged(case, machine, root, expected, recorded)
 
 

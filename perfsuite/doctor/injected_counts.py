@@ -1,4 +1,4 @@
-"""The faults of `perfsuite selftest` that change the work of a step: its counts show them in one launch."""
+"""The faults of `perfsuite selftest` that change the work of a step. Counts show them in one launch."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ class Base(NamedTuple):
     """A case, and the finding that its counts must have for each fault."""
 
     case: Case
-    faults: Mapping[Structural, str]  # text in the field of the finding that identifies each fault
+    faults: Mapping[Structural, str]  # by fault, a text that the field of its finding contains
 
 
 def bases(machine: Machine) -> tuple[Base, ...]:
@@ -55,12 +55,12 @@ def bases(machine: Machine) -> tuple[Base, ...]:
 
 
 def inject_structural(machine: Machine) -> Iterator[Row]:
-    """Try each fault, and each case without one, in one launch. Yields a row for each."""
+    """Test each fault, and each case without a fault, in one launch each. Yields a row per launch."""
     with tempfile.TemporaryDirectory(prefix="perfsuite-selftest-") as directory:
         for base in bases(machine):
             reason = unsupported(base.case, machine)
             if reason is not None:
-                yield from (unknown(f"inject {kind}", "not tried here", reason) for kind in base.faults)
+                yield from (unknown(f"inject {kind}", "not tested here", reason) for kind in base.faults)
             else:
                 yield from _counted(base, machine, Path(directory))
 
@@ -81,7 +81,7 @@ def _counted(base: Base, machine: Machine, directory: Path) -> Iterator[Row]:
 
 
 def _row(name: str, run: Run, before: Run, field: str | None) -> Row:
-    """Return the row of a launch, which passes if the gate finds `field`, or nothing if that is None."""
+    """Return the row of a launch. It passes if the gate finds `field`, or finds nothing if that is None."""
     expected = f"expected {field or 'no finding'}"
     why = _why_nothing_counted(run)
     if why is not None:

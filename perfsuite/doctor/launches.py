@@ -1,4 +1,4 @@
-"""Launch on every device: check that launches are measured, how they scatter, and what the gate can find."""
+"""Launch a case on every device, and check its measurement, its noise, and what the gate can find."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.overall import Reference
 from perfsuite.verdict.sequential import Noise, minimum_detectable_drop
 
-LAUNCHES = 5  # launches from which the noise is estimated
+LAUNCHES = 5  # number of launches from which the noise is estimated
 REVIEWED_LAUNCHES = 10
 REVIEWED_DEGREES = 30
 """Launches of a typical reviewed baseline, and degrees of freedom of the noise from several of them."""
@@ -42,31 +42,31 @@ def launch_rows(machine: Machine, say: Callable[[str], None]) -> list[Row]:
 
 
 def well_row(runs: Sequence[Run], verdict: Verdict) -> Row:
-    """Check that all launches were measured, on a healthy machine."""
+    """Check that all launches were measured on a healthy machine."""
     if verdict.outcome == "recorded" and not verdict.unhealthy_launches:
-        return passed("launches", f"{len(runs)} measured, the machine was well")
-    advice = "see to it before the night: such launches are set aside, and verdicts need others"
+        return passed("launches", f"{len(runs)} measured, on a healthy machine")
+    advice = "fix this before the nightly run: such launches are set aside and have to be repeated"
     return failed("launches", "; ".join(verdict.reasons) or verdict.outcome, advice)
 
 
 def noise_row(runs: Sequence[Run], verdict: Verdict, machine: Machine) -> Row:
-    """Estimate the noise between launches, and check that the gate finds drops of the usual tolerance."""
+    """Estimate the noise between launches, and check that the gate finds drops as large as the tolerance."""
     healthy = [run for run in verdict.healthy(runs) if run.failure is None]
     noise = class_noise([from_runs(healthy)]).of(TOKENS_PER_S) if len(healthy) > 2 else None
     if noise is None:
-        observed = f"{plural(len(healthy), 'healthy launch')} are too few to estimate it"
-        return unknown("noise", observed, "look again when it is quiet")
+        observed = f"{plural(len(healthy), 'healthy launch')} are too few to estimate the noise"
+        return unknown("noise", observed, "check again when the machine is quiet")
     now = minimum_detectable_drop(noise=noise, baseline_launches=len(healthy))
     reviewed = Noise(sigma=noise.sigma, degrees_of_freedom=REVIEWED_DEGREES)
     later = minimum_detectable_drop(noise=reviewed, baseline_launches=REVIEWED_LAUNCHES)
     allowed = TOKENS_PER_S.tolerance(machine.device)
     by = [f"{TOKENS_PER_S.bound(of_cost):.1%}" for of_cost in (now, later, allowed)]
     observed = (
-        f"{noise.sigma:.2%} between launches, so drops of tokens/s by {by[0]} are found now and by {by[1]} "
-        f"with reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} are allowed"
+        f"{noise.sigma:.2%} between launches, so drops in tokens/s of {by[0]} are found now, and of {by[1]} "
+        f"with reviewed baselines of {REVIEWED_LAUNCHES} launches; {by[2]} is allowed"
     )
     advice = (
-        f"verdicts here are called blind to drops below {by[1]}: lock the clocks, keep others off, or take "
-        "longer steps"
+        f"verdicts here are marked as blind to drops below {by[1]}: lock the clocks, keep other jobs off the "
+        "machine, or take longer steps"
     )
     return checked("noise", observed, ok=later <= allowed, advice=advice)

@@ -1,4 +1,4 @@
-"""Check the machine, the limits of a process, other users, and the installed extensions."""
+"""Check the machine, the limits of this process, other users, and the installed extensions."""
 
 import os
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from perfsuite.launch.quiet import Neighbours
 from perfsuite.report.progress import silent
 from perfsuite.results import metric
 
-SHARED_MEMORY_BYTES = 2**30  # least size of /dev/shm, which NCCL uses; containers have 64 MiB by default
+SHARED_MEMORY_BYTES = 2**30  # minimum size of /dev/shm, which NCCL uses; containers have 64 MiB by default
 
 
 def machine_rows(machine: Machine) -> list[Row]:
-    """Name the machine, unknown facts about it, and the markers that select cases here."""
+    """Describe the machine, unknown facts about it, and the markers that select cases here."""
     devices = "GPUs" if machine.device == "cuda" else "cores"
     parts = (f"{machine.devices} {devices}", machine.device_name, f"{machine.memory_bytes / 2**30:.0f} GiB")
     rows = [passed("machine", f"{machine.hardware_class}: {', '.join(parts)}")]
@@ -31,7 +31,10 @@ def machine_rows(machine: Machine) -> list[Row]:
     elif machine.note is not None:
         rows.append(passed("GPUs", machine.note))
     here = [f"-m {name}" for name in ACCELERATORS if why_not(machine, name) is None]
-    return [*rows, passed("cases run here", f"{', '.join(here)} (why not another: --expect MARKER)")]
+    return [
+        *rows,
+        passed("cases run here", f"{', '.join(here)} (to see why another does not: --expect MARKER)"),
+    ]
 
 
 def why_not(machine: Machine, hardware: str) -> str | None:
@@ -47,16 +50,17 @@ def system_rows(machine: Machine, *, root: Path = Path("/")) -> list[Row]:
     there = sum(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
     if machine.device == "cuda" and machine.devices < there:
         observed = f"{machine.devices} of the {there} GPUs are visible: cases of more than {machine.devices} "
-        observed += "processes are skipped, and what others do on the rest slows these unseen"
+        observed += "processes are skipped, and jobs on the hidden GPUs can slow these down unnoticed"
         advice = (
-            "show all (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the rest idle"
+            "show all GPUs (CUDA_VISIBLE_DEVICES, --gpus=all, nvidia.com/gpu of the pod), or keep the hidden "
+            "GPUs idle"
         )
         rows.append(unknown("hidden GPUs", observed, advice))
     return rows
 
 
 def _is_gpu(device: Path) -> bool:
-    """Return whether an entry of the PCI bus, which containers see in full, is an NVIDIA GPU."""
+    """Return whether an entry of the PCI bus is an NVIDIA GPU. Containers see the entire bus."""
     try:
         vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
     except OSError:
@@ -69,13 +73,13 @@ def _cores_row(machine: Machine, root: Path) -> Row:
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
-        return passed("cores", f"{cores}, and no limit of a cgroup is to be seen")
+        return passed("cores", f"{cores}, without a visible cgroup limit")
     if quota == "max" or int(quota) >= cores * int(period):
-        return passed("cores", f"{cores}, all of their time")
+        return passed("cores", f"{cores}, without a limit on their time")
     return (failed if machine.device == "cpu" else unknown)(
         "cores",
-        f"{cores} cores are visible, and a cgroup grants the time of {int(quota) / int(period):.1f}",
-        "start the container with whole cores (--cpuset-cpus) in place of a share of their time: "
+        f"{cores} cores are visible, but a cgroup only grants the time of {int(quota) / int(period):.1f}",
+        "start the container with whole cores (--cpuset-cpus) instead of a share of their time: "
         "a process that has used its share is paused until the next period",
     )
 
@@ -86,8 +90,8 @@ def _peak_reset_row(machine: Machine, root: Path) -> Row:
         return passed("peak memory reset", f"{file} can be written")
     return (failed if machine.device == "cpu" else unknown)(
         "peak memory reset",
-        f"{file} cannot be written: peaks on a CPU hold what building the model needed",
-        "run in a container whose /proc is not read-only, or compare GPU memory alone",
+        f"{file} cannot be written: peaks on a CPU include the memory for building the model",
+        "run in a container whose /proc is not read-only, or compare only GPU memory",
     )
 
 
@@ -102,23 +106,23 @@ def _shared_memory_row(root: Path) -> Row:
     return unknown(
         "shared memory",
         f"/dev/shm holds {size / 2**20:.0f} MiB",
-        "NCCL fails where it needs more between GPUs, and a DataLoader's workers die of a bus error: start "
-        "the container with --ipc=host or --shm-size=8g, or mount an emptyDir of medium Memory in the pod",
+        "NCCL fails if it needs more between GPUs, and workers of a DataLoader die with a bus error: start "
+        "the container with --ipc=host or --shm-size=8g, or mount an emptyDir with medium Memory in the pod",
     )
 
 
 def neighbours_row(machine: Machine, neighbours: Neighbours | None = None) -> Row:
-    """Check that nobody else uses the cores, or memory of the GPUs, now. Without them it may be good."""
+    """Check that nobody else uses the cores or GPU memory now. If somebody does, the result is unknown."""
     watched = Neighbours(say=silent, show=silent) if neighbours is None else neighbours
     others = watched.look(machine, machine.devices)
     if not others:
         return passed("other processes", "none uses the machine")
-    advice = "end them, or measure at another hour: launches while they run are set aside"
+    advice = "end them, or measure at another time: launches are set aside while they run"
     return unknown("other processes", "; ".join(others), advice)
 
 
 def extensions_row(load_command: Callable[[Extension], object]) -> Row:
-    """Import the extensions in other packages: each must have a unique name and the right type."""
+    """Import the extensions in other packages. Each must have a unique name and the right type."""
     problems = [
         *extensions.problems(COMMANDS, load_command),
         *extensions.problems(FRAMEWORKS, load_framework),

@@ -7,7 +7,7 @@ from perfsuite.documents import Data
 
 Status = Literal["pass", "fail", "unknown"]
 EXIT: dict[Status, int] = {"pass": 0, "unknown": 3, "fail": 1}
-"""The exit status of a command for the worst status of its rows, best first."""
+"""Exit status of a command, by the worst status of its rows, best first."""
 
 
 class Row(Data):
@@ -16,7 +16,7 @@ class Row(Data):
     check: str
     status: Status
     found: str
-    advice: str | None = None  # the remedy if it did not pass
+    advice: str | None = None  # what to do if the check did not pass
 
 
 def passed(check: str, observed: str) -> Row:
@@ -35,10 +35,10 @@ def unknown(check: str, observed: str, advice: str | None = None) -> Row:
 
 
 def checked(check: str, observed: str, *, ok: bool, advice: str) -> Row:
-    """Return the row of a check that passed, or that failed, with the advice."""
+    """Return the row of a check that passed, or of one that failed, with the advice."""
     return passed(check, observed) if ok else failed(check, observed, advice)
 
 
 def worst(rows: Iterable[Row]) -> Status:
-    """Return the worst status of some rows."""
+    """Return the worst status of these rows."""
     return max((row.status for row in rows), key=[*EXIT].index, default="pass")

@@ -16,14 +16,20 @@ from perfsuite.results.rank_report import Memory
 from perfsuite.worker.probes.doctor_facts import ClockFacts, DoctorFile
 
 PROBE_TIMEOUT_S = 600  # deadline of the process that imports torch and trains
-MAX_WALL_DIFFERENCE = 0.01  # relative difference of the steps' sum from the host's clock over the same steps
-MAX_PROFILER_DIFFERENCE = 0.03  # relative difference of the median step from the slightly slower profiler's
-MAX_OVERHEAD = 0.01  # largest share of a step's time that measuring may add
-MAX_PEAK_DIFFERENCE = 0.05  # relative, of peak memory: on a CPU it covers whole pages of the whole process
+# Maximum relative difference between the sum of the step times and the host's clock.
+MAX_WALL_DIFFERENCE = 0.01
+# Maximum relative difference between the median step time and the profiler's, which is slightly longer.
+MAX_PROFILER_DIFFERENCE = 0.03
+MAX_OVERHEAD = 0.01  # maximum share of a step's time that measuring may add
+# Maximum relative difference in peak memory. On a CPU, the peak covers whole pages of the whole process.
+MAX_PEAK_DIFFERENCE = 0.05
 
 
 def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
-    """Import torch and train in a separate process. Returns its measurements, or the row of its failure."""
+    """Import torch and train in a separate process.
+
+    Returns the measurements of that process, or the row of the check if it failed or could not run.
+    """
     problem = torch_build.wrong_build(machine)
     if problem is not None:
         return failed("torch", problem)
@@ -52,7 +58,7 @@ def probe(machine: Machine, *, quick: bool) -> DoctorFile | Row:
 
 
 def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
-    """Check that the installed torch, the driver and the GPUs fit together."""
+    """Check that the installed torch, the driver and the GPUs work together."""
     rows = [passed("torch", torch_build.summary())]
     if machine.device == "cpu":
         return rows
@@ -61,7 +67,9 @@ def torch_rows(probed: DoctorFile, machine: Machine) -> list[Row]:
     if probed.devices == machine.devices:
         return [*rows, passed(check, f"{reached}, driver {machine.driver}, NCCL {probed.nccl}")]
     observed = f"NVML sees {machine.devices} GPUs (driver {machine.driver}), {probed.error or reached}"
-    advice = "install a torch for a CUDA that this driver knows (pip install torch), or a newer driver"
+    advice = (
+        "install torch for a CUDA version that this driver supports (pip install torch), or a newer driver"
+    )
     return [*rows, failed(check, observed, advice)]
 
 
@@ -71,19 +79,20 @@ def memory_row(memory: Memory, expected: int) -> Row:
         "peak memory",
         f"read {memory.peak / 2**20:.1f} MiB of {expected / 2**20:.1f} ({memory.method})",
         ok=abs(memory.peak - expected) <= MAX_PEAK_DIFFERENCE * expected,
-        advice="do not trust memory figures of this machine; look at the row above, and report it",
+        advice="do not trust memory figures from this machine; check the row above, and report this",
     )
 
 
 def clock_rows(clock: ClockFacts) -> list[Row]:
-    """Compare the clock with the host's and the profiler's, and check the cost of measuring."""
+    """Compare perfsuite's clock with the host's and the profiler's, and check the cost of measuring."""
     difference = median(clock.wall) - 1
     rows = [
         checked(
             "clock",
-            f"the steps sum to the host's clock {difference:+.2%} (median of {len(clock.wall)} blocks)",
+            f"the sum of the steps differs from the host's clock by {difference:+.2%} "
+            f"(median of {len(clock.wall)} blocks)",
             ok=abs(difference) <= MAX_WALL_DIFFERENCE,
-            advice="times of this machine are not to be trusted: look at its clock source",
+            advice="do not trust times from this machine: check its clock source",
         )
     ]
     if clock.profiler_s is not None:
@@ -91,9 +100,9 @@ def clock_rows(clock: ClockFacts) -> list[Row]:
         rows.append(
             checked(
                 "clock and profiler",
-                f"median step {1e3 * clock.step_s:.2f} ms, by the profiler {difference:+.1%}",
+                f"median step {1e3 * clock.step_s:.2f} ms, {difference:+.1%} compared with the profiler",
                 ok=abs(difference) <= MAX_PROFILER_DIFFERENCE,
-                advice="look at a trace of one step (torch.profiler) before a night",
+                advice="look at a trace of one step (torch.profiler) before a nightly run",
             )
         )
     return [*rows, _overhead_row(clock)]
@@ -102,12 +111,10 @@ def clock_rows(clock: ClockFacts) -> list[Row]:
 def _overhead_row(clock: ClockFacts) -> Row:
     low, middle, high = (ratio - 1 for ratio in quantiles(clock.overhead, n=4, method="inclusive"))
     check = "cost of measuring"
-    observed = f"{middle:+.1%} of a step (middle half {low:+.1%} to {high:+.1%})"
+    observed = f"{middle:+.1%} of a step (interquartile range {low:+.1%} to {high:+.1%})"
     if abs(middle) <= MAX_OVERHEAD:
         return passed(check, observed)
-    if low <= MAX_OVERHEAD:  # a quarter of the blocks is fine
-        return unknown(
-            check, observed, "the machine scatters too much to decide: look again when it is quiet"
-        )
-    advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer ones"
+    if low <= MAX_OVERHEAD:  # at least a quarter of the blocks is below the limit
+        return unknown(check, observed, "the machine is too noisy to decide: check again when it is quiet")
+    advice = f"measuring costs more than {MAX_OVERHEAD:.0%} of these short steps: take longer steps"
     return failed(check, observed, advice)

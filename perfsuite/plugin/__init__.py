@@ -1,4 +1,4 @@
-"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports, as hooks in modules."""
+"""The pytest plugin: markers, the `bench` fixture, skips, statuses and reports. Its modules have hooks."""
 
 pytest_plugins = [
     f"{__name__}.{name}"

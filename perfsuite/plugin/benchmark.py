@@ -1,6 +1,7 @@
-"""Turn recorded step times into an ordinary benchmark of pytest-benchmark, through its public API only.
+"""Turn recorded step times into an ordinary pytest-benchmark benchmark, using only its public API.
 
-Its timer is read once, when its fixture is built; `pedantic` never calibrates: a round is a replayed step.
+pytest-benchmark reads its timer once, when the fixture is built. `pedantic` never calibrates, so each round
+is a replayed step.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from perfsuite.errors import PerfsuiteError
 from perfsuite.frameworks.base import optional_packages
 from perfsuite.plugin.collection import SESSION
 
-TABLE_OPTIONS = tuple(  # options for pytest-benchmark's table: with any of them, it includes cases
+TABLE_OPTIONS = tuple(  # options for pytest-benchmark's table: if one is given, the table includes cases
     f"--benchmark-{name}"
     for name in ("columns", "compare", "cprofile", "group-by", "histogram", "name", "sort", "verbose")
 )
@@ -23,7 +24,7 @@ Groups = list[tuple[str | None, list[dict[str, Any]]]]
 
 
 class ReplayClock:
-    """A timer that is read before and after each round. It advances only by the steps to replay."""
+    """A timer that is read before and after each round. It advances by the duration of the replayed step."""
 
     __name__ = "optimizer_step_clock"  # appears in the JSON as options.timer
     times: Iterator[float] = iter(())
@@ -37,7 +38,7 @@ CLOCK = pytest.StashKey[ReplayClock]()
 
 
 def set_clock(item: pytest.Item) -> None:
-    """Give pytest-benchmark a clock that replays steps. Call it before the test's fixtures are set up."""
+    """Give pytest-benchmark a clock that replays steps. Must be called before the fixtures are set up."""
     clock = item.stash[CLOCK] = ReplayClock()
     closest = item.get_closest_marker("benchmark")
     options = {**(closest.kwargs if closest else {}), "timer": clock}
@@ -45,20 +46,20 @@ def set_clock(item: pytest.Item) -> None:
 
 
 def replay(benchmark: Any, clock: ReplayClock, step_s: Sequence[float]) -> None:
-    """Make `benchmark` measure exactly each of `step_s` (seconds)."""
+    """Make `benchmark` measure exactly the step times `step_s`, in seconds."""
     clock.times = (second for step in step_s for second in (0.0, step))
     benchmark.pedantic(lambda: None, rounds=len(step_s))
 
 
 def replay_nothing(benchmark: Any) -> None:
-    """Use `benchmark` without a round, as it would otherwise warn that nothing used it."""
+    """Use `benchmark` without a round, because pytest-benchmark warns if nothing uses the fixture."""
     with contextlib.suppress(StopIteration):
         benchmark.pedantic(next, args=(iter(()),))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Add versions and, if known, hardware to the JSON, which may contain only other benchmarks."""
+    """Add versions and, if known, the hardware to the JSON. It may contain no case, only other benchmarks."""
     with contextlib.suppress(PerfsuiteError):
         machine_info["hardware"] = documents.plain(config.stash[SESSION].setup.host.machine)
     versions = {}
@@ -72,22 +73,22 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_benchmark_compare_machine_info(
     machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:
-    """Refuse to compare cases on different hardware. Other benchmarks are not our concern."""
+    """Refuse to compare cases on different hardware. Other benchmarks are not checked."""
     saved = compared_benchmark.get("benchmarks", ())
     if not any("case_id" in each.get("extra_info", {}) for each in saved):
-        return  # no case is among them
+        return  # none of the saved benchmarks is a case
     now = machine_info.get("hardware", {}).get("hardware_class")
     then = compared_benchmark.get("machine_info", {}).get("hardware", {}).get("hardware_class")
     if now != then:
         raise pytest.UsageError(
-            f"--benchmark-compare: the saved run is from {then}, this machine is {now}: times of unlike "
-            "hardware cannot be compared"
+            f"--benchmark-compare: the saved run is from {then}, but this machine is {now}. Times on "
+            "different hardware cannot be compared"
         )
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Groups, Groups]:
-    """Leave cases out of pytest-benchmark's table, as perfsuite has one, unless `TABLE_OPTIONS` are set."""
+    """Leave cases, which perfsuite's table has, out of pytest-benchmark's, unless `TABLE_OPTIONS` are set."""
     groups = yield
     arguments = [*config.invocation_params.args, *config.getini("addopts")]
     if any(str(each).startswith(TABLE_OPTIONS) for each in arguments):

@@ -1,4 +1,4 @@
-"""Find the tests that measure a case, refuse bad ones before any launch, and define what all hooks share."""
+"""Find tests that measure a case, reject invalid ones before any launch, and define state for all hooks."""
 
 import contextlib
 import dataclasses
@@ -29,8 +29,8 @@ from perfsuite.session.option_table import BY_NAME
 from perfsuite.session.session import Session
 from perfsuite.session.setup import DryHost, Host
 
-EMPTY = pytest.StashKey[bool]()  # of a test: its parametrization found no case. pytest would skip it
-ENDED = pytest.StashKey[bool]()  # of a test: whether it reached its end, without an interrupt
+EMPTY = pytest.StashKey[bool]()  # of a test: its parametrization has no case, so that pytest would skip it
+ENDED = pytest.StashKey[bool]()  # of a test: whether it ran to its end, without an interrupt
 
 # Keys of the session:
 SESSION = pytest.StashKey[Session]()
@@ -41,9 +41,9 @@ COLLECTED = pytest.StashKey[dict[str, Case]]()  # every case by its id, selected
 OF_OTHER_JOBS = pytest.StashKey[frozenset[str]]()  # ids of the cases that other jobs of a nightly run measure
 SELECTED = pytest.StashKey[int]()  # number of selected tests that use `bench`
 BENCHMARKS = pytest.StashKey[list[pytest.Item]]()  # tests that use `bench`, before any is deselected
-NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, and other jobs have all of them
+NO_SHARE = pytest.StashKey[bool]()  # whether there are cases, but other jobs measure all of them
 UNWRITTEN = pytest.StashKey[str]()  # why the files with the results could not be written
-REFUSED = pytest.StashKey[str]()  # why the processes of pytest-xdist run nothing
+REFUSED = pytest.StashKey[str]()  # why the workers of pytest-xdist run nothing
 
 LETTERS = ", ".join(f"{style.letter} {style.word}" for style in STYLES.values() if style.letter)
 """pytest's letters for verdicts."""
@@ -52,15 +52,17 @@ NO_CASE = (
     '@pytest.mark.parametrize("case", [Case(...)]) above def test_it(bench, case)'
 )
 NOT_SELECTABLE = frozenset(("parametrize", "usefixtures", "filterwarnings"))
-"""Marks that control how a test runs: nobody uses them to select cases."""
-NO_BENCH = "no_bench"  # the mark of a test that has a case and measures nothing, such as one of a framework
-MORE_LAUNCHES = "What runs a test several times runs no case so: --perf-min-launches=N launches each N times"
+"""Marks that control how a test runs. They are not used to select cases."""
+NO_BENCH = "no_bench"  # mark of a test that has a case but measures nothing, such as a framework's own test
+MORE_LAUNCHES = (
+    "Cases cannot be measured by repeating their test: --perf-min-launches=N launches each N times"
+)
 MARKER_NAME = re.compile(r"\bnot\s+[\w:+.-]+|\([^()]*=[^()]*\)|([\w:+.-]+)")
-"""Matches names in `-m`, in its group, except after `not`, which selects nothing, and in arguments."""
+"""The group matches names in `-m`, except names after `not`, which select nothing, and in arguments."""
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Return whether this is a worker process of pytest-xdist, whose reports another process collects."""
+    """Return whether this is a worker of pytest-xdist. Another process then collects its reports."""
     return hasattr(config, "workerinput")
 
 
@@ -76,7 +78,7 @@ def terminal_of(config: pytest.Config) -> Any:
 
 
 def shown(config: pytest.Config, text: str) -> str:
-    """Make text safe for a terminal, with paths relative to pytest's root directory, as pytest shows them."""
+    """Make text safe for a terminal. As in pytest's output, paths are relative to its root directory."""
     return printable(relative(text, config.rootpath))
 
 
@@ -90,18 +92,18 @@ def usage_error() -> Iterator[None]:
 
 
 def refuse(config: pytest.Config, items: list[pytest.Item], why: str) -> None:
-    """Run no test in a process of pytest-xdist. As it prints nothing, `CollectsFromWorkers` reports why."""
+    """Run no test in a worker of pytest-xdist. Workers print nothing: `CollectsFromWorkers` reports why."""
     config.workeroutput["perf_refused"] = why  # type: ignore[attr-defined]
     items.clear()
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """Return the case of a test: the first of its parameters that is one."""
+    """Return the case of a test: the first of its parameters that is a `Case`, or None."""
     return next((value for value in parameters(item).values() if isinstance(value, Case)), None)
 
 
 def cases_in(values: Iterable[object]) -> list[Case]:
-    """Return the cases in these values, including nested ones in containers and dataclasses, each id once."""
+    """Return the cases in these values and in nested containers and dataclasses, each id once."""
     cases = dict[str, Case]()
     seen = set[int]()  # a list may contain itself
     left = [*values][::-1]
@@ -127,7 +129,7 @@ def uses_bench(item: pytest.Item) -> bool:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Show a case by its own id."""
+    """Return the id of a case as the id of the parameter."""
     return val.id if isinstance(val, Case) else None
 
 
@@ -145,8 +147,8 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     """Check the collected tests before any is deselected.
 
-    A test that lost its cases has no hardware mark either. Unless it has marks of its own, it stays selected
-    whatever `-m` is: otherwise nobody would see that it measures nothing.
+    A test whose parametrization found no case has no hardware marker. Unless it has markers of its own, it
+    stays selected, whatever `-m` is: otherwise nobody would notice that it measures nothing.
     """
     try:
         check_collected(config, items)
@@ -164,7 +166,7 @@ def pytest_collection_modifyitems(
 
 
 def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drop the cases of other jobs, and sort the rest in the order of the session's budget."""
+    """Drop the cases of other jobs. If the session has a budget, sort the remaining cases in its order."""
     session = config.stash[SESSION]
     options = session.setup.options
     case_by_item = {item: case_of(item) for item in items if uses_bench(item)}
@@ -186,7 +188,7 @@ def _plan(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Find out which cases of arm A are no longer among the selected ones."""
+    """Find the cases of arm A that are no longer selected."""
     config = session.config
     if config.stash[SESSION].mode.arms and not is_worker(config) and not runs_no_test(config):
         _list_case_changes(config)
@@ -201,7 +203,7 @@ def _list_case_changes(config: pytest.Config) -> None:
 
 
 def selection_of(config: pytest.Config) -> Selection:
-    """Return the tests that the user selected, to select the same in arm A."""
+    """Return the tests that the user selected, to select the same tests in arm A."""
     is_given = config.args_source is config.ArgsSource.ARGS
     here = config.invocation_params.dir
     arguments = [argument.partition("::") for argument in config.args] if is_given else []
@@ -250,7 +252,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _install(config: pytest.Config) -> None:
-    """Install the packages that the arms of a comparison name, as there are cases to run in them."""
+    """Install the packages that the arms of a comparison name. Called if there are cases to run in them."""
     make = config.stash.get(INSTALLS, None)
     if make is None:
         return
@@ -292,17 +294,17 @@ def skip_mark(item: pytest.Item) -> str | None:
 
 
 def _may_run(host: Host, case: Case | None) -> bool:
-    """Return whether the test of a case will launch it, as far as is known. Raises `CaseError`."""
+    """Return whether the test of a case will probably launch the case. Raises `CaseError`."""
     try:
         return case is None or host.why_not(case) is None
     except PerfsuiteError:
         raise
-    except Exception:  # its own test will report it
+    except Exception:  # the case's own test will report this error
         return True
 
 
 def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the tests that lost their cases. Raises `UsageError` for wrong or missing measurements."""
+    """Find tests without a case. Raises `UsageError` for tests that would not measure it properly."""
     benchmarks = [item for item in items if uses_bench(item)]
     config.stash[BENCHMARKS] = benchmarks
     without = set[int]()
@@ -312,8 +314,8 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     if not any(map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))):
         raise pytest.UsageError(
-            f"{benchmarks[0].nodeid} asks for bench, which needs pytest-benchmark, and that is turned off: "
-            "run without -p no:benchmark"
+            f"{benchmarks[0].nodeid} uses bench, which needs pytest-benchmark, but that plugin is turned "
+            "off: run without -p no:benchmark"
         )
     _check_root(config)
     by_id: dict[str, tuple[pytest.Item, Case]] = {}
@@ -341,7 +343,7 @@ def check_collected(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
     """Raise `UsageError` if the parameters of a test contain a case that bench would not measure.
 
-    The ids of parameters without a case are added to `without`: many tests can share a large one.
+    The ids of parameters without a case are added to `without`, because many tests can share a large one.
     """
     values = [value for value in parameters(item).values() if id(value) not in without]
     cases = cases_in(values)
@@ -353,16 +355,16 @@ def _check_is_measured(item: pytest.Item, without: set[int]) -> None:
         if item.get_closest_marker(NO_BENCH) is not None:
             return
         raise pytest.UsageError(
-            f"{item.nodeid} has a case among its parameters, {names}, and does not ask for bench: nothing "
-            "would measure it. Write def test_it(bench, case) and bench(case), or mark a test that is to "
-            f"measure nothing: @pytest.mark.{NO_BENCH}"
+            f"{item.nodeid} has a case among its parameters ({names}), but does not use bench, so nothing "
+            "would measure the case. Write def test_it(bench, case) and bench(case). If the test is meant to "
+            f"measure nothing, mark it with @pytest.mark.{NO_BENCH}"
         )
     if case_of(item) is None:
         raise pytest.UsageError(f"{item.nodeid}: {names} is nested inside a parameter. {NO_CASE}")
     if len(cases) > 1:
         raise pytest.UsageError(
-            f"{item.nodeid} has {len(cases)} cases among its parameters, {names}, and bench measures one of "
-            "them: write a test for each, or make them values of one parameter"
+            f"{item.nodeid} has {len(cases)} cases among its parameters ({names}), but bench measures only "
+            "one: write a test for each case, or make the cases values of one parameter"
         )
 
 
@@ -371,24 +373,22 @@ def _function_of(item: pytest.Item) -> str:
 
 
 def _check_root(config: pytest.Config) -> None:
-    """Raise `UsageError` if an option's value makes pytest miss the settings or baselines of its tests."""
+    """Raise `UsageError` if an option's value makes pytest miss the settings or baselines of the tests."""
     here = config.invocation_params.dir
     root = config.stash[SESSION].setup.options.root
     paths = [here / argument.partition("::")[0] for argument in config.args]
-    why = "pytest takes an option's value that is an existing path for a test: write --option=PATH, with ="
+    why = "If the value of an option is an existing path, pytest mistakes it for a test: write --option=PATH"
     if config.inipath is None and config.getoption("inifilename") is None:
         with usage_error():
             ini = read_ini(here)
         if ini.values and any(path.is_relative_to(ini.root) for path in paths):
-            raise pytest.UsageError(
-                f"the settings of pytest in {ini.root} were not read. {why}, or use -c FILE"
-            )
+            raise pytest.UsageError(f"pytest's settings in {ini.root} were not read. {why}, or use -c FILE")
     is_chosen = config.getoption("--perf-baselines") or config.getini("perf_baselines") != str(BASELINES)
     if is_chosen or config.getoption("rootdir") or not any(path.is_relative_to(here) for path in paths):
         return
     if (here / BASELINES).is_dir() and not (root / BASELINES).is_dir():
         raise pytest.UsageError(
-            f"there is {here / BASELINES}, but baselines would be looked for in {root / BASELINES}. {why}, "
+            f"{here / BASELINES} exists, but baselines would be read from {root / BASELINES}. {why}, "
             "or use --perf-baselines=DIR"
         )
 
@@ -406,26 +406,26 @@ def _note_lost_cases(item: pytest.Item) -> None:
     if has_none and EMPTY not in item.stash:
         raise pytest.UsageError(
             f"{item.nodeid} has no case, and pytest {pytest.__version__} would skip it in a way that this "
-            "perfsuite does not know: give it a case, or upgrade perfsuite"
+            "perfsuite does not recognise: give the test a case, or upgrade perfsuite"
         )
 
 
 def _check_marker_names(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a marker in `-m` that neither pytest nor any test knows: it would select no case."""
+    """Reject a marker in `-m` that neither pytest nor any test knows, because it would select no case."""
     marker_names = {re.split("[:(]", line)[0].strip() for line in config.getini("markers")}
     marker_names |= {mark.name for item in items for mark in item.iter_markers()}
     for name in re.findall(MARKER_NAME, config.option.markexpr):
         if name and name not in {*marker_names, "and", "or"}:
-            family = name.partition("-")[0]  # `a100` of `a100-80gb`, which can be the hardware of a case
+            family = name.partition("-")[0]  # such as `a100` for `a100-80gb`, the hardware of a case
             near = [family] if family in marker_names else get_close_matches(name, marker_names, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Hardware is one of {', '.join(ACCELERATORS)}."
             raise pytest.UsageError(
                 f"-m {config.option.markexpr!r}: no marker is named {name}. "
-                f"{hint} Register one of your own as `markers` in pytest's ini file"
+                f"{hint} Register your own markers as `markers` in pytest's ini file"
             )
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
-    """Return a line that explains pytest's letters; with -v pytest shows words instead."""
+    """Return a line that explains pytest's letters, or None with -v, when pytest shows words instead."""
     shows_letters = config.get_verbosity() <= 0 and not runs_no_test(config)
     return f"perfsuite: {LETTERS}" if shows_letters and any(map(uses_bench, items)) else None

@@ -32,14 +32,14 @@ from perfsuite.results.session_file import Measurement, Skipped, Status
 from perfsuite.session import outputs
 from perfsuite.session.record import Record
 
-TEST_ENDED = pytest.StashKey[dict[str, str]]()  # how each test itself ended, whatever the verdict
+TEST_ENDED = pytest.StashKey[dict[str, str]]()  # the outcome of each test itself, regardless of its verdict
 CUT_SHORT = pytest.StashKey[bool]()  # whether pytest ended early without an error of its own
 CRASHED = pytest.StashKey[bool]()  # whether a process of pytest-xdist died
 NO_ERROR = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
-    """Give verdicts for which pytest has no word their own letter and word."""
+    """Give verdicts their own letters and words, if pytest has none for them."""
     style = STYLES.get(getattr(report, "perf_outcome", ""))
     if style is None or style.letter is None:
         return None
@@ -54,7 +54,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     finally:
         HoldsInterrupts.release(session.config)
         result = yield
-        _fail_if_due(session, session.exitstatus)  # again, as a hook of conftest.py may have set it
+        _fail_if_due(session, session.exitstatus)  # again: a hook in conftest.py may have changed the status
     return result
 
 
@@ -73,7 +73,7 @@ def _finish(session: pytest.Session, exitstatus: int) -> None:
     status: Status = "complete" if _is_complete(session, exitstatus) else "interrupted"
     try:
         outputs.write_files(record, status)
-    except PerfsuiteError as error:  # the figures are still on the screen
+    except PerfsuiteError as error:  # the terminal still shows the results
         config.stash[UNWRITTEN] = str(error)
         if session.exitstatus in NO_ERROR:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
@@ -131,8 +131,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     count = len(tally.only_shown)
     if count:
         terminal.write_line(
-            f"--perf-allow-shared: others used the machine in {plural(count, 'case')}: counts alone are "
-            "judged and recorded, figures are only shown"
+            f"--perf-allow-shared: other jobs used the machine in {plural(count, 'case')}, so only counts "
+            "are judged and recorded, and figures are only shown"
         )
     why = config.stash.get(UNWRITTEN, None)
     if why is not None:
@@ -150,12 +150,12 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             terminal.write_line(f"  {skip.case_id}: {skip.reason.removeprefix('not reached: ')}")
     changed = summary.case_changes(record.session_file("running")) if record.mode.arms else []
     if changed:
-        terminal.section("perfsuite: the arms have other cases", yellow=True, bold=True)
+        terminal.section("perfsuite: the arms have different cases", yellow=True, bold=True)
         for line in changed:
             terminal.write_line(shown(config, line))
     if config.stash.get(CUT_SHORT, False):
         terminal.section("perfsuite: not every case was run", red=True, bold=True)
-        terminal.write_line("pytest ended early, or left out tests while it ran: not a pass")
+        terminal.write_line("pytest ended early or left out tests, so this is not a pass")
     if record.running is not None:
         terminal.write_line(f"interrupted, not judged: {record.running}")
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
@@ -165,13 +165,13 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminal.write_line(
             f"--perf-shadow: {would} of {plural(len(record.results), 'case')} would have failed"
         )
-    if _nothing_measured(config) and not tally.judged:  # a failure of the code is a verdict on it
+    if _nothing_measured(config) and not tally.judged:  # a failure of the code is also a verdict
         _write_nothing_measured(terminal, config, record)
     elif tally.judged < tally.to_judge:
         message = f"{tally.judged} of {plural(tally.to_judge, 'case')} judged"
         if tally.too_few_judged:
             terminal.section("perfsuite: too few cases were judged", red=True, bold=True)
-            message += f", --perf-min-judged asks for {record.options.min_judged:.0%}: not a pass"
+            message += f", but --perf-min-judged requires {record.options.min_judged:.0%}: not a pass"
         terminal.write_line(message)
 
 
@@ -198,7 +198,7 @@ def _write_swallowed(terminal: Any, config: pytest.Config, record: Record) -> No
     terminal.section(f"perfsuite: {len(swallowed)} {verb} swallowed by the test", red=True, bold=True)
     for result in swallowed:
         how = ended[result.nodeid]
-        terminal.write_line(shown(config, f"{result.nodeid}: {result.outcome}, and its test ended as {how}"))
+        terminal.write_line(shown(config, f"{result.nodeid}: {result.outcome}, but its test ended as {how}"))
     terminal.write_line(
         "The exit status follows the verdict. To expect a failure, declare known_issue in the case or waive "
         "it in perf-waivers.toml"
@@ -206,7 +206,7 @@ def _write_swallowed(terminal: Any, config: pytest.Config, record: Record) -> No
 
 
 def _write_unclaimed(terminal: Any, config: pytest.Config, record: Record) -> None:
-    """Report reviewed baselines that no selected case of a whole nightly run claims."""
+    """Report reviewed baselines that no selected case of a complete nightly run claims."""
     if record.deselected:
         deselected = plural(len(record.deselected), "reviewed baseline")
         terminal.section(f"perfsuite: {deselected} deselected", yellow=True)
@@ -231,12 +231,12 @@ def _write_verdicts(terminal: Any, config: pytest.Config, record: Record) -> Non
     for line in outputs.lines(record, whole=whole, color=terminal.hasmarkup, width=width):
         terminal.write_line(shown(config, line))
     if not record.options.counts:
-        terminal.write_line("--perf-no-counts: what a step does was neither counted nor judged")
+        terminal.write_line("--perf-no-counts: the work of a step was neither counted nor judged")
 
 
 def _write_nothing_measured(terminal: Any, config: pytest.Config, record: Record) -> None:
     has_figures = any(measurement.figures.by_name() for measurement in record.results)
-    done = "judged: what was measured is no evidence" if has_figures else "measured"
+    done = "judged: the measurements are not evidence" if has_figures else "measured"
     done = "judged" if record.running is not None and record.launches.all else done
     terminal.section(f"perfsuite: nothing was {done}", red=True, bold=True)
     selected = plural(config.stash[SELECTED], "case")
@@ -244,17 +244,17 @@ def _write_nothing_measured(terminal: Any, config: pytest.Config, record: Record
     launches = [run for measurement in record.results for run in measurement.runs]
     if any(is_shared(run.health, run.machine) for run in launches):
         terminal.write_line(
-            "Others used the machine. --perf-wait-quiet=SECONDS waits longer until they end; "
-            "--perf-allow-shared judges counts alone while they run, and only shows figures."
+            "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer for them to end. "
+            "--perf-allow-shared judges only counts while they run; figures are only shown."
         )
     for skip in record.skipped[:20]:
         terminal.write_line(printable(f"  {skip.case_id}: {skip.reason}"))
 
 
 class CollectsFromWorkers:
-    """Collect the results of pytest-xdist's processes in the session of this process.
+    """Collect the results of pytest-xdist's workers in the session of this process.
 
-    Without pytest-xdist, the hooks get the reports of this process's own tests.
+    Without pytest-xdist, the hooks get the reports of the tests in this process.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -262,7 +262,7 @@ class CollectsFromWorkers:
         self.record = config.stash[SESSION].record
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record how a test itself ended, and the results of one that ran in another process."""
+        """Record the outcome of a test itself, and its results if it ran in another process."""
         if report.when not in ("setup", "call", "teardown"):
             self.config.stash[CRASHED] = True  # pytest-xdist's report of a test whose process died
         ended = self.config.stash.setdefault(TEST_ENDED, {})
@@ -280,13 +280,13 @@ class CollectsFromWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send a process the facts that only this process's command line has."""
+        """Send a worker the facts that only the command line of this process has."""
         node.workerinput["perf_is_whole"] = is_whole(self.config)
         node.workerinput["perf_is_elsewhere"] = is_elsewhere(self.config)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what an ended process found when collecting, as nobody would see its own output."""
+        """Take over the findings of a worker's collection when it ends, because its output is not shown."""
         output = getattr(node, "workeroutput", {})
         if "perf_refused" in output:
             self.config.stash[REFUSED] = output["perf_refused"]
@@ -296,7 +296,7 @@ class CollectsFromWorkers:
 
 
 class HoldsInterrupts:
-    """Hold a second Ctrl-C until results are written, as pytest would otherwise exit with success."""
+    """Ignore a second Ctrl-C until results are written. Otherwise pytest would exit with success."""
 
     KEY = pytest.StashKey[Any]()
 
@@ -305,7 +305,7 @@ class HoldsInterrupts:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_keyboard_interrupt(self) -> Generator[None, object, object]:
-        """Ignore SIGINT from now on, before any other plugin looks at the first one."""
+        """Ignore further interrupts (SIGINT), before any other plugin handles the first one."""
         if self.config.stash.get(SELECTED, 0) and signal.getsignal(signal.SIGINT) is not None:
             with contextlib.suppress(ValueError):  # only the main thread gets interrupts
                 self.config.stash[self.KEY] = signal.signal(signal.SIGINT, signal.SIG_IGN)

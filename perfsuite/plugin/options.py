@@ -38,12 +38,12 @@ from perfsuite.session.setup import DryHost, Host, Setup
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the `--perf-*` options, with ini keys for those that a repository may want to set."""
+    """Add the `--perf-*` options, with ini keys for options that a repository may want to set."""
     pluginmanager.register(CommandLine(parser), CommandLine.NAME)
     group = parser.getgroup("perfsuite", "performance regression tests of distributed training")
     try:
         of_launchers = installed(BY_NAME).settings
-    except ExtensionError as error:  # perfsuite's own metadata are missing
+    except ExtensionError as error:  # perfsuite's own metadata is missing
         raise pytest.UsageError(str(error)) from None
     for option in (*OPTIONS, *of_launchers):
         takes: dict[str, Any] = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
@@ -52,7 +52,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(option.key, f"as {option.spelled}", type="bool", default=False)
         elif option.ini:
             parser.addini(option.key, f"as {option.spelled}", default=option.default)
-    # Commands use this file for the selected cases. argparse compares SUPPRESS by identity to hide an option.
+    # perfsuite's commands make pytest write the selected cases to this option's file. argparse hides an
+    # option only if its help is the object SUPPRESS itself.
     group.addoption("--perf-cases", help=argparse.SUPPRESS)
     parser.addini(
         "perf_cases", "directory of the cases, for the commands of perfsuite", default="bench_cases"
@@ -63,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the hardware markers, check the options, and create the session that they describe."""
     for name in ACCELERATORS:
         config.addinivalue_line("markers", f"{name}: a perfsuite case meant for {name}")
-    config.addinivalue_line("markers", f"{NO_BENCH}: a test that has a perfsuite case and measures nothing")
+    config.addinivalue_line("markers", f"{NO_BENCH}: a test that has a perfsuite case but measures nothing")
     progress = config.stash[PROGRESS] = _progress(config)
     session = config.stash[SESSION] = _session(config, progress)
     session.record.saves = not is_worker(config)
@@ -83,10 +84,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def values(config: pytest.Config) -> dict[str, Any]:
-    """Return the value of every option, by its name. Raises `UsageError` with the allowed values."""
+    """Return the values of all options by name. For an invalid value, raises `UsageError`."""
     launchers = installed(BY_NAME)
     ours = [setting.key for setting in (*OPTIONS, *launchers.settings) if setting.ini]
-    # Nobody knows the settings of a launcher that cannot be used.
+    # The settings of launchers that cannot be used are unknown.
     check_settings(config, ours, [Setting(name=f"{name}-", help="").key for name in launchers.problems])
     with usage_error():
         check_together({option.name for option in OPTIONS if config.getoption(option.spelled)})
@@ -95,7 +96,7 @@ def values(config: pytest.Config) -> dict[str, Any]:
 
 def _value(config: pytest.Config, option: Setting) -> Any:
     given = config.getoption(option.spelled)
-    if given in ([], "--"):  # argparse's value for two dashes before Python 3.13, and since
+    if given in ([], "--"):  # argparse's values for two dashes: a list before Python 3.13, now a string
         raise pytest.UsageError(f"{option.spelled}=--: give a value, or leave the option out")
     if given or not option.ini:
         return option.read(option.spelled, given)
@@ -103,11 +104,11 @@ def _value(config: pytest.Config, option: Setting) -> Any:
 
 
 def root_of(config: pytest.Config) -> Path:
-    """Return the directory of the repository that holds the cases.
+    """Return the root directory of the repository that contains the cases.
 
-    It is pytest's root directory, if an ini file or the user chose that. Otherwise pytest may have taken an
-    option's value that is an existing path for a test, and chosen its root accordingly. The root is then that
-    of the `perfsuite` commands in this directory.
+    This is pytest's root directory, if an ini file or the user chose it. Otherwise pytest may have mistaken
+    the value of an option for the path of a test, and chosen the wrong root. In this case, the root is the
+    one that the `perfsuite` commands use in this directory.
     """
     if config.inipath is not None or config.getoption("rootdir") is not None:
         return config.rootpath

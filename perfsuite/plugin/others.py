@@ -1,8 +1,9 @@
-"""Keep other plugins of pytest from disturbing tests that measure a case.
+"""Keep other pytest plugins from disturbing tests that measure a case.
 
-A case has its own limit (`timeout_s`), is launched again until its launches decide, and needs the machine for
-itself. pytest-timeout would kill it, pytest-rerunfailures would repeat it until it passes, and pytest-xdist
-would run another one at the same time. These plugins still apply to ordinary tests of the same session.
+A case has its own time limit (`timeout_s`), is launched until its verdict is decided, and needs the machine
+to itself. pytest-timeout would kill it, pytest-rerunfailures would repeat it until it passes, and
+pytest-xdist would run another case at the same time. These plugins still apply to ordinary tests in the same
+session.
 """
 
 import faulthandler
@@ -13,21 +14,21 @@ import pytest
 from perfsuite.plugin.collection import SESSION, is_worker, refuse, uses_bench
 
 NOT_SIDE_BY_SIDE = (
-    "perfsuite does not run under pytest-xdist: cases side by side would disturb each other. Run without -n "
-    "(or with -n 0); --perf-dry, which times nothing, may have it"
+    "perfsuite does not run under pytest-xdist, because parallel cases would disturb each other. Run without "
+    "-n (or with -n 0). Only --perf-dry, which times nothing, can be combined with -n"
 )
 IGNORED = pytest.StashKey[bool]()  # of the session: whether a request for pytest-xdist was ignored
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
-    """Prevent pytest-timeout from setting a timer for a case, whoever requests one."""
+    """Prevent pytest-timeout from setting a timer for a case, however it was requested."""
     return True if uses_bench(item) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
-    """Run a test that measures a case once, in pytest's own loop: those of other plugins can repeat it."""
+    """Run a test that measures a case once, in pytest's own loop, because other plugins can repeat it."""
     if not uses_bench(item):
         return None
     runner: Any = item.config.pluginmanager.getplugin("runner")
@@ -55,9 +56,9 @@ def turn_off_xdist(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Return a line that reports an ignored request for processes."""
+    """Return a line that reports that `-n` was ignored."""
     is_ignored = config.stash.get(IGNORED, False)
-    return "perfsuite: -n is ignored: cases run one after the other" if is_ignored else None
+    return "perfsuite: -n is ignored, because cases run one after another" if is_ignored else None
 
 
 def _are_of_cases(config: pytest.Config) -> bool:
@@ -71,7 +72,7 @@ def _are_of_cases(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a session with only cases in processes of pytest-xdist, before anything is launched."""
+    """Reject a session of only cases in workers of pytest-xdist, before anything is launched."""
     is_timed = is_worker(config) and not config.getoption("--perf-dry")
     if is_timed and items and all(map(uses_bench, items)):
         refuse(config, items, NOT_SIDE_BY_SIDE)

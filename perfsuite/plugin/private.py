@@ -8,13 +8,13 @@ import pytest
 EMPTY_REASON = "got empty parameter set"
 """Beginning of pytest's reason to skip a test whose parametrization is empty (seen in pytest 8 and 9).
 
-Without it, `is_unset` still finds such a test, which is an error then."""
+Without it, `is_unset` still finds such a test, but then the test is an error."""
 
 
 def parameters(item: pytest.Item) -> Mapping[str, object]:
     """Return the values of a test's parameters, by name: `item.callspec` (seen in pytest 8 and 9).
 
-    Without it, no test has a case, which is an error at its collection.
+    Without it, no test has a case, which is an error during collection.
     """
     callspec: Any = getattr(item, "callspec", None)
     return {} if callspec is None else callspec.params
@@ -33,7 +33,8 @@ def is_unset(value: object) -> bool:
 def expression(text: str) -> Any:
     """Compile a value of `-m`: `_pytest.mark.expression.Expression` (seen in pytest 8.3 to 9.2).
 
-    Without it, this is None, and baselines whose case `-m` leaves out fail a whole nightly run as unclaimed.
+    Without it, returns None. A complete nightly run then fails because of baselines whose case `-m` leaves
+    out, as they look unclaimed.
     """
     try:
         from _pytest.mark.expression import Expression

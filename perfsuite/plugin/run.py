@@ -32,12 +32,12 @@ ENDED_AS = pytest.StashKey[str]()  # the outcome of a test, regardless of its ve
 WHY = pytest.StashKey[str]()  # the message of a test that did not pass
 ENDED_WORDS = {"passed": "passed", "skipped": "was skipped", "xfailed": "failed as expected"}
 UNMEASURED = "the test passed without measuring its case"
-NEVER_CALLED = "the test asked for bench and never called it: nothing was measured"
+NEVER_CALLED = "the test uses bench but never called it, so nothing was measured"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a case that this machine cannot run, with the reason; give pytest-benchmark a replay clock."""
+    """Skip a case that this machine cannot run, with the reason. Give pytest-benchmark a replay clock."""
     if not uses_bench(item):
         return
     if is_worker(item.config) and not item.config.getoption("--perf-dry"):
@@ -96,7 +96,7 @@ def bench(request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Callable[[
 
 
 def _why_refused(given: object, parameter: Case, *, is_first: bool) -> str | None:
-    """Return why bench refuses its argument in a test whose case is `parameter`; None if it accepts it."""
+    """Return why bench refuses `given` in a test whose case is `parameter`; None if bench accepts it."""
     if given == parameter:
         return None if is_first else "bench measures one case per test: parametrize the test instead"
     if not isinstance(given, Case):
@@ -106,9 +106,9 @@ def _why_refused(given: object, parameter: Case, *, is_first: bool) -> str | Non
         differing = (
             field for field in Case.model_fields if getattr(given, field) != getattr(parameter, field)
         )
-        name = f"another one of that id, with another {', '.join(differing)}"
+        name = f"a different case with the same id (it differs in {', '.join(differing)})"
     return (
-        f"bench measures the case that is the test's parameter, {parameter.id}, and was given {name}. Make "
+        f"bench measures the case that is the test's parameter, {parameter.id}, but was given {name}. Make "
         'that case a parameter: @pytest.mark.parametrize("case", [case.replace(...)])'
     )
 
@@ -123,7 +123,7 @@ def _measure(item: pytest.Item, case: Case, benchmark: Any) -> Measurement:
         if session.record.measured > before:
             item.stash[MEASUREMENT] = session.record.results[-1]
         if isinstance(error, AllocationOverError):
-            advice = "--perf-resume measures what is left in another allocation"
+            advice = "--perf-resume measures the remaining cases in another allocation"
             raise pytest.exit.Exception(f"perfsuite: {error}. {advice}") from None
         if isinstance(error, PerfsuiteError) or (isinstance(error, Exception) and _is_shadow(item)):
             raise _failed(item, error_text(error)) from None
@@ -163,14 +163,14 @@ def _failed(item: pytest.Item, text: str, outcome: str = "failed") -> BaseExcept
     return pytest.fail.Exception(shown(item.config, text), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of hooks that turn failures into expected ones
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around hooks that turn failures into expected failures
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Pass the verdict on to the terminal, and all results from a process of pytest-xdist.
+    """Pass on the verdict to the terminal and, from a worker of pytest-xdist, all results.
 
-    A test with a failing verdict is a failed test, even if it swallowed the failure. A case whose test ended
-    without a verdict is recorded as skipped by its test, or as failed: every case is in the results.
+    A test with a failing verdict is a failed test, even if it swallowed the failure. If a test ends without a
+    verdict, its case is recorded as skipped by its test, or as failed: every case is in the results.
     """
     test_report: pytest.TestReport = yield
     if not uses_bench(item) or runs_no_test(item.config):
@@ -203,7 +203,7 @@ def pytest_runtest_makereport(
 
 
 def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytest.CallInfo[Any]) -> None:
-    """Record how a test ended so far, and why: the first phase that did not pass decides."""
+    """Record the outcome of a test so far, and the reason. The first phase that did not pass decides."""
     if test_report.when == "setup":
         item.stash[ENDED_AS] = "passed"
         item.stash[WHY] = "its test gave no reason"
@@ -218,12 +218,12 @@ def _note_outcome(item: pytest.Item, test_report: pytest.TestReport, call: pytes
 
 
 def _note_unmeasured(item: pytest.Item) -> None:
-    """Record the case of a test that ended without a verdict, in whatever way."""
+    """Record the case of a test that ended without a verdict, regardless of its outcome."""
     session = item.config.stash[SESSION]
     case = case_of(item)
     is_noted = any(skip.nodeid == item.nodeid for skip in session.record.skipped)
     if case is None or is_noted:
-        return  # an empty parametrization has failed already; other cases cannot run on this machine
+        return  # an empty parametrization has already failed, and a skipped case is already recorded
     why = item.stash[WHY]
     how = item.stash[ENDED_AS]
     if how == "skipped":
@@ -231,9 +231,11 @@ def _note_unmeasured(item: pytest.Item) -> None:
         if missing is None:
             session.record.skip(case, item.nodeid, why, by_test=True)
             return
-        why = f"its test skipped it: {why}; but {missing}"
+        why = f"its test skipped it ({why}), but {missing}"
     elif how == "xfailed":
-        why = f"its test expected a failure: {why}. Declare it in the case (known_issue), or waive it"
+        why = (
+            f"its test expected a failure: {why}. Declare the failure in the case (known_issue), or waive it"
+        )
     text = UNMEASURED if how == "passed" else f"it was not measured: {why}"
     result = session.record_error(case, item.nodeid, CaseError(text))
     item.stash[MEASUREMENT] = result.replace(shadow=False)  # the error is in the test itself

@@ -1,4 +1,4 @@
-"""Decide whether a session measures every case, or only those chosen on its command line."""
+"""Decide whether a session measures all cases, or only cases chosen on its command line."""
 
 import os
 import re
@@ -27,7 +27,7 @@ from perfsuite.plugin.collection import (
 from perfsuite.session.unclaimed import unclaimed, without_any_case
 
 NARROWING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "pyargs")
-"""Options of pytest that leave tests out, by the names of their values."""
+"""pytest options that leave tests out, by the names of their values."""
 
 RUNNING_NOTHING = {
     "collectonly": "--collect-only",
@@ -40,7 +40,7 @@ RUNNING_NOTHING = {
     "version": "--version",
     "help": "--help",
 }
-"""Options of pytest that run no test and end with status 0, by the names of their values."""
+"""pytest options with which no test runs and pytest ends with status 0, by the names of their values."""
 
 
 class CommandLine:
@@ -52,14 +52,14 @@ class CommandLine:
         self.parser = parser
 
     def given(self, config: pytest.Config) -> Any:
-        """Return the given values of pytest's options, and the defaults of all others."""
+        """Return the values of pytest's options that were given, and defaults for all others."""
         words = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         return self.parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
 
 
 @pytest.hookimpl(tryfirst=True)  # before options that end the session, such as --help
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Refuse options in the settings with which every session would measure less and still succeed."""
+    """Reject options in pytest's settings that make every session measure less and still succeed."""
     command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
     names = {"perf_shard": "--perf-shard", **RUNNING_NOTHING}
     chosen = [name for name in names if getattr(config.option, name, None)]
@@ -67,14 +67,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     try:
         given = command_line.given(config)
-    except Exception:  # pytest's parsing ends in this way at --help
+    except Exception:  # pytest's parser raises an exception for --help
         return
     for name in chosen:
         if not getattr(given, name, None):
             why = "no test would run" if name in RUNNING_NOTHING else "no job would measure the other cases"
             raise pytest.UsageError(
-                f"{names[name]} is in addopts of {config.inipath}, so that {why}: give it on the command "
-                "line or in PYTEST_ADDOPTS"
+                f"{names[name]} is in addopts of {config.inipath}, so {why}. Give it on the command line or "
+                "in PYTEST_ADDOPTS instead"
             )
 
 
@@ -87,7 +87,7 @@ def hardware_of(expression: str) -> frozenset[str]:
 def is_whole(config: pytest.Config) -> bool:
     """Return whether the command line and PYTEST_ADDOPTS select all cases, or all of some hardware.
 
-    Tests that pytest's settings leave out do not count as a choice for this session.
+    Tests left out by pytest's settings do not matter, because every session leaves them out.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_whole", False))  # type: ignore[attr-defined]
@@ -102,9 +102,9 @@ def is_whole(config: pytest.Config) -> bool:
 
 
 def asks_for_cases(config: pytest.Config) -> bool:
-    """Return whether the command line names hardware, or a directory with the cases.
+    """Return whether the command line names hardware, or paths that can contain cases.
 
-    Without either, it may be meant only for the other tests of a repository.
+    Otherwise the command may be meant only for the other tests of a repository.
     """
     command_line: Any = config.pluginmanager.getplugin(CommandLine.NAME)
     if is_elsewhere(config):
@@ -113,10 +113,10 @@ def asks_for_cases(config: pytest.Config) -> bool:
 
 
 def is_elsewhere(config: pytest.Config) -> bool:
-    """Return whether the command line names only directories apart from that of `perf_cases`.
+    """Return whether the command line only names directories outside the directory in `perf_cases`.
 
-    A directory within it is a deliberate selection. One outside of it is not: the cases may have moved, and
-    the command stayed the same.
+    A directory inside `perf_cases` is a deliberate selection. A directory outside is not: the cases may have
+    moved while the command remained the same.
     """
     if is_worker(config):
         return bool(config.workerinput.get("perf_is_elsewhere", False))  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     by_mark = _left_out_by_mark(config)
     ours.record.unclaimed = tuple(description for case_id, description in baselines if case_id not in by_mark)
     ours.record.deselected = tuple(
-        f"{description.partition(': ')[0]}: deselected by -m of the settings"
+        f"{description.partition(': ')[0]}: deselected by the -m in pytest's settings"
         for case_id, description in baselines
         if case_id in by_mark
     )

@@ -1,4 +1,4 @@
-"""Find settings of perfsuite that pytest does not read, with which a strict gate would pass."""
+"""Find perfsuite settings that pytest does not read, because a strict gate could then pass by mistake."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ from perfsuite.plugin.collection import usage_error
 
 PREFIX = "perf_"
 OF_PYTEST = ("pytest", "tool:pytest", "tool.pytest", "tool.pytest.ini_options")
-"""The sections of pytest, in different kinds of files."""
-NEAR = 0.8  # least similarity of a misspelt section to one of pytest's: `pytesd` has 0.83
-PREFIX_NEAR = 0.7  # the same for the part of a key before the first underscore: `pref` has 0.75
+"""The sections of pytest in different kinds of files."""
+NEAR = 0.8  # minimum similarity of a misspelt section to one of pytest's: `pytesd` has 0.83
+PREFIX_NEAR = 0.7  # minimum similarity of a misspelt prefix of a key to `perf`: `pref` has 0.75
 WHERE = (
     "[pytest] in pytest.ini and tox.ini, [tool.pytest.ini_options] in pyproject.toml, or [tool:pytest] in "
     "setup.cfg"
@@ -37,10 +37,10 @@ class Line(NamedTuple):
 
 
 def check_settings(config: pytest.Config, ours: Iterable[str], unchecked: Iterable[str] = ()) -> None:
-    """Raise `UsageError` for a setting of perfsuite that nobody reads, for example because of a typo.
+    """Raise `UsageError` for a perfsuite setting that is not read, for example because of a typo.
 
-    `ours` has the keys of perfsuite. Keys that begin with one of `unchecked` are not checked. pytest itself
-    only warns, if at all.
+    `ours` has perfsuite's keys. Keys that begin with one of `unchecked` are not checked. pytest itself only
+    warns, if at all.
     """
     names = [*ours]
     beginnings = tuple(unchecked)
@@ -51,8 +51,8 @@ def check_settings(config: pytest.Config, ours: Iterable[str], unchecked: Iterab
     for file in _candidates(config):
         if file.is_symlink() and not file.exists():
             raise pytest.UsageError(
-                f"{file} is a link to {os.readlink(file)}, which does not exist, so that pytest reads no "
-                "settings there: correct or remove it"
+                f"{file} is a link to {os.readlink(file)}, which does not exist, so pytest reads no settings "
+                "there: correct or remove the link"
             )
         if file.is_file():
             _check_file(config, file, names, beginnings)
@@ -73,7 +73,7 @@ def _candidates(config: pytest.Config) -> Iterator[Path]:
 
 
 def _start(config: pytest.Config) -> Path:
-    """Return the directory from which pytest searches upwards: the common one of the given tests."""
+    """Return the directory from which pytest searches upwards: the common directory of the given tests."""
     here = config.invocation_params.dir
     if config.args_source is not config.ArgsSource.ARGS:
         return here
@@ -97,17 +97,17 @@ def _check_file(config: pytest.Config, file: Path, ours: list[str], unchecked: t
     except OSError:
         return  # pytest reports an unreadable file if it uses it
     for section, key in _lines(file, text):
-        if key.isupper() or not _is_meant(key, ours):  # upper case: a variable, as for pytest-env
+        if key.isupper() or not _is_meant(key, ours):  # upper case: a variable for pytest-env
             continue
         is_of_pytest = section in _sections(file)
         if is_of_pytest and file == taken and file.suffix != ".toml" and key in ours and key not in keys:
             raise pytest.UsageError(
-                f"{file}: {key} is a part of the value above it, because its line is indented: write it at "
-                "the beginning of the line"
+                f"{file}: {key} is part of the value above it, because its line is indented: write it at the "
+                "beginning of the line"
             )
         if is_of_pytest and taken is not None and file != taken and file.parent == taken.parent:
             raise pytest.UsageError(
-                f"{file}: nobody reads {key}, because pytest takes its settings from {taken}: move "
+                f"{file}: {key} is not read, because pytest takes its settings from {taken}: move "
                 "it there or remove it"
             )
         if not is_of_pytest and (not section or _is_near_pytest(section)):
@@ -129,16 +129,15 @@ def _is_meant(key: str, ours: list[str]) -> bool:
     if name.startswith(PREFIX):
         return True
     prefix, is_split, _ = name.partition("_")
-    if name.startswith(
-        PREFIX.rstrip("_")
-    ):  # of another plugin, as `perfetto_out`, unless it is like one of ours
+    # Such a key is of another plugin (`perfetto_out`), unless it resembles one of our settings.
+    if name.startswith(PREFIX.rstrip("_")):
         return bool(did_you_mean(name, ours))
     is_near = SequenceMatcher(None, prefix, PREFIX.rstrip("_")).ratio() >= PREFIX_NEAR
     return bool(is_split) and is_near and bool(did_you_mean(name, ours))
 
 
 def _is_known(config: pytest.Config, key: str) -> bool:
-    """Return whether any plugin has a setting of that name."""
+    """Return whether any plugin has a setting with this name."""
     try:
         config.getini(key)
     except KeyError:  # known, with a value that pytest refuses
@@ -149,7 +148,7 @@ def _is_known(config: pytest.Config, key: str) -> bool:
 
 
 def _lines(file: Path, text: str) -> Iterator[Line]:
-    """Yield the settings of a file, line by line if it is not TOML, or cannot be parsed."""
+    """Yield the settings of a file. It is read line by line if it is not TOML or cannot be parsed."""
     if file.suffix == ".toml":
         with contextlib.suppress(tomllib.TOMLDecodeError, RecursionError):
             yield from _of_tables("", tomllib.loads(text))

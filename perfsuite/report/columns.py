@@ -1,4 +1,4 @@
-"""Columns of tables with a row per case: terminal, Markdown, overview of the HTML page. Pure."""
+"""Columns of the tables with one row per case: terminal, Markdown, overview of the HTML page. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from perfsuite.results.session_file import Measurement
 
 
 class Cell(NamedTuple):
-    """A cell: its text, and the number for sorting, or None if that is not finite."""
+    """A cell: its text, and the number to sort by, which is None if it is not finite."""
 
     text: str
     number: float | None
@@ -47,7 +47,7 @@ def figure(metric: Metric) -> Column:
 
 
 def speed_in(unit: Unit) -> Column:
-    """Return the column of tokens/s or samples/s. A row in the other unit says so."""
+    """Return the column of tokens/s or samples/s. A row in the other unit shows its unit."""
     return Column(
         TOKENS_PER_S.counting(unit).label, lambda result: _speed(result.figures.tokens_per_s, result, unit)
     )
@@ -63,7 +63,7 @@ def extras(results: Sequence[Measurement]) -> list[Column]:
 
 
 def of_cases(results: Sequence[Measurement], measured: Sequence[Column]) -> Sequence[Column]:
-    """Return the columns for these cases: `measured`, or those for dry runs, or those for two arms."""
+    """Return the columns for these cases: columns for dry runs, columns for two arms, or `measured`."""
     is_counted = [result.by_counts or result.dry for result in results if result.runs]
     if not (is_counted and all(is_counted)):
         is_compared = any(result.before for result in results)
@@ -96,7 +96,7 @@ def _change(heading: str, metric: Metric, *, interval: bool = False) -> Column:
 
 
 def _counted(heading: str, of: Callable[[Counts], int | None], unit: CountUnit) -> Column:
-    """Return the column of a count, for the rank with the most."""
+    """Return the column of a count, with its maximum over the ranks."""
 
     def most_of(entries: Iterable[RankCounts]) -> int | None:
         of_ranks = (of(entry.counts) for entry in entries)
@@ -124,12 +124,12 @@ def _most_speed(result: Measurement) -> Cell | None:
 
 SPEED_CHANGE = _change("vs baseline", TOKENS_PER_S)
 MEMORY_CHANGE = _change("memory vs baseline", PEAK_MEMORY)
-DRY = (  # columns of dry runs: a step's work, its share of the card, its best possible speed
+DRY = (  # columns of dry runs: the work of a step, its share of the card's memory, its maximum speed
     _counted("computed", counts.flops, "FLOP"),
     _counted("collectives", counts.moved, "bytes"),
     _counted("live peak", counts.peak, "bytes"),
     Column("of card", _of_card),
-    Column("most tokens/s", _most_speed),
+    Column("max tokens/s", _most_speed),
 )
 STEP = (  # columns of a step: its counts, and the norm of its gradients
     _counted("collectives", lambda step: sum(each.count for each in step.collectives), "calls"),

@@ -1,4 +1,4 @@
-"""Print text, tables and data of commands verbatim, on a terminal, into a file or for another program."""
+"""Print text, tables and data of commands verbatim: to a terminal, a file or another program."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from rich.text import Text
 
 from perfsuite.report.safe_text import printable
 
-PIPED = 200  # width of a table that goes into a file or another program
+PIPED = 200  # width of a table that is written to a file or piped to another program
 
 
 class PlainConsole(Console):
-    """Print text verbatim: rich would take `[data]` and `:data:` for markup, and a terminal obeys escapes."""
+    """Print text verbatim: rich would treat `[data]` and `:data:` as markup, and terminals obey escapes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return text with control characters made visible, as a terminal would obey them."""
+        """Return text with visible control characters, because a terminal would obey them."""
         return super().render_str(printable(text), **options)
 
 
@@ -35,12 +35,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """Print a line of progress on standard error, apart from the result."""
+    """Print a line of progress to standard error, separate from the result."""
     print(printable(text), file=sys.stderr)
 
 
 def plain_table(headings: Iterable[str] = ()) -> RichTable:
-    """Return a table without rules, which wraps text that is too wide for the terminal."""
+    """Return a table without rules that wraps text too wide for the terminal."""
     made = RichTable(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         made.add_column(heading, overflow="fold")
@@ -48,7 +48,7 @@ def plain_table(headings: Iterable[str] = ()) -> RichTable:
 
 
 def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json: bool) -> None:
-    """Print a table or, for machines, its data."""
+    """Print a table, or its data as JSON."""
     if as_json:
         print_json(rows)
     else:
@@ -56,5 +56,5 @@ def print_rows(rows: Sequence[Mapping[str, object]], grid: RichTable, *, as_json
 
 
 def print_json(rows: Sequence[object]) -> None:
-    """Print a JSON object with these `rows` for machines. docs/commands.md documents their fields."""
+    """Print a JSON object with these `rows`. docs/commands.md documents the fields of the rows."""
     print(json.dumps({"schema_version": 1, "rows": rows}, indent=1))

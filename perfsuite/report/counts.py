@@ -1,4 +1,4 @@
-"""Turn the counts of a step into amounts, tables and lines of text that all reports share. Pure."""
+"""Turn the counts of a step into amounts, tables and lines of text for all reports. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,9 +20,9 @@ from perfsuite.results.counts import (
 from perfsuite.results.outcome import CountCheck
 from perfsuite.verdict.count_sentences import held_by
 
-MOST_UNSTEADY = 5
-MOST_FINDINGS = 50  # rows of a table
-MOST_TYPES = 10  # types of objects kept by steps
+MOST_UNSTEADY = 5  # maximum number of unsteady counts that are named
+MOST_FINDINGS = 50  # maximum number of rows in the table of findings
+MOST_TYPES = 10  # maximum number of types in the table of objects kept by steps
 
 
 def flops(counts: Counts) -> int:
@@ -31,17 +31,17 @@ def flops(counts: Counts) -> int:
 
 
 def moved(counts: Counts) -> int:
-    """Return the bytes of all messages of a step."""
+    """Return the bytes of all messages in a step."""
     return sum(each.bytes for each in counts.collectives)
 
 
 def peak(counts: Counts) -> int | None:
-    """Return the most bytes of tensors alive at once; None if memory was not counted."""
+    """Return the peak bytes of live tensors; None if memory was not counted."""
     return None if counts.memory is None else counts.memory.peak
 
 
 def ranks(entry: OfRanks) -> str:
-    """Name the ranks of an entry: `rank 0`, `ranks 0-3`."""
+    """Name the ranks of an entry, such as `rank 0` or `ranks 0-3`."""
     return f"rank {entry.name}" if len(entry.ranks) == 1 else f"ranks {entry.name}"
 
 
@@ -74,7 +74,7 @@ def _calls_table(counts: Counts) -> Table:
         )
         for each in sorted(counts.collectives, key=lambda each: (-each.bytes, -each.count))
     ]
-    caption = "Bytes are those of whole messages: what is gathered, what is to be scattered, what is reduced."
+    caption = "Bytes are those of whole messages, such as the complete tensor that is gathered or reduced."
     headers = ("collective", "group", "dtype", "phase", "calls", "bytes")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=4)
 
@@ -93,14 +93,16 @@ def _work_table(counts: Counts) -> Table:
         for name, (computed, *called) in done.items()
         if any((computed, *called)) or name == "step"
     ]
-    caption = "FLOPs of matrix products, convolutions and attention. A host read waits for the device."
+    caption = "FLOPs are those of matmuls, convolutions and attention. A host read waits for the device."
     if counts.python is not None and not counts.python.all_threads:
-        caption += " Python calls are those of the thread that trains: Python 3.12 and newer see all."
+        caption += (
+            " Python calls are those of the training thread. Since Python 3.12, all threads are counted."
+        )
     if counts.compiled is not None:
-        caption += " Kernels are those outside of compiled code."
+        caption += " Kernels in compiled code are not included."
     if counts.without_flops:
         others = [f"{name} in {plural(calls, 'call')}" for name, calls in counts.without_flops.items()]
-        caption += f" FLOPs are without those of {', '.join(others)}: no formula."
+        caption += f" FLOPs do not include {', '.join(others)}, for which there is no formula."
     blocking = counts.blocking_copies or {}
     for way, count in counts.device_copies.items():
         waits = f", {blocking[way]:,} of them blocking" if way in blocking else ""
@@ -112,16 +114,16 @@ def _work_table(counts: Counts) -> Table:
 
 def _memory_table(memory: StepMemory) -> Table:
     when = "at the start" if memory.peak_in == "start" else f"in {memory.peak_in}"
-    names = {"kept": "kept from before"} | {phase: f"made in {phase}" for phase in PHASES}
+    names = {"kept": "allocated before the step"} | {phase: f"allocated in {phase}" for phase in PHASES}
     parts = Counter({names.get(part, part): size for part, size in memory.at_peak.items() if size})
     rows = [
         (f"peak, {when}", amount(memory.peak, "bytes")),
         *((f"at the peak: {part}", amount(size, "bytes")) for part, size in parts.most_common()),
         ("saved for backward", amount(memory.saved_for_backward, "bytes")),
-        ("more after the step than before", amount(memory.growth, "bytes")),
+        ("growth over the step", amount(memory.growth, "bytes")),
         ("allocations", amount(memory.allocations, "calls")),
     ]
-    caption = "Live tensors: each storage once, without what the allocator adds."
+    caption = "Memory of live tensors. Each storage is included once, without the overhead of the allocator."
     return Table(caption=caption, headers=("memory", "of the step"), rows=rows)
 
 
@@ -144,7 +146,7 @@ def _compiled_table(compiled: Compiled) -> Table:
         **{f"graph break: {reason}": count for reason, count in compiled.breaks.items()},
     }
     rows = [(name, amount(count, "calls")) for name, count in made.items()]
-    caption = "What torch.compile made of the model, over the whole launch."
+    caption = "The output of torch.compile, over the whole launch."
     return Table(caption=caption, headers=("compiled", "number"), rows=rows)
 
 
@@ -153,19 +155,19 @@ def outcome_of_counts(check: CountCheck, against: str | None = None) -> str:
     if not check.compared and check.outcome in ("not counted", "passed"):
         return "not judged" if check.outcome == "passed" else not_counted(check)
     if against is not None and check.compared:
-        return f"not as in {against}" if check.findings else f"as in {against}"
+        return f"different from {against}" if check.findings else f"the same as in {against}"
     if check.outcome != "passed":
         return check.outcome
-    return "passed, with changes that are not judged" if check.findings else "as in the baseline"
+    return "passed, with changes that are not judged" if check.findings else "the same as in the baseline"
 
 
 def not_counted(check: CountCheck) -> str:
-    """Explain why a step was not counted: `not counted: a CUDA graph was replayed ...`."""
+    """Explain why a step was not counted, such as `not counted: a CUDA graph was replayed ...`."""
     return f"not counted: {'; '.join(check.notes)}"
 
 
 def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
-    """Return the findings that decided, or those not judged, each after its outcome, `once`."""
+    """Return the findings that were judged, or those that were not, without duplicates (`once`)."""
     of_these = [each for each in check.findings if (each.outcome != "passed") == judged]
     with_ranks = (
         (f"{each.outcome if judged else 'not judged'}: {each.sentence}", each.ranks) for each in of_these
@@ -174,7 +176,7 @@ def sentences(check: CountCheck, *, judged: bool, by_rank: bool) -> list[str]:
 
 
 def once(sentences: Iterable[tuple[str, str]], *, by_rank: bool) -> list[str]:
-    """Return each sentence once; with `by_rank`, it names all ranks for which it holds.
+    """Return the sentences without duplicates. With `by_rank`, each sentence names its ranks.
 
     Sentences of different ranks can be equal although their exact bytes differ.
     """
@@ -193,11 +195,14 @@ def remarks(check: CountCheck) -> list[str]:
     if check.outcome == "not counted" and not check.compared:
         return []
     unsteady = ", ".join(cut(check.unsteady, MOST_UNSTEADY))
-    return [*([f"differs between launches, not judged: {unsteady}"] if unsteady else []), *check.notes]
+    return [
+        *([f"not judged, because it differs between launches: {unsteady}"] if unsteady else []),
+        *check.notes,
+    ]
 
 
 def table_of_findings(check: CountCheck, against: str | None) -> Table:
-    """Return every finding with its amounts; `against`: see `text.sentence`."""
+    """Return the findings with their amounts as a table; `against`: see `text.sentence`."""
     before = against or "baseline"
     rows = [
         (
@@ -211,7 +216,9 @@ def table_of_findings(check: CountCheck, against: str | None) -> Table:
         )
         for each in check.findings[:MOST_FINDINGS]
     ]
-    caption = f"What a step does otherwise than in the {before}. What is listed was not judged."
+    caption = (
+        f"Changes in the work of a step, from {before} to now. Changes that are only listed were not judged."
+    )
     left = len(check.findings) - MOST_FINDINGS
     if left > 0:
         caption += f" {left} more are in results.json."

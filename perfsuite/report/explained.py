@@ -1,4 +1,4 @@
-"""Explain one case as data that terminal, Markdown, the HTML page and GitHub's issue only format. Pure."""
+"""Explain one case as data that only needs formatting: terminal, Markdown, HTML, GitHub issue. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from perfsuite.results.outcome import CountCheck
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement
 
-SHARED = "shared: others used the machine: counts alone are judged, figures are only shown"
-MOST_TUNED = 3  # differently tuned kernels that a sentence names
+SHARED = "shared: other jobs used the machine, so only counts are judged, and figures are only shown"
+MOST_TUNED = 3  # maximum number of differently tuned kernels that a sentence names
 _size = partial(amount, unit="bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """Why one case has its verdict. Each line is a sentence; a medium shows all of them or the first ones."""
+    """The explanation of a verdict. Each line is a sentence. A report shows all lines or only the first."""
 
-    verdict: str  # the outcome and its evidence: `regressed after 3 launches`
-    why: Sequence[str]  # why a slower case is slower, the most certain cause first
+    verdict: str  # the outcome and its evidence, such as `regressed after 3 launches`
+    why: Sequence[str]  # causes of a regression, the most certain cause first
     reasons: Sequence[str]  # why it failed, if no metric shows it, and why launches were set aside
     decisive: Sequence[str]  # the checks that decided the verdict
     checks: Sequence[str]
     counts: str | None  # the verdict on the counts; None if they were not judged
-    findings: Sequence[str]  # the counts that decided
+    findings: Sequence[str]  # the counts that decided the verdict
     listed: Sequence[str]  # changed counts that are not judged
     remarks: Sequence[str]  # other counts that were not judged, and why
     not_counted: Sequence[str]  # why there are no counts, although there is a baseline of them
@@ -38,7 +38,7 @@ class Explained:
     changed: Sequence[str]  # changes in the environment since the baseline, in one line
     notes: Sequence[str]  # remarks on the launches
     files: Mapping[str, str]  # paths of the baselines and of the launches' files, by description
-    traces: Sequence[str]  # profiles to open, and the tool
+    traces: Sequence[str]  # the trace files of profiles, and the tool that opens them
     tracebacks: Sequence[tuple[str, str]]  # the launch and rank of each traceback, and its text
 
 
@@ -80,7 +80,7 @@ def _changed(result: Measurement) -> list[str]:
 
 
 def _tuned_differently(result: Measurement) -> list[str]:
-    """Describe kernels that were tuned differently in arm B, which may be chance; empty without arms."""
+    """Describe kernels that were tuned differently in arm B, possibly by chance; empty without arms."""
     if not (result.before and result.runs):
         return []
     before, now = (runs[-1].autotuned for runs in (result.before, result.runs))
@@ -96,10 +96,10 @@ def _tuned_differently(result: Measurement) -> list[str]:
 def _evidence(result: Measurement) -> str:
     of_each = " of each arm" if result.before else ""
     if result.dry:
-        return f"by a dry run{of_each} as if on {result.runs[-1].machine.device_name}"
+        return f"in a dry run{of_each} as if on {result.runs[-1].machine.device_name}"
     if result.by_counts:
         is_compared = result.verdict.counts is not None and result.verdict.counts.compared
-        return f"{'by the counts of' if is_compared else 'after'} one launch{of_each}"
+        return f"{'based on the counts of' if is_compared else 'after'} one launch{of_each}"
     pairs = f"{plural(len(result.runs), 'pair')} of launches"
     return f"after {pairs if result.before else plural(len(result.runs), 'launch')}"
 
@@ -122,14 +122,14 @@ def _tracebacks(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str]]:
 
 
 def prediction(facts: DryFacts, unit: Unit = "tokens") -> list[str]:
-    """Describe a dry run's predictions, memory and least step time; `unit` is what the case counts."""
+    """Describe the memory use and minimum step time that a dry run predicts; `unit` is the case's unit."""
     memory = [] if facts.fit is None else _memory(facts.fit)
     return memory if facts.roofline is None else [*memory, *_speed(facts.roofline, unit)]
 
 
 def _memory(fit: Fit) -> list[str]:
     outside = [f"{part.name} {_size(part.low)} to {_size(part.high)}" for part in fit.outside]
-    whole = f"the model, before it is sharded {_size(fit.built)}"
+    whole = f"the model before it is sharded: {_size(fit.built)}"
     return [
         f"{fit.verdict}: rank {fit.rank} needs {_size(fit.least)} to {_size(fit.most)} of {_size(fit.card)}",
         *([whole] if fit.built > fit.allocated else []),
@@ -142,7 +142,7 @@ def _memory(fit: Fit) -> list[str]:
 def _speed(limit: Roofline, unit: Unit) -> list[str]:
     compute = f"{limit.flops / 1e12:.3g} TFLOP at {limit.peak_flops / 1e12:.4g} TFLOP/s"
     link = ""
-    unknown = ", whose link is unknown: not counted"
+    unknown = ", not included because the speed of the link is unknown"
     if limit.link_bytes_per_s is not None:
         link = f" at {limit.link_bytes_per_s / 1e9:.0f} GB/s take {duration(limit.wire_s)}"
     wires = (
@@ -150,9 +150,9 @@ def _speed(limit: Roofline, unit: Unit) -> list[str]:
         (limit.between_machines_bytes, f"between machines{unknown}"),
     )
     if not limit.is_bound:
-        return [f"no bound on speed: {compute} take less time than the launches of a step's kernels"]
+        return [f"no bound on speed: {compute} take less time than launching the kernels of a step"]
     return [
-        f"a step takes {duration(limit.step_s)} at least, by {limit.bound_by}: at most "
+        f"a step takes at least {duration(limit.step_s)}, limited by {limit.bound_by}: at most "
         f"{rate(limit.tokens_per_s)} {unit}/s",
         f"{compute} take {duration(limit.compute_s)}",
         *(f"{_size(sent)} {how}" for sent, how in wires if sent),

@@ -1,6 +1,6 @@
 """Render sessions as short Markdown for the summary of a CI job, with the template `summary.md.j2`.
 
-GitHub accepts at most 1 MiB, so long tables are cut, and say so.
+GitHub accepts at most 1 MiB, so long tables are cut, with a note on the number of missing rows.
 """
 
 import re
@@ -21,14 +21,14 @@ from perfsuite.results.session_file import Measurement, SessionFile
 
 MAX_EXPLAINED = 50
 MAX_ROWS = 500
-MAX_SPANS = 200  # rows of the table of spans, of which each case has several
-MAX_FINDINGS = 5  # explained counts of a case
-MAX_FINDING = 300  # characters of such an explanation
-MAX_NOTE = 200  # characters of a note in a table
+MAX_SPANS = 200  # rows of the table of spans; each case has several
+MAX_FINDINGS = 5  # number of explained counts per case
+MAX_FINDING = 300  # length of the explanation of a count, in characters
+MAX_NOTE = 200  # length of a note in a table, in characters
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
-    """Render totals, the cases that need attention with reasons and, folded, the rest."""
+    """Render the totals, the cases that need attention with reasons and, folded, all other cases."""
     results = [result for session in sessions for result in session.results]
     results.sort(key=lambda result: WORST_FIRST.index(summary.verdict(result)))
     urgent = [result for result in results if summary.needs_words(result)]
@@ -56,8 +56,9 @@ def render(sessions: Sequence[SessionFile]) -> str:
 
 
 def text(value: str) -> str:
-    """Escape text as Markdown on a single line, also for tables."""
-    # The summary may be read in a terminal, which obeys control characters. Some of them are white space.
+    """Escape text as a single line of Markdown that can also be a cell of a table."""
+    # The summary may be read in a terminal, which obeys control characters. Make them visible before `split`,
+    # which would remove those that count as white space.
     flat = " ".join(visible(re.sub(r"[ \t\r\n]+", " ", value)).split())
     # An underscore ends emphasis only after a word, and > is markup only at the beginning of a line.
     return re.sub(r"[&<|*`~\[\]\\@#$]|^>|(?<=\S)_(?!\w)|_(?=_)", lambda match: f"&#{ord(match[0])};", flat)
@@ -70,7 +71,7 @@ def code(value: str) -> str:
 
 
 def grid(table: Table, most: int | None = None) -> Markup:
-    """Render a table as Markdown without its caption: all rows, or `most` of them and the number left."""
+    """Render a table as Markdown without its caption. Rows after the first `most` are only counted."""
     rules = ["---:" if table.is_figure(column) else "---" for column in range(len(table.headers))]
     shown = table.rows[:most]
     headings, *cells = ([text(cell) for cell in row] for row in (table.headers, *shown))
@@ -82,7 +83,7 @@ def grid(table: Table, most: int | None = None) -> Markup:
 
 
 def _escaped(value: object) -> Markup:
-    """Escape whatever the template prints, except its own macros, which are Markdown already."""
+    """Escape the values that the template prints, except its own macros, which already are Markdown."""
     return value if isinstance(value, Markup) else Markup(text(str(value)))
 
 

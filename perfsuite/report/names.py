@@ -9,10 +9,10 @@ SEPARATOR = " · "
 
 
 def short_names(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return a name of each case: framework, model and topology, and the parts in which alike cases differ.
+    """Return short names of cases: framework, model, parts in which such cases differ, and topology.
 
-    `parameters` are `Case.parameters` by id. Cases without any keep their id, as do those whose short names
-    are the same.
+    `parameters` has the `Case.parameters` of each case by its id. Cases without parameters, and cases whose
+    short names would be the same, keep their ids.
     """
     names = {case_id: case_id for case_id in parameters}
     alike = defaultdict[tuple[str, str, str], list[str]](list)
@@ -34,7 +34,7 @@ def _framework(parameters: Mapping[str, str]) -> str:
 
 
 def _parts(parameters: Mapping[str, str]) -> list[str]:
-    """Return the other parts of an id, as ids write them."""
+    """Return the remaining parts of an id, as they are written in ids."""
     length = parameters["sequence_length"]
     accumulation = parameters["gradient_accumulation"]
     return [

@@ -1,4 +1,4 @@
-"""Describe the results of a preflight for each node, and how speed scales with their number. Pure."""
+"""Describe the results of a preflight, and how speed scales with the number of nodes. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ RATES = {  # heading and unit of each rate of a node, in the order of the column
 
 
 def title(preflight: Preflight) -> str:
-    """Summarise a preflight: the nodes, the time that it took, and the number of bad nodes."""
+    """Summarise a preflight: its nodes, its duration, and the number of bad nodes."""
     bad = sum(bool(node.problems) for node in preflight.nodes)
     outcome = f"{bad} of them bad" if bad else "none of them bad"
     if preflight.failure is not None:
-        outcome = f"it failed, which says nothing about the nodes: {preflight.failure}"
+        outcome = f"it failed, so nothing is known about the nodes: {preflight.failure}"
     nodes = plural(len(preflight.nodes), "node")
     took = f"{preflight.duration_s:.0f} s"
     return f"preflight of {nodes} ({preflight.machine.device_name}) in {took}: {outcome}"
@@ -41,7 +41,7 @@ def table(preflight: Preflight) -> Table:
         for node in preflight.nodes
     ]
     caption = (
-        "What each node could do before the first launch: the rates of its slowest rank. Nodes are compared "
+        "The speed of each node before the first launch: the rates of its slowest rank. Nodes are compared "
         "with each other."
     )
     headers = ("node", *(heading for heading, _ in RATES.values()), "what is wrong")
@@ -49,7 +49,7 @@ def table(preflight: Preflight) -> Table:
 
 
 def notes(preflight: Preflight) -> list[str]:
-    """Return NVML's further notes on the nodes' GPUs, each after the name of the node."""
+    """Return NVML's other notes on the GPUs of the nodes, each after the name of its node."""
     by_node = [(node.name, node.health.notes) for node in preflight.nodes if node.health is not None]
     return [f"{name}: {note}" for name, texts in by_node for note in texts]
 
@@ -57,7 +57,7 @@ def notes(preflight: Preflight) -> list[str]:
 def scalings(results: Iterable[Measurement]) -> list[str]:
     """Return a sentence for each group of cases that differ only in their nodes, on one kind of device.
 
-    A share is the speed per device relative to that on the fewest nodes.
+    A share is the speed per device, relative to the speed per device on the smallest number of nodes.
     """
     groups = defaultdict[tuple[str, str], list[tuple[Case, float]]](list)
     for result in results:

@@ -7,17 +7,17 @@ from perfsuite.results.session_file import Measurement
 from perfsuite.verdict.overall import THE_SAME
 from perfsuite.verdict.profiled import NOT_IN_EACH_STEP, most_different
 
-MOST_ROWS = 20  # kernels or operators in a table: the longest on either side
+MOST_ROWS = 20  # maximum number of kernels or operators in a table: the longest of both profiles
 
 
 def split(shown: StepSplit) -> str:
-    """Describe where the time of a step goes: `12.3 ms a step: compute 8.1, the rest 4.2`."""
+    """Describe where the time of a step goes, such as `12.3 ms a step: compute 8.1, the rest 4.2`."""
     parts = ", ".join(f"{name} {us / 1e3:.1f}" for name, us in shown.parts().items())
     return f"{shown.step_us / 1e3:.1f} ms a step: {parts}"
 
 
 def because(verdict: Verdict) -> list[str]:
-    """Explain why a case is slower, the most certain cause first: changed calls, else counts, then times."""
+    """Explain why a case is slower, the most certain cause first: calls, then counts, then times."""
     profiled = verdict.profiled
     counted = [verdict.explained] if verdict.explained is not None else []
     if profiled is None:
@@ -42,10 +42,10 @@ def traces(result: Measurement) -> list[str]:
 
 
 def tables(result: Measurement) -> list[Table]:
-    """Return the parts of a step and its longest kernels or operators, each with the earlier value.
+    """Return tables of the parts of a step and of its longest kernels or operators, before and now.
 
-    Returns no tables without a profile. Ranks that make the same calls share a profile. Of several profiles,
-    the one that differs most from before is shown, or the first if none can be compared.
+    Returns no tables without a profile. Ranks that make the same calls share a profile. If there are several
+    profiles, the tables show the profile that changed most, or the first if none can be compared.
     """
     taken = (result.profile, result.profile_before)
     now, earlier = (None if each is None else each.profile for each in taken)
@@ -72,7 +72,7 @@ def _parts(before: Profile | None, entry: RankProfile, against: str) -> Table:
     ]
     caption = (
         f"Where the time of a step goes: the mean of {now.steps} steps of one launch, rank {entry.ranks[0]}. "
-        "What is hidden runs behind computation and is part of no sum."
+        "Hidden time overlaps with computation and is not part of any sum."
     )
     headers = ("part", f"{against}, ms", "now, ms", "change")
     return Table(caption=caption, headers=headers, rows=rows)
@@ -96,8 +96,8 @@ def _longest(before: Profile | None, now: Profile, against: str) -> Table:
         )
         for name in longest[:MOST_ROWS]
     ]
-    what = "kernels" if now.kernels else "operators, without what they call"
-    caption = f"The longest {what}: calls and time of a step. All of them are in results.json."
+    what = "kernels" if now.kernels else "operators, without nested operators"
+    caption = f"The longest {what}: calls and time per step. All of them are in results.json."
     headers = ("name", f"calls, {against}", "calls now", f"{against}, ms", "now, ms")
     return Table(caption=caption, headers=headers, rows=rows)
 

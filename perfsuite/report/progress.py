@@ -1,4 +1,4 @@
-"""Show the progress of a session: a live line on a terminal, plain lines in a log. Driver side."""
+"""Show the progress of a session: a live line on a terminal, plain lines in a log. Runs in the driver."""
 
 import time
 from collections.abc import Callable
@@ -20,8 +20,8 @@ def silent(text: str | None) -> None:
 class Progress:
     """The progress of a session of `cases` cases. `line` prints a permanent line, `live` sets the live line.
 
-    `live(None)` clears the live line. Without one (`is_live` is False), a permanent line announces each
-    launch. `rich.progress` is not used, because it cannot write past pytest's capture.
+    `live(None)` clears the live line. If there is no live line (`is_live` is False), a permanent line
+    announces each launch. `rich.progress` is not used, because it cannot bypass pytest's capture.
     """
 
     line: Callable[[str], None]
@@ -51,7 +51,7 @@ class Progress:
             self.say(f"{self._where()} begins")
 
     def step(self, step: int, tokens_per_step: int) -> None:
-        """Show that rank 0 has finished `step` steps; 0: it is still starting."""
+        """Show that rank 0 has finished `step` steps, or that it is still starting if `step` is 0."""
         if not self.is_live:
             return
         now = self.clock()
@@ -74,7 +74,7 @@ class Progress:
         self.line(f"perfsuite: {text}")
 
     def waiting(self, text: str | None) -> None:
-        """Show the reason for a wait; None clears it. Without a live line, print it now and then."""
+        """Show the reason for a wait; None clears it. Without a live line, print it at intervals."""
         if self.is_live:
             self.live(text)
         elif text is None or self._silent_since is None:

@@ -6,7 +6,7 @@ from perfsuite.report.text import Table
 from perfsuite.results.amounts import signed
 from perfsuite.results.run import Run, Slope
 
-STEPS = 1000  # steps for which a change is reported, as that of a single step is tiny
+STEPS = 1000  # number of steps for which a change is reported: the change in a single step is tiny
 
 
 def sentences(runs: Sequence[Run]) -> list[str]:
@@ -21,8 +21,8 @@ def table(runs: Sequence[Run]) -> Table:
     """Return the slopes of all launches as a table."""
     rows = [(str(number), *_cells(slope)) for number, run in enumerate(runs, 1) for slope in run.slopes]
     caption = (
-        f"How much more there is after {STEPS:,} steps, as a line through the measured steps shows. The "
-        "interval takes the values as independent of each other."
+        f"The growth over {STEPS:,} steps, from a line fitted to the measured steps. The interval assumes "
+        "that the values are independent of each other."
     )
     headers = ("launch", "of", f"in {STEPS:,} steps", "95% interval")
     return Table(caption=caption, headers=headers, rows=rows, text_columns=2)

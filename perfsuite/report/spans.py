@@ -32,46 +32,47 @@ DATA_WAIT = "data wait"
 PARTS = (IMPORTS, PROCESS_GROUP, BUILD, DATA, FIRST_STEP, BUILD_AND_FIRST_STEP)
 WORKER_BATCH = "batch of a loader's worker"
 CAPTION = (
-    "A dash means unknown, not 0. Shares are of the seconds from the start of the processes to the last "
-    "step, or of all steps where the start-up is unknown; events and waits are part of the steps that held "
-    "them. A counted step or start-up takes longer for it, and a counted step that is not listed did the "
-    "same as the first. Python: calls of its functions. Counts are those "
-    "of the rank that has most, the first time; what is written is that of all ranks. The peak is that of "
-    "live tensors in a step, and of the GPU's allocator in an event."
+    "A dash means unknown, not 0. Shares are of the time from the start of the processes to the last step, "
+    "or of all steps if the start-up is unknown. Events and waits are part of the steps that contain them. "
+    "Counting makes a step or a start-up take longer. A counted step that is not listed did the same work "
+    "as the first. Python: calls of Python functions. Each count is from the first occurrence, on the rank "
+    "where it is highest. Bytes written are the sum over all ranks. The peak of a step is that of live "
+    "tensors, and the peak of an event is that of the GPU's allocator."
 )
-HELD = 0.1  # share of a usual step above which an event within a step is named
+HELD = 0.1  # an event within a step is named if it takes more than this share of a usual step
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpanRow:
-    """One span of a launch, on one side of a comparison. What is None is unknown.
+    """One span of a launch, on one side of a comparison. A field is None if it is unknown.
 
-    Counts are those of the rank that does most, the first time that it was in the span.
+    Each count is from the first occurrence of the span, on the rank where it is highest.
     """
 
     name: str
     arm: str = ""
-    """`A` or `B` where two arms are compared."""
+    """`A` or `B` if two arms are compared; otherwise empty."""
     times: int | None = None
-    """How often it happened in the launch; of counted steps, how many of them have these amounts."""
+    """Number of occurrences in the launch. For counted steps, the number of steps with these amounts."""
     median_s: float | None = None
-    """Seconds of one time, the median. Of events the rank that waited longest, of steps the whole job."""
+    """Median seconds of one occurrence. For events, those of the rank that waited longest; for steps, those
+    of the whole job."""
     share: float | None = None
-    """Seconds of all times, as a share of those of the start-up and of all steps, 0 to 1."""
+    """Total seconds of all occurrences, as a share (0 to 1) of the start-up and all steps."""
     kernels: int | None = None
-    """Calls."""
+    """Calls of kernels."""
     host_reads: int | None = None
     """Values that the host waited for."""
     python_calls: int | None = None
     """Calls of Python functions."""
     collectives: int | None = None
-    """Calls."""
+    """Calls of collectives."""
     collective_bytes: int | None = None
-    """Bytes of the messages of these calls."""
+    """Bytes of the messages of collectives."""
     bytes_written: int | None = None
     """Bytes that all ranks together wrote into files."""
     peak_bytes: int | None = None
-    """Bytes: of a step, of live tensors; of an event on a GPU, of the allocator."""
+    """Peak memory in bytes: of live tensors in a step, or of the allocator in an event on a GPU."""
     modules: int | None = None
     """Modules that were imported."""
 
@@ -82,7 +83,7 @@ Amounts = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """The facts about one launch. A dry run, or a baseline, has only counts."""
+    """The facts about one launch. A dry run or a baseline only has counts."""
 
     counts: Sequence[RankCounts] = ()
     step_s: Sequence[float] = ()
@@ -105,7 +106,7 @@ class _Launch:
 
     @property
     def seen_s(self) -> float:
-        """Seconds from the start of the processes to the last step, or of the steps if that is unknown."""
+        """Seconds from the start of the processes to the last step; only of the steps if it is unknown."""
         start_up_s = sum(_finite(s for name in START_UPS & {*self.spans} for s in self.spans[name].seconds))
         steps_s = sum(
             _finite(self.step_s[1:] if start_up_s else self.step_s)
@@ -114,7 +115,7 @@ class _Launch:
 
     @property
     def counted_steps(self) -> set[int]:
-        """The numbers, from 1, of the steps that any rank counted."""
+        """The numbers (from 1) of the steps that any rank counted."""
         return {step for entry in self.counts for step in (entry.counts.step, *entry.counts.also_counted)}
 
     @property
@@ -131,7 +132,7 @@ class _Launch:
 
     @property
     def measured_wait_s(self) -> Sequence[float]:
-        """Seconds that each of these steps waited for batches; empty if no loader was seen."""
+        """Seconds that each step in the window waited for batches; empty if no loader was seen."""
         waits = self.data_wait_s[slice(*self.window)]
         return waits if any(waits) else ()
 
@@ -146,9 +147,9 @@ class _Launch:
         ]
 
     def in_step(self, step: int) -> Amounts:
-        """Return the counts of a step, for the rank with the most; empty if it was not counted.
+        """Return the maximum of each count of a step over the ranks; empty if the step was not counted.
 
-        Kernels of compiled code are not seen, so with it their number is unknown.
+        Kernels in compiled code are not seen, so the number of kernels is unknown if there is such code.
         """
         of_ranks = (entry.counts.in_step(step) for entry in self.counts)
         amounts = _most(_in_step(counts) for counts in of_ranks if counts is not None)
@@ -156,7 +157,7 @@ class _Launch:
         return {**amounts, "kernels": None} if is_compiled else amounts
 
     def row(self, name: str, seconds: Sequence[float] = (), amounts: Amounts | None = None) -> SpanRow:
-        """Return the row of a span with the seconds of each time; empty: unknown."""
+        """Return the row of a span. `seconds` has the duration of each occurrence; empty: unknown."""
         known_s = _finite(seconds)
         return SpanRow(
             name=name,
@@ -167,7 +168,7 @@ class _Launch:
         )
 
     def steps(self, name: str, steps: Sequence[int]) -> SpanRow:
-        """Return the row of steps with equal counts, as far as this launch counted them."""
+        """Return the row of steps with equal counts, for those steps that this launch counted."""
         counted = [step for step in steps if step in self.counted_steps]
         if not counted:
             return SpanRow(name=name)
@@ -196,7 +197,7 @@ class _Side:
 
     @property
     def newest(self) -> _Launch:
-        """The newest counted launch, or the newest of all."""
+        """The newest counted launch, or the newest launch if none was counted."""
         return next((launch for launch in self.launches if launch.counts), self.launches[0])
 
     @property
@@ -211,10 +212,10 @@ class _Side:
 
 
 def rows(runs: Sequence[Run], before: Sequence[Run] = ()) -> list[SpanRow]:
-    """Return the spans of the newest counted launch: one row each, or one per arm.
+    """Return the spans of the newest counted launch, with one row per span, or one per span and arm.
 
-    `before` has the launches of arm A; these are then arm B's. A span that the newest launch lacks, such as a
-    cold start-up, is taken from the newest launch that has it.
+    If `before` has the launches of arm A, `runs` has those of arm B. A span that the newest launch lacks,
+    such as a cold start-up, is taken from the newest launch that has it.
     """
     launches, others = ([_Launch.of(run) for run in reversed(each)] for each in (runs, before))
     if not launches:
@@ -254,9 +255,10 @@ def of_cases(results: Sequence[Measurement]) -> Table:
 
 
 def held(runs: Sequence[Run]) -> list[str]:
-    """Return the step of the last launch that each event made longest: `step 21 held: save checkpoint 3.2 s`.
+    """Name the step of the last launch in which each event was longest.
 
-    Events in most of the steps are left out, as they make none of them long.
+    An example is `step 21 contained: save checkpoint 3.2 s`. Events that are in most of the steps are left
+    out: they do not explain why one step is longer than others.
     """
     if not runs or not runs[-1].measured_steps:
         return []
@@ -271,7 +273,7 @@ def held(runs: Sequence[Run]) -> list[str]:
         measured = [(seconds, step) for seconds, step in times if start <= step < stop]
         longest_s, step = max(measured, default=(0.0, 0))
         if longest_s > HELD * usual_s and 2 * len(measured) <= stop - start:
-            lines.append(f"step {step + 1} held: {name} {_time(longest_s)}")
+            lines.append(f"step {step + 1} contained: {name} {_time(longest_s)}")
     return lines
 
 
@@ -287,7 +289,7 @@ def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
     """Yield the rows of each span, one per side, in the order of a run."""
     launches = [side.newest for side in sides]
     if not any(launch.counts or launch.spans or launch.measured_wait_s for launch in launches):
-        return  # only the times of steps are known, which other tables have
+        return  # only step times are known, and other tables have these
     names = list(dict.fromkeys(name for side in sides for name in side.span_names))
     start_ups = [*filter(is_of_start_up, names)]
     late = {step for launch in launches for step in launch.counted_steps if 0 < launch.window[1] < step}
@@ -310,20 +312,20 @@ def _of_sides(sides: Sequence[_Side]) -> Iterator[list[SpanRow]]:
 
 
 def _place(start_up: str) -> tuple[bool, int]:
-    """Return the sort key of a start-up or its part: warm before cold, the whole first, then by time."""
+    """Return the sort key of a start-up or its part: warm before cold, the total first, then in order."""
     part = start_up.removeprefix(COLD).removeprefix(START_UP).removeprefix(": ")
     return start_up.startswith(COLD), PARTS.index(part) if part in PARTS else -1
 
 
 def _groups(launches: Sequence[_Launch], late: Collection[int]) -> list[tuple[list[int], list[int]]]:
-    """Return groups of counted steps with equal counts on each side, each with the list of all such steps."""
+    """Return groups of counted steps with equal counts on each side, each with all counted steps."""
     counted = sorted({step for launch in launches for step in launch.counted_steps} - {*late})
     groups = grouped({step: step for step in counted}, partial(_are_alike, launches))
     return [([*group], counted) for group in groups]
 
 
 def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
-    """Return whether two steps have equal counts on each side, except for chance in Python calls."""
+    """Return whether two steps have equal counts on each side, except for random Python calls."""
     for launch in launches:
         then = dict(launch.in_step(first))
         now = dict(launch.in_step(second))
@@ -337,7 +339,7 @@ def _are_alike(launches: Sequence[_Launch], first: int, second: int) -> bool:
 
 
 def _name(steps: Sequence[int], counted: Sequence[int]) -> str:
-    """Name steps with equal counts: by their first step if all steps begin so, else by their period."""
+    """Name steps with equal counts by their step, if it is the only or the first one, or by their period."""
     if len(steps) == 1 or steps[0] == counted[0]:
         return step_name(steps[0])
     return when(steps, counted).removeprefix("in ").partition(" of ")[0]
@@ -378,7 +380,7 @@ def _finite(seconds: Iterable[float]) -> list[float]:
 
 
 def _time(seconds: float) -> str:
-    """Format a time, in s from one second on, as events take longer than steps."""
+    """Format a duration, in seconds from 1 s on, because events take longer than steps."""
     return f"{seconds:,.1f} s" if seconds >= 1 else duration(seconds)
 
 

@@ -16,27 +16,27 @@ from perfsuite.results.session_file import ArmFacts, CaseChange, JudgeChanges, M
 from perfsuite.verdict.comparability import UNEXPLAINED
 
 MARKS = ("shadow", "shared", "blind", "not counted", "dry run")  # marks that can follow a verdict
-NOTES_SHOWN = 5  # different notes that are shown for cases that need no action
-MOST_JUDGE_CHANGES = 30  # sentences on changes of the judging files; results.json has all
-UNCLAIMED_SHOWN = 10  # baselines without a case that a report names
-LONGEST_SENTENCE = 160  # characters of a finding in a table, which has little room
+NOTES_SHOWN = 5  # maximum number of different notes on cases that need no action
+MOST_JUDGE_CHANGES = 30  # maximum number of sentences on changed checks; results.json has all of them
+UNCLAIMED_SHOWN = 10  # maximum number of baselines without a case that are named
+LONGEST_SENTENCE = 160  # maximum length of a finding in a table, in characters
 JUDGED_ALL_THE_SAME = ("unlike", "loss")
-"""Failures of launches that ended: their figures are still judged, and show which of them regressed."""
-IF_MEANT = "; if that is meant, accept a new one, or delete it if it is not reviewed"
+"""Failures of launches that ran to the end: their metrics are judged nevertheless, to show regressions."""
+IF_MEANT = "; if this is intended, accept a new baseline, or delete this one if it is not reviewed"
 """Ending of the line with a baseline's path, if the case may have been changed on purpose."""
-CASES_SHOWN = 20  # cases that are listed because arm B lacks or has changed them
+CASES_SHOWN = 20  # maximum number of listed cases that arm B lacks or has changed
 NOT_COMPARED = "Cases of arm A that were not compared, so this is not a pass"
-OTHER_CASES = "Cases that the arms have otherwise"
+OTHER_CASES = "Other cases in which the arms differ"
 REST = "see -v or the HTML report"
 
 
 def verdict(result: Measurement) -> str:
-    """Return the outcome in a word, or the excuse of a failure."""
+    """Return the outcome in a word, or the excuse for a failure."""
     return result.excused or result.outcome
 
 
 def speed_unit(results: Iterable[Measurement]) -> Unit:
-    """Return the unit for the heading of speeds: samples if every case counts them, else tokens."""
+    """Return the unit for the heading of speeds: samples if every case counts samples, else tokens."""
     units = {result.unit for result in results if result.runs}
     return "samples" if units == {"samples"} else "tokens"
 
@@ -47,13 +47,13 @@ def speed(value: float, unit: Unit, heading: Unit) -> str:
 
 
 def reason(result: Measurement) -> str:
-    """Explain the verdict, and what it is blind to, in a few words; can be empty."""
+    """Explain the verdict and name blind metrics, in a few words; can be empty."""
     return "; ".join(filter(None, (_why(result), blind_to(result))))
 
 
 def since(verdict: Verdict) -> str:
     """Return the heading for changes in the environment."""
-    return "changed since the baseline" if verdict.against is None else f"not as in {verdict.against}"
+    return "changed since the baseline" if verdict.against is None else f"different from {verdict.against}"
 
 
 def _why(result: Measurement) -> str:
@@ -100,8 +100,9 @@ def _counts_that_tell(judged: Verdict, outcome: Outcome) -> list[str]:
 def marks(result: Measurement) -> list[str]:
     """Return the marks of a verdict.
 
-    In `shadow` mode it fails no test, `shared` figures prove nothing, a `blind` gate may miss a change, a
-    step that was `not counted` did work out of sight, and a `dry run` computed nothing.
+    `shadow` means that the verdict does not fail its test, `shared` that other jobs used the machine and
+    figures prove nothing, `blind` that the gate may miss a change, `not counted` that the work of a step
+    could not be counted, and `dry run` that nothing was computed.
     """
     is_blind = any(check.blind for check in result.verdict.checks)
     holding = (result.shadow, result.shared, is_blind, not_counted(result) is not None, result.dry)
@@ -109,20 +110,20 @@ def marks(result: Measurement) -> list[str]:
 
 
 def not_counted(result: Measurement) -> str | None:
-    """Explain why a case has no counts to judge, as `not counted: ...`; None if it has."""
+    """Explain why a case has no counts to judge, as `not counted: ...`; None if it has counts."""
     check = result.verdict.counts
     return None if check is None or check.outcome != "not counted" else report_counts.not_counted(check)
 
 
 def blind_to(result: Measurement) -> str:
-    """Name the blind metrics, and the smallest change of each that would be found; empty without any."""
+    """Name the blind metrics and the smallest change that would be found in each; empty if there are none."""
     least = {check.label: detectable(check) for check in result.verdict.checks if check.blind}
     metrics = [f"{label} {f'below {size}' if size else 'of any size'}" for label, size in least.items()]
     return f"blind to changes of {', '.join(metrics)}" if metrics else ""
 
 
 def properties(result: Measurement) -> dict[str, str | float]:
-    """Return the properties of a case for JUnit and pytest-benchmark; names have the case's own unit."""
+    """Return the properties of a case for JUnit and pytest-benchmark. Their names use the case's unit."""
     blind = ", ".join(check.metric for check in result.verdict.checks if check.blind)
     words = {
         "case_id": result.case_id,
@@ -132,7 +133,7 @@ def properties(result: Measurement) -> dict[str, str | float]:
         "hardware_class": result.hardware_class,
         "reason": reason(result),
         "shadow": "it would have failed" if result.shadow else None,
-        "shared": "others used the machine" if result.shared else None,
+        "shared": "other jobs used the machine" if result.shared else None,
         "waivers": "; ".join(result.waivers),
         "blind": in_unit(blind, result.unit),
         "counts": not_counted(result),
@@ -153,7 +154,7 @@ def properties(result: Measurement) -> dict[str, str | float]:
 
 
 def tally(results: Iterable[Measurement]) -> list[str]:
-    """Count the cases of each verdict, worst first: `2 regressed`, `14 passed (3 blind)`."""
+    """Count the cases with each verdict, worst first, such as `2 regressed` and `14 passed (3 blind)`."""
     counts = Counter[str]()
     marked = Counter[tuple[str, str]]()
     for result in results:
@@ -169,7 +170,7 @@ def tally(results: Iterable[Measurement]) -> list[str]:
 def headline(sessions: Sequence[SessionFile]) -> str:
     """Return the totals of all sessions, worst first: `1 failed, 2 regressed, 14 passed, 3 skipped`.
 
-    Sessions that did not end come first, because nobody knows what they would have found.
+    Sessions that did not end come first, because their remaining results are unknown.
     """
     counts = tally(result for session in sessions for result in session.results)
     skips = [skip.not_reached for session in sessions for skip in session.skipped]
@@ -179,14 +180,14 @@ def headline(sessions: Sequence[SessionFile]) -> str:
     if vanished:
         shown.append(f"{vanished} not compared")
     if any(session.cases_unknown for session in sessions):
-        shown.append("cases of the arms not known")
+        shown.append("cases of the arms unknown")
     if not counts and not shown:
         shown = ["nothing was measured"]
     return ", ".join([*incomplete(sessions), *counts, *shown])
 
 
 def incomplete(sessions: Sequence[SessionFile]) -> list[str]:
-    """Count the sessions that did not end, by status: `interrupted`, `2 of 8 sessions running or killed`."""
+    """Count sessions that did not end by status: `interrupted`, or `2 of 8 sessions running or killed`."""
     number_of = Counter(session.status for session in sessions if session.status != "complete")
     words = {"interrupted": "interrupted", "running": "running or killed"}
     if len(sessions) == 1:
@@ -215,7 +216,7 @@ def provenance(session: SessionFile) -> dict[str, str]:
 
 
 def _torch(session: SessionFile) -> str:
-    """Return the versions of torch that ranks observed, else the one where pytest ran."""
+    """Return the versions of torch that ranks observed, or else the version in pytest's environment."""
     runs = [run for result in session.results for run in result.runs]
     observed = {run.observed.environment.get("torch", "unknown") for run in runs if run.observed is not None}
     if not (observed or session.arms) and "torch" in session.conditions.environment:
@@ -224,7 +225,7 @@ def _torch(session: SessionFile) -> str:
 
 
 def took(session: SessionFile) -> str:
-    """Return the duration of all launches, and their GPU hours: `52 min, 6.9 GPU hours`."""
+    """Return the total duration of all launches and their GPU hours, such as `52 min, 6.9 GPU hours`."""
     runs = [run for result in session.results for run in (*result.before, *result.runs) if not run.dry]
     gpu_s = sum(run.duration_s * run.case.topology.world_size for run in runs if run.machine.device == "cuda")
     gpus = f", {gpu_s / 3600:,.1f} GPU hours" if gpu_s else ""
@@ -232,7 +233,7 @@ def took(session: SessionFile) -> str:
 
 
 def arm_descriptions(arms: Sequence[ArmFacts]) -> dict[str, str]:
-    """Describe each of two arms, as it was given and as it was resolved; empty without arms."""
+    """Describe both arms, as they were given and as they were resolved; empty without arms."""
     return {
         f"arm {letter}": f"{arm.text} ({', '.join(f'{name} {value}' for name, value in arm.facts.items())})"
         for letter, arm in zip("AB", arms, strict=False)
@@ -255,7 +256,7 @@ def _time(iso: str) -> str:
 
 
 def only_dry(results: Iterable[Measurement]) -> bool:
-    """Return whether all cases that were run at all were run dry."""
+    """Return whether at least one case was run, and every run was a dry run."""
     return {result.dry for result in results if result.runs} == {True}
 
 
@@ -270,7 +271,7 @@ def _machine(machine: Machine, *, pretended: bool = False) -> str:
 
 
 def interruption(session: SessionFile) -> str | None:
-    """Name the case in which a session was interrupted, or is now, in a sentence; None if it ended."""
+    """Say that a session was interrupted or is running, and name the case; None if the session ended."""
     if session.status == "complete":
         return None
     lost = f": {session.interrupted_case} was not judged" if session.interrupted_case else ""
@@ -278,8 +279,8 @@ def interruption(session: SessionFile) -> str | None:
     if launches:
         lost += f" ({plural(launches, 'launch')} of it in results.json)"
     if session.status == "running":
-        return f"The session is running, or was killed{lost}; what comes after it is not measured."
-    return f"The session was interrupted{lost}; what came after it was not measured."
+        return f"The session is running, or was killed{lost}. Later cases are not measured."
+    return f"The session was interrupted{lost}. Later cases were not measured."
 
 
 def judge_changes(branches: Iterable[JudgeChanges | None]) -> list[tuple[str, list[str]]]:
@@ -288,7 +289,7 @@ def judge_changes(branches: Iterable[JudgeChanges | None]) -> list[tuple[str, li
     for changes in dict.fromkeys(branches):
         if changes is None or not changes.sentences:
             continue
-        heading = "What judges this branch:"
+        heading = "Checks of this branch:"
         if changes.base is not None:
             heading = f"This branch changes the files that judge it, compared with {changes.base[:12]}:"
         sections.append((heading, cut(changes.sentences, MOST_JUDGE_CHANGES)))
@@ -322,9 +323,9 @@ def _became(change: CaseChange) -> str:
     words = {
         "deleted": "deleted in arm B, or no longer collected there",
         "changed": f"changed in arm B: {change.told}",
-        "re-marked": f"marked otherwise in arm B: {change.told}",
-        "deselected": "deselected in arm B, by a hook or an option of pytest",
-        "new": "new in arm A since the branches parted",
+        "re-marked": f"marked differently in arm B: {change.told}",
+        "deselected": "deselected in arm B by a hook or an option of pytest",
+        "new": "new in arm A since the branches diverged",
         "skipped": f"skipped in arm B: {change.told}".removesuffix(": "),
     }
     where = f" ({change.nodeid.partition('[')[0]})" if change.nodeid else ""
@@ -332,7 +333,7 @@ def _became(change: CaseChange) -> str:
 
 
 def unclaimed(baselines: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return a heading and the reviewed baselines that no case of a nightly run claims; None without any."""
+    """Return a heading and the reviewed baselines that no case claims; None if there are none."""
     if not baselines:
         return None
     has = "has" if len(baselines) == 1 else "have"
@@ -346,12 +347,12 @@ def unclaimed_lines(baselines: Sequence[str]) -> list[str]:
 
 
 def needs_words(result: Measurement) -> bool:
-    """Return whether a case may need action: it is then explained, and not just counted."""
+    """Return whether a case may need action, and is therefore explained instead of only counted."""
     return verdict(result) not in QUIET
 
 
 def in_short(results: Sequence[Measurement]) -> list[str]:
-    """Summarise the cases that need no action in a few lines, however many they are."""
+    """Summarise, in a few lines, all cases that need no action."""
     quiet = [result for result in results if not needs_words(result)]
     lines = [f"{result.case_id}: {excuse}" for result in quiet for excuse in excuses(result)]
     lines += scalings(results)
@@ -362,16 +363,16 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
     for note, cases in list(by_note.items())[:NOTES_SHOWN]:
         lines.append(f"note on {cases[0] if len(cases) == 1 else plural(len(cases), 'case')}: {note}")
     if len(by_note) > NOTES_SHOWN:
-        lines.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} more: {REST}")
+        lines.append(f"{plural(len(by_note) - NOTES_SHOWN, 'note')} not shown: {REST}")
     checks = [result.verdict.counts for result in quiet if result.verdict.counts is not None]
     listed = sum(any(each.outcome == "passed" for each in check.findings) for check in checks)
     if listed:
-        lines.append(f"counts changed, not judged, in {plural(listed, 'case')}: {REST}")
+        lines.append(f"{plural(listed, 'case')} with changed counts that are not judged: {REST}")
     hidden = sum("blind" in marks(result) for result in quiet)
     if hidden:
         lines.append(
-            f"blind: in {hidden} of {plural(len(quiet), 'case')} noise hides changes as large as the "
-            f"tolerance; a baseline of more launches helps. How large: {REST}"
+            f"blind: in {hidden} of {plural(len(quiet), 'case')}, noise hides changes as large as the "
+            f"tolerance; a baseline of more launches helps. The smallest change that each can find: {REST}"
         )
     return lines
 
@@ -379,14 +380,14 @@ def in_short(results: Sequence[Measurement]) -> list[str]:
 def quiet_notes(result: Measurement) -> list[str]:
     """Return the notes on a case that needs no action.
 
-    They are: why it was not counted, unexplained choices of a library, and `launch_notes`.
+    These are the reason why it was not counted, unexplained choices of a library, and `launch_notes`.
     """
     unexplained = [reason for reason in result.verdict.reasons if reason.startswith(UNEXPLAINED)]
     return [*filter(None, [not_counted(result)]), *unexplained, *launch_notes(result)]
 
 
 def excuses(result: Measurement) -> list[str]:
-    """Return circumstances of a verdict: injected faults, waivers, a known issue, or the end of one."""
+    """Return the circumstances of a verdict: injected faults, waivers, and a known issue, even if gone."""
     faults = dict.fromkeys(f"a fault was injected: {run.inject}" for run in result.runs if run.inject)
     reasons = [*faults, *result.waivers]
     issue = next((run.case.known_issue for run in result.runs), None)
@@ -394,7 +395,7 @@ def excuses(result: Measurement) -> list[str]:
         return reasons
     if result.outcome == "failed":
         return [*faults, f"known issue still there: {issue.url}"]
-    return [*reasons, f"known issue gone: {issue.url}: take known_issue from the case"]
+    return [*reasons, f"known issue gone: {issue.url}. Remove known_issue from the case"]
 
 
 def notes(result: Measurement) -> list[str]:

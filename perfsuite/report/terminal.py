@@ -21,21 +21,21 @@ from perfsuite.results.metric import MFU, PEAK_MEMORY, extra_metrics
 from perfsuite.results.outcome import STYLES
 from perfsuite.results.session_file import Measurement, Preflight
 
-MOST_LINES = 12  # lines about a case that did not pass, unless the whole explanation is requested
-MOST_COUNTS = 10  # counts of one kind, judged or not, that are described in words
-MOST_ENTRIES = 2  # entries of ranks whose step is shown
+MOST_LINES = 12  # maximum lines about a case that did not pass, unless the full explanation is requested
+MOST_COUNTS = 10  # maximum number of judged counts, and of other counts, that are described in words
+MOST_ENTRIES = 2  # maximum number of `RankCounts` whose step is shown
 SPANS_INDENT = 6  # indentation of the table of spans in an explanation
-WIDEST = 10_000  # width of an unlimited table; no table needs as much
-SHOWN = (  # metrics that are shown although nothing judges them
+WIDEST = 10_000  # width of an unlimited table; no table is this wide
+SHOWN = (  # metrics that are shown but not judged
     *(metrics.TOKENS_PER_S_PER_DEVICE, metrics.STEP_S_P95, metrics.STEP_JITTER, metrics.ROOFLINE_SHARE),
     *(metrics.CPU_S_PER_STEP, metrics.GC_S_PER_STEP, metrics.GPU_UTILISATION, metrics.ENERGY_PER_TOKEN),
 )
 
 
 def table(results: Sequence[Measurement], *, color: bool, width: int | None) -> str:
-    """Return the cases as a table of at most `width` columns, 80 or more; None: `WIDTH`.
+    """Return the cases as a table of at most `width` characters (80 or more; default: `WIDTH`).
 
-    If rows that begin with the case are too wide, the case has a line of its own.
+    If the rows would be too wide with the ids of the cases, each id has a line of its own.
     """
     measured = [
         speed_in(summary.speed_unit(results)),
@@ -92,7 +92,7 @@ def preflight_text(preflight: Preflight) -> str:
 
 
 def step_of(entry: RankCounts) -> list[str]:
-    """Return the counts of a step of some ranks as lines, in the tables of the HTML page."""
+    """Return the counts of a step on some ranks as lines, in the same tables as on the HTML page."""
     lines = [f"step {entry.counts.step} of {counts.ranks(entry)}, counted:"]
     for table in counts.tables(entry.counts):
         lines += [*wrapped(table.caption), *(f"    {line}" for line in lines_of(table))]
@@ -100,9 +100,9 @@ def step_of(entry: RankCounts) -> list[str]:
 
 
 def spans_of(table: Table, indent: str = "") -> list[str]:
-    """Return spans as lines, in the table of the HTML page; empty without any.
+    """Return spans as lines, in the same table as on the HTML page; empty without spans.
 
-    If rows that begin with the name of the span are too wide, the name has a line of its own.
+    If the rows would be too wide with the names of the spans, each name has a line of its own.
     """
     if not table:
         return []
@@ -167,14 +167,14 @@ def _all(result: Measurement, sections: Explained) -> list[str]:
     lines += [f"  {line}" for entry in result.counts[:MOST_ENTRIES] for line in step_of(entry)]
     left = sum(len(entry.ranks) for entry in result.counts[MOST_ENTRIES:])
     if left:
-        lines.append(f"  the step of {plural(left, 'rank')} more: see the HTML report")
+        lines.append(f"  not shown: the step of {plural(left, 'rank')}; see the HTML report")
     for title, traceback in sections.tracebacks:
         lines += [f"  {title}:", *(f"    {line}" for line in traceback.splitlines())]
     return lines
 
 
 def _in_short(result: Measurement, sections: Explained) -> list[str]:
-    """Return the verdict, its reasons and changes; always with anything that weakens it, and the files."""
+    """Return the verdict, its reasons and changes. Circumstances that weaken it, and files, are never cut."""
     lines = _lines(f"{result.case_id}: {sections.verdict}", indent="")
     *others, (name, directory) = sections.files.items()
     worth_less = [*sections.not_counted, *sections.excuses]
@@ -197,24 +197,24 @@ def _in_short(result: Measurement, sections: Explained) -> list[str]:
     room = MOST_LINES - len(lines) - len(end)
     if len(body) > room:  # keep as many whole sentences as fit
         kept = max((n for n in accumulate(map(len, sentences)) if n < room), default=room - 1)
-        body[kept:] = [f"  {plural(len(body) - kept, 'line')} more: {summary.REST}"]
+        body[kept:] = [f"  {plural(len(body) - kept, 'line')} not shown: {summary.REST}"]
     lines += body
     room -= len(body) + 1
     if sections.tracebacks and room > 0:
         title, traceback = sections.tracebacks[-1]
         last = [f"    {line}" for line in traceback.splitlines()]
-        lines.append(f"  {title}{', its end' if len(last) > room else ''}:")
+        lines.append(f"  {title}{' (last lines)' if len(last) > room else ''}:")
         lines += [each[:WIDTH] for each in last[-room:]]
     return lines + end
 
 
 def _lines(text: str, *, indent: str = "  ", most: int | None = None) -> list[str]:
-    """Return text as lines, with paths relative to the current directory, which are shorter."""
+    """Return text as lines, with paths relative to the current directory, to keep them short."""
     return wrapped(relative(text, Path.cwd()), indent=indent, most=most)
 
 
 def _shown(result: Measurement) -> list[str]:
-    """Return the figures that are shown but not judged, one line each."""
+    """Return the figures that are shown but not judged, one per line."""
     figures = result.figures
     judged = {check.metric for check in result.verdict.checks}
     shown = [metric for metric in SHOWN if metric.name not in judged]
@@ -227,5 +227,7 @@ def _shown(result: Measurement) -> list[str]:
     if figures.own_tokens_per_s is not None and figures.tokens_per_s is not None:
         apart = figures.own_tokens_per_s / figures.tokens_per_s - 1
         reported = f"{rate(figures.own_tokens_per_s)} {result.unit}/s"
-        lines.append(f"reported by {result.framework}: {reported} ({apart:+.1%} against this clock)")
+        lines.append(
+            f"reported by {result.framework}: {reported} ({apart:+.1%} compared with perfsuite's clock)"
+        )
     return lines

@@ -1,4 +1,4 @@
-"""Format checks, changes, lines and tables as text for all reports; `results.amounts` has numbers. Pure."""
+"""Format checks, changes, lines and tables for all reports; `results.amounts` formats numbers. Pure."""
 
 import re
 import textwrap
@@ -10,22 +10,22 @@ from perfsuite.results.amounts import amount
 from perfsuite.results.metric import PartOfStep, described
 from perfsuite.results.outcome import Check
 
-NONE = "\N{EN DASH}"  # replaces an unknown figure
+NONE = "\N{EN DASH}"  # stands for an unknown value
 SPEEDS = ("tokens/s", "samples/s")  # countable units: "fewer" rather than "less"
-UNKNOWN = (-0.9, 9.0)  # limits of known changes: beyond a tenth or ten times, an interval is not shown
+UNKNOWN = (-0.9, 9.0)  # intervals are not shown beyond these changes: a tenth, and ten times
 
 WIDTH = 100  # columns of prose in reports, on a terminal and in a log
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Cells as text, or as charts on the HTML page; the first cell names the row. False without rows."""
+    """A table of text or, on the HTML page, charts. Its first column names the rows. False without rows."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""  # a description, unless there is a heading above
     text_columns: int = 1  # number of leading columns that hold text
-    # Number of trailing columns that hold text or charts. Those between hold numbers.
+    # Number of trailing columns that hold text or charts. The columns in between hold numbers.
     last_text_columns: int = 0
 
     def __bool__(self) -> bool:
@@ -37,7 +37,7 @@ class Table:
 
 
 def sentence(check: Check, against: str | None = None) -> str:
-    """Describe a check with certainty and limit; `against` replaces the baseline, for example `arm A`."""
+    """Describe a check with its interval and tolerance. `against` is `arm A`, or None for the baseline."""
     text = f"{check.label}: {amount(check.measured, check.unit)}"
     if check.baseline is not None:
         text += f", {against or 'baseline'} {amount(check.baseline, check.unit)}"
@@ -49,7 +49,7 @@ def sentence(check: Check, against: str | None = None) -> str:
             text += f" (99% interval {between(check.interval)})"
         text += f", {check.allowed:.1%} allowed: {check.outcome}"
         if check.outcome == "regressed" and abs(check.change) <= check.allowed:
-            text += " (surely worse, and the tolerance is not ruled out)"
+            text += " (certainly worse, and possibly by more than the tolerance)"
         if check.outcome == "passed" and abs(check.change) > check.allowed:
             text += " (a regression of this size is ruled out; the improvement is not certain)"
     elif check.outcome == "failed" or check.outcome == "inconclusive":
@@ -64,13 +64,13 @@ def sentence(check: Check, against: str | None = None) -> str:
 
 
 def between(interval: tuple[float, float]) -> str:
-    """Format the interval of a change, or say that it is not known: `-27.0% to -8.0%`."""
+    """Format the interval of a change, such as `-27.0% to -8.0%`, or as `not known` if it is too wide."""
     low, high = interval
     return f"{percent(low)} to {percent(high)}" if UNKNOWN[0] < low and high < UNKNOWN[1] else "not known"
 
 
 def detectable(check: Check) -> str | None:
-    """Return the size of the smallest change that a gate finds; None if it is unknown, or too large."""
+    """Return the smallest change that a gate can find, as text; None if it is unknown or too large."""
     least = check.minimum_detectable
     beyond = -UNKNOWN[0] if described(check.metric).better == "higher" else UNKNOWN[1]
     return None if least is None or not least < beyond else f"{least:.1%}"
@@ -82,14 +82,14 @@ def percent(change: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Format a count with its noun: `1 launch`, `2 launches`, `2 cases`."""
+    """Format a count with its noun, such as `1 launch`, `2 launches` or `2 cases`."""
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def cut(lines: Sequence[str], most: int) -> list[str]:
-    """Return the first of these lines, and a line with the number left."""
+    """Return the first `most` lines, and a line with the number of the remaining lines, if any."""
     left = len(lines) - most
     return [*lines[:most], *([f"and {left} more"] if left > 0 else [])]
 
@@ -107,5 +107,5 @@ def wrapped(text: str, *, indent: str = "  ", most: int | None = None) -> list[s
 
 
 def relative(text: str, root: Path) -> str:
-    """Make each path below `root` in a text relative to it."""
+    """Make all paths below `root` in a text relative to `root`."""
     return re.sub(rf"(?<![\w./-]){re.escape(str(root))}/", "", text) if root != Path("/") else text

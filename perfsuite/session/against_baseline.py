@@ -1,4 +1,4 @@
-"""Launch cases and judge them against their baselines; record a baseline where there is none."""
+"""Launch cases and judge them against their baselines, or record a baseline if there is none."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from perfsuite.verdict.noise import ClassNoise, class_noise
 from perfsuite.verdict.overall import Reference, with_counts, with_unseen
 from perfsuite.verdict.profiled import explained
 
-MIN_RECORDED = 3  # fewest launches of a usable local baseline; one with fewer is recorded again
+MIN_RECORDED = 3  # minimum launches of a usable local baseline: smaller baselines are recorded again
 
 
 @dataclass
@@ -32,16 +32,17 @@ class AgainstBaseline(Mode):
     _noise: dict[str, ClassNoise] = field(default_factory=dict)
 
     def refused(self, task: Task) -> Verdict | None:
-        """Return the failure of a case without a required baseline, unless it has another reason to fail."""
+        """Return a failed verdict if a required baseline is missing, unless the case is allowed to fail."""
         _, required = self._baseline_of(task)
         may_fail = task.case.known_issue is not None or task.case.may_run_out_of_memory
         return None if may_fail and self.options.inject is None else required
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Launch a case until its launches decide, and judge their counts."""
+        """Launch a case until its verdict is decided, and judge its counts."""
         case = task.case
         options = self.options
-        stored, required = self._baseline_of(task)  # again: the last holder of the lock may have recorded one
+        # Look again: the last session that held the lock may have recorded a baseline.
+        stored, required = self._baseline_of(task)
         target = target_of(task.machine, dry=False)
         counts = self.baselines.counts.find(target, case) if options.counts else None
         counts_file = counts.file if counts else self.baselines.counts.local_file(target, case.id)
@@ -71,7 +72,7 @@ class AgainstBaseline(Mode):
         )
 
     def noise(self, hardware_class: str) -> ClassNoise:
-        """Return the noise pooled over all baselines of a class, as they were at the first call."""
+        """Return the noise, pooled over the baselines that the hardware class had at the first call."""
         if hardware_class not in self._noise:
             self._noise[hardware_class] = class_noise(self.baselines.of_class(hardware_class))
         return self._noise[hardware_class]
@@ -88,10 +89,13 @@ class AgainstBaseline(Mode):
         super().write_baselines(result)
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile; if it is worse, also its differences from the baseline's."""
+        """Return the result with a profile, or None if no profile is wanted.
+
+        If the case regressed, the result also has the differences from the baseline's profile.
+        """
         if not self._wants_profile(result, task.case):
             return None
-        self.setup.progress.say(f"{task.case.id} is launched once more, for a profile")
+        self.setup.progress.say(f"launching {task.case.id} once more, for a profile")
         directory = RunDir.of_profile(task.directory).path
         taken = profile_once(task.case, task.machine, directory, self.setup.launching)
         verdict = with_unseen(result.verdict, {"": taken})
@@ -109,7 +113,7 @@ class AgainstBaseline(Mode):
         return result.replace(profile=taken, profile_before=before, verdict=verdict)
 
     def _wants_profile(self, result: Measurement, case: Case) -> bool:
-        """Return whether to profile a case: it is worse, or its launches can become a baseline."""
+        """Return whether to profile a case, because it regressed or because it can become a baseline."""
         verdict = result.verdict
         options = self.options
         if not options.explain or verdict.outcome in UNMEASURED:
@@ -118,7 +122,7 @@ class AgainstBaseline(Mode):
         return framework_of(case).plan(case).needs_torch and (_is_worse(verdict) or may_be_accepted)
 
     def _baseline_of(self, task: Task) -> tuple[FoundBaseline | None, Verdict | None]:
-        """Return the baseline to compare with, or the failure if one is required.
+        """Return the baseline to compare with, or a failed verdict if one is required but missing.
 
         A local baseline with too few launches does not count.
         """
@@ -128,16 +132,16 @@ class AgainstBaseline(Mode):
         if stored and (stored.baseline.accepted is not None or len(stored.baseline.launches) >= fewest):
             return stored, None
         if options.inject is not None:
-            why = "--perf-inject needs one to compare with: run once without it"
+            why = "--perf-inject needs one to compare with: first run once without --perf-inject"
         elif options.fail_without_baseline:
             why = MISSING_FAILS
         else:
             return None, None
         of = "" if stored is None else f" of {plural(fewest, 'launch')} or more"
-        reason = f"no baseline{of} on {task.machine.hardware_class} in {self.baselines}, and {why}"
+        reason = f"no baseline{of} on {task.machine.hardware_class} in {self.baselines} ({why})"
         return None, Verdict(outcome="failed", launches=0, failure="no_baseline", reasons=(reason,))
 
 
 def _is_worse(verdict: Verdict) -> bool:
-    """Return whether a metric regressed. Counts are excluded, as they explain themselves."""
+    """Return whether a metric regressed. Counts are excluded, because they need no explanation."""
     return any(check.outcome == "regressed" for check in verdict.checks)

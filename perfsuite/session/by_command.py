@@ -1,4 +1,4 @@
-"""Measure cases in a command, without pytest: select them, measure one after another, show the results."""
+"""Select and measure cases for a command, without pytest, and show the results."""
 
 import signal
 from pathlib import Path
@@ -15,29 +15,32 @@ from perfsuite.session import outputs
 from perfsuite.session.session import Session
 from perfsuite.session.setup import Host
 
-UNDECIDED = 3  # exit status: no case is slower, but one is undecided (inconclusive or unhealthy)
+UNDECIDED = 3  # exit status: no case regressed, but at least one is undecided (inconclusive or unhealthy)
 
 
 def check_asked(hardware: str, cases: Path) -> None:
-    """Raise `CaseError` for an unknown hardware marker, or a missing directory of cases."""
+    """Raise `CaseError` if the hardware marker is unknown, or if the directory of cases does not exist."""
     error = hardware_error(hardware)
     if error is not None:
         raise CaseError(f"--hardware {hardware}: {error}")
     if not cases.is_dir():
-        raise CaseError(f"--cases {cases}: no such directory. Name the one that holds your cases")
+        raise CaseError(f"--cases {cases}: no such directory. Give the directory that contains your cases")
 
 
 def selected(directory: Path, ids: list[str] | None, expression: str | None) -> list[Case]:
-    """Select the cases of a directory by id, or by expression. Raises `CaseError` for both, or neither."""
+    """Select the cases of a directory by id or with a -k expression.
+
+    Raises `CaseError` if both are given, or neither.
+    """
     if ids and expression is not None:
         raise CaseError("give case ids or -k, not both")
     if not ids and expression is None:
-        raise CaseError("no case is named: give case ids, or select cases with -k")
+        raise CaseError("no case is selected: give case ids, or select cases with -k")
     return dry_cases.by_id(directory, ids) if ids else dry_cases.by_expression(directory, str(expression))
 
 
 def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
-    """Return the cases that `host` can run. Raises `CaseError` for one that it cannot, if `are_named`."""
+    """Return the cases that `host` can run. If `are_named`, raises `CaseError` for a case that it cannot."""
     able = []
     for case in cases:
         reason = host.why_not(case)
@@ -49,7 +52,7 @@ def runnable(host: Host, cases: list[Case], *, are_named: bool) -> list[Case]:
 
 
 def fitting(session: Session, cases: list[Case]) -> list[Case]:
-    """Return the cases that can be run here. Report the others, and record them as skipped."""
+    """Return the cases that can run here. Report all other cases, and record them as skipped."""
     reasons = [(case, session.setup.host.why_not(case)) for case in cases]
     for case, reason in reasons:
         if reason is not None:
@@ -62,19 +65,19 @@ def measured(session: Session, cases: list[Case], *, as_json: bool) -> int:
     """Measure cases one after another, print and write the results, and return the number of errors."""
     refused = 0
     status: Status = "interrupted"
-    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job also leaves its results so far
+    before = signal.signal(signal.SIGTERM, _end)  # a cancelled job also writes its results so far
     try:
         for case in cases:
             try:
                 session.measure(case, case.id)
             except AllocationOverError:
                 raise
-            except Exception as error:  # it is a failed result; other cases may succeed
+            except Exception as error:  # recorded as a failed result; the next case may succeed
                 refused += 1
                 why = error_text(error)
                 say(why if case.id in why else f"{case.id}: {why}")
         status = "complete"
-    finally:  # an interrupt, or the end of an allocation, also leaves the results so far
+    finally:  # show and write the results so far, even after an interrupt or the end of an allocation
         session.setup.lock.release()
         try:
             _show(session, status, as_json=as_json)

@@ -1,7 +1,7 @@
 """Find the cases of arm A that arm B has deleted, changed, re-marked or deselected.
 
 Both arms of a comparison run the cases of the working tree. If an arm is a commit, its own files may define
-other cases: pytest collects these with the code and the interpreter of that arm.
+different cases. pytest collects them with the code and the interpreter of that arm.
 """
 
 import os
@@ -24,31 +24,32 @@ from perfsuite.report.text import cut
 from perfsuite.results.session_file import CaseChange
 from perfsuite.results.store import CASES
 
-SHOWN_FIELDS = 5  # number of changed fields that are listed for a case
-LONGEST_ERROR = 500  # characters of the reason why cases could not be collected
-LONGEST_VALUE = 60  # characters of a value
-MOST_PAIRS = 40_000  # compared pairs of cases of one test: beyond this, cases are matched by position
+SHOWN_FIELDS = 5  # maximum number of changed fields listed for a case
+LONGEST_ERROR = 500  # maximum length of the reason why cases could not be collected, in characters
+LONGEST_VALUE = 60  # maximum length of a value in messages, in characters
+# Maximum number of case pairs that are compared for one test. With more pairs, cases are matched by position.
+MOST_PAIRS = 40_000
 SAME_TEST_FIELDS = 12
-"""Most fields in which a case may differ from a case of the same test and still count as its replacement."""
+"""Maximum number of fields in which a case may differ from the case of the same test that it replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """The tests that the user wants to compare."""
 
-    paths: Sequence[Path] = ()  # empty: whatever pytest finds by itself
-    # Names of the tests that were selected by node id, by file; nothing else of these files was selected.
+    paths: Sequence[Path] = ()  # empty: whatever pytest collects by default
+    # Names of the tests selected by node id, by file. No other tests of these files were selected.
     names: Mapping[Path, Sequence[str]] = field(default_factory=dict)
-    words: Sequence[str] = ()  # arguments of pytest that select among them: `-k`, `-m`
-    asked: bool = True  # False if ids were given: no other case was requested
-    # Whether arm A may keep its cases in another directory, named by its own settings, if it lacks `paths`.
+    words: Sequence[str] = ()  # pytest options that select among these tests: `-k`, `-m`
+    asked: bool = True  # False if case ids were given, so that no other case was requested
+    # If an arm lacks `paths`, whether to look in the directory of cases that its own settings name.
     is_directory_of_cases: bool = False
 
 
 def case_changes(
     arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[tuple[CaseChange, ...], str | None]:
-    """Return how the cases of arm B differ from those of arm A, and why this is unknown, or None."""
+    """Return the changes to cases from arm A to arm B. If they are unknown, also return the reason."""
     a, b = arms
     if a.directory == b.directory:
         return (), None
@@ -60,7 +61,7 @@ def case_changes(
             tests_by_arm.append(collection.result())
         except PerfsuiteError as error:
             why = _in_short(str(error))
-            return (), f"arm {letter}'s cases could not be collected: {why}: what vanished is unknown"
+            return (), f"vanished cases are unknown, as arm {letter}'s cases could not be collected: {why}"
     changes = tuple(_changes(*tests_by_arm, asked=selection.asked))
     return _of_this_branch(changes, arms, selection, store), None
 
@@ -68,9 +69,9 @@ def case_changes(
 def _of_this_branch(
     changes: tuple[CaseChange, ...], arms: Sequence[Arm], selection: Selection, store: Path
 ) -> tuple[CaseChange, ...]:
-    """Mark changes as new if arm A added their case after the arms diverged: arm B did not lose it.
+    """Mark changes as new if arm A added the case after the arms diverged: arm B did not lose the case.
 
-    If the commit at which they diverged, or its cases, are unknown, nothing is marked as new.
+    If the commit at which the arms diverged, or its cases, are unknown, no change is marked as new.
     """
     a, b = arms
     if not changes or a.moved is None:
@@ -87,18 +88,18 @@ def _of_this_branch(
 
 
 def _in_short(error: str) -> str:
-    """Return the line of an error that gives the reason: in pytest's report, the last one marked with E."""
+    """Return the line of an error that gives the reason. In a pytest report, it is the last "E" line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     marked = [line[1:].strip() for line in lines if line.startswith("E  ")]
     return f"{lines[0].rpartition(': ')[0]}: {marked[-1]}" if marked else " ".join(lines)[:LONGEST_ERROR]
 
 
 def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTest, ...]:
-    """Collect the tests of an arm with its own pytest. Raises `CaseError` and `FileError`."""
+    """Collect the tests of an arm with its own pytest. Raises `CaseError` or `FileError`."""
     paths = _paths(arm, selection)
     if selection.paths and not paths:
-        return ()  # a commit before the first case
-    store.mkdir(parents=True, exist_ok=True)  # a directory that a container also sees
+        return ()  # this commit has no cases yet
+    store.mkdir(parents=True, exist_ok=True)  # the store, because containers can access it
     with tempfile.TemporaryDirectory(dir=store) as temporary:
         case_list = collect(
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"
@@ -108,7 +109,7 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
 
 
 def _is_asked(test: CollectedTest, names: Mapping[Path, Sequence[str]]) -> bool:
-    """Return whether a test was selected: it was not if only others of its file were, by node id."""
+    """Return whether a test was selected. It was not if node ids select only other tests of its file."""
     file, _, name = test.nodeid.partition("::")
     parts = PurePosixPath(file).parts
     asked = [each for path, listed in names.items() if path.parts[-len(parts) :] == parts for each in listed]
@@ -121,7 +122,7 @@ def _tests(case_list: CaseList) -> tuple[CollectedTest, ...]:
 
 
 def _paths(arm: Arm, selection: Selection) -> list[Path]:
-    """Return the selected paths in an arm, without those that do not exist there."""
+    """Return the selected paths that exist in an arm, as paths in its worktree."""
     if arm.directory is None:
         return [*selection.paths]
     there = arm.directory
@@ -130,7 +131,7 @@ def _paths(arm: Arm, selection: Selection) -> list[Path]:
         return kept
     own = Path(read_ini(there).directories().get("cases", there / CASES))
     here = Path(os.path.relpath(own, there))
-    # If the directory also exists here, it was not renamed, and its cases were not selected.
+    # If the arm's directory also exists here, it was not renamed: the user did not select its cases.
     was_renamed = next(here.rglob("*.py"), None) is None
     return [own] if own.is_dir() and was_renamed else []
 
@@ -141,7 +142,7 @@ def _in_arm(path: Path, arm: Arm) -> Path:
 
 
 def _limits(arm: Arm) -> list[str]:
-    """Return the options that keep pytest inside an arm's worktree, which is below the repository."""
+    """Return the options that keep pytest inside an arm's worktree, which is inside the repository."""
     if arm.moved is None:
         return []
     top = Path(arm.moved[1])
@@ -152,7 +153,7 @@ def _limits(arm: Arm) -> list[str]:
 
 
 def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: bool) -> Iterator[CaseChange]:
-    """Yield a change for each test that arm A would run and arm B would not, or differently."""
+    """Yield a change for each test of arm A that arm B would run differently, or not at all."""
     by_id = {test.case.id: test for test in b}
     ours = {test.case.id for test in a}
     lost = [test for test in a if test.left_out is None and test.case.id not in by_id]
@@ -176,7 +177,7 @@ def _changes(a: Sequence[CollectedTest], b: Sequence[CollectedTest], *, asked: b
 
 
 def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:
-    """Return the kind and the description of the change to a case whose id both arms have, or None."""
+    """Return the kind and description of the change to a case that both arms have; None if unchanged."""
     if then.case.hardware != now.case.hardware:
         return "re-marked", f"{', '.join(then.case.hardware)} -> {', '.join(now.case.hardware)}"
     if now.left_out is None:
@@ -191,9 +192,9 @@ def _same_id(then: CollectedTest, now: CollectedTest) -> tuple[Any, str] | None:
 
 
 def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
-    """Return the new test that replaces each lost one, by the lost case's id.
+    """Return the replacements of lost tests, by the ids of the lost cases.
 
-    It is the new case of the same test function that differs in the fewest fields.
+    The replacement is the new test of the same test function whose case differs in the fewest fields.
     """
     candidates = defaultdict[tuple[str, str], list[CollectedTest]](list)
     for test in new:
@@ -208,9 +209,9 @@ def _in_their_place(lost: Sequence[CollectedTest], new: Sequence[CollectedTest])
 
 
 def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dict[str, CollectedTest]:
-    """Return the most similar new test for each lost one of one test function, by the lost case's id."""
+    """Match lost tests of one function with the most similar new tests, by the ids of the lost cases."""
     if len(lost) * len(new) > MOST_PAIRS:
-        # Comparing every pair would take minutes, and cases that a loop generates keep their order.
+        # Comparing every pair would take minutes. Cases generated in a loop keep their order.
         places = [(at, at) for at in range(min(len(lost), len(new)))]
     else:
         places = [(at, place) for at in range(len(lost)) for place in range(len(new))]
@@ -227,7 +228,7 @@ def _nearest(lost: Sequence[CollectedTest], new: Sequence[CollectedTest]) -> dic
 
 
 def _function(test: CollectedTest) -> tuple[str, str]:
-    """Return the file name and the function of a test. The directory is left out: it may have moved."""
+    """Return the file name and the function of a test, without the directory, which may have moved."""
     file, _, name = test.nodeid.partition("::")
     return PurePosixPath(file).name, name.partition("[")[0]
 
@@ -240,9 +241,9 @@ def differences(then: Case, now: Case) -> str:
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return both values of each field that differs, by its path: `topology.processes_per_node`."""
+    """Return both values of each field that differs, by path, such as `topology.processes_per_node`."""
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-    for whole in ("model", "framework"):  # another model has other fields: its name says it all
+    for whole in ("model", "framework"):  # different models have different fields: the name is enough
         if f"{whole}.name" in names:
             names = [name for name in names if not name.startswith(f"{whole}.") or name == f"{whole}.name"]
     return {name: (old.get(name), new.get(name)) for name in names}

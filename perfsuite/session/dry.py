@@ -18,20 +18,20 @@ from perfsuite.session.session import Session
 from perfsuite.session.setup import MISSING_FAILS, DryHost, Options, Setup
 from perfsuite.verdict.overall import with_counts
 
-ONE_RANK = "not recorded: --rank looks at one rank, and a baseline has all that differ"
+ONE_RANK = "not recorded: --rank runs one rank only, but a baseline needs all ranks that differ"
 
 
 @dataclass
 class Dry(Mode):
-    """Run cases dry, whatever this machine is. The host of its `setup` is a `DryHost`."""
+    """Run cases dry, on any machine. The host in `setup` is a `DryHost`."""
 
-    device: Device | None = None  # the device to pretend; None: the one that the case is meant for
-    # Ranks to run. None: those that represent all others; only then is a baseline recorded.
+    device: Device | None = None  # the device to simulate; None: the device that the case is meant for
+    # Ranks to run. None: the ranks that represent all others. Only then is a baseline recorded.
     ranks: tuple[int, ...] | None = None
     dry: ClassVar[bool] = True
 
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Run a case dry and judge its counts. A dry run cannot show a known issue."""
+        """Run a case dry and judge its counts. A dry run cannot reproduce a known issue."""
         case = task.case
         target = target_of(task.machine, dry=True)
         store = self.baselines.counts
@@ -60,7 +60,7 @@ class Dry(Mode):
             reason = f"{run.failure.kind}: {run.failure.message}"
             return Verdict(outcome="failed", launches=1, failure=run.failure.kind, reasons=(reason,))
         if not is_known and self.options.fail_without_baseline:
-            reason = f"no baseline of counts for {target} in {self.baselines}, and {MISSING_FAILS}"
+            reason = f"no baseline of counts for {target} in {self.baselines}, and {MISSING_FAILS} is set"
             return Verdict(outcome="failed", launches=1, failure="no_baseline", reasons=(reason,))
         return Verdict(outcome="passed" if is_known or self.ranks is not None else "recorded", launches=1)
 
@@ -73,6 +73,6 @@ class Dry(Mode):
 def dry_session(
     options: Options, progress: Progress, device: Device | None = None, ranks: tuple[int, ...] | None = None
 ) -> Session:
-    """Return a session that runs cases dry, on the machines they are meant for or on another `device`."""
+    """Return a session that runs cases dry. It simulates the intended machines, or `device`."""
     setup = Setup(options, progress, DryHost(device=device))
     return Session(Dry(setup, device=device, ranks=ranks))

@@ -1,4 +1,4 @@
-"""Run pytest and commands of perfsuite as separate processes of this environment."""
+"""Run pytest and perfsuite's commands as separate processes in this environment."""
 
 import shlex
 import subprocess
@@ -9,7 +9,7 @@ from perfsuite.errors import readable
 from perfsuite.node.processes import captured
 from perfsuite.report.console import say
 
-MOST_SAID = 2000  # characters of pytest's message
+MOST_SAID = 2000  # maximum length of pytest's message, in characters
 
 
 def run(module: str, *arguments: str) -> int:
@@ -19,7 +19,7 @@ def run(module: str, *arguments: str) -> int:
 
 
 def refused(*arguments: str) -> str | None:
-    """Return why pytest would measure nothing with these arguments, by collecting only; None if it would."""
+    """Return why pytest would measure nothing with these arguments, or None. Only collects the cases."""
     done = captured([sys.executable, "-m", "pytest", *arguments, "--collect-only", "--quiet"])
     if done.returncode == 0:
         return None

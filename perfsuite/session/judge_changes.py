@@ -1,4 +1,4 @@
-"""Find out with git how a branch changes its own checks; `perfsuite.verdict.judge_changes` describes it."""
+"""Use git to find the changes of a branch to its own checks, for `perfsuite.verdict.judge_changes`."""
 
 import os
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ from perfsuite.results.store import CASES
 from perfsuite.session.setup import Options
 from perfsuite.verdict.judge_changes import UNREADABLE, FileChange, Places, is_of_judge, sentences
 
-LARGEST = 16 * 2**20  # bytes: larger files are not read
+LARGEST = 16 * 2**20  # maximum size of a file that is read, in bytes
 UNKNOWN = (
-    "it is unknown whether this branch changes its own checks: {error}. Also check out the base "
+    "it is unknown whether this branch changes its own checks: {error}. Check out the base as well "
     "(actions/checkout with fetch-depth: 0)"
 )
 
 
 def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
-    """Return how the checks of this branch differ from the base; None without a base, as in a nightly run.
+    """Return the changes to this branch's checks since the base; None if there is no base (nightly runs).
 
-    The base of a comparison is the commit at which arm A and the branch diverged: later changes on arm A's
-    branch are not this branch's doing. In a pull request's job it is the commit that it is merged into.
+    In a comparison, the base is the commit at which the branch diverged from arm A, because this branch did
+    not make the later changes on arm A. In the job of a pull request, the base is the commit that the pull
+    request is merged into.
     """
     base_branch = os.environ.get("GITHUB_BASE_REF", "")
     if not base_branch and not (arms and arms[0].moved is not None):
@@ -41,7 +42,7 @@ def judge_changes(options: Options, arms: Sequence[Arm]) -> JudgeChanges | None:
 
 
 def _merged_into(root: Path, branch: str) -> str:
-    """Return the commit that a pull request is merged into as GitHub checks it out, else the merge base."""
+    """Return the base of a pull request: what GitHub merged it into at checkout, or the merge base."""
     here, *parents = git("rev-list", "--parents", "--max-count=1", "HEAD", cwd=root).split()
     if len(parents) == 2 and here == os.environ.get("GITHUB_SHA"):
         return git("rev-parse", "--verify", f"{parents[0]}^{{commit}}", cwd=root).strip()
@@ -72,7 +73,7 @@ def _since(base: str, options: Options) -> list[str]:
 
 
 def _linked(top: Path, listed: str, places: Places) -> frozenset[str]:
-    """Return the files of the repository that links among the judge's files lead to, relative to the top."""
+    """Return the repository's files, relative to `top`, that links among the judge's files point to."""
     entries = (entry.partition("\t") for entry in git("ls-files", "--stage", "-z", cwd=top).split("\0"))
     names = {name for mode, _, name in entries if mode.startswith("120000 ")} | {*listed.split("\0")}
     links = [top / name for name in names if name and is_of_judge(name, places) and _link(top / name)]
@@ -104,7 +105,7 @@ def _text(content: bytes | None) -> str | None:
 
 
 def _now(file: Path) -> str | None:
-    """Return the text of a file, tracked by git or not; None if there is no file."""
+    """Return the current text of a file, whether or not git tracks it; None if there is no file."""
     try:
         return _text(read_bytes(file, LARGEST))
     except (FileNotFoundError, NotADirectoryError):

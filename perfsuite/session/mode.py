@@ -1,4 +1,4 @@
-"""The interface of the modes in which a session measures: see `against_baseline`, `against_arm` and `dry`."""
+"""The interface of a session's modes. The modes are in `against_baseline`, `against_arm` and `dry`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class Task:
 
 @dataclass
 class Launches:
-    """The launches of a case so far. A mode adds to them; an error or an interrupt does not lose them."""
+    """The launches of a case so far. A mode adds to them. An error or an interrupt does not lose them."""
 
     runs: list[Run] = field(default_factory=list)
-    before: list[Run] = field(default_factory=list)  # in a comparison, the runs of arm A; `runs` are arm B's
+    before: list[Run] = field(default_factory=list)  # arm A's runs in a comparison; `runs` has arm B's
 
     def add_pair(self, a: Run, b: Run) -> None:
         """Add a launch of each arm."""
@@ -57,14 +57,15 @@ class Trial:
 
     verdict: Verdict
     runs: tuple[Run, ...] = ()
-    before: tuple[Run, ...] = ()  # in a comparison, the runs of arm A; `runs` are arm B's
-    baseline_file: Path | None = None  # the baseline of times that judged it, or that its launches become
-    judged_by: str | None = None  # a digest of the baselines that judged it
-    excused: Excuse | None = None  # why its failure is no surprise
+    before: tuple[Run, ...] = ()  # arm A's runs in a comparison; `runs` has arm B's
+    # The baseline of times that the case was judged against, or that its launches become.
+    baseline_file: Path | None = None
+    judged_by: str | None = None  # digest of the baselines that the case was judged against
+    excused: Excuse | None = None  # why the failure of the case is expected, if it is
 
     @classmethod
     def of(cls, launches: Launches, verdict: Verdict, excused: Excuse | None = None) -> "Trial":
-        """Return the trial of a case that no baseline of times judged."""
+        """Return the trial of a case that was not judged against a baseline of times."""
         runs = tuple(launches.runs)
         return cls(verdict=verdict, runs=runs, before=tuple(launches.before), excused=excused)
 
@@ -75,7 +76,7 @@ class Mode(ABC):
 
     setup: Setup
     arms: tuple[Arm, ...] = ()  # the two arms of a comparison; empty if cases are judged against baselines
-    dry: ClassVar[bool] = False  # whether nothing is launched: no machine is locked or checked
+    dry: ClassVar[bool] = False  # whether cases only run dry: no machine is locked or checked
     has_waivers: ClassVar[bool] = True  # whether `perf-waivers.toml` applies
 
     @property
@@ -85,23 +86,23 @@ class Mode(ABC):
 
     @property
     def baselines(self) -> BaselineStore:
-        """Reviewed baselines, and those recorded on this machine."""
+        """The reviewed baselines, and the baselines recorded on this machine."""
         return self.setup.baselines
 
     def refused(self, task: Task) -> Verdict | None:
-        """Return the verdict on a case that must not be launched; None for all others."""
+        """Return the verdict on a case that must not be launched, or None if the case may be launched."""
         return None
 
     @abstractmethod
     def judge(self, task: Task, launches: Launches) -> Trial:
-        """Launch a case, or run it dry, until it is decided. Adds each launch to `launches`."""
+        """Launch a case, or run it dry, until its verdict is decided. Adds each launch to `launches`."""
 
     def profile(self, result: Measurement, task: Task) -> Measurement | None:
-        """Return the result with a profile, or with the reason why it failed; None if none is wanted."""
+        """Return the result with a profile, or with the reason why there is none; None if none is wanted."""
         return None
 
     def profiled(self, result: Measurement, task: Task) -> Measurement | None:
-        """Call `profile`. If it fails, keep the verdict, and have the result say why there is no profile."""
+        """Call `profile`. If it fails, keep the verdict and add the reason to the result."""
         try:
             return self.profile(result, task)
         except Exception as error:
@@ -111,7 +112,7 @@ class Mode(ABC):
             )
 
     def write_baselines(self, result: Measurement) -> None:
-        """Write the launches of a case as local baselines, if it turned out to need them."""
+        """Record the launches of a case as local baselines, if it has none."""
         counts = result.verdict.counts
         if counts is not None and counts.outcome == "recorded":  # never in a comparison
             self.baselines.counts.write_local(count_baseline.from_runs(counted(result.runs)))

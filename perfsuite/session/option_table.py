@@ -1,6 +1,8 @@
-"""The one table of options. It generates pytest's options and ini keys, those of commands, and the page.
+"""The one table of options.
 
-To add an option, add a row here, and a field of `Options` if a session needs it; then run `make samples`.
+pytest's options and ini keys, the options of perfsuite's commands and the table in `docs/options.md` are
+generated from it. To add an option, add a row here, and a field of `Options` if a session needs it. Then run
+`make samples`.
 """
 
 import math
@@ -25,11 +27,11 @@ from perfsuite.verdict.judge import Policy
 from perfsuite.verdict.paired_comparison import MAX_PAIRS, MIN_CHANGED
 from perfsuite.verdict.sequential import FEWEST_LAUNCHES, MAX_LAUNCHES
 
-STRICT = ("improved", "inconclusive")  # outcomes that fail a test only on request
+STRICT = ("improved", "inconclusive")  # outcomes that fail a test only if the user asks for it
 
 
 def whole(least: int, most: int = 10**9) -> Parse:
-    """Return a parser of a whole number in a range."""
+    """Return a parser for whole numbers within a range."""
 
     def parse(value: str) -> int:
         if re.fullmatch(r"[0-9]{1,10}", value) and least <= int(value) <= most:
@@ -56,68 +58,69 @@ def share(value: str) -> float:
     raise ValueError("a share from 0% to 100%, or from 0 to 1")
 
 
-MOST_TOLERANCE = 0.5  # of a step: enough if the bad arm is many times slower, though less than half its loss
+# Maximum tolerance, as a fraction. It is enough even if the bad arm is many times slower.
+MOST_TOLERANCE = 0.5
 
 
 def strict(value: str) -> frozenset[str]:
     """Parse a comma-separated list of outcomes."""
     outcomes = frozenset(each.strip() for each in value.split(",") if each.strip())
     if not outcomes <= set(STRICT):
-        raise ValueError(f"{' or '.join(STRICT)}, or both with a comma between them")
+        raise ValueError(f"{' or '.join(STRICT)}, or both, separated by a comma")
     return outcomes
 
 
 def seconds(value: str) -> float:
-    """Parse a time, such as 40min, 2h or 90s, into seconds."""
+    """Parse a duration, such as 40min, 2h or 90s, and return it in seconds."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?) ?(s|min|h)", value.strip())
     if match is None or not float(match[1]):
-        raise ValueError("a time above 0 in s, min or h: 90s, 40min, 2.5h")
+        raise ValueError("a time above 0 in s, min or h, such as 90s, 40min or 2.5h")
     return float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
 
 
 def shard(value: str) -> tuple[int, int]:
-    """Parse the number of this job and the number of all jobs: 2/8."""
+    """Parse the number of this job and the number of all jobs, such as 2/8."""
     match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", value.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError("the number of this job and of how many, 1/8 to 8/8 of 8 jobs")
+        raise ValueError("the number of this job and the number of jobs: for 8 jobs, 1/8 to 8/8")
     return int(match[1]), int(match[2])
 
 
 def path(value: str) -> Path:
-    """Parse a path that is possible, whether or not it exists."""
+    """Parse a path that is valid here, whether or not it exists."""
     try:
         os.stat(value)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # an error is reported on the attempt to write there
+        pass  # reported later, if writing there fails
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"a path that can be: {reason}") from None
+        raise ValueError(f"a path that is valid here ({reason})") from None
     return Path(value)
 
 
 def file(value: str) -> Path:
     """Parse the path of a file to write."""
     if os.path.isdir(value):
-        raise ValueError("a file: this is a directory")
+        raise ValueError("a file (this is a directory)")
     return path(value)
 
 
 def report(value: str) -> Path:
-    """Parse a directory for a report, in which no page of the user would be replaced."""
+    """Parse the directory of a report. Raises `ValueError` if it has an index.html of the user's own."""
     if os.path.isfile(value):
-        raise ValueError("a directory: this is a file")
+        raise ValueError("a directory (this is a file)")
     page = path(value) / "index.html"
     try:
         is_ours = not page.exists() or b"<title>perfsuite: " in files.read_bytes(page)
     except (FileError, OSError):
-        is_ours = False  # perfsuite writes neither a device nor a page of 200 MB
+        is_ours = False  # unreadable, or too large to be a page that perfsuite wrote
     if not is_ours:
-        raise ValueError("a directory without an index.html of your own")
+        raise ValueError("a directory whose index.html, if it has one, was written by perfsuite")
     return Path(value)
 
 
 def fault(value: str) -> str:
-    """Check a fault to inject. Raises `CaseError` for an unknown one."""
+    """Check a fault to inject, and return it unchanged. Raises `CaseError` if it is unknown."""
     Fault.parse(value)
     return value
 
@@ -126,19 +129,20 @@ def fault(value: str) -> str:
 class Option(Setting):
     """An option of sessions: a setting of pytest, and `--NAME` in some commands."""
 
-    sets: str = ""  # field of `Options` or `Policy`; empty: as `name`, without `no-` (which sets it to False)
+    # Field of `Options` or `Policy`. Empty: the field is called `name`. The prefix `no-` sets it to False.
+    sets: str = ""
     of_verdict: bool = False  # whether verdicts depend on it: a session resumes only with the same value
 
     @property
     def sets_field(self) -> str | None:
-        """The field of `Options` that the option sets, if any. Fields of the policy begin with `policy.`."""
+        """The field of `Options` that the option sets, or None. Fields of the policy begin with `policy.`."""
         own = self.sets or self.name.removeprefix("no-").replace("-", "_")
         if own in Policy.__dataclass_fields__:
             return f"policy.{own}"
         return own if own in Options.__dataclass_fields__ else None
 
     def shown(self, options: Options) -> str:
-        """Return the value in a session's options, as text."""
+        """Return the value that the option has in a session, as text."""
         value = attrgetter(str(self.sets_field))(options)
         if self.is_flag:
             return "yes" if value != self.name.startswith("no-") else "no"
@@ -153,7 +157,7 @@ OPTIONS = (
         metavar="DIR",
         parse=report,
         help="write a report to DIR: index.html, summary.md for CI, and results.json",
-        page="An interrupted session also writes it",
+        page="It is also written if the session is interrupted",
     ),
     Option(
         name="json",
@@ -165,8 +169,8 @@ OPTIONS = (
     Option(
         name="explain",
         ini=True,
-        help="launch a slower case once more, profile some steps and report what they do differently; also "
-        "profile a case whose launches may become a baseline",
+        help="launch a regressed case once more, profile some of its steps and report what changed; also "
+        "profile a case whose launches can become a baseline",
         page="See [Explain](explain.md)",
     ),
     Option(
@@ -176,8 +180,7 @@ OPTIONS = (
         default=str(MAX_LAUNCHES),
         ini=True,
         of_verdict=True,
-        help="largest number of launches per case; 1 or 2 give a quick look that never reports a slowdown as "
-        "a regression",
+        help="maximum number of launches per case; with 1 or 2, a slowdown is never reported as a regression",
     ),
     Option(
         name="min-launches",
@@ -186,7 +189,7 @@ OPTIONS = (
         default="1",
         ini=True,
         of_verdict=True,
-        help="smallest number of healthy launches per case; a baseline to accept needs 5 or more",
+        help="minimum number of healthy launches per case; a baseline needs 5 or more to be accepted",
     ),
     Option(
         name="record-launches",
@@ -195,7 +198,7 @@ OPTIONS = (
         default="3",
         ini=True,
         of_verdict=True,
-        help="number of healthy launches of a case without a baseline; 1 only shows that it runs",
+        help="number of healthy launches of a case without a baseline; 1 only shows that the case runs",
     ),
     Option(
         name="missing-baseline",
@@ -204,22 +207,22 @@ OPTIONS = (
         sets="fail_without_baseline",
         ini=True,
         of_verdict=True,
-        help="for a case without a baseline: record one in the store, or fail",
+        help="if a case has no baseline, record one in the store, or fail",
         page="With `fail`, a [reviewed baseline without a case](your-repository.md#4-the-night) also fails "
-        "a whole night",
+        "a complete nightly run",
     ),
     Option(
         name="strict",
         metavar="OUTCOMES",
         parse=strict,
         ini=True,
-        help="also fail a case that is improved or inconclusive: --perf-strict=improved,inconclusive",
+        help="also fail cases that are improved or inconclusive: --perf-strict=improved,inconclusive",
     ),
     Option(
         name="shadow",
         ini=True,
         of_verdict=True,
-        help="measure and judge, but let no verdict fail a test",
+        help="measure and judge cases, but do not fail tests because of verdicts",
         page="See [Shadow mode](your-repository.md#shadow-mode)",
     ),
     Option(
@@ -228,15 +231,15 @@ OPTIONS = (
         parse=share,
         default="0",
         ini=True,
-        help="fail the session if a smaller share of its cases is judged, for example 90% or 0.9",
+        help="fail the session if less than this share of its cases is judged, for example 90% or 0.9",
     ),
     Option(
         name="budget",
         metavar="TIME",
         parse=seconds,
         sets="budget_s",
-        help="end within TIME (40min, 2h), estimated from earlier durations: launch every case once before "
-        "using time that is left for second launches",
+        help="end within TIME (40min, 2h), estimated from earlier durations: launch every case once, and use "
+        "the time that is left for more launches",
         page="See [A budget](your-repository.md#a-budget)",
     ),
     Option(
@@ -252,8 +255,8 @@ OPTIONS = (
         default=f"{WAIT_S:.0f}",
         sets="wait_quiet_s",
         ini=True,
-        help="longest wait for other users of the machine; 0 relaunches immediately",
-        page="Only if cases run on this machine",
+        help="maximum wait for other users of the machine; 0 launches again immediately",
+        page="It only applies if cases run on this machine",
     ),
     Option(
         name="wait-lock",
@@ -262,7 +265,7 @@ OPTIONS = (
         default=f"{LOCK_WAIT_S / 3600:.0f}h",
         sets="wait_lock_s",
         ini=True,
-        help="longest wait for another session on this machine (90s, 40min, 12h) before cases fail",
+        help="maximum wait for another session on this machine (90s, 40min, 12h) before cases fail",
         page="See [A shared machine](not-judged.md#a-shared-machine)",
     ),
     Option(
@@ -274,21 +277,21 @@ OPTIONS = (
         name="launcher",
         metavar="NAME",
         ini=True,
-        help="launcher that starts the processes of a case: local, or another installed one (default: the "
-        "one that is meant for where pytest runs, otherwise local)",
+        help="launcher that starts the processes of a case: local, or another installed launcher (default: "
+        "the launcher for the environment in which pytest runs, or local if there is none)",
         page="See [Launchers](#launchers)",
     ),
     Option(
         name="no-preflight",
-        help="launch cases of several nodes without checking the nodes first",
+        help="launch multi-node cases without checking the nodes first",
         page="See [Preflight](not-judged.md#a-preflight-of-several-nodes)",
     ),
     Option(
         name="resume",
-        help="continue the newest session of the store: do not measure again the cases that it decided",
+        help="continue the newest session in the store, without repeating the cases that it decided",
         page="See [Go on with a session](#go-on-with-a-session)",
     ),
-    Option(name="no-counts", of_verdict=True, help="do not count what a step does, and judge no counts"),
+    Option(name="no-counts", of_verdict=True, help="do not count the work of a step, and judge no counts"),
     Option(
         name="counted-steps",
         metavar="N",
@@ -301,7 +304,7 @@ OPTIONS = (
         name="against",
         metavar="ARM",
         help="compare with another environment instead of baselines. ARM: NAME=VALUE, PACKAGE==VERSION, "
-        "path/to/python, image:NAME, a git commit or COMMIT:LOCKFILE, or several with spaces between them",
+        "path/to/python, image:NAME, a git commit or COMMIT:LOCKFILE, or several, separated by spaces",
         page="See [Two environments](compare.md)",
     ),
     Option(
@@ -309,12 +312,12 @@ OPTIONS = (
         metavar="N",
         parse=whole(MIN_CHANGED, MAX_PAIRS),
         default=str(MAX_PAIRS),
-        help=f"largest number of launch pairs in a comparison of environments: {MIN_CHANGED} to {MAX_PAIRS}",
+        help=f"maximum number of launch pairs in a comparison of environments: {MIN_CHANGED} to {MAX_PAIRS}",
     ),
     Option(
         name="dry",
-        help="run every case dry: at its full size, in one process, without its hardware. Count and judge "
-        "what a step does, without timing it",
+        help="run every case dry: at full size, in one process, without its hardware. This counts and judges "
+        "the work of a step, but does not time it",
         page="See [Dry runs](dry-run.md)",
     ),
     Option(
@@ -323,7 +326,7 @@ OPTIONS = (
         parse=path,
         default=str(STORE),
         ini=True,
-        help="directory of local baselines and of the files of each launch, relative to the root directory",
+        help="directory for local baselines and the files of each launch, relative to the root directory",
     ),
     Option(
         name="baselines",
@@ -339,15 +342,15 @@ OPTIONS = (
         metavar="FAULT",
         parse=fault,
         of_verdict=True,
-        help="inject a fault to test the gate, for example slowdown=30%; these launches are never recorded",
+        help="inject a fault to test the gate, for example slowdown=30%; such launches are never recorded",
         page="See [Faults](#faults)",
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
 EXCLUDING = (  # an option, the options that it excludes, and why
     ("dry", ("inject", "no-counts", "explain"), "a dry run only counts"),
-    ("dry", ("resume",), "only launches are resumed"),
-    ("against", ("resume",), "two arms are compared in a session of their own"),
+    ("dry", ("resume",), "dry runs cannot be resumed"),
+    ("against", ("resume",), "comparisons cannot be resumed"),
 )
 
 
@@ -356,13 +359,13 @@ def check_together(given: set[str]) -> None:
     for name, others, why in EXCLUDING:
         for excluded in others:
             if {name, excluded} <= given:
-                raise CaseError(f"--perf-{name} with --perf-{excluded}: {why}; leave one of them out")
+                raise CaseError(f"--perf-{name} excludes --perf-{excluded} ({why}): leave one of them out")
     if "max-pairs" in given and "against" not in given:
-        raise CaseError("--perf-max-pairs is for --perf-against: add that, or leave it out")
+        raise CaseError("--perf-max-pairs needs --perf-against: add it, or leave --perf-max-pairs out")
 
 
 def options_of(root: Path, values: Mapping[str, Any]) -> Options:
-    """Return the options of a session: the values that were read, by name, and defaults for the rest."""
+    """Return the options of a session from values by option name, with defaults for missing values."""
     fields = {
         option.sets_field: values.get(option.name, option.read(option.spelled, None))
         for option in OPTIONS
@@ -371,7 +374,7 @@ def options_of(root: Path, values: Mapping[str, Any]) -> Options:
     fields["strict"] = fields["strict"] or frozenset()
     chosen = {name.removeprefix("policy."): fields.pop(name) for name in list(fields) if "." in name}
     policy = Policy(**chosen)
-    if policy.most < FEWEST_LAUNCHES:  # a quick look never launches again
+    if policy.most < FEWEST_LAUNCHES:  # with so few launches, do not repeat unhealthy launches
         policy = replace(policy, max_unhealthy=policy.most)
     fields["store"] = root / fields["store"]
     fields["baselines"] = root / fields["baselines"]
@@ -379,5 +382,5 @@ def options_of(root: Path, values: Mapping[str, Any]) -> Options:
 
 
 def of_verdicts(options: Options) -> dict[str, str]:
-    """Return the options that verdicts depend on: their values as text, by the names that users type."""
+    """Return the values of the options that verdicts depend on, as text, by the names that users type."""
     return {option.spelled: option.shown(options) for option in OPTIONS if option.of_verdict}

@@ -13,9 +13,10 @@ from perfsuite.session.record import Record
 
 
 def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> list[str]:
-    """Return the results of a session as lines of text: the arms, the table, and explanations where needed.
+    """Return the results of a session as lines of text: the arms, the table and the necessary explanations.
 
-    `whole` explains every case in full, failed ones included. Otherwise a failed case is left to its test.
+    `whole` explains every case in full, including failed cases. Without `whole`, the output of a failed test
+    explains its case.
     """
     measurements = record.results
     printed = [f"note: {note}" for note in summary.machine_notes(measurements)]
@@ -35,7 +36,7 @@ def lines(record: Record, *, whole: bool, color: bool, width: int | None) -> lis
 def write_files(record: Record, status: Status) -> None:
     """Write the requested files, and `results.json` if the session has begun.
 
-    All files are tried before a `FileError` names those that could not be written.
+    Tries to write every file. Then raises a `FileError` if some could not be written.
     """
     options = record.options
     writes: list[tuple[Callable[[Path, SessionFile], object], Path | None]] = [
@@ -49,7 +50,7 @@ def write_files(record: Record, status: Status) -> None:
         try:
             if path is not None:
                 write(path, record.session_file(status))
-        except Exception as error:  # the next file may be of another kind, on another disk
+        except Exception as error:  # the next file has another format, and may be on another disk
             problems.append(errors.error_text(error))
     if problems:
         raise FileError("; ".join(problems))
@@ -60,7 +61,7 @@ def write_report(directory: Path, *contents: SessionFile) -> list[Path]:
 
     The files are a page that works offline, a summary for the page of a CI job, and each session's results.
     """
-    from perfsuite.report import markdown  # imported here, as most runs of pytest do not need Jinja
+    from perfsuite.report import markdown  # imported here because most runs of pytest do not need Jinja
     from perfsuite.report.html import page
 
     texts = {"index.html": page.render(list(contents)), "summary.md": markdown.render(list(contents))}

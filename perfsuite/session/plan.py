@@ -1,4 +1,4 @@
-"""Choose and order the cases of a session that has less time than all of them need."""
+"""Choose and order the cases of a session that does not have time for all of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from perfsuite.case.case import Case
 from perfsuite.results.outcome import UNJUDGED, Outcome
 from perfsuite.results.session_file import SessionFile
 
-SESSIONS_READ = 100  # the newest sessions of the store
+SESSIONS_READ = 100  # maximum number of sessions to read, the newest of the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class Past:
 
     started_at: str  # ISO 8601, with time zone
     outcome: Outcome
-    seconds: float  # duration of all its launches together
-    launch_s: float  # duration of its longest launch; in a comparison, of all launches together
+    seconds: float  # total duration of all launches
+    launch_s: float  # duration of the longest launch; in a comparison, of all launches together
 
     @property
     def is_open(self) -> bool:
@@ -37,12 +37,13 @@ class Planned:
 
     case: Case
     past: Past | None
-    seconds: float | None  # its last duration, else the median of known cases on as many devices, or None
-    launch_s: float | None  # duration of one launch, likewise
+    # Last duration of the case or, if unknown, the median of measured cases with the same world size.
+    seconds: float | None
+    launch_s: float | None  # duration of one launch, or the median in the same way
 
     @property
     def gpu_hours(self) -> float | None:
-        """Expected hours of all GPUs of the case together; 0 on CPUs."""
+        """Expected GPU hours of the case: 0 on CPUs, and None if its duration is unknown."""
         if self.seconds is None:
             return None
         devices = 0 if self.case.hardware == ("cpu",) else self.case.topology.world_size
@@ -50,7 +51,7 @@ class Planned:
 
 
 def past_of(files: Sequence[Path]) -> dict[str, Past]:
-    """Return the last measurement of each case, by its id, from the newest of these results files."""
+    """Return the last measurement of each case, by case id, from the newest of these results files."""
     past: dict[str, Past] = {}
     for file in files[-SESSIONS_READ:]:
         session = documents.read_or_none(file, SessionFile)
@@ -73,9 +74,9 @@ def past_of(files: Sequence[Path]) -> dict[str, Past]:
 def planned(cases: Iterable[Case], past: dict[str, Past], today: date) -> list[Planned]:
     """Return the cases in the order in which a budget is spent.
 
-    Cases that failed or were not decided come first, then those never measured, then the rest, oldest
-    measurement first. Cases that were never measured begin at another case each day, so that none is always
-    left out.
+    Failed and undecided cases come first, then cases that were never measured, then the rest, starting with
+    the oldest measurement. The order of the cases that were never measured rotates by one case a day: this
+    way, no case is always left out.
     """
     by_id = sorted(cases, key=lambda case: case.id)
     turn = today.toordinal() % len(by_id) if by_id else 0
@@ -139,10 +140,10 @@ class Budget:
         cost = self._needed_s(case.id) if case.id in self.launch_s else None
         whole = _shown(self.seconds)
         if cost is not None and cost > self.seconds:
-            needs = f"about {_shown(cost)}: give {ceil(cost / 60)}min or more"
-            return f"not reached: never within {whole}, as it takes {needs}"
+            needs = f"about {_shown(cost)}. Give {ceil(cost / 60)}min or more"
+            return f"not reached: it never fits into the budget of {whole}, because it takes {needs}"
         takes = "" if cost is None else f", and it takes about {_shown(cost)}"
-        return f"not reached: too little is left of the budget of {whole}{takes}"
+        return f"not reached: too little of the budget of {whole} is left{takes}"
 
     def _left(self) -> float:
         return self.seconds - (monotonic() - self.began)
@@ -166,5 +167,5 @@ def _shown(seconds: float) -> str:
 
 
 def shard(cases: Iterable[Case], number: int, of: int) -> set[str]:
-    """Return the ids of one job's cases, which are split evenly among `of` jobs; the first job is 1."""
+    """Return the ids of the cases of job `number` (from 1), if cases are split evenly among `of` jobs."""
     return set(sorted({case.id for case in cases})[number - 1 :: of])

@@ -1,4 +1,4 @@
-"""The record of a session: what it has found so far, and the file that keeps it."""
+"""The record of a session: its results so far, and the file that contains them."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -35,30 +35,30 @@ from perfsuite.verdict.waivers import remarks, waive
 
 @dataclass
 class Record:
-    """The results of a session and all that `results.json` says of it, which each new result rewrites."""
+    """The results of a session and the other content of `results.json`, which each new result rewrites."""
 
     mode: Mode
     saves: bool = True  # whether to write `results.json` when a case begins and when it is judged
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     results: list[Measurement] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    preflights: list[Preflight] = field(default_factory=list)  # of this part of the session
+    preflights: list[Preflight] = field(default_factory=list)  # preflights of this part of the session
     measured: int = 0  # number of cases that this part of the session measured, or failed to measure
-    running: str | None = None  # id of the running case; after an interrupt, the one that was lost
-    launches: Launches = field(default_factory=Launches)  # those of the running case, or of the last one
-    earlier: SessionFile | None = None  # the earlier parts of a resumed session; None: this one is new
+    running: str | None = None  # id of the running case; after an interrupt, of the interrupted case
+    launches: Launches = field(default_factory=Launches)  # launches of the running or the last case
+    earlier: SessionFile | None = None  # the earlier parts of a resumed session; None: the session is new
     collected: frozenset[str] = frozenset()  # ids of all cases, selected or not; empty: unknown
     case_changes: tuple[CaseChange, ...] = ()  # in a comparison: cases that arm B lacks or has changed
     cases_unknown: str | None = None  # why the case changes are unknown
     unclaimed: tuple[str, ...] = ()  # reviewed baselines that no case claims, each with the reason
-    # Baselines whose cases `-m` of the settings deselects by a mark, each with the reason.
+    # Baselines whose cases are deselected by the -m in pytest's settings, each with the reason.
     deselected: tuple[str, ...] = ()
     # Results of earlier parts that are still in `results`, by test and case.
     _earlier: dict[tuple[str, str], Measurement] = field(default_factory=dict)
-    _unsaved: str | None = None  # why the last attempt to write `results.json` failed, if it did
+    _unsaved: str | None = None  # why `results.json` could not be written the last time; None: it was written
 
     def __post_init__(self) -> None:
-        """Read the waivers. Raises `FileError` for a bad file."""
+        """Read the waivers. Raises `FileError` if their file is invalid."""
         file = self.options.root / waivers.FILE
         self.waivers = waivers.read(file) if self.mode.has_waivers else ()
 
@@ -80,32 +80,32 @@ class Record:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks on waivers that match nothing, or that no case needs any more."""
+        """Remarks on waivers that match nothing or that no case needs any more."""
         return remarks(self.waivers, self.results, self.collected, self.today)
 
     @property
     def arm_facts(self) -> tuple[ArmFacts, ...]:
-        """The facts about the arms that are reported."""
+        """The reported facts about the arms."""
         return tuple(ArmFacts(text=arm.text, facts=arm.facts) for arm in self.mode.arms)
 
     @cached_property
     def revision(self) -> git.Revision:
-        """The commit of the cases, as it was at first access."""
+        """The commit of the cases, read at first access."""
         revision = git.revision(self.options.root)
         if revision.problem is not None:
-            self.mode.setup.progress.say(f"the commit of the cases is not known: {revision.problem}")
+            self.mode.setup.progress.say(f"the commit of the cases is unknown: {revision.problem}")
         return revision
 
     @cached_property
     def conditions(self) -> Conditions:
-        """The conditions of the verdicts, as they were at first access."""
+        """The conditions of the verdicts, read at first access."""
         versions = {"perfsuite": __version__, **environment.of_this_process()}
         changes = git.changes(self.options.root)
         return Conditions(changes=changes, options=of_verdicts(self.options), environment=versions)
 
     @cached_property
     def judge_changes(self) -> JudgeChanges | None:
-        """How this branch changes its own checks, as it was at first access."""
+        """The changes of this branch to its own checks, read at first access."""
         return judge_changes(self.options, self.mode.arms)
 
     def note_conditions(self) -> None:
@@ -121,7 +121,7 @@ class Record:
         self._earlier = {(result.nodeid, result.case_id): result for result in earlier.results}
 
     def earlier_result(self, case: Case, nodeid: str) -> Measurement | None:
-        """Return the result of a case in an earlier part of this session; None if it has to be measured."""
+        """Return the result of a case from an earlier part of the session; None if it must be measured."""
         result = self._earlier.get((nodeid, case.id))
         if result is None:
             return None
@@ -130,17 +130,17 @@ class Record:
         return result if resume.holds(result, case, machine, setup.baselines) else None
 
     def begin(self, case: Case) -> Launches:
-        """Begin to run a case, and return its launches, of which there are none yet."""
+        """Begin to run a case, and return the empty record of its launches."""
         self.running = case.id
         self.launches = Launches()
         return self.launches
 
     def launches_of(self, case: Case) -> Launches:
-        """Return the launches so far of a case that runs; none if it does not."""
+        """Return the launches of a running case so far; empty if the case is not running."""
         return self.launches if self.running == case.id else Launches()
 
     def add(self, case: Case, nodeid: str, directory: Path, trial: Trial) -> Measurement:
-        """Keep the result of a case: its trial, to which waivers and shadow mode are applied."""
+        """Apply waivers and shadow mode to the trial of a case, and keep the result."""
         result = Measurement(
             nodeid=nodeid,
             case_id=case.id,
@@ -161,7 +161,7 @@ class Record:
         return result
 
     def keep(self, result: Measurement) -> None:
-        """Keep and save a result. It replaces that of an earlier part of this session."""
+        """Keep and save a result. It replaces the case's result from an earlier part of this session."""
         key = (result.nodeid, result.case_id)
         replaced = self._earlier.pop(key, None)
         self.results = [*(each for each in self.results if each is not replaced), result]
@@ -172,34 +172,34 @@ class Record:
         self.save()
 
     def replace_last(self, result: Measurement) -> None:
-        """Keep and save the last result again, which has a profile now."""
+        """Replace the last result, which now has a profile, and save it."""
         self.results[-1] = result
         self.save()
 
     def skip(
         self, case: Case, nodeid: str, reason: str, *, not_reached: bool = False, by_test: bool = False
     ) -> None:
-        """Keep a case that this machine cannot run, the budget does not reach, or its own test skips."""
+        """Record a skipped case: this machine cannot run it, the budget is used up, or its test skips it."""
         names = {"nodeid": nodeid, "case_id": case.id, "framework": case.framework.name}
         skip = Skipped(**names, reason=reason, not_reached=not_reached, by_test=by_test)
         if skip not in self.skipped:  # an earlier part of this session may have skipped it
             self.skipped.append(skip)
 
     def save(self) -> None:
-        """Write `results.json` as a SIGKILL would leave it, with the status `running`. Report a failure."""
+        """Write `results.json` with the status `running`, in case of a SIGKILL. Report a failure to write."""
         if not self.saves:
             return
         try:
             documents.write(self.directory.results, self.session_file("running"))
             problem = None
         except Exception as error:  # whatever the error, other cases can still be measured
-            problem = f"{errors.error_text(error)} The session goes on; what it measures is shown at its end"
+            problem = f"{errors.error_text(error)}. The session continues, and shows its results when it ends"
             if problem != self._unsaved:
                 self.mode.setup.progress.say(problem)
         self._unsaved = problem
 
     def session_file(self, status: Status) -> SessionFile:
-        """Return the results of all parts of the session, as they are saved."""
+        """Return the content of `results.json`: the results of all parts of the session."""
         earlier = self.earlier
         part = PytestRun(started_at=self.started_at, status=status, cases=self.measured)
         return SessionFile(
@@ -227,16 +227,16 @@ class Record:
 
     @property
     def tally(self) -> Tally:
-        """The number of cases judged so far, and those that fail the session."""
+        """The number of cases judged so far, and the cases that fail the session."""
         return Tally(tuple(self.results), tuple(self.skipped), self.options)
 
     @property
     def has_all_cases(self) -> bool:
-        """Whether the comparison is known to have lost no case of arm A."""
+        """Whether it is certain that the comparison lost no case of arm A."""
         return self.cases_unknown is None and not lost_cases(self.case_changes, self.results)
 
     @property
     def misses_baselines(self) -> bool:
-        """Whether the session fails because reviewed baselines have no case: cases may have been lost."""
+        """Whether the session fails because reviewed baselines have no case, so that cases may be lost."""
         options = self.options
         return bool(self.unclaimed) and options.fail_without_baseline and not options.shadow

@@ -11,16 +11,16 @@ from perfsuite.results.session_file import Measurement, PytestRun, SessionFile
 from perfsuite.results.store import BaselineStore, SessionDir, Store
 
 FAILURES_OF_THE_MACHINE: tuple[FailureKind, ...] = ("cancelled", "error", "missing_report", "no_baseline")
-"""A cancelled step, a file that cannot be written, a launcher that was killed, a baseline that may exist by
-now: none of these is evidence that the code failed."""
-MOST_DIFFERENCES = 5  # differences between two sessions that are listed
+"""Failures that are not evidence against the code: a cancelled step, a file that cannot be written, a killed
+launcher, a missing baseline that may exist by now."""
+MOST_DIFFERENCES = 5  # maximum number of differences listed between two sessions
 
 
 def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
-    """Return the directory and the contents of the newest session of a store, if its verdicts hold for `now`.
+    """Return the directory and content of the newest session of a store, if its verdicts hold for `now`.
 
-    Dry runs are skipped. Raises `FileError` with the reason if there is no session, if its file cannot be
-    read, and if it differs from `now` in anything that a verdict depends on.
+    Skips dry runs. Raises `FileError` if there is no session, if its file cannot be read, or if it differs
+    from `now` in anything that a verdict depends on.
     """
     for file in reversed(store.results()):
         content = documents.read(file, SessionFile)
@@ -36,9 +36,9 @@ def newest(store: Store, now: SessionFile) -> tuple[SessionDir, SessionFile]:
 
 
 def differences(then: SessionFile, now: SessionFile) -> list[str]:
-    """List why the verdicts of one session do not hold for another, with both values; empty if they do."""
+    """List the differences, with both values, that keep the verdicts of `then` from holding for `now`."""
     if now.commit is None:
-        return ["cases outside of git, where no commit says whether they are the same"]
+        return ["cases that are not in git, so it is unknown whether they have changed"]
     before, today = (
         {
             "commit": str(session.commit)[:12],
@@ -57,7 +57,7 @@ def differences(then: SessionFile, now: SessionFile) -> list[str]:
 
 
 def is_decided(result: Measurement) -> bool:
-    """Return whether a resumed session can keep a verdict: it must be about the code."""
+    """Return whether a resumed session can keep a result, because its verdict is about the code."""
     return result.outcome not in ("unhealthy", "undecided") and not is_of_machine(result)
 
 
@@ -67,12 +67,12 @@ def is_of_machine(result: Measurement) -> bool:
 
 
 def ended(parts: tuple[PytestRun, ...]) -> tuple[PytestRun, ...]:
-    """Return the parts of a resumed session; a part that is still `running` was killed."""
+    """Return the parts of a resumed session, with parts that are still `running` marked as interrupted."""
     return tuple(part.replace(status="interrupted") if part.status == "running" else part for part in parts)
 
 
 def holds(result: Measurement, case: Case, machine: Machine, baselines: BaselineStore) -> bool:
-    """Return whether an earlier result still holds: its code was judged, against the current baselines."""
+    """Return whether an earlier result holds: its code was judged, with the same case and baselines."""
     is_of_case = all(documents.plain(run.case) == documents.plain(case) for run in result.runs)
     if not is_decided(result) or not is_of_case:
         return False

@@ -22,24 +22,25 @@ from perfsuite.session.setup import MISSING_FAILS, Preflights, Setup
 class Session:
     """Measure cases one after another, in one mode, and keep a record of them.
 
-    `measure` takes a case through these states, from the top:
+    `measure` takes a case through these states, from top to bottom:
 
-        new       An earlier part of a resumed session judged the case: its result is returned.
-                  This part began the case before: `CaseError`, and no second result.
-        begun     The case has a directory. A required baseline is missing: it is recorded as `failed`.
-        running   The lock of the machine is held, and `results.json` names the case. Its nodes are bad: it is
-                  recorded as `unhealthy`. Otherwise the mode launches it until it is decided.
-                  An interrupt, or the end of an allocation: there is no result. The case stays in
-                  `results.json` as the interrupted one, with its launches so far.
+        new       If an earlier part of a resumed session judged the case, its result is returned.
+                  If this part has begun the case before, `CaseError` is raised, without a second result.
+        begun     The case has a directory. If a required baseline is missing, the case is recorded as
+                  `failed`.
+        running   The lock of the machine is held, and `results.json` names the case. If its nodes are bad,
+                  the case is recorded as `unhealthy`. Otherwise the mode launches it until it is decided.
+                  After an interrupt, or the end of an allocation, there is no result. In `results.json`, the
+                  case is then the interrupted case, with its launches so far.
         judged    Waivers and shadow mode are applied, and `results.json` has the result.
-        profiled  The result has a profile, if one is wanted, and the baselines to be recorded are written,
-                  even if the profile is interrupted.
+        profiled  The result has a profile, if one is wanted. Baselines to be recorded are written, even if
+                  the profile is interrupted.
 
     Any other error in `begun` or `running` is recorded as `failed`, with the launches so far, and raised.
     """
 
     def __init__(self, mode: Mode) -> None:
-        """Begin a record. Raises `FileError` for bad waivers."""
+        """Begin a record. Raises `FileError` if the waivers are invalid."""
         self.record = Record(mode)
         self._begun = set[str]()  # ids of the cases that this part began to measure
 
@@ -55,7 +56,7 @@ class Session:
 
     @cached_property
     def preflights(self) -> Preflights:
-        """The preflights of nodes in this part of the session."""
+        """The node preflights in this part of the session."""
         record = self.record
         return Preflights(self.setup, record.directory.new_preflight, record.save, record.preflights)
 
@@ -66,33 +67,33 @@ class Session:
         try:
             directory, earlier = resume.newest(self.setup.store, self.record.session_file("running"))
         except errors.FileError as error:
-            say(f"--perf-resume: a new session begins: {error}")
+            say(f"--perf-resume begins a new session: {error}")
             return
         self.record.go_on(directory, earlier)
         decided = sum(map(resume.is_decided, earlier.results))
-        say(f"--perf-resume: goes on with {directory.path}: {plural(decided, 'case')} measured there")
+        say(f"--perf-resume continues {directory.path}, with {plural(decided, 'case')} already measured")
 
     def skip_reason(self, case: Case) -> str | None:
         """Return why this machine cannot run `case`, or None.
 
-        Raises `CaseError` if the installed torch cannot use the GPUs. It also does so if baselines are
-        required and this hardware class has a reviewed one: the case ran here once, so a package or a GPU is
-        missing.
+        Raises `CaseError` if the installed torch cannot use the GPUs. Also raises `CaseError` if baselines
+        are required and the case has a reviewed baseline on this hardware class: the case has run here
+        before, so a package or a GPU must be missing.
         """
         reason = self.setup.host.why_not(case)
         if reason is None:
             return None
         missing = self.why_required(case)
         if missing is not None:
-            raise errors.CaseError(f"{reason}; but {missing}")
+            raise errors.CaseError(f"{reason}, but {missing}")
         return reason
 
     def why_required(self, case: Case) -> str | None:
-        """Return why a case must be measured here (baselines are required and it has one), or None."""
+        """Return why a case must be measured here: it has a baseline, and baselines are required; or None."""
         file = self.mode.reviewed_file(case)
         if not self.mode.options.fail_without_baseline or not is_there(file):
             return None
-        return f"there is {file}, and {MISSING_FAILS}"
+        return f"the case has a reviewed baseline ({file}) and {MISSING_FAILS} is set"
 
     def has_time(self, case: Case, nodeid: str) -> bool:
         """Return whether there is time to begin a case. If not, record it as not reached."""
@@ -107,10 +108,10 @@ class Session:
     def measure(self, case: Case, nodeid: str) -> Measurement:
         """Launch a case until it is decided, and record a baseline if there is none.
 
-        If an earlier part of this session decided the case, return that result. A case that cannot be
-        launched becomes a failed result, and its error is raised. `AllocationOverError` leaves no result: it
-        is not about the case, and no other case can be launched either. A case that this part measured before
-        is refused with `CaseError`, without a new result, so that nobody can repeat it until it passes.
+        If an earlier part of this session decided the case, return its result. If the case cannot be
+        launched, record a failed result and raise the error. `AllocationOverError` leaves no result: the case
+        did not cause it, and no other case can be launched either. If this part has measured the case before,
+        raise `CaseError` without a new result: repeating a case until it passes must not be possible.
         """
         self.record.note_conditions()
         earlier = self.record.earlier_result(case, nodeid)
@@ -118,8 +119,8 @@ class Session:
             return earlier
         if case.id in self._begun:
             raise errors.CaseError(
-                f"{case.id} was measured in this session already, and its first verdict stays. "
-                "--perf-min-launches=N launches each case N times"
+                f"{case.id} was already measured in this session, and its first verdict is kept. "
+                "To launch each case at least N times, give --perf-min-launches=N"
             )
         self._begun.add(case.id)
         with self._recorded_errors(case, nodeid):
@@ -156,14 +157,14 @@ class Session:
             if profiled is not None:
                 result = profiled
                 self.record.replace_last(result)
-        finally:  # a profile may be interrupted
+        finally:  # even if the profile is interrupted
             self.mode.write_baselines(result)
         return result
 
     def record_error(
         self, case: Case, nodeid: str, error: Exception, directory: Path | None = None
     ) -> Measurement:
-        """Record a case that could not be measured as failed, with the launches that it had."""
+        """Record the failure of a case that could not be measured, with its launches so far."""
         directory = directory or self.record.directory.case(case.id)
         launches = self.record.launches_of(case)
         where = "" if isinstance(error, errors.PerfsuiteError) else f" ({_traceback(error, directory)})"
@@ -174,7 +175,7 @@ class Session:
 
     @contextmanager
     def _recorded_errors(self, case: Case, nodeid: str, directory: Path | None = None) -> Iterator[None]:
-        """Record an error about a case before it is raised."""
+        """Record an error about a case before raising it."""
         try:
             yield
         except errors.AllocationOverError:
@@ -185,10 +186,10 @@ class Session:
 
 
 def _traceback(error: Exception, directory: Path) -> str:
-    """Write the traceback of an unexpected error, and return where it is."""
+    """Write the traceback of an unexpected error to a file, and return a note that names the file."""
     file = directory / "traceback.txt"
     try:
         documents.write_text(file, errors.readable("".join(traceback.format_exception(error))))
-    except Exception as unwritten:  # the attributes of an error can raise, too
-        return f"its traceback was not kept: {errors.error_text(unwritten)}"
+    except Exception as unwritten:  # the attributes of an error can also raise errors
+        return f"its traceback could not be written: {errors.error_text(unwritten)}"
     return f"its traceback: {file}"

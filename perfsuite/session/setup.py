@@ -1,4 +1,4 @@
-"""The setup of a session: its options, a real or pretended machine, preflights, and baselines."""
+"""The setup of a session: its options, a real or simulated machine, preflights, and baselines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,19 +34,19 @@ MISSING_FAILS = "--perf-missing-baseline=fail"
 class Options:
     """The user's choices. `perfsuite.session.option_table` explains each field."""
 
-    root: Path  # the directory of the repository that holds the cases
+    root: Path  # the root directory of the repository that contains the cases
     store: Path
     baselines: Path
     policy: Policy = field(default_factory=Policy)
     inject: str | None = None
     counts: bool = True
-    counted_steps: int = CONSECUTIVE  # consecutive steps where nothing is timed; a case can override it
+    counted_steps: int = CONSECUTIVE  # consecutive steps to count if nothing is timed; a case can override it
     explain: bool = False
     fail_without_baseline: bool = False
     strict: frozenset[str] = frozenset()
     shadow: bool = False
-    min_judged: float = 0  # share of the cases, from 0 to 1
-    budget_s: float | None = None  # the time of the session, see `Budget`
+    min_judged: float = 0  # minimum share of cases that must be judged, from 0 to 1
+    budget_s: float | None = None  # the time of the session, see `Budget`; None: no limit
     shard: tuple[int, int] | None = None  # number of this job, from 1, and number of jobs
     wait_quiet_s: float = WAIT_S
     wait_lock_s: float = LOCK_WAIT_S
@@ -57,38 +57,38 @@ class Options:
 
     @property
     def when_shared(self) -> WhenShared:
-        """The action after a launch during which others used the machine."""
+        """What to do after a launch during which other jobs used the machine."""
         if self.allow_shared:
             return "stop"
         return "wait" if self.wait_quiet_s else "again"
 
     def steps_to_count(self, case: Case) -> int:
-        """Return the number of consecutive steps to count where nothing is timed."""
+        """Return the number of consecutive steps of a case to count if nothing is timed."""
         return self.counted_steps if case.counted_steps is None else case.counted_steps
 
     def is_failing(self, measurement: Measurement) -> bool:
-        """Return whether a test fails with this measurement, or would without `shadow`."""
+        """Return whether this measurement fails its test, or would fail it without `shadow`."""
         return measurement.excused is None and measurement.outcome in {"failed", "regressed", *self.strict}
 
     def fails_session(self, measurement: Measurement) -> bool:
-        """Return whether a session fails with this measurement, or would without `shadow`."""
+        """Return whether this measurement fails its session, or would fail it without `shadow`."""
         return self.is_failing(measurement) or (measurement.excused is None and measurement.is_empty)
 
 
 @dataclass
 class Host:
-    """The machine or nodes that cases are launched on, and which cases they can run."""
+    """The machine or nodes on which cases are launched. Decides which cases they can run."""
 
     launcher: Launcher = field(default_factory=LocalLauncher)
-    shared: Path = STORE  # a directory that every node must see
+    shared: Path = STORE  # a directory that every node must be able to access
 
     @cached_property
     def machine(self) -> Machine:
-        """The nodes and their GPUs, detected once, and only if something is measured."""
+        """The nodes and their GPUs. They are detected once, and only if they are needed."""
         return self.launcher.machine(self.shared)
 
     def machine_for(self, case: Case) -> Machine:
-        """Return the machine that `case` runs on. A machine with GPUs is also a CPU machine for CPU cases."""
+        """Return the machine for `case`. For CPU cases, a machine with GPUs counts as a CPU machine."""
         if "cpu" in case.hardware and all(self.machine.why_not(hardware) for hardware in case.hardware):
             return detect_cpu("a case meant for cpu")
         return self.machine.for_nodes(case.topology.nodes)
@@ -98,7 +98,10 @@ class Host:
         return case
 
     def why_not(self, case: Case) -> str | None:
-        """Return why this machine cannot run `case`, or None. Raises `CaseError` if only torch is wrong."""
+        """Return why this machine cannot run `case`, or None.
+
+        Raises `CaseError` if it could run the case with another build of torch.
+        """
         machine = self.machine_for(case)
         reason = unsupported(case, machine)
         if reason is None:
@@ -110,25 +113,26 @@ class Host:
 
 @dataclass
 class DryHost(Host):
-    """The machines that dry runs pretend, and which cases can be run dry on them."""
+    """The machines that dry runs simulate. Decides which cases can run dry on them."""
 
-    device: Device | None = None  # the device to pretend; None: the one that a case is meant for
-    hardware: frozenset[str] = frozenset()  # the hardware that `-m` selects; empty: none, or other marks, too
+    device: Device | None = None  # the device to simulate; None: the device that a case is meant for
+    # The hardware that `-m` selects. Empty if `-m` selects no hardware, or also uses other marks.
+    hardware: frozenset[str] = frozenset()
 
     @cached_property
     def machine(self) -> Machine:
-        """This machine. Dry runs do not use it, so one that cannot be measured on will do."""
+        """This machine. Dry runs do not use it, so it need not be able to measure anything."""
         try:
             return super().machine
         except MachineError as error:
             return detect_cpu(str(error))
 
     def machine_for(self, case: Case) -> Machine:
-        """Return the machine that is pretended for `case`."""
+        """Return the machine that is simulated for `case`."""
         return pretended(self.meant(case), self.device)[0]
 
     def meant(self, case: Case) -> Case:
-        """Return the case with the hardware that `-m` selects in first place, as the first is pretended."""
+        """Return the case with the hardware that `-m` selects moved to the front, which is simulated."""
         chosen = [name for name in case.hardware if name.partition("-")[0] in self.hardware]
         if len(chosen) != 1 or chosen[0] == case.hardware[0]:
             return case
@@ -142,7 +146,7 @@ class DryHost(Host):
 
 @dataclass
 class Setup:
-    """The options of a session, its machine and who else uses it, and its baselines."""
+    """The options of a session, its machine, other users of the machine, and its baselines."""
 
     options: Options
     progress: Progress
@@ -156,7 +160,7 @@ class Setup:
 
     @cached_property
     def baselines(self) -> BaselineStore:
-        """Reviewed baselines, and those recorded on this machine."""
+        """The reviewed baselines, and the baselines recorded on this machine."""
         return BaselineStore(self.options.baselines, self.store.baselines)
 
     @cached_property
@@ -173,7 +177,7 @@ class Setup:
 
     @property
     def launching(self) -> Launching:
-        """How this session launches."""
+        """The launch settings of this session."""
         return Launching(
             launcher=self.host.launcher,
             inject=self.options.inject,
@@ -192,17 +196,17 @@ class Setup:
 
 @dataclass
 class Preflights:
-    """Check several nodes before the first case on them, with the torch of this environment."""
+    """Check nodes before the first multi-node case on them, with the torch of this environment."""
 
     setup: Setup
     new_directory: Callable[[], Path]
     save: Callable[[], None]  # saves the session's results so far
     made: list[Preflight] = field(default_factory=list)
-    # Problems of each node that two consecutive preflights found bad, by its number from 0.
+    # Problems of each node that was bad in two consecutive preflights, by node number (from 0).
     _bad: dict[int, str] = field(default_factory=dict)
 
     def problems(self, case: Case, machine: Machine) -> tuple[str, ...]:
-        """Return the problems of the nodes that a case would use; none for a case that needs no torch."""
+        """Return the problems of the nodes that a case would use. A case that needs no torch has none."""
         nodes = case.topology.nodes
         if nodes == 1 or not self.setup.options.preflight or not torch_build.installed():
             return ()
@@ -214,17 +218,17 @@ class Preflights:
         return tuple(self._bad[node] for node in sorted(self._bad) if node < nodes)
 
     def _look(self, nodes: int, machine: Machine) -> None:
-        """Run a preflight of the first nodes. Repeat it if a node is bad: others may have disturbed it."""
+        """Run a preflight of the first nodes. If a node is bad, repeat it: other jobs may have interfered."""
         first = self._preflight(nodes, machine)
         if not first.problems:
             return
         self.setup.progress.say(
-            "what a preflight finds wrong counts if a second one finds that node bad, too"
+            "repeating the preflight: a node is only considered bad if both preflights find problems"
         )
         second = self._preflight(nodes, machine)
         for number, (before, now) in enumerate(zip(first.nodes, second.nodes, strict=True)):
             if before.problems and now.problems:
-                self._bad[number] = f"{now.name}, by two preflights: {'; '.join(now.problems)}"
+                self._bad[number] = f"{now.name} was bad in two preflights: {'; '.join(now.problems)}"
 
     def _preflight(self, nodes: int, machine: Machine) -> Preflight:
         self.save()

@@ -1,4 +1,4 @@
-"""Count the cases of a session that were judged, and find those that fail it."""
+"""Count the judged cases of a session, and find the cases that fail the session."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from perfsuite.session.setup import Options
 
 @dataclass(frozen=True)
 class Tally:
-    """The number of judged cases of a session, and the results that fail it, under its options."""
+    """The number of judged cases in a session, and the results that fail the session."""
 
     results: tuple[Measurement, ...]
     skipped: tuple[Skipped, ...]
@@ -23,26 +23,26 @@ class Tally:
 
     @property
     def only_shown(self) -> list[Measurement]:
-        """Measurements that `allow_shared` only shows: they are not judged, and do not fail the session."""
+        """The results that `allow_shared` only shows: they are not judged and do not fail the session."""
         shown = self.results if self.options.allow_shared else ()
         return [each for each in shown if each.outcome == "unhealthy" and each.shared and each.measured_steps]
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether no result says anything about the code, although it should."""
+        """Whether the session should have measured the code, but no result does."""
         return not self.only_shown and all(
             each.outcome in UNMEASURED and each.excused != "known issue" for each in self.results
         )
 
     @property
     def judged(self) -> int:
-        """The number of results that are a verdict on the code."""
+        """The number of results with a verdict on the code."""
         judged = [each for each in self.results if each.outcome not in UNJUDGED and not is_of_machine(each)]
         return sum(each.excused in (None, "waived") for each in judged)
 
     @property
     def to_judge(self) -> int:
-        """The number of cases to judge: those measured, and those that a budget or a test left out."""
+        """The number of cases to judge: measured cases, and cases that the budget or their test left out."""
         return len(self.results) + sum(each.not_reached or each.by_test for each in self.skipped)
 
     @property

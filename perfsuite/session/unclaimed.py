@@ -1,4 +1,4 @@
-"""Find reviewed baselines that no case of a whole nightly run claims: a case may have been lost silently."""
+"""Find reviewed baselines that no case of a complete nightly run claims: a case may have been lost."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,11 +19,11 @@ def unclaimed(
     markers: Collection[str],
     elsewhere: str | None = None,
 ) -> list[tuple[str, str]]:
-    """Return the case id of each unclaimed baseline, and why nothing claims it.
+    """Return the case id of each unclaimed baseline, and why no case claims it.
 
-    Only hardware folders that a claimed case is measured on are searched. `collected` holds all cases and
-    `claimed` the selected ones, by id; `markers` are those of `-m`, if it names hardware. `elsewhere` is the
-    directory of the cases if the session has only tests of other directories.
+    Searches only the hardware folders on which a claimed case is measured. `collected` has all cases by id,
+    and `claimed` the ids of the selected cases. `markers` are the markers in `-m`, if it names hardware.
+    `elsewhere` is the directory of the cases, if the session only has tests of other directories.
     """
     files = [mode.reviewed_file(case) for case_id, case in collected.items() if case_id in claimed]
     reasons = []
@@ -37,9 +37,10 @@ def unclaimed(
 
 
 def without_any_case(mode: Mode, markers: Collection[str]) -> list[tuple[str, str]]:
-    """Return the same if no case at all is selected: baselines that would apply to this machine.
+    """Return the unclaimed baselines that would apply to this machine, if no case at all is selected.
 
-    `markers` are those of `-m`, if it names hardware. An unreadable file is included, as it could be one.
+    The result has the same form as that of `unclaimed`. `markers` are the markers in `-m`, if it names
+    hardware. An unreadable file is included, because it could be such a baseline.
     """
     baselines = mode.baselines
     kinds: list[BaselineFiles[Any]] = [baselines, baselines.counts]
@@ -69,12 +70,12 @@ def _is_meant(mode: Mode, case: Case, markers: Collection[str]) -> bool:
 
 
 def _is_of_another_night(mode: Mode, case: Case, file: Path, markers: Collection[str]) -> bool:
-    """Return whether `-m` excludes a case that this machine could judge, as `-m gpu` one of an H100."""
+    """Return whether `-m` excludes a case that this machine could judge. `-m gpu` excludes H100 cases."""
     if not markers or not set(case.markers).isdisjoint(markers):
         return False
     try:
         return mode.setup.host.why_not(case) is None and mode.reviewed_file(case) == file
-    except Exception:  # the case would fail in its own nightly run, too
+    except Exception:  # the case would also fail in its own nightly run
         return False
 
 
@@ -84,5 +85,5 @@ def _why(case: Case | None, markers: Collection[str], elsewhere: str | None) -> 
     if case is None:
         return "no case has this id"
     if markers and set(case.markers).isdisjoint(markers):
-        return f"its case is for {' or '.join(case.hardware)} now"
-    return "its case was deselected, by pytest's settings or by a hook of conftest.py"
+        return f"its case is now for {' or '.join(case.hardware)}"
+    return "its case was deselected by pytest's settings or by a hook in conftest.py"

@@ -75,7 +75,7 @@ def test_explains_a_bad_value_in_plain_words() -> None:
 
 
 def test_help_names_the_exit_statuses() -> None:
-    assert "Exit status: 0, or 1 for a finding" in flat(run("--help").stdout)
+    assert "Exit status: 0; 1 for a finding" in flat(run("--help").stdout)
 
 
 def test_prints_the_version_without_command() -> None:
@@ -119,7 +119,10 @@ def test_broken_command_stops_no_other(packages: Packages) -> None:
     ("code", "why"),
     [
         ("go = 3", "it is 3: name a function, or a typer.Typer for several"),
-        ("def go(x: 'Foo') -> None: ...", "typer cannot make a command of it (NameError: name 'Foo' is not"),
+        (
+            "def go(x: 'Foo') -> None: ...",
+            "typer cannot turn it into a command (NameError: name 'Foo' is not",
+        ),
         ("raise OSError('no [/usr/lib/libx.so]')", "cannot be imported: OSError: no [/usr/lib/libx.so]"),
         ("raise SystemExit(5)", "cannot be imported: SystemExit: 5"),
     ],

@@ -165,13 +165,13 @@ def test_vanished_case_is_listed_and_is_no_pass(verdicts: Verdicts, changes: lis
 
 def test_change_of_a_compared_case_is_only_listed(verdicts: Verdicts, changes: list[CaseChange]) -> None:
     changes.append(GONE.replace(case_id=CASE.id, kind="changed", told="timeout_s 900.0 -> 60.0"))
-    assert "Cases that the arms have otherwise:" in command("main~1", "-k", "any").stdout
+    assert "Other cases in which the arms differ:" in command("main~1", "-k", "any").stdout
     changes.append(GONE.replace(asked=False))
     assert "gone: deleted in arm B" in command("main~1", CASE.id).stdout, "no other case was asked for"
 
 
 def test_unknown_cases_of_an_arm_are_no_pass(verdicts: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "arm A's cases could not be collected: no pytest: what vanished is unknown"
+    why = "vanished cases are unknown, as arm A's cases could not be collected: no pytest"
     monkeypatch.setattr(compare, "case_changes", lambda *arguments: ((), why))
     assert why in command("main~1", CASE.id, "--out", "out", status=3).stdout
     assert f"**{why}**" in Path("out/summary.md").read_text()
@@ -183,7 +183,7 @@ def test_cases_are_checked_before_an_arm_is_made(verdicts: Verdicts, monkeypatch
     for words, why in (
         ([GPU_CASE.id], f"{GPU_CASE.id}: it is meant for h100"),
         (["nosuch"], "is called 'nosuch'"),
-        ([], "no case is named: give case ids, or select cases with -k"),
+        ([], "no case is selected: give case ids, or select cases with -k"),
         ([CASE.id, "-k", "any"], "give case ids or -k, not both"),
     ):
         assert why in commands.error_of("compare", "--against", "torch==1.0", *words)
@@ -264,13 +264,13 @@ def test_judge_changes_appear_above_the_verdicts(verdicts: Verdicts) -> None:
         (". --arm=", "--arm is empty: give ."),
         (f". {GPU_CASE.id}", f"{GPU_CASE.id}: it is meant for h100"),
         (". -k any", "give case ids or -k, not both"),
-        (". --tolerance 0", "for '--tolerance': '0', expected above 0%"),
+        (". --tolerance 0", "for '--tolerance': '0', expected more than 0%"),
         (". --inject nosuch", "nosuch"),
         (". --launcher nosuch", "there is no launcher 'nosuch'"),
         (". --dry --inject slowdown=10%", "--dry with --inject: a dry run only"),
         (". --dry --tolerance 3%", "exactly: leave it out"),
-        (". --dry --counts", "--dry with --counts: arms are compared one way"),
-        (". --counts --max-pairs 3", "--max-pairs is for times, and counts are compared exactly: "),
+        (". --dry --counts", "--dry excludes --counts"),
+        (". --counts --max-pairs 3", "--max-pairs only applies to times, and counts are compared exactly: "),
     ],
 )
 def test_what_cannot_be_compared_is_refused(verdicts: Verdicts, arguments: str, words: str) -> None:

@@ -39,7 +39,7 @@ command = partial(commands.run, "dry-run")
 
 def test_first_dry_run_records_second_compares(dry_runs: DryRuns) -> None:
     told = commands.flat(command(CASE.id).stdout)
-    assert f"{CASE.id}: recorded by a dry run as if on NVIDIA H100 80GB HBM3" in told
+    assert f"{CASE.id}: recorded in a dry run as if on NVIDIA H100 80GB HBM3" in told
     assert Path(f".perfsuite/baselines/counts/dry-sm90/{CASE.id}.json").exists()
     (result,) = json.loads(command(CASE.id, "--json").stdout)["results"]
     assert (result["case_id"], result["verdict"]["outcome"]) == (CASE.id, "passed")
@@ -88,7 +88,7 @@ def test_refused_case_does_not_affect_others(dry_runs: DryRuns) -> None:
     assert [each["case_id"] for each in content["skipped"]] == [COMPILED.id]
 
 
-NO_CASE = "no case is named: give case ids, or select cases with -k"
+NO_CASE = "no case is selected: give case ids, or select cases with -k"
 NOT_BOTH = "give case ids or -k, not both"
 NO_COMPILER = "there is no C++ compiler: install g++"
 

@@ -27,9 +27,9 @@ def test_the_self_test_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, w
 @pytest.mark.parametrize(
     ("answer", "code", "last"),
     [
-        ("pass", 0, "every fault was caught, and a clean run was not"),
-        ("fail", 1, "the gate does not catch what it must: do not trust its verdicts here"),
-        ("unknown", 3, "part of the gate could not be tried"),
+        ("pass", 0, "every fault was caught, and a clean run passed"),
+        ("fail", 1, "the gate missed a fault or failed a clean run: do not trust its verdicts here"),
+        ("unknown", 3, "part of the gate could not be tested"),
     ],
 )
 def test_the_self_test_ends_with_its_answer(

@@ -55,7 +55,7 @@ def test_json_is_refused_where_there_is_none(command: str) -> None:
 
 def test_reads_a_tolerance_as_percent_or_fraction() -> None:
     assert [tolerance(text) for text in ("1%", "0.01", " 50 % ", "0.5")] == [0.01, 0.01, 0.5, 0.5]
-    allowed = "expected above 0% and up to 50%, in percent or as a fraction: 1% or 0.01"
+    allowed = "expected more than 0% and up to 50%, such as 1% or 0.01"
     for text in ("0", "0%", "-1%", "51%", "1", "nan", "inf", "1 percent", "", "%"):
         with pytest.raises(typer.BadParameter) as raised:
             tolerance(text)

@@ -72,7 +72,7 @@ def test_catches_nothing_without_a_launch(monkeypatch: pytest.MonkeyPatch) -> No
     [row] = told(monkeypatch, (MISFIT,), "kernels")
     assert (row.check, row.status, row.found) == ("ddp", "fail", "it fits others")
     [row] = told(monkeypatch, (), "kernels", CASE.replace(hardware="h100"))
-    assert (row.check, row.status, row.found) == ("inject host-read", "unknown", "not tried here")
+    assert (row.check, row.status, row.found) == ("inject host-read", "unknown", "not tested here")
 
 
 @pytest.mark.parametrize("machine", [detect(), make_gpu_machine()], ids=["here", "gpus"])

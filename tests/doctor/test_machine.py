@@ -25,12 +25,12 @@ def test_names_the_machine_and_its_markers() -> None:
     assert [(row.status, row.found) for row in rows] == [
         ("pass", "h100-80gb-sxm: 8 GPUs, NVIDIA H100 80GB HBM3, 80 GiB"),
         ("pass", f"989.5 TFLOP/s dense at 16 bit ({H100.product.source if H100.product else ''})"),
-        ("pass", "-m cpu, -m gpu, -m h100 (why not another: --expect MARKER)"),
+        ("pass", "-m cpu, -m gpu, -m h100 (to see why another does not: --expect MARKER)"),
     ]
     note = "NVML found no GPU: it is not there"
     assert [row.found for row in machine_rows(make_machine(note=note))[1:]] == [
         note,
-        "-m cpu (why not another: --expect MARKER)",
+        "-m cpu (to see why another does not: --expect MARKER)",
     ]
     _, peak, _ = machine_rows(make_gpu_machine("NVIDIA Imaginary X1"))
     assert (peak.check, peak.status) == ("peak FLOP/s", "unknown")
@@ -43,14 +43,14 @@ def test_container_grants_all_visible_core_time(tmp_path: Path) -> None:
         return checked(machine, tmp_path)["cores"]
 
     visible = len(os.sched_getaffinity(0))
-    assert "no limit" in checked(make_machine(), tmp_path)["cores"].found
+    assert "without a visible cgroup limit" in checked(make_machine(), tmp_path)["cores"].found
     for quota in ("max 100000", "400000000 100000"):
         row = cores(quota, make_machine())
-        assert (row.status, row.found) == ("pass", f"{visible}, all of their time")
+        assert (row.status, row.found) == ("pass", f"{visible}, without a limit on their time")
         assert cores(quota, H100).status == "pass"
     for machine, status in ((make_machine(), "fail"), (H100, "unknown")):
         row = cores("50000 100000", machine)
-        assert row.found == f"{visible} cores are visible, and a cgroup grants the time of 0.5"
+        assert row.found == f"{visible} cores are visible, but a cgroup only grants the time of 0.5"
         assert (row.status, "--cpuset-cpus" in str(row.advice)) == (status, True)
 
 

@@ -56,7 +56,7 @@ def test_pytest_benchmark_has_every_step(suite: pytest.Pytester) -> None:
     (file,) = suite.path.glob(".benchmarks/*/*.json")
     file.write_text(file.read_text().replace(machine["hardware"]["hardware_class"], "h100-80gb-sxm"))
     unlike = run_cpu(suite, "--benchmark-compare", status=pytest.ExitCode.USAGE_ERROR)
-    unlike.stderr.fnmatch_lines(["*h100-80gb-sxm*unlike hardware cannot be compared*"])
+    unlike.stderr.fnmatch_lines(["*h100-80gb-sxm*different hardware cannot be compared*"])
 
 
 @pytest.mark.launch
@@ -71,7 +71,7 @@ def test_benchmarks_of_others_can_be_compared(suite: pytest.Pytester) -> None:
 def test_reports_missing_pytest_benchmark(suite: pytest.Pytester) -> None:
     result = run(suite, "-p", "no:benchmark", status=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(
-        ["*test_cases.py::test_it?fake-*? asks for bench, which needs pytest-benchmark*-p no:benchmark"]
+        ["*test_cases.py::test_it?fake-*? uses bench, which needs pytest-benchmark*-p no:benchmark"]
     )
     suite.makepyfile(test_cases="def test_other():\n    pass\n")
     run(suite, "-p", "no:benchmark")

@@ -42,7 +42,10 @@ def test_what_is_given_reaches_the_session(
         ("--perf-min-launches=" + 5000 * "9", "--perf-min-launches=9999*: give a whole number from 1 *"),
         ("--perf-inject=slowdwn=3%", "--perf-inject 'slowdwn=3%': give slowdown=P%*mean 'slowdown'[?]"),
         ("--perf-against=nosuch", "--perf-against 'nosuch': 'nosuch' is no commit of *"),
-        ("--perf-dry --perf-resume", "--perf-dry with --perf-resume: only launches are resumed; leave one *"),
+        (
+            "--perf-dry --perf-resume",
+            "--perf-dry excludes --perf-resume (dry runs cannot be resumed): leave one *",
+        ),
     ],
     ids=lambda value: value[:24],
 )
@@ -130,7 +133,7 @@ def test_reports_settings_an_option_hides(suite: pytest.Pytester, tmp_path: Path
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
     hidden = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
     hidden.stderr.fnmatch_lines(
-        [f"ERROR: the settings of pytest in {suite.path} were not read. *: write --option=PATH, with =, or *"]
+        [f"ERROR: pytest's settings in {suite.path} were not read. *: write --option=PATH, or *"]
     )
     given = ("--collect-only", f"--perf-report={tmp_path / 'out'}")
     run(suite, *given)
@@ -145,7 +148,7 @@ def test_reports_baselines_that_are_not_the_roots(suite: pytest.Pytester, tmp_pa
     (tmp_path / "out").mkdir()
     moved = ("--collect-only", "--perf-report", str(tmp_path / "out"))
     result = run(suite, *moved, status=pytest.ExitCode.USAGE_ERROR)
-    there = f"{suite.path}/baselines, but baselines would be looked for in {tmp_path}/baselines"
+    there = f"{suite.path}/baselines exists, but baselines would be read from {tmp_path}/baselines"
     result.stderr.fnmatch_lines([f"ERROR: there is {there}.*"])
     run(suite, *moved, "--perf-baselines=elsewhere")
 
@@ -225,7 +228,7 @@ def test_a_dangling_file_of_settings_is_refused(suite: pytest.Pytester) -> None:
 def test_an_indented_setting_is_refused(suite: pytest.Pytester) -> None:
     (suite.path / "pytest.ini").write_text("[pytest]\naddopts = -q\n  perf_strict = all\n")
     result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
-    result.stderr.fnmatch_lines(["ERROR: *pytest.ini: perf_strict is a part of the value above it, *"])
+    result.stderr.fnmatch_lines(["ERROR: *pytest.ini: perf_strict is part of the value above it, *"])
 
 
 def test_a_file_beside_the_tests_is_checked(suite: pytest.Pytester) -> None:
@@ -239,7 +242,7 @@ def test_settings_behind_another_file_are_refused(suite: pytest.Pytester) -> Non
     (suite.path / "tox.ini").write_text("[pytest]\nperf_strict = all\n")
     (suite.path / "pytest.ini").touch()
     result = run(suite, "--collect-only", status=pytest.ExitCode.USAGE_ERROR)
-    result.stderr.fnmatch_lines(["ERROR: *tox.ini: nobody reads perf_strict, because * from *pytest.ini: *"])
+    result.stderr.fnmatch_lines(["ERROR: *tox.ini: perf_strict is not read, because * from *pytest.ini: *"])
 
 
 @pytest.mark.parametrize(

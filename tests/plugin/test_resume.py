@@ -146,7 +146,9 @@ def test_resumed_night_ends_as_an_unbroken_one(
     assert verdicts(night, "resumed.json") == expected()
     again = [seed for seed, fault in FAULTS.items() if fault == "missing-rank" and seed < KILLED_AT]
     kept = KILLED_AT - 1 - len(again)
-    resumed.stdout.fnmatch_lines([f"perfsuite: --perf-resume: goes on with *: {kept} cases measured there"])
+    resumed.stdout.fnmatch_lines(
+        [f"perfsuite: --perf-resume continues *, with {kept} cases already measured"]
+    )
     resumed.stdout.fnmatch_lines([f"perfsuite: [[]1/{NIGHTLY - kept}] *"])
     parts = [(part["status"], part["cases"]) for part in read_json(night, "resumed.json")["parts"]]
     assert parts == [("interrupted", KILLED_AT - 1), ("complete", NIGHTLY - kept)]

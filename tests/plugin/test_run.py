@@ -47,7 +47,7 @@ def test_a_body_cannot_swallow_a_verdict(recorded: pytest.Pytester, body: str, e
         [
             "*23.0% fewer*",
             "*perfsuite: 1 verdict was swallowed by the test*",
-            f"*test_it?{ID}?: regressed, and its test ended as {ended}",
+            f"*test_it?{ID}?: regressed, but its test ended as {ended}",
             "*1 regressed*",
         ]
     )
@@ -70,7 +70,7 @@ def test_expected_failure_cannot_hide_a_verdict(recorded: pytest.Pytester, mark:
         test_cases=CASES.replace("@pytest.mark.param", f"@pytest.mark.{mark}\n    @pytest.mark.param")
     )
     result = run_cpu(recorded, SLOW, "-x", status=1)
-    result.stdout.fnmatch_lines([f"*: regressed, and its test ended as {ended}", "*1 regressed*"])
+    result.stdout.fnmatch_lines([f"*: regressed, but its test ended as {ended}", "*1 regressed*"])
 
 
 @pytest.mark.parametrize("conftest", [PASSES.format(""), PASSES.format(", tryfirst=True"), ENDS_WELL])
@@ -90,7 +90,7 @@ def test_maxfail_counts_a_swallowed_verdict(recorded: pytest.Pytester) -> None:
 def test_swallowed_verdict_has_its_own_error(suite: pytest.Pytester) -> None:
     write_cases(suite, "[FAKE.replace(framework=Script(path='none.py'))]", TRIED)
     result = run_cpu(suite, status=1)
-    result.stdout.fnmatch_lines(["*No such file or directory*", "*: failed, and its test ended as passed"])
+    result.stdout.fnmatch_lines(["*No such file or directory*", "*: failed, but its test ended as passed"])
 
 
 def test_shadow_mode_and_waivers_still_excuse(recorded: pytest.Pytester) -> None:
@@ -107,11 +107,11 @@ BY_CASE = "if case.micro_batch == 4: bench(case); return\n        {}"
     [
         (
             "pytest.xfail('no')",
-            "its test expected a failure: no. Declare it in the case (known_issue), or waive it",
+            "its test expected a failure: no. Declare the failure in the case (known_issue), or waive it",
         ),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("pytest.fail('no')", "no"),
-        ("pass", "the test asked for bench and never called it: nothing was measured"),
+        ("pass", "the test uses bench but never called it, so nothing was measured"),
         (
             "try: bench(FAKE)\n        except BaseException: pass",
             "bench measures the case that is the test's par*",
@@ -156,7 +156,9 @@ def test_a_skip_of_a_reviewed_case_fails(suite: pytest.Pytester) -> None:
         BY_CASE.format("bench(case)").replace("bench(case); return", "pytest.skip('no')"),
     )
     result = run_cpu(suite, "--perf-missing-baseline=fail", "--perf-json=out.json", status=1)
-    result.stdout.fnmatch_lines(["*it was not measured: its test skipped it: no; but there is*"])
+    result.stdout.fnmatch_lines(
+        ["*it was not measured: its test skipped it (no), but the case has a reviewed baseline*"]
+    )
     (reason,) = read_json(suite)["results"][0]["verdict"]["reasons"]
     assert reason.endswith(f"{ID}.json, and --perf-missing-baseline=fail")
 
@@ -224,7 +226,7 @@ def test_processes_of_xdist_swallow_no_verdict(dry_suite: pytest.Pytester) -> No
     dry_suite.makepyfile(test_cases=CASES.replace("Fake()", "DDP()").replace("bench(case)", TRIED))
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE, "--perf-missing-baseline=fail")
     assert result.ret == 1, result.outlines
-    result.stdout.fnmatch_lines(["*: failed, and its test ended as passed", "*1 failed*"])
+    result.stdout.fnmatch_lines(["*: failed, but its test ended as passed", "*1 failed*"])
     (kept,) = read_json(dry_suite)["results"]
     assert kept["verdict"]["failure"] == "no_baseline"
 
@@ -234,7 +236,7 @@ def test_what_processes_of_xdist_refuse_is_said(dry_suite: pytest.Pytester) -> N
     dry_suite.makepyfile(test_cases=CASES.replace("bench, case", "case"))
     result = dry_suite.runpytest_subprocess(*SIDE_BY_SIDE)
     assert result.ret == pytest.ExitCode.USAGE_ERROR, result.outlines
-    result.stdout.fnmatch_lines(["ERROR: test_cases.py::test_it* has a case among its parameters, *"])
+    result.stdout.fnmatch_lines(["ERROR: test_cases.py::test_it* has a case among its parameters (*"])
 
 
 @pytest.mark.launch

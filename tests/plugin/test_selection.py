@@ -42,7 +42,7 @@ def test_names_deleted_cases_and_fails_on_request(reviewed: pytest.Pytester) -> 
 
 def test_a_case_for_other_hardware_is_named(reviewed: pytest.Pytester) -> None:
     write_cases(reviewed, "[FAKE, FAKE.replace(micro_batch=2, hardware='a100-80gb')]")
-    assert unclaimed(reviewed, "-m", "cpu") == [f"{LOST}.json: its case is for a100-80gb now"]
+    assert unclaimed(reviewed, "-m", "cpu") == [f"{LOST}.json: its case is now for a100-80gb"]
 
 
 @pytest.mark.parametrize("way", ["addopts", "hook", "ignore"])
@@ -66,7 +66,7 @@ def test_mark_excluded_by_settings_is_fine(reviewed: pytest.Pytester) -> None:
     reviewed.makeini('[pytest]\nmarkers = slow\naddopts = -m "not slow"\n')
     result = run(reviewed, "-p", "no:cacheprovider", *ONE_LAUNCH, FAIL)
     result.stdout.fnmatch_lines(
-        ["*1 reviewed baseline deselected*", f"  *{LOST}.json: deselected by -m of the settings"]
+        ["*1 reviewed baseline deselected*", f"  *{LOST}.json: deselected by the -m in pytest's settings"]
     )
     assert read_json(reviewed)["unclaimed"] == []
 
@@ -109,7 +109,7 @@ def test_settings_may_not_reduce_sessions(
     write_cases(suite, batches(4, 2))
     suite.makeini(f"[pytest]\naddopts = {option}\n")
     result = run(suite, "-m", "cpu", status=pytest.ExitCode.USAGE_ERROR)
-    result.stderr.fnmatch_lines(["*is in addopts of *tox.ini*: give it on the command line or *"])
+    result.stderr.fnmatch_lines(["*is in addopts of *tox.ini*. Give it on the command line or *"])
     (suite.path / "tox.ini").unlink()
     monkeypatch.setenv("PYTEST_ADDOPTS", option, prepend=" ")
     assert suite.runpytest("-m", "cpu").ret != pytest.ExitCode.USAGE_ERROR

@@ -157,7 +157,7 @@ def test_other_outcomes_are_named_and_may_fail(
         result.stdout.fnmatch_lines([f"*{outcome.upper()}*", f"*: {outcome} after*", f"*1 {outcome}*"])
         run_cpu(suite, f"--perf-strict={outcome}", status=1)
     too_few = run_cpu(suite, "--perf-min-judged=51%", status=1)
-    assert too_few.outlines[-2] == "2 of 4 cases judged, --perf-min-judged asks for 51%: not a pass"
+    assert too_few.outlines[-2] == "2 of 4 cases judged, but --perf-min-judged requires 51%: not a pass"
 
 
 def test_next_session_replaces_a_first_look(suite: pytest.Pytester) -> None:
@@ -216,7 +216,9 @@ def test_ignores_xdist_settings_for_cases_alone(suite: pytest.Pytester, addopts:
     suite.mkdir("bench_cases")
     (suite.path / "test_cases.py").rename(suite.path / "bench_cases" / "test_cases.py")
     result = run_cpu(suite, "bench_cases", "--perf-record-launches=1")
-    result.stdout.fnmatch_lines(["perfsuite: -n is ignored: cases run one after the other", "*1 recorded*"])
+    result.stdout.fnmatch_lines(
+        ["perfsuite: -n is ignored, because cases run one after another", "*1 recorded*"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,7 @@ def test_other_plugins_error_loses_no_result(suite: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("body", "outcome", "said"),
     [
-        ("pass", "errors", "*asked for bench and never called it: nothing was measured*"),
+        ("pass", "errors", "*uses bench but never called it, so nothing was measured*"),
         (
             "try: bench(1)\n        except BaseException: pass",
             "errors",
@@ -276,7 +278,7 @@ def test_test_must_call_bench_exactly_once(
     write_cases(suite, body=body)
     result = run(suite, "-W", "ignore", status=1)
     assert result.parseoutcomes()[outcome] == 1
-    assert ("asked for bench and never called" in str(result.stdout)) == (body == "pass")
+    assert ("uses bench but never called" in str(result.stdout)) == (body == "pass")
     result.stdout.fnmatch_lines([said])
 
 
@@ -284,7 +286,7 @@ def test_test_must_call_bench_exactly_once(
     ("change", "name"),
     [
         ("micro_batch=8", ID.replace("b4", "b8")),
-        ("hardware='h100'", "another one of that id, with another hardware"),
+        ("hardware='h100'", "a different case with the same id (it differs in hardware)"),
         ("timeout_s=7, steps=60", ID.replace("1x2", "steps60-1x2")),
     ],
 )
@@ -292,7 +294,7 @@ def test_refuses_another_case_than_the_parameter(suite: pytest.Pytester, change:
     write_cases(suite, body=f"bench(case.replace({change}))")
     result = run_cpu(suite, "--perf-json=out.json", status=1)
     said = (
-        f"bench measures the case that is the test's parameter, {ID}, and was given {name}. Make that case a*"
+        f"bench measures the case that is the test's parameter, {ID}, but was given {name}. Make that case a*"
     )
     result.stdout.fnmatch_lines([said])
     (kept,) = read_json(suite)["results"]
@@ -389,20 +391,20 @@ def test_shared_machine_shows_figures_on_request(
             "perfsuite: launch 1 of fake-* is not evidence: other processes used 60% of *; seen: *",
             "perfsuite: [[]1/1] fake-* unhealthy in * s",
             "*unhealthy (shared)",
-            "*nothing was judged: what was measured is no evidence*",
-            "Others used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared judges*",
+            "*nothing was judged: the measurements are not evidence*",
+            "Other jobs used the machine. --perf-wait-quiet=SECONDS waits longer*--perf-allow-shared judges*",
         ]
     )
     shown = run_cpu(suite, "--perf-allow-shared", "--perf-json=out.json")
     shown.stdout.fnmatch_lines(
         [
             f"*{ID}*5?,*unhealthy (shared)",
-            "--perf-allow-shared: others used the machine in 1 case: counts alone are judged and recorded, "
-            "figures are only shown",
+            "--perf-allow-shared: other jobs used the machine in 1 case, so only counts are judged and "
+            "recorded, and figures are only shown",
             "*1 unhealthy*",
         ]
     )
-    shown.stdout.no_fnmatch_line("*what was measured is no evidence*")
+    shown.stdout.no_fnmatch_line("*the measurements are not evidence*")
     assert read_json(suite)["results"][0]["shared"] is True
     assert not list(suite.path.glob(".perfsuite/baselines/*/*"))
 
@@ -421,7 +423,7 @@ def test_a_failed_case_is_judged(
 def test_names_others_who_used_some_launches(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     let_others_use(monkeypatch, DISTURBED, DISTURBED.replace(foreign_cpu=0))
     run_cpu(suite, "--perf-wait-quiet=0", "--perf-json=out.json", status=1).stdout.fnmatch_lines(
-        ["*1 case selected, none could be judged: not a pass.", "Others used the machine.*"]
+        ["*1 case selected, none could be judged: not a pass.", "Other jobs used the machine.*"]
     )
     (result,) = read_json(suite)["results"]
     assert (len(result["runs"]), result["shared"]) == (5, False)
@@ -437,7 +439,11 @@ def test_budget_takes_failed_and_oldest_first(
     find(suite, monkeypatch, "passed", "passed", "regressed", "passed")
     first = suite.runpytest("--perf-budget=150s", "--perf-json=out.json", "--perf-report=out")
     first.stdout.fnmatch_lines(
-        ["*perfsuite: the budget is used up*", "2 cases not reached within*", "  fake-*: too little is left*"]
+        [
+            "*perfsuite: the budget is used up*",
+            "2 cases not reached within*",
+            "  fake-*: too little of the budget*",
+        ]
     )
     began = measured_batches(suite)
     assert len(began) == 2, "of the second nobody knew what it costs"
@@ -451,9 +457,11 @@ def test_budget_takes_failed_and_oldest_first(
     assert again[0] == 3 if 3 in began else again[2] in began
     last = suite.runpytest("--perf-budget=250s", "--perf-json=out.json", "--perf-min-judged=60%")
     assert measured_batches(suite)[0] == 3, "what regressed comes first"
-    last.stdout.fnmatch_lines(["*2 of 4 cases judged, --perf-min-judged asks for 60%: not a pass"])
+    last.stdout.fnmatch_lines(["*2 of 4 cases judged, but --perf-min-judged requires 60%: not a pass"])
     none = run_cpu(suite, "--perf-budget=99s", status=pytest.ExitCode.TESTS_FAILED)
-    none.stdout.fnmatch_lines(["*: never within 99 s, as it takes about 1.7 min: give 2min or more"])
+    none.stdout.fnmatch_lines(
+        ["*: it never fits into the budget of 99 s, because it takes about 1.7 min. Give 2min or more"]
+    )
 
 
 def test_jobs_share_the_cases(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +496,7 @@ def test_says_that_the_work_is_the_same(suite: pytest.Pytester, monkeypatch: pyt
 def test_no_counts_on_request_is_said_once(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     find(suite, monkeypatch, "passed", "passed")
     told = str(run_cpu(suite, "--perf-no-counts").stdout)
-    assert told.count("--perf-no-counts: what a step does was neither counted nor judged") == 1
+    assert told.count("--perf-no-counts: the work of a step was neither counted nor judged") == 1
     assert "not counted" not in told
 
 
@@ -639,7 +647,7 @@ def test_a_known_issue_is_still_there_or_gone(suite: pytest.Pytester) -> None:
     issue = {"url": "https://example.org/209", "failure": "crash"}
     write_cases(suite, f"[FAKE.replace(known_issue={issue})]")
     recorded = run_cpu(suite)
-    recorded.stdout.fnmatch_lines(["*known issue gone: https://example.org/209: take known_issue from*"])
+    recorded.stdout.fnmatch_lines(["*known issue gone: https://example.org/209. Remove known_issue from*"])
     crashing = run_cpu(suite, "-rx", "--perf-inject", "crash", "--perf-json=out.json")
     crashing.stdout.fnmatch_lines(["*XFAIL*known issue: crash: RuntimeError: injected crash*", "*1 xfailed*"])
     assert read_json(suite)["results"][0]["excused"] == "known issue"

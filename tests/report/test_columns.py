@@ -57,12 +57,12 @@ def test_dry_runs_have_columns_of_their_own() -> None:
     both = make_dry(dry_facts=FACTS)
     bare = make_counts(memory=None, flops={}, collectives=())
     assert cells(make_dry()) == cells(never_run(), make_dry()) == counted
-    assert cells(both) == counted | {"of card": "81%: tight", "most tokens/s": "941,530"}
+    assert cells(both) == counted | {"of card": "81%: tight", "max tokens/s": "941,530"}
     assert cells(both, make_dry(dry_facts=FACTS.replace(fit=None)))["of card"] == "-"
     toy = FACTS.replace(roofline=limit(flops=1, wire_bytes=0))
-    assert cells(both, make_dry(dry_facts=toy))["most tokens/s"] == "-"
+    assert cells(both, make_dry(dry_facts=toy))["max tokens/s"] == "-"
     assert cells(make_dry(counts=())) == {}
-    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, "of the rank that has most"
+    assert cells(make_dry(counts=make_entries(bare, make_counts()))) == counted, "of the rank with the most"
     assert cells(make_dry(counts=make_entries(bare))) == {"computed": "0 FLOP", "collectives": "0 bytes"}
 
 

@@ -34,8 +34,11 @@ def test_a_step_in_tables() -> None:
         ("optimizer", "0 FLOP", "2", "0"),
         ("step", "551.0 TFLOP", "11,891", "1"),
     ]
-    assert memory[:2] == [("peak, in backward", "41.0 GiB"), ("at the peak: made in forward", "29.0 GiB")]
-    others = {"saved for backward": "30.0 GiB", "more after the step than before": "0 bytes"}
+    assert memory[:2] == [
+        ("peak, in backward", "41.0 GiB"),
+        ("at the peak: allocated in forward", "29.0 GiB"),
+    ]
+    others = {"saved for backward": "30.0 GiB", "growth over the step": "0 bytes"}
     assert {row[0]: row[1] for row in memory[-3:]} == {**others, "allocations": "5,309"}
     assert [table.headers[0] for table in counts.tables(make_counts(collectives=()))] == ["phase", "memory"]
 
@@ -47,14 +50,20 @@ def test_names_periodic_work_beside_its_memory() -> None:
     python = PythonCalls(version="3.11", calls={"forward": 1_000, "backward": 200}, functions={"a.b": 9})
     changes = {"blocking_copies": {"cpu to cuda": 1}, "without_flops": missing, "python": python}
     _, work, kept = counts.tables(make_counts(memory=at_start, **changes))
-    assert "without those of ours.fused_mlp in 4 calls, aten._new_mm in 1 call: no formula." in work.caption
+    assert (
+        "do not include ours.fused_mlp in 4 calls, aten._new_mm in 1 call, for which there is no formula."
+        in work.caption
+    )
     assert work.caption.endswith(" Copied cpu to cuda 2 times, 1 of them blocking.")
     assert work.headers == ("phase", "FLOPs", "kernels", "host reads", "Python calls")
     assert (work.rows[0][-1], work.rows[-1][-1]) == ("1,000", "1,200")
-    parts = ["peak, at the start", *(f"at the peak: {part}" for part in ("made in recompute", "unsharded"))]
-    assert [name for name, _ in kept.rows[:-3]] == [*parts, "at the peak: kept from before"]
+    parts = [
+        "peak, at the start",
+        *(f"at the peak: {part}" for part in ("allocated in recompute", "unsharded")),
+    ]
+    assert [name for name, _ in kept.rows[:-3]] == [*parts, "at the peak: allocated before the step"]
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
-    assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda 2 times.")
+    assert work.caption.endswith("Kernels in compiled code are not included. Copied cpu to cuda 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}
     assert {row[0]: row[1] for row in compiled.rows} == {**made, "graph break: data-dependent branch": "1"}
 
@@ -74,7 +83,7 @@ def test_separates_judged_findings_from_listed() -> None:
 
 
 def test_remarks_are_unsteady_fields_and_notes() -> None:
-    unsteady = "differs between launches, not judged:"
+    unsteady = "not judged, because it differs between launches:"
     notes = ["kernels are not judged: torch 2.13.0 -> 2.14.0"]
     assert counts.remarks(make_check()) == [f"{unsteady} live peak of rank 1", *notes]
     assert counts.remarks(make_check(unsteady=(), notes=())) == counts.remarks(NOT_COUNTED) == []
@@ -85,13 +94,13 @@ def test_remarks_are_unsteady_fields_and_notes() -> None:
 
 def test_the_verdict_of_the_counts_in_words() -> None:
     for check, alone, next_to_an_arm in (
-        (make_check(), "regressed", "not as in arm A"),
-        (make_check(outcome="recorded"), "recorded", "not as in arm A"),
-        (make_check(outcome="passed"), "passed, with changes that are not judged", "not as in arm A"),
-        (NO_FINDINGS, "as in the baseline", "as in arm A"),
+        (make_check(), "regressed", "different from arm A"),
+        (make_check(outcome="recorded"), "recorded", "different from arm A"),
+        (make_check(outcome="passed"), "passed, with changes that are not judged", "different from arm A"),
+        (NO_FINDINGS, "the same as in the baseline", "the same as in arm A"),
         (NO_FINDINGS.replace(compared=False), "not judged", "not judged"),
         (NOT_COUNTED, "not counted: a; b", "not counted: a; b"),
-        (NOT_COUNTED.replace(compared=True), "not counted", "as in arm A"),
+        (NOT_COUNTED.replace(compared=True), "not counted", "the same as in arm A"),
     ):
         assert counts.outcome_of_counts(check) == alone
         assert counts.outcome_of_counts(check, "arm A") == next_to_an_arm

@@ -23,16 +23,16 @@ def test_the_memory_of_a_dry_run_in_words() -> None:
         "outside the allocator: CUDA context 256.0 MiB to 512.0 MiB",
     ]
     built = prediction(DryFacts(fit=FIT.replace(built=70 * 2**30)))
-    assert built[1] == "the model, before it is sharded 70.0 GiB"
+    assert built[1] == "the model before it is sharded: 70.0 GiB"
 
 
 def test_the_least_time_of_a_step_in_words() -> None:
-    slowest = "a step takes 556.8 ms at least, by computation: at most 941,530"
+    slowest = "a step takes at least 556.8 ms, limited by computation: at most 941,530"
     computed = "551 TFLOP at 989.5 TFLOP/s take 556.8 ms"
     sent = "45.0 GiB between GPUs of a machine at 483 GB/s take 100.0 ms"
     assert prediction(DryFacts(roofline=limit())) == [f"{slowest} tokens/s", computed, sent]
     assert prediction(DryFacts(roofline=limit()), "samples")[0] == f"{slowest} samples/s"
-    unknown = ", whose link is unknown: not counted"
+    unknown = ", not included because the speed of the link is unknown"
     between = {"wire_bytes": 0, "between_machines_bytes": 63 * 2**30}
     for changes, last in (
         ({"wire_bytes": 0}, computed),
@@ -45,7 +45,7 @@ def test_the_least_time_of_a_step_in_words() -> None:
 def test_a_step_of_no_work_has_no_bound_on_speed() -> None:
     """A toy's is of more tokens/s than any machine reaches."""
     toy = limit(flops=7 * 10**7, wire_bytes=0)
-    why = "7e-05 TFLOP at 989.5 TFLOP/s take less time than the launches of a step's kernels"
+    why = "7e-05 TFLOP at 989.5 TFLOP/s take less time than launching the kernels of a step"
     assert prediction(DryFacts(roofline=toy)) == [f"no bound on speed: {why}"]
     assert limit(flops=10**11, wire_bytes=0).is_bound, "which takes 101 µs"
 
@@ -74,7 +74,7 @@ def test_regressed_checks_decide_an_unlike_case(failure: Any) -> None:
 
 
 def test_explains_what_qualifies_a_verdict() -> None:
-    assert explained(make_shared()).excuses[0].startswith("shared: others used the machine")
+    assert explained(make_shared()).excuses[0].startswith("shared: other jobs used the machine")
     sections = explained(judged(make_counted(), counts=NOT_COUNTED))
     assert sections.not_counted == ["counts: not counted: a CUDA graph was replayed"]
     assert explained(never_run()).files == {"files of the launches": "/tmp/runs/x"}

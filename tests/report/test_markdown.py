@@ -74,7 +74,7 @@ def test_what_did_not_run_is_told_with_its_reason() -> None:
     assert parsed.said("li") == ["no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail"]
     assert parsed.rows[-1][1] == "it needs 2 nodes of 8, this is one machine"
     cut = make_session(0).replace(status="interrupted", interrupted_case="lost-case")
-    assert "**The session was interrupted: lost-case was not judged;" in render([cut])
+    assert "**The session was interrupted: lost-case was not judged." in render([cut])
 
 
 MARKUP = (EVIL, "a|b", "`x`", "**a** _b_ __c__ ~~d~~", "[a](http://x)", "<b>", "&lt;", "\\|", "![a](b)")
@@ -105,7 +105,7 @@ def test_it_stays_far_below_what_github_takes() -> None:
     skipped = Skipped(nodeid="n", case_id="c" * 80, framework="f", reason="r" * 80)
     markdown = render([session.replace(results=(noisy, quiet) * many, skipped=(skipped,) * many)])
     assert len(markdown.encode()) < mib / 2
-    assert f"{many - MAX_EXPLAINED} more are explained in the HTML report only." in markdown
+    assert f"{many - MAX_EXPLAINED} more cases are explained only in the HTML report." in markdown
     cut = [row[0] for row in Parsed(markdown).rows if row[0].startswith("and ")]
     spans = 3 * 600 - MAX_SPANS  # of the noisy ones
     assert cut == [*["and 100 more"] * 2, f"and {spans} more", *["and 100 more"] * 2]

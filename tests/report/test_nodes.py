@@ -28,7 +28,7 @@ def test_title_counts_bad_nodes_or_explains() -> None:
     good = FOUND.replace(nodes=FOUND.nodes[:1])
     assert title(good) == f"preflight of 1 node ({cores}) in 9 s: none of them bad"
     why = "crash in the preflight: no torch"
-    assert title(good.replace(failure=why)).endswith(f"it failed, which says nothing about the nodes: {why}")
+    assert title(good.replace(failure=why)).endswith(f"it failed, so nothing is known about the nodes: {why}")
 
 
 def test_each_node_has_a_row_and_notes_below() -> None:

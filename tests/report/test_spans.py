@@ -259,7 +259,9 @@ def test_all_reports_show_the_table() -> None:
 
 def test_longest_event_of_a_step_names_the_step() -> None:
     """Neither one before them, nor what most steps hold."""
-    assert spans.held([launch(spans={**EVENTS, **times(WARM)})]) == ["step 7 held: save checkpoint 3.0 s"]
+    assert spans.held([launch(spans={**EVENTS, **times(WARM)})]) == [
+        "step 7 contained: save checkpoint 3.0 s"
+    ]
 
 
 def test_a_short_event_makes_no_step_long() -> None:

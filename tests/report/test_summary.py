@@ -21,7 +21,7 @@ LARGEST = f"{make_finding().sentence}; and 1 count more"
 SLOWER = "tokens/s -7.3%, tokens/s with stalls -7.2%"
 UNKNOWN = Health(samples=2, seconds=1, steps=2, notes=("GPU health is unknown",))
 URL = "https://example.org/1"
-GONE = f"known issue gone: {URL}: take known_issue from the case"
+GONE = f"known issue gone: {URL}. Remove known_issue from the case"
 HIDDEN = "blind to changes of tokens/s below 32.4%"
 SPEED, *OTHERS = PASSED.verdict.checks
 VAGUE = judged(PASSED, checks=(SPEED.replace(minimum_detectable=47_895.884, probe_exponent=0.5), *OTHERS))
@@ -110,7 +110,7 @@ def test_provenance_is_that_of_the_launches() -> None:
     arms = {"arm A": "main X=1 (commit 0123abcd0123, X 1)", "arm B": ". ()"}
     assert (summary.arm_descriptions(samples.ARMS), summary.arm_descriptions(())) == (arms, {})
     assert arms.items() <= summary.provenance(SESSION.replace(arms=samples.ARMS)).items()
-    assert summary.since(samples.make_compared().verdict) == "not as in arm A"
+    assert summary.since(samples.make_compared().verdict) == "different from arm A"
 
 
 def test_torch_of_no_rank_is_that_of_pytest() -> None:
@@ -141,11 +141,11 @@ def test_reports_an_allocations_nodes_and_network() -> None:
 def test_interrupted_session_names_what_was_lost() -> None:
     cut = SESSION.replace(status="interrupted")
     assert summary.interruption(SESSION) is None
-    assert summary.interruption(cut) == "The session was interrupted; what came after it was not measured."
+    assert summary.interruption(cut) == "The session was interrupted. Later cases were not measured."
     cut = cut.replace(interrupted_case="c-1")
-    assert "interrupted: c-1 was not judged;" in str(summary.interruption(cut))
+    assert "interrupted: c-1 was not judged." in str(summary.interruption(cut))
     killed = summary.interruption(cut.replace(status="running", interrupted_launches=(now(),)))
-    why = "c-1 was not judged (1 launch of it in results.json); what comes after it is not measured."
+    why = "c-1 was not judged (1 launch of it in results.json). Later cases are not measured."
     assert killed == f"The session is running, or was killed: {why}"
 
 
@@ -159,7 +159,7 @@ def test_one_line_covers_what_needs_no_action() -> None:
         "2 passed (1 blind)",
     ]
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
-    assert line.startswith("blind: in 2 of 3 cases noise hides changes as large as the tolerance")
+    assert line.startswith("blind: in 2 of 3 cases, noise hides changes as large as the tolerance")
     assert line.endswith("How large: see -v or the HTML report")
     slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
     assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
@@ -176,7 +176,7 @@ def test_counts_each_distinct_note_once() -> None:
     notes = ["note on 2 cases: n", "note on 2 cases: GPU health is unknown", "note on other: o"]
     assert summary.in_short([noted, other, noted]) == notes
     *shown, more = summary.in_short([make_result(now().replace(notes=tuple("abcdefg")))])
-    assert (len(shown), more) == (5, "2 notes more: see -v or the HTML report")
+    assert (len(shown), more) == (5, "2 notes not shown: see -v or the HTML report")
     machine = samples.make_gpu_machine().replace(note="unknown peak")
     run = now().replace(notes=("a",), health=UNKNOWN, machine=machine)
     result = make_result(run, run.replace(notes=()), before=None)
@@ -202,7 +202,7 @@ def test_properties_hold_verdict_and_qualifiers() -> None:
     blind, sharp, waived = map(summary.properties, (make_blind(PASSED), PASSED, WAIVED))
     assert (blind["blind"], blind["tokens_per_s_minimum_detectable"]) == ("tokens_per_s", 0.324)
     assert blind["reason"] == HIDDEN
-    assert summary.properties(samples.make_shared())["shared"] == "others used the machine"
+    assert summary.properties(samples.make_shared())["shared"] == "other jobs used the machine"
     assert not {"blind", "shared", "counts", "tokens_per_s_probe_exponent"} & set(sharp)
     assert float(sharp["tokens_per_s_minimum_detectable"]) < 0.03
     assert summary.properties(VAGUE)["tokens_per_s_probe_exponent"] == 0.5
@@ -225,7 +225,7 @@ def test_reports_unjudged_changes_of_passed_cases() -> None:
     changed = judged(passed, reasons=("launch 1 set aside: x", remark))
     assert summary.in_short([changed, passed, changed]) == [f"note on 2 cases: {remark}"]
     listed = make_counted(make_check(BUCKETS, outcome="passed"))
-    remark = "counts changed, not judged, in 2 cases: see -v or the HTML report"
+    remark = "2 cases with changed counts that are not judged: see -v or the HTML report"
     assert remark in summary.in_short([listed, listed, passed])
     equal = make_counted(make_check(outcome="passed").replace(findings=()))
     assert not [line for line in summary.in_short([equal, passed]) if "counts" in line]

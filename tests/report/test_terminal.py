@@ -82,7 +82,7 @@ def test_labels_figures_that_nothing_judges() -> None:
         "GPU utilisation: 97%",
         "energy: 32.10 mJ per token",
     ]
-    assert "reported by fake: 100,000 tokens/s (+1.3% against this clock)" in shown
+    assert "reported by fake: 100,000 tokens/s (+1.3% compared with perfsuite's clock)" in shown
     assert "counts" not in text
     assert "  energy: 2.00 mJ per sample (not judged)" in explanation(samples.make_image_result())
 
@@ -113,7 +113,7 @@ def test_explains_a_failed_case_in_twelve_lines() -> None:
         assert result.verdict.outcome in shown[0]
     assert "\n  counts: not counted: a CUDA graph" in explanation(hidden_too, whole=False)
     many = explanation(many_counts, whole=False)
-    assert re.search(r"on \d+\n  \d+ lines more: see -v or the HTML report", many), "no sentence is cut"
+    assert re.search(r"on \d+\n  \d+ lines not shown: see -v or the HTML report", many), "no sentence is cut"
     said = explanation(crashed, whole=False)
     assert "launch 1, traceback of rank 3, its end:\n    a\n    b\n" in said
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
@@ -136,8 +136,11 @@ def test_cuts_long_tables_and_counts_the_rest() -> None:
     text = explanation(make_result(now().replace(counts=entries)))
     text_lines = [" ".join(line.split()) for line in text.splitlines()]
     shown = [f"step 4 of rank {rank}, counted:" for rank in (0, 1)]
-    left = "the step of 3 ranks more: see the HTML report"
-    assert [each for each in text_lines if each.endswith("counted:") or "more:" in each] == [*shown, left]
+    left = "not shown: the step of 3 ranks; see the HTML report"
+    assert [each for each in text_lines if each.endswith("counted:") or "not shown:" in each] == [
+        *shown,
+        left,
+    ]
     assert "reduce_scatter 64 ranks float32 backward 33 29.9 GiB" in text_lines
 
 

@@ -462,7 +462,7 @@ def test_compares_a_pull_request_without_hardware(repository: Path) -> None:
     commit(repository, "deeper")
     assert workflow("dry")["jobs"]["compare"]["with"]["dry"] == "make compare-dry"
     said = make(repository, "compare-dry", BASE="HEAD~1", DRY_CI="script", OUT="out", status=2)
-    assert "regressed by a dry run of each arm as if on NVIDIA H100" in " ".join(said.split())
+    assert "regressed in a dry run of each arm as if on NVIDIA H100" in " ".join(said.split())
     assert "all_reduce of 64 ranks: 288 -> 576 bytes" in (repository / "out" / "summary.md").read_text()
     assert not list((repository / ".perfsuite").glob("*.lock")), "no machine is locked"
     make(repository, "compare-dry", BASE="HEAD", DRY_CI="script", OUT="out")

@@ -169,4 +169,4 @@ def test_base_missing_in_the_clone_is_unknown(repo: Path, monkeypatch: pytest.Mo
     assert found.base is None
     (told,) = found.sentences
     assert told.startswith("it is unknown whether this branch changes its own checks: git merge-base")
-    assert told.endswith("Also check out the base (actions/checkout with fetch-depth: 0)")
+    assert told.endswith("Check out the base as well (actions/checkout with fetch-depth: 0)")

@@ -60,10 +60,14 @@ def test_quick_look_allows_no_unhealthy_launch() -> None:
     ("name", "value", "said"),
     [
         ("missing-baseline", "no", "--perf-missing-baseline=no: give record or fail"),
-        ("strict", "all", "--perf-strict=all: give improved or inconclusive, or both with a comma"),
-        ("budget", "2", "--perf-budget=2: give a time above 0 in s, min or h: 90s, 40min, 2.5h"),
+        ("strict", "all", "--perf-strict=all: give improved or inconclusive, or both, separated by a comma"),
+        ("budget", "2", "--perf-budget=2: give a time above 0 in s, min or h, such as 90s, 40min or 2.5h"),
         ("budget", "0h", "--perf-budget=0h: give a time above 0"),
-        ("shard", "9/8", "--perf-shard=9/8: give the number of this job and of how many, 1/8 to"),
+        (
+            "shard",
+            "9/8",
+            "--perf-shard=9/8: give the number of this job and the number of jobs: for 8 jobs, 1/8",
+        ),
         ("shard", "0/8", "--perf-shard=0/8: give the number of this job"),
         ("shard", "half", "--perf-shard=half: give the number of this job"),
         *(
@@ -72,10 +76,14 @@ def test_quick_look_allows_no_unhealthy_launch() -> None:
         ),
         ("max-launches", "0", "--perf-max-launches=0: give a whole number from 1 to"),
         ("max-pairs", "13", "--perf-max-pairs=13: give a whole number from 5 to 12"),
-        ("json", "/", "--perf-json=/: give a file: this is a directory"),
-        ("report", __file__, "give a directory: this is a file"),
+        ("json", "/", "--perf-json=/: give a file (this is a directory)"),
+        ("report", __file__, "give a directory (this is a file)"),
         *(
-            (name, 300 * "x", f"--perf-{name}={80 * 'x'}: give a path that can be: File name too long")
+            (
+                name,
+                300 * "x",
+                f"--perf-{name}={80 * 'x'}: give a path that is valid here (File name too long)",
+            )
             for name in ("store", "baselines", "report", "json")
         ),
     ],
@@ -97,9 +105,9 @@ OF_LAUNCHES = ("inject", "no-counts", "explain")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        *(({"dry", name}, f"--perf-dry with --perf-{name}: a dry run only") for name in OF_LAUNCHES),
-        ({"dry", "resume"}, "--perf-dry with --perf-resume: only launches are resumed"),
-        ({"against", "resume"}, "--perf-against with --perf-resume: two arms"),
+        *(({"dry", name}, rf"--perf-dry excludes --perf-{name} \(a dry run only") for name in OF_LAUNCHES),
+        ({"dry", "resume"}, r"--perf-dry excludes --perf-resume \(dry runs"),
+        ({"against", "resume"}, r"--perf-against excludes --perf-resume \(comparisons"),
     ],
 )
 def test_names_options_that_conflict(given: set[str], said: str) -> None:

@@ -148,10 +148,11 @@ def test_too_long_case_names_the_budget_it_needs() -> None:
     budget = budget_for(planned([long, short], known, DAY), 600)
     assert not budget.allows(long)
     assert budget.why_not_reached(long) == (
-        "not reached: never within 10.0 min, as it takes about 30.0 min: give 30min or more"
+        "not reached: it never fits into the budget of 10.0 min, because it takes about 30.0 min. "
+        "Give 30min or more"
     )
-    assert "too little is left" in budget.why_not_reached(short)
-    assert "too little is left" in budget.why_not_reached(CASES[2])
+    assert "too little of the budget" in budget.why_not_reached(short)
+    assert "too little of the budget" in budget.why_not_reached(CASES[2])
 
 
 def test_jobs_share_all_cases_evenly() -> None:

@@ -32,7 +32,7 @@ def test_reports_unwritable_results_once(sessions: Sessions) -> None:
     assert ours.measure(make_case(), "test").outcome == "passed"
     (line,) = [line for line in sessions.said if "cannot write" in line]
     assert str(ours.record.directory.results) in line
-    assert line.endswith("The session goes on; what it measures is shown at its end")
+    assert line.endswith("The session continues, and shows its results when it ends")
 
 
 def test_a_result_ends_the_running_case(sessions: Sessions) -> None:

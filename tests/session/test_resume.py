@@ -47,7 +47,7 @@ def test_what_differs_is_named_with_both_values(changes: dict[str, Any], said: s
 
 def test_outside_of_git_nothing_goes_on() -> None:
     assert differences(make_session(commit=None), make_session(commit=None)) == [
-        "cases outside of git, where no commit says whether they are the same"
+        "cases that are not in git, so it is unknown whether they have changed"
     ]
 
 

@@ -80,7 +80,7 @@ def test_records_an_error_that_cannot_be_written(sessions: Sessions, monkeypatch
     with pytest.raises(ValueError, match="what was wrong"):
         ours.measure(make_case(), "test")
     ((reason,),) = (result.verdict.reasons for result in ours.record.results)
-    assert "ValueError: what was wrong (its traceback was not kept: UnicodeEncodeError" in reason
+    assert "ValueError: what was wrong (its traceback could not be written: UnicodeEncodeError" in reason
 
 
 def test_records_an_error_without_its_traceback(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_records_an_error_without_its_traceback(sessions: Sessions, monkeypatch:
     with pytest.raises(OSError, match="too long"):
         ours.measure(make_case(), "test")
     ((reason,),) = (result.verdict.reasons for result in ours.record.results)
-    assert "File name too long (its traceback was not kept: cannot write" in reason
+    assert "File name too long (its traceback could not be written: cannot write" in reason
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_case_is_not_measured_twice(sessions: Sessions) -> None:
     ours = sessions.make()
     case = make_case()
     ours.measure(case, "one")
-    with pytest.raises(PerfsuiteError, match="was measured in this session already"):
+    with pytest.raises(PerfsuiteError, match="was already measured in this session"):
         ours.measure(case, "two")
     assert [result.nodeid for result in ours.record.results] == ["one"]
 
@@ -228,7 +228,9 @@ def test_a_decided_case_is_not_measured_again(in_git: Sessions) -> None:
     first = in_git.make()
     before = first.measure(make_case(), "one")
     later = in_git.resumed()
-    goes_on = f"perfsuite: --perf-resume: goes on with {first.record.directory.path}: 1 case measured there"
+    goes_on = (
+        f"perfsuite: --perf-resume continues {first.record.directory.path}, with 1 case already measured"
+    )
     assert in_git.said == [goes_on]
     in_git.measure_by(None)
     assert plain(later.measure(make_case(), "one")) == plain(before)
@@ -287,7 +289,7 @@ def test_another_commit_starts_a_new_session(in_git: Sessions) -> None:
     at_commit(in_git, "f" * 40)
     later = in_git.resumed()
     assert in_git.said == [
-        "perfsuite: --perf-resume: a new session begins: the newest session, "
+        "perfsuite: --perf-resume begins a new session: the newest session, "
         f"{first.record.directory.path}, has commit 0123abcd0123, not ffffffffffff"
     ]
     assert (later.record.results, later.record.directory.name != first.record.directory.name) == ([], True)

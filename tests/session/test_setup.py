@@ -113,8 +113,8 @@ def test_case_on_a_bad_node_is_not_launched(sessions: Sessions) -> None:
     launched = [each.case_id for each in nodes.session.record.results if each.runs]
     assert launched == [on_nodes(2, 3).id, on_nodes(1, 4).id]
     verdict = nodes.session.record.results[0].verdict
-    assert (verdict.launches, verdict.reasons) == (0, ("n3, by two preflights: matmul 0.02 TFLOP/s",))
-    assert reason(nodes.session.record.results[0]) == "n3, by two preflights: matmul 0.02 TFLOP/s"
+    assert (verdict.launches, verdict.reasons) == (0, ("n3 was bad in two preflights: matmul 0.02 TFLOP/s",))
+    assert reason(nodes.session.record.results[0]) == "n3 was bad in two preflights: matmul 0.02 TFLOP/s"
     told = nodes.session.record.session_file("complete")
     assert [len(each.nodes) for each in told.preflights] == [3, 3, 2], "that of 4 nodes would find n3 again"
     names = [Path(each.directory).name for each in told.preflights]
@@ -127,7 +127,9 @@ def test_second_preflight_clears_a_node(sessions: Sessions) -> None:
     nodes = Nodes(sessions, {"n1"}, {"n2"})
     assert nodes.outcomes(2, 2) == ["passed", "passed"]
     assert nodes.bad == []
-    assert any("counts if a second one finds that node bad, too" in line for line in sessions.said)
+    assert any(
+        "a node is only considered bad if both preflights find problems" in line for line in sessions.said
+    )
 
 
 def test_preflights_each_set_of_nodes_once(sessions: Sessions) -> None:

@@ -1,4 +1,4 @@
-"""Prepare one case for the HTML page: its figures as tables of text, its series as charts."""
+"""Prepare one case for the HTML page: figures as tables of text, and series as charts."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ from perfsuite.results.metric import MFU, PEAK_MEMORY, ROOFLINE_SHARE, STEP_S_P5
 from perfsuite.results.run import Run
 from perfsuite.results.session_file import Measurement, SessionFile
 
-MOST_ENTRIES = 8  # entries of ranks on the page: if 64 ranks all differ in bytes, the first ones suffice
+MOST_ENTRIES = 8  # maximum number of `RankCounts` on the page: all 64 ranks of a job might differ in bytes
 
 
 def case_view(
@@ -30,7 +30,8 @@ def case_view(
 ) -> dict[str, Any]:
     """Return a case's content for the template.
 
-    `anchor` is unique; `columns` are those of the overview; `commands` names the commands of perfsuite.
+    `anchor` is unique. `columns` has the columns of the overview, and `commands` the names of perfsuite's
+    commands.
     """
     runs = result.runs
     check = result.verdict.counts
@@ -63,7 +64,7 @@ def case_view(
 
 
 def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
-    """Make the columns of the page's overview. Speeds are in `unit`; `extra` has columns of some cases."""
+    """Return the columns of the overview. Speeds are in `unit`. `extra` has the columns of some cases."""
     judged = [speed_in(unit), SPEED_CHANGE, figure(STEP_S_P50), figure(PEAK_MEMORY), MEMORY_CHANGE]
     columns = [*judged, figure(MFU), figure(ROOFLINE_SHARE), *extra, LAUNCHES]
     together = "vs\N{NO-BREAK SPACE}baseline"  # prevents a line break in the heading
@@ -71,7 +72,7 @@ def overview(unit: Unit, extra: Sequence[Column] = ()) -> list[Column]:
 
 
 def _band(result: Measurement) -> Band | None:
-    """Return the baseline's median step time, computed from its tokens/s, and the same plus the tolerance."""
+    """Return the baseline's median step time, computed from its tokens/s, without and with the tolerance."""
     check = result.verdict.check(TOKENS_PER_S.name)
     speeds = [(run.figures.tokens_per_s, run.figures.step_s_p50) for run in result.runs]
     tokens_per_step = next((speed * step_s for speed, step_s in speeds if speed and step_s), None)
@@ -99,7 +100,7 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
     if run.figures.step_s_p50 is not None:
         parts[0] += f": median {duration(run.figures.step_s_p50)}"
     if number in result.verdict.unhealthy_launches:
-        parts.append("set aside, the machine was not well")
+        parts.append("set aside because the machine was unhealthy")
     beyond = charts.beyond(run, highest_s)
     if beyond:
         step = max(beyond, key=lambda step: run.step_s[step])
@@ -112,11 +113,11 @@ def _steps_caption(result: Measurement, number: int, run: Run, highest_s: float)
         )
     lost = sum(not math.isfinite(step_s) for step_s in run.step_s)
     if lost:
-        parts.append(f"{lost} without a finite time: a gap in the line")
+        parts.append(f"gap in the line: {lost} without a finite time")
     return "; ".join(parts) + "."
 
 
 def _loss_caption(runs: Sequence[Run]) -> str:
     curves = [run.loss for run in runs if run.loss]
-    several = f": {len(curves)} launches over each other" if len(curves) > 1 else ""
-    return f"Loss, mean over ranks{several}; at the end {curves[-1][-1]:.4f}."
+    several = f" ({len(curves)} launches overlaid)" if len(curves) > 1 else ""
+    return f"Loss, mean over ranks{several}. Final value: {curves[-1][-1]:.4f}."

@@ -1,6 +1,6 @@
-"""Draw charts as inline SVG: the page works offline, with screen readers, in light or dark colours.
+"""Draw charts as inline SVG, for a page that works offline, with screen readers, in light and dark colours.
 
-Each chart has a title and a description with its key figures; colour is never the only distinction.
+Each chart has a title and a description with its key figures. Colour is never the only distinction.
 """
 
 import math
@@ -25,15 +25,15 @@ LEFT = 46
 RIGHT = 8
 TOP = 14
 BOTTOM = 30
-FOOT = HEIGHT - BOTTOM  # where the horizontal axis is
-LITTLE = 0.25  # lowest value, as a share of the highest, above which an axis does not begin at 0
+FOOT = HEIGHT - BOTTOM  # position of the horizontal axis
+LITTLE = 0.25  # an axis does not begin at 0 if the lowest value is more than this share of the highest
 CUT = 14  # space for the mark of an axis that does not begin at 0
 CHANGE_SIZE = (300, 46)  # width and height of the chart of a change
-CHANGE_FOOT = 29  # where the axis of that chart is
-BUCKETS = 150  # a series of more than twice as many points is reduced to each bucket's extremes
+CHANGE_FOOT = 29  # position of the axis in that chart
+BUCKETS = 150  # a series of more than twice this many points is reduced to each bucket's extremes
 ROOM = 0.35
 """Free space above and below ordinary steps, as a share of their range. Longer steps are marked at the upper
-edge: drawn to scale, they would flatten all others."""
+edge: drawn to scale, they would flatten the curve of all other steps."""
 
 Point = tuple[int, float]
 Size = tuple[int, int]
@@ -47,7 +47,7 @@ class Figure(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The baseline's step time in seconds, and the longest step that does not count as slower."""
+    """The baseline's step time and the longest step time within the tolerance, in seconds."""
 
     baseline_s: float
     allowed_s: float
@@ -77,7 +77,7 @@ class Scale(NamedTuple):
 
 
 def thin(values: Sequence[float]) -> list[Point]:
-    """Return a series as (index, value); a long one as each bucket's extremes, which keep all stalls."""
+    """Return a series as (index, value), reduced to each bucket's extremes if it is long: stalls remain."""
     points = list(enumerate(values))
     if len(points) <= 2 * BUCKETS:
         return points
@@ -128,7 +128,7 @@ def steps(run: Run, *, key: str, title: str, range_s: tuple[float, float], band:
 
 
 def beyond(run: Run, highest_s: float) -> list[int]:
-    """Return the measured steps that are off the scale; without a measured window, all such steps."""
+    """Return the measured steps that are off the scale, or all such steps if there is no measured window."""
     start, stop = run.window if run.measured_steps else (0, len(run.step_s))
     return [step for step in range(start, stop) if highest_s < run.step_s[step] < math.inf]
 
@@ -151,7 +151,7 @@ def _description(run: Run, band: Band | None) -> str:
 
 
 def losses(runs: Sequence[Run], *, key: str) -> Markup | None:
-    """Draw the loss curves of all launches on top of each other; None without a finite loss."""
+    """Draw the loss curves of all launches in one chart; None without a finite loss."""
     curves = {number: run.loss for number, run in enumerate(runs, 1) if run.loss}
     finite = [loss for curve in curves.values() for loss in curve if math.isfinite(loss)]
     if not finite:
@@ -207,7 +207,7 @@ def _end(x: Scale, value: float, middle: float) -> Markup:
 
 
 def _change_range(marks: Sequence[float], ends: tuple[float, float]) -> tuple[float, float]:
-    """Return the range of changes that is drawn. An interval that is much wider than the marks is cut."""
+    """Return the range of changes to draw. An interval that is much wider than the marks is cut."""
     span = max(marks) - min(marks) or 0.01
     low = max(min(*marks, ends[0]), min(marks) - span)
     high = min(max(*marks, ends[1]), max(marks) + span)
@@ -229,7 +229,7 @@ def _across(steps: int) -> Scale:
 
 
 def _up(low: float, high: float) -> Scale:
-    """Return the vertical scale: from 0 if that costs little, else with room for a broken axis."""
+    """Return the vertical scale: from 0 if that takes little space, else with room for a broken axis."""
     low = 0.0 if 0 < low < LITTLE * high else low
     return Scale(low, high, FOOT - CUT if low > 0 else FOOT, TOP)
 
@@ -247,7 +247,7 @@ def _axes(x: Scale, y: Scale, unit: str = "") -> Iterator[Markup]:
 
 
 def _cut(x: Scale, y: Scale) -> Iterator[Markup]:
-    """Draw a broken axis: from the values that are drawn, a zigzag, and 0 at the foot."""
+    """Draw a broken axis: a line below the drawn values, a zigzag, and 0 at the foot."""
     places = [(0, TOP), (0, y.start), (-4, y.start + 3), (4, y.start + 8), (0, y.start + 11), (0, FOOT)]
     points = " ".join(f"{x.start + aside:.1f},{at:.1f}" for aside, at in places)
     yield Markup('<polyline class="cut" points="{}"/>').format(points)
@@ -255,7 +255,7 @@ def _cut(x: Scale, y: Scale) -> Iterator[Markup]:
 
 
 def _curve(values: Sequence[float], x: Scale, y: Scale) -> Iterator[Markup]:
-    """Yield lines through the finite points, broken at the others."""
+    """Yield lines through the finite points, with gaps at points that are not finite."""
     for is_finite, group in groupby(thin(values), key=lambda point: math.isfinite(point[1])):
         if is_finite:
             path = [f"{x(at):.1f},{y(value):.1f}" for at, value in group]

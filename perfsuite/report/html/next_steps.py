@@ -8,10 +8,10 @@ from typing import NamedTuple
 from perfsuite.results.baseline import MIN_ACCEPTED
 from perfsuite.results.session_file import ArmFacts, Measurement, SessionFile
 
-GOOD = "COMMIT"  # replaces a commit that only the reader knows
+GOOD = "COMMIT"  # stands for a commit that only the reader knows
 REASON = "WHY"
 ACCEPTANCE = {
-    "regressed": "Is it meant? Accept it",
+    "regressed": "Is it intended? Accept it",
     "improved": "Keep the improvement",
     "recorded": "Review it",
 }  # purposes of accepting a baseline, by outcome
@@ -25,7 +25,7 @@ class NextStep(NamedTuple):
 
 
 def next_steps(result: Measurement, session: SessionFile, *, commands: Collection[str]) -> list[NextStep]:
-    """Return the steps for a case; the last one measures it again. `commands` names those of perfsuite."""
+    """Return the next steps for a case. `commands` has the names of perfsuite's commands."""
     again = NextStep("Count it again" if result.dry else "Measure it again", _again(result, session))
     if _inject(result) is not None:
         return [again]
@@ -36,7 +36,7 @@ def next_steps(result: Measurement, session: SessionFile, *, commands: Collectio
 def _comparison(result: Measurement, session: SessionFile) -> Iterator[NextStep]:
     if _is_searched(result) and not session.arms and session.commit is not None:
         against = _command("compare", "--against", GOOD, *_way(result), result.case_id)
-        yield NextStep(f"Is it the code? ({GOOD}: one that was fast enough)", against)
+        yield NextStep(f"Is it the code? ({GOOD}: a commit that was fast enough)", against)
 
 
 def _bisection(result: Measurement, session: SessionFile) -> Iterator[NextStep]:
@@ -50,7 +50,7 @@ def _is_searched(result: Measurement) -> bool:
 
 
 def _ends(session: SessionFile) -> tuple[str, ...] | None:
-    """Return the options that name the good and the bad commit; None where bisect would refuse to search."""
+    """Return the options that name the good and the bad commit; None if bisect would refuse to search."""
     if not session.arms:
         is_committed = session.commit is not None and not session.dirty
         return ("--good", GOOD) if is_committed else None
@@ -64,15 +64,15 @@ def _ends(session: SessionFile) -> tuple[str, ...] | None:
 
 
 def _is_commit(arm: ArmFacts) -> bool:
-    """Return whether an arm was given as a commit and nothing else: no variable, release, image or lock file.
+    """Return whether an arm is only a commit, without a variable, release, image or lock file.
 
-    An interpreter, which is also a single word, differs in its facts.
+    An interpreter is also a single word, but its facts differ.
     """
     return arm.text != "." and re.fullmatch(r"[^\s=:]+", arm.text) is not None and _is_committed(arm)
 
 
 def _is_committed(arm: ArmFacts) -> bool:
-    """Return whether the arm's commit is known and there are no uncommitted changes, which its facts name."""
+    """Return whether the arm's commit is known and its facts name no uncommitted changes."""
     return re.fullmatch(r"[0-9a-f]+", arm.facts.get("commit", "")) is not None
 
 
@@ -89,7 +89,7 @@ def _acceptance(result: Measurement, session: SessionFile) -> Iterator[NextStep]
 
 
 def _way(result: Measurement) -> tuple[str, ...]:
-    """Return the option for a comparison by the same evidence: counts alone, or times."""
+    """Return the option for a comparison with the same evidence: a dry run, counts, or (empty) times."""
     if result.dry:
         return ("--dry",)
     by_times = any(check.outcome == result.outcome for check in result.verdict.checks)

@@ -1,6 +1,6 @@
-"""Make one HTML page of sessions, which works offline. All data are escaped.
+"""Render sessions as one HTML page that works offline. All data is escaped.
 
-The page's own policy (CSP) forbids all requests, and all scripts and styles except its own.
+The page's content security policy (CSP) forbids all requests, and all scripts and styles except its own.
 """
 
 import base64
@@ -27,7 +27,7 @@ from perfsuite.results.outcome import STYLES, WORST_FIRST
 from perfsuite.results.session_file import Preflight, SessionFile
 
 Finalize = Callable[[object], Markup]
-PACKAGE = "perfsuite.report.html"  # has the templates and the style of reports
+PACKAGE = "perfsuite.report.html"  # contains the templates and the style sheet of reports
 
 
 def render(sessions: Sequence[SessionFile]) -> str:
@@ -65,7 +65,10 @@ def render(sessions: Sequence[SessionFile]) -> str:
 def rendered(
     template: str, sessions: Sequence[SessionFile], *, finalize: Finalize | None = None, **content: Any
 ) -> str:
-    """Render a template with its content and that of all reports; `finalize` escapes it (default: HTML)."""
+    """Render a template with `content` and the content that all reports share.
+
+    `finalize` escapes the values (default: as HTML).
+    """
     results = [result for session in sessions for result in session.results]
     return (
         environment(PACKAGE, finalize)
@@ -86,7 +89,7 @@ def rendered(
                 for each in sessions
             ],
             skipped=Table(
-                caption="Cases that this hardware cannot run, or that their tests skipped, and why.",
+                caption="Cases that this hardware cannot run or that their tests skipped, with the reason.",
                 headers=("case", "reason"),
                 rows=[(skip.case_id, skip.reason) for session in sessions for skip in session.skipped],
                 text_columns=2,
@@ -99,7 +102,7 @@ def rendered(
 
 
 def environment(package: str, finalize: Finalize | None = None) -> Environment:
-    """Return the environment of a package's templates; `finalize` escapes their values (default: HTML)."""
+    """Return Jinja's environment for a package's templates; `finalize` escapes values (default: as HTML)."""
     return Environment(
         loader=PackageLoader(package),
         autoescape=True,
@@ -111,17 +114,17 @@ def environment(package: str, finalize: Finalize | None = None) -> Environment:
 
 
 def template_text(package: str, name: str) -> str:
-    """Return a file of a package's templates as it is, such as a style sheet."""
+    """Return the unchanged text of a file among a package's templates, such as a style sheet."""
     return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def style_policy(style: str) -> str:
-    """Return the policy (CSP) of a page that has this style sheet, and requests nothing."""
+    """Return the CSP of a page that has this style sheet and makes no requests."""
     return f"default-src 'none'; img-src data:; style-src '{_hash(style)}'"
 
 
 def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return every case, worst first, else in the order of measurement."""
+    """Return the views of all cases, worst first, and otherwise in the order of measurement."""
     taken: Counter[str] = Counter()
     commands = extensions.names(COMMANDS)
     views = []
@@ -138,12 +141,12 @@ def _views(sessions: Sequence[SessionFile], columns: Sequence[Column]) -> list[d
 
 def _preflight(preflight: Preflight) -> tuple[str, list[Table], list[str]]:
     seen = [(node.name, node.health) for node in preflight.nodes if node.health is not None]
-    shown = [nodes.table(preflight), tables.gpus(seen, of="node", when="meanwhile")]
+    shown = [nodes.table(preflight), tables.gpus(seen, of="node", when="during the preflight")]
     return nodes.title(preflight), [table for table in shown if table], nodes.notes(preflight)
 
 
 def _visible(value: object) -> object:
-    """Make text `visible` that the template prints, which escapes it."""
+    """Make the text that a template prints `visible`. The template itself escapes the text."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -1,4 +1,4 @@
-"""Make the tables of one case on the HTML page: figures as text, which the template escapes. Pure."""
+"""Make the tables of one case on the HTML page. The template escapes their text. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -38,12 +38,12 @@ def checks(result: Measurement, anchor: str) -> Table:
         for check in result.verdict.checks
     ]
     caption = (
-        f"The change is that of the figure: fewer {result.unit}/s are worse, and so are more bytes. In the "
-        "chart the dot is the estimate, the bar its 99% interval, the solid line no change, the dashed line "
-        "what is allowed. That of data wait is a share of the step."
+        f"The change is that of the metric itself: fewer {result.unit}/s are worse, and so are more bytes. "
+        "In the chart, the dot is the estimate, the bar is its 99% interval, the solid line is no change, "
+        "and the dashed line is the allowed change. The change of data wait is a share of the step."
     )
     if any(check.probe_exponent is not None for check in result.verdict.checks):
-        caption += " Corrected for the machine's own speed, it is not the ratio of these two figures."
+        caption += " Changes corrected for the machine's own speed are not the ratio of the two figures."
     against = result.verdict.against
     sides = ("measured", "baseline") if against is None else ("arm B", against)
     headers = ("metric", "verdict", "change", *sides, "99% interval", "allowed", "can find", "chart")
@@ -51,7 +51,7 @@ def checks(result: Measurement, anchor: str) -> Table:
 
 
 def launches(result: Measurement, runs: Sequence[Run]) -> Table:
-    """Return the table of a case's launches, or those of arm A: their figures, and whether they count."""
+    """Return a table of a case's launches, or of arm A's: their figures, and whether they are judged."""
     extra = extra_metrics(run.figures for run in runs)
     set_aside = result.verdict.unhealthy_launches
     rows = [
@@ -86,10 +86,10 @@ def launches(result: Measurement, runs: Sequence[Run]) -> Table:
         *("took", "counts"),
     )
     caption = (
-        "Step times are those of the slowest rank at each step, in the measured window. CPU time is that of "
-        "all ranks together in the median step. The time of Python's garbage collector is the mean of a "
-        "step, on the rank where it takes most. Peak memory is that of the rank that used most, next to the "
-        "one that used least; retries are summed over ranks."
+        "Step times are those of the slowest rank in each step of the measured window. CPU time is the sum "
+        "over all ranks in the median step. The time of Python's garbage collector is the mean per step on "
+        "the rank where it takes longest. Peak memory is that of the rank that used the most memory, next "
+        "to that of the rank that used the least. Retries are summed over ranks."
     )
     return Table(caption=caption, headers=headers, rows=rows, last_text_columns=1)
 
@@ -120,16 +120,16 @@ def health(runs: Sequence[Run]) -> list[Table]:
         healths += of_nodes or [(str(number), run.health)]
     seen = [(name, health) for name, health in healths if health is not None]
     cores = Table(
-        caption="The cores while steps were made; shares are of all cores that the job may use.",
+        caption="CPU use during the steps, as a share of all cores that the job may use.",
         headers=("launch", "job", "others", "steal", "samples", "over"),
         rows=[(number, *_cores(health)) for number, health in seen],
     )
-    return [table for table in (gpus(seen, of="launch", when="while steps were made"), cores) if table]
+    return [table for table in (gpus(seen, of="launch", when="during the steps"), cores) if table]
 
 
 def gpus(seen: Sequence[tuple[str, Health]], *, of: str, when: str) -> Table:
-    """Return the table of all GPUs, each after its launch or node."""
-    caption = f"Each GPU {when}: clocks are medians, power is the mean, temperature the highest."
+    """Return a table of all GPUs, by launch or node."""
+    caption = f"Measured on each GPU {when}: median clock, mean power, highest temperature."
     rows = [(name, *_device(device)) for name, health in seen for device in health.devices]
     headers = (
         *(of, "GPU", "SM clock", "lowest", "power", "energy", "temperature"),
@@ -167,12 +167,12 @@ def _cores(health: Health) -> tuple[str, ...]:
 
 
 def settings(runs: Sequence[Run]) -> Table:
-    """Return the table of the workers' observations in the last launch that has any."""
+    """Return a table of the workers' observations in the last launch that has any."""
     observed = next((run.observed for run in reversed(runs) if run.observed is not None), None)
     kinds = {} if observed is None else {"setting": observed.settings, "environment": observed.environment}
     probed = runs[-1].device_probe if runs else {}
     kinds |= {"autotuning": runs[-1].autotuned if runs else {}}
     kinds |= {"before the workload": {name: f"{rate:,.4g}" for name, rate in probed.items()}}
     rows = [(name, value, kind) for kind, entries in kinds.items() for name, value in entries.items()]
-    caption = "From the last launch. Settings must equal those of the baseline, the environment need not."
+    caption = "From the last launch. Settings must equal those of the baseline; the environment may differ."
     return Table(caption=caption, headers=("name", "value", "kind"), rows=rows, text_columns=3)

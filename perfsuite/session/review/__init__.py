@@ -1,1 +1,1 @@
-"""Show baselines, and make runs the reviewed ones."""
+"""Show baselines, and turn runs into reviewed baselines."""

@@ -31,7 +31,10 @@ T = TypeVar("T")
 def measured(
     store: Store, hardware_class: str | None, pattern: str, sessions: int
 ) -> dict[str, list[Launch]]:
-    """Return each case's launches on a class (default: classes of the newest session). Raises `FileError`."""
+    """Return each case's launches on a hardware class, by default on the classes of the newest session.
+
+    Raises `FileError` if there are none.
+    """
 
     def case_and_class(run: Run) -> str | None:
         measured_on = run.machine.hardware_class
@@ -72,7 +75,7 @@ def counted(store: Store, pattern: str, sessions: int) -> dict[str, list[Launch]
 def _runs(
     store: Store, pattern: str, sessions: int, key_of: Callable[[Run], str | None]
 ) -> dict[str, list[Launch]]:
-    """Read matching launches in the newest sessions of each key, oldest first, except those without a key."""
+    """Read matching launches in the newest sessions of each key, oldest first; skip those without a key."""
     by_key: dict[str, dict[str, list[tuple[RunDir, Run]]]] = {}
     for session, run_dir in store.launches(pattern):
         run = _unless_bad(partial(documents.read, run_dir.run, Run))
@@ -92,7 +95,7 @@ def _runs(
 
 
 def _healthy_in(store: Store, session: str) -> set[Path]:
-    """Return the directories of launches that a session judged and kept, without those of failed cases."""
+    """Return the directories of launches that a session judged and kept, except launches of failed cases."""
     of_session = SessionDir(store.sessions / session)
     content = _unless_bad(partial(documents.read, of_session.results, SessionFile))
     return {
@@ -105,7 +108,7 @@ def _healthy_in(store: Store, session: str) -> set[Path]:
 
 
 def _unless_bad(read: Callable[[], T]) -> T | None:
-    """Call `read`. For an unreadable file, report it and return None."""
+    """Return the result of `read`. If the file is unreadable, report this and return None."""
     try:
         return read()
     except FileError as error:
@@ -122,8 +125,8 @@ def accept(
 ) -> list[Path]:
     """Make these launches the reviewed baselines of their case, show what changes, and return the files.
 
-    `store` is where they are; with None, only their counts become one. Raises `PerfsuiteError`, and writes
-    nothing, if they cannot become baselines, or if they need a reason.
+    `store` contains the launches. If it is None, only their counts become a baseline. If the launches cannot
+    become baselines, or need a reason, raises `PerfsuiteError` and writes nothing.
     """
     acceptance = _acceptance(reason)
     newest = launches[-1].session
@@ -144,7 +147,7 @@ def accept(
 
 
 def _acceptance(reason: str | None) -> Acceptance:
-    """Return who accepts (git's user name, or the login), when, at which commit, and why."""
+    """Return an `Acceptance` by git's user name, or else the login name, now and at the current commit."""
     return Acceptance(
         by=_from_git("config", "user.name") or _login(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""Compare the computation of two baselines' launches: loss, gradients, tokens, dtypes, settings."""
+"""Compare the computation of two baselines: loss, gradients, tokens, dtypes, settings."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ def of_times(before: Baseline, now: Baseline) -> Iterator[str]:
 
 
 def of_counts(before: CountBaseline, now: CountBaseline) -> Iterator[str]:
-    """Yield the same for two baselines of counts."""
+    """Yield the differences in computation between two baselines of counts, with both values."""
     yield from _of_launches(before.computed, now.computed)
     for name in ("case", "settings", "dtypes"):
         yield from _of_field(name, getattr(before, name), getattr(now, name))
@@ -47,7 +47,7 @@ def _of_launches(before: Sequence[BaselineLaunch], now: Sequence[BaselineLaunch]
 
 
 def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]) -> Iterator[str]:
-    """Yield the part of the steps in which the loss differs most, and how many other parts differ."""
+    """Yield a line on the part of the steps whose loss differs most, and the number of other such parts."""
     parts = max(map(len, (*before, *now)), default=0)
     differing = dict[int, tuple[list[float], list[float]]]()
     for part in range(parts):
@@ -57,7 +57,7 @@ def _of_losses(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]]
     if differing:
         part = max(differing, key=lambda each: _size(*differing[each]))
         others = len(differing) - 1
-        more = f"; also over {plural(others, 'other part')}" if others else ""
+        more = f"; also differs over {plural(others, 'other part')}" if others else ""
         yield f"loss {part_of_steps(part, parts)}: {_both(*differing[part])}{more}"
 
 

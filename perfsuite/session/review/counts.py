@@ -36,7 +36,7 @@ def _cells(recorded: CountBaseline) -> list[str]:
 
 
 def can_be_accepted(run: Run) -> bool:
-    """Return whether a launch was counted, without a fault. Dry runs with --rank cannot become baselines."""
+    """Return whether a launch was counted without a fault. Dry runs with --rank cannot become baselines."""
     only_looks = run.dry and of_rank(run.counts, 0) is None
     return bool(exact.counted([run])) and run.inject is None and not only_looks
 
@@ -55,17 +55,17 @@ def accepted(
 ) -> CountBaseline | None:
     """Make the counts of the newest session's launches a baseline of their case, and show what it changes.
 
-    Earlier sessions are left out, because the code may have been different, and counts that vary between
-    launches are never judged. Launches with another method or other versions than the newest are also left
-    out. Returns None if none was counted. Raises `PerfsuiteError` if they do more work than the reviewed
-    baseline and there is no reason.
+    Earlier sessions are left out: the code may have been different, and counts that vary between launches are
+    never judged. Launches whose counting method or versions differ from those of the newest launch are also
+    left out. Returns None if no launch was counted. Raises `PerfsuiteError` if a step does more work than in
+    the reviewed baseline and no reason is given.
     """
     counted = [run for run in newest_session if can_be_accepted(run)]
     if not counted:
         return None
     newest = counted[-1]
     if newest.dry and not _is_whole(newest):
-        raise Refused("the newest dry run counted some ranks only: run it again without --rank")
+        raise Refused("the newest dry run counted only some ranks: run it again without --rank")
 
     def way(run: Run) -> object:
         return {entry.counts.method for entry in run.counts}, versions_of(run)
@@ -77,7 +77,7 @@ def accepted(
         lost = exact.missing_ranks(before, now)
         if lost:
             raise Refused(
-                f"{lost} not counted in the newest session, but in the baseline: count all of them first"
+                f"{lost} not counted in the newest session, but in the baseline. Count these ranks first"
             )
     console().print(COUNTS.before_after(before, now))
     if before is not None and not acceptance.reason:
@@ -87,15 +87,17 @@ def accepted(
 
 def _require_reason(before: CountBaseline, now: CountBaseline) -> None:
     if not are_alike(before.method, now.method):
-        raise Refused(f"{_other_method(before, now)}: say why with --reason")
+        raise Refused(f"{_other_method(before, now)}. To accept it anyway, give --reason")
     worse = [finding for finding in exact.count_differences(before, now) if finding.outcome == "regressed"]
     if worse:
         others = f" and {plural(len(worse) - 1, 'count')} more" if len(worse) > 1 else ""
-        raise Refused(f"a step does more ({worse[0].sentence}){others}: say why with --reason")
+        raise Refused(
+            f"a step does more work ({worse[0].sentence}{others}). To accept it anyway, give --reason"
+        )
 
 
 def _other_method(before: CountBaseline, now: CountBaseline) -> str:
-    return f"counted by the method {now.method!r}, before by {before.method!r}: not comparable"
+    return f"counted with the method {now.method!r}, but before with {before.method!r}: not comparable"
 
 
 def _changes(before: CountBaseline | None, now: CountBaseline | None) -> list[str]:
@@ -120,7 +122,7 @@ def _details(recorded: CountBaseline) -> list[str]:
 
 def _unsteady(recorded: CountBaseline) -> list[str]:
     return (
-        [f"not judged, because its launches differ: {', '.join(recorded.unsteady)}"]
+        [f"not judged, because the launches differ: {', '.join(recorded.unsteady)}"]
         if recorded.unsteady
         else []
     )

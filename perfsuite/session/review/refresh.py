@@ -14,17 +14,17 @@ from perfsuite.results.store import BEFORE_AFTER
 from perfsuite.session.jobs import refused, run
 
 REFRESHED = Path(".perfsuite/refresh")  # the store of `refresh`
-LAUNCHES = 10  # launches of each case that is refreshed
+LAUNCHES = 10  # number of launches per refreshed case
 
 
 def refreshed(
     hardware: str, reason: str, pytest_options: Sequence[str], out: Path, cases: Path, baselines: Path
 ) -> bool:
-    """Measure the cases of this hardware and accept them. Returns whether that succeeded.
+    """Measure the cases for this hardware and accept the results. Returns whether this succeeded.
 
-    Raises `CaseError` if pytest would measure nothing, and `FileError` if no baseline differs from before.
+    Raises `CaseError` if pytest would measure nothing, and `FileError` if no baseline changed.
     """
-    # According to a repository's settings, cases without a baseline may fail.
+    # The settings of a repository can make cases without a baseline fail, so override them.
     measure = [f"--perf-min-launches={LAUNCHES}", "--perf-missing-baseline=record", "--perf-explain"]
     measure.append(f"--perf-report={out}")
     where = (f"--perf-store={REFRESHED}", f"--perf-baselines={baselines}")
@@ -36,7 +36,7 @@ def refreshed(
         return False
     shutil.rmtree(REFRESHED, ignore_errors=True)
     status = run("pytest", *chosen)
-    if status not in (0, 1):  # 1: a case is slower, which is why it gets a new baseline
+    if status not in (0, 1):  # 1: a case regressed, which is a reason for a new baseline
         return False
     before = _contents(baselines)
     accept = ("baseline", "accept", f"--store={REFRESHED}", f"--baselines={baselines}", f"--reason={reason}")
@@ -47,7 +47,7 @@ def refreshed(
     if done.returncode > 1:
         return False
     if _contents(baselines) == before:
-        raise FileError(f"no baseline in {baselines} differs from before")
+        raise FileError(f"no baseline in {baselines} changed")
     return True
 
 

@@ -1,4 +1,4 @@
-"""Show baselines of any kind; accept those of times and memory, with their profiles."""
+"""Show baselines of any kind, and accept baselines of times and memory with their profiles."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ from perfsuite.verdict.noise import class_noise
 from perfsuite.verdict.profiled import compared
 
 B = TypeVar("B", bound=BaselineDocument)
-MAX_REGRESSION = 0.005  # largest regression of a baseline that needs no reason, relative
+MAX_REGRESSION = 0.005  # largest relative regression of a baseline that is accepted without a reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +42,18 @@ class Shown(Generic[B]):
     """How baselines of one kind are shown."""
 
     on: str = "on"  # the words between a case and its folder
-    # The columns of the list, besides its date and who accepted it; empty: it is not listed.
+    # Columns of the list, in addition to the date and who accepted the baseline. Empty: not listed.
     headings: Sequence[str] = ()
-    # The values in the list after the folder and the case of a baseline; the names include units.
+    # Values of a baseline in the list, after its folder and case. Their names include units.
     figures: Callable[[B], dict[str, float | None]] = lambda known: {}
     cells: Callable[[B], list[str]] = lambda known: []  # these values as text
-    # The lines of a full baseline, after those about who accepted it.
+    # Lines with the details of a baseline, after the lines about its acceptance.
     details: Callable[[B], list[str]] = lambda known: []
-    # The lines about the differences between two baselines; None stands for a missing one.
+    # Lines about the differences between two baselines. None stands for a missing baseline.
     changes: Callable[[B | None, B | None], list[str]]
 
     def title(self, recorded: B) -> Text:
-        """Return the case of a baseline and its folder."""
+        """Return a title that names a baseline's case and folder."""
         return Text.assemble((recorded.case.id, "bold"), f" {self.on} {recorded.folder}")
 
     def before_after(self, before: B | None, now: B | None) -> Text:
@@ -72,7 +72,7 @@ class Launch(NamedTuple):
 
 
 class Refused(PerfsuiteError):
-    """These runs cannot become a baseline."""
+    """Raised if runs cannot become a baseline."""
 
 
 def _listed(recorded: Baseline) -> dict[str, float | None]:
@@ -121,8 +121,8 @@ def accepted(
     """Make these launches, oldest first, a baseline of their case, and show what it changes.
 
     Launches that their session set aside are left out, and their number is shown. `another_machine` includes
-    those that were set aside only because the machine was not as at the baseline. Raises `Refused` if they
-    cannot become a baseline, or if they need a reason.
+    launches that were set aside only because the machine has changed since the baseline. Raises `Refused` if
+    the launches cannot become a baseline, or if they need a reason.
     """
     newest = launches[-1].run
     stored = reviewed.find(newest.machine.hardware_class, newest.case)
@@ -132,9 +132,9 @@ def accepted(
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if len(chosen) < MIN_ACCEPTED:
         raise Refused(
-            f"{len(chosen)} healthy launches, a baseline needs {MIN_ACCEPTED} (left out: {why or 'none'}). "
-            f"Measure again with --perf-min-launches={MIN_ACCEPTED}; where the machine itself is another "
-            "than at the baseline, say so with --another-machine"
+            f"{len(chosen)} healthy launches, but a baseline needs {MIN_ACCEPTED} "
+            f"(left out: {why or 'none'}). Measure again with --perf-min-launches={MIN_ACCEPTED}. If the "
+            "machine itself has changed since the baseline, give --another-machine"
         )
     runs = [launch.run for launch in chosen]
     now = baseline.from_runs(runs, sessions=[launch.session for launch in chosen], accepted=acceptance)
@@ -145,7 +145,7 @@ def accepted(
     older = (baseline.from_runs([run]) for run in runs[:-1])
     changed = dict.fromkeys(each for run in older for each in environment_changes(runs[-1], run))
     if changed:
-        out.print("  changed from the older of these launches to the newest: " + "; ".join(changed))
+        out.print("  changes from older launches to the newest: " + "; ".join(changed))
     if before is not None and not acceptance.reason:
         _require_reason(before, now, runs)
     return now
@@ -168,7 +168,7 @@ def _choose(
         elif launch_problems(run, newest if another_machine else before):
             left_out["unhealthy"] += 1
         elif newest is not None and (unlike := setting_differences(run, newest)):
-            reasons = (f"{key} is {its!r}, the newest's {usual!r}" for key, (usual, its) in unlike.items())
+            reasons = (f"{key} is {its!r} instead of {usual!r}" for key, (usual, its) in unlike.items())
             left_out[f"unlike the newest ({'; '.join(reasons)})"] += 1
         else:
             chosen.append(launch)
@@ -186,19 +186,21 @@ def _require_reason(before: Baseline, now: Baseline, runs: Sequence[Run]) -> Non
         if isinstance(metric, SpanSeconds):
             metric = metric.against(_figures(before))
             if new is None:
-                raise Refused(f"{label} is in the baseline and was not seen: say why with --reason")
+                raise Refused(
+                    f"{label} is in the baseline, but was not seen now. To accept it anyway, give --reason"
+                )
         if new is None:
-            raise Refused(f"{label} is in the baseline and was not measured")
+            raise Refused(f"{label} is in the baseline, but was not measured now")
         allowed = MAX_REGRESSION if metric in (TOKENS_PER_S, PEAK_MEMORY) else metric.tolerance(device)
         if isinstance(metric, SpanSeconds):
             allowed = metric.bound(allowed)
         less, more = (old, new) if metric.better == "lower" else (new, old)
         if more > less * (1 + allowed):  # no division: 0 bytes is a valid value
             change = f"{amount(old, metric.unit)} -> {amount(new, metric.unit)}"
-            raise Refused(f"{label} gets worse ({change}): say why with --reason")
+            raise Refused(f"{label} gets worse ({change}). To accept it anyway, give --reason")
     difference = loss_differs(runs, before)
     if difference is not None:
-        raise Refused(f"{difference}: say why with --reason")
+        raise Refused(f"{difference}. To accept it anyway, give --reason")
 
 
 def _figures(*baselines: Baseline | None) -> list[Figures]:
@@ -233,7 +235,7 @@ def _profile_changes(before: ProfileBaseline | None, now: ProfileBaseline | None
     if before is None or now is None:
         return [f"profile: {'new' if before is None else 'removed'}"]
     difference = compared(before.profile, now.profile, "the baseline")
-    return [*(difference.calls or ("a step calls the same",)), *difference.hints, *difference.notes]
+    return [*(difference.calls or ("a step makes the same calls",)), *difference.hints, *difference.notes]
 
 
 PROFILES = Shown[ProfileBaseline](on="profiled on", changes=_profile_changes)

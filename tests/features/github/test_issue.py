@@ -125,7 +125,7 @@ def test_issue_stays_open_until_drift_is_gone() -> None:
     assert close.arguments[:3] == ("issue", "close", "7")
 
 
-CUT_SHORT = "The session was interrupted; what came after it was not measured."
+CUT_SHORT = "The session was interrupted. Later cases were not measured."
 
 
 @pytest.mark.parametrize("subject", [CASE, f"drift of {CASE}, peak memory"])

@@ -161,7 +161,7 @@ def test_inconclusive_has_its_own_status(tmp_path: Path, words: tuple[str, ...])
         (["a", *against("b", "c")], "--baseline is given 2 times, which is too few"),
         (["a", *against("b", "b", "b")], "cannot read b: No such file or directory"),
         (["log", *against("log", "log", "log")], "log is given twice: give a different log for each launch"),
-        (["a", *against("b"), "--tolerance", "much"], "for '--tolerance': 'much', expected above 0%"),
+        (["a", *against("b"), "--tolerance", "much"], "for '--tolerance': 'much', expected more than 0%"),
     ],
 )
 def test_bad_arguments_say_what_to_do(arguments: list[str], message: str) -> None:

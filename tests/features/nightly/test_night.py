@@ -133,8 +133,11 @@ def test_ignores_the_report_of_an_earlier_night(tonight: Jobs) -> None:
     [
         ("night --hardware h1000", "--hardware h1000: did you mean 'h100'?"),
         ("night --hardware cpu --cases nosuch", "--cases nosuch: no such directory"),
-        ("night --hardware cpu --shard 9/8", "--shard=9/8: give the number of this job and of how many"),
-        ("night --hardware cpu --out mine", "--out=mine: give a directory without an index.html of your"),
+        (
+            "night --hardware cpu --shard 9/8",
+            "--shard=9/8: give the number of this job and the number of jobs",
+        ),
+        ("night --hardware cpu --out mine", "--out=mine: give a directory whose index.html, if it has one"),
         ("night --hardware cpu --budget soon", "--budget=soon: give a time above 0 in s, min or h"),
         ("night --hardware cpu --json", "--json needs --plan (a night writes results.json)"),
     ],

@@ -38,7 +38,9 @@ def test_plan_shows_costs_and_reach_of_a_budget(tmp_path: Path) -> None:
     assert "3 cases: 90.0 min, 12.0 GPU hours" in run("night", "--plan", "--hardware", "h100").stdout
     longer = make_result(make_run(case=CASES[2], duration_s=5400), before=None)
     write_session(tmp_path / ".perfsuite" / "runs" / "2", longer)
-    never = "not reached: never within 60.0 min, as it takes about 90.0 min: give 90min"
+    never = (
+        "not reached: it never fits into the budget of 60.0 min, because it takes about 90.0 min. Give 90min"
+    )
     assert f"{CASES[2].id}: {never}" in run("night", "--plan", "--hardware", "h100", "--budget", "1h").stdout
 
 

@@ -67,7 +67,7 @@ def test_next_allocation_measures_what_is_left(
         allocation.cluster.run("scancel", allocation.job_id)
         out, _ = session.communicate(timeout=SESSION_S)
     assert session.returncode not in (0, 1)
-    assert re.search(r"is over: .*--perf-resume measures what is left in another allocation", out)
+    assert re.search(r"is over: .*--perf-resume measures the remaining cases in another allocation", out)
     (tmp_path / "go").touch()
     allocation.renew()
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)

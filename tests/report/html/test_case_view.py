@@ -37,7 +37,10 @@ def test_captions_say_what_the_chart_cannot() -> None:
     assert [figure.caption.split(":")[0] for figure in seen.steps] == ["Launch 1", "Launch 3"]
     seen = view(make_result(run))
     beyond = "2 measured steps are off the scale (▲), the longest 8,500.0 ms at step 502"
-    gap = "1 without a finite time: a gap in the line"
+    gap = "gap in the line: 1 without a finite time"
     assert seen.steps[0].caption == f"Launch 1: median 12.3 ms; {beyond}; {gap}."
-    assert seen.loss.caption == "Loss, mean over ranks; at the end 5.0000."
-    assert "set aside, the machine was not well" in view(make_gpu_result(3, "throttled")).steps[0].caption
+    assert seen.loss.caption == "Loss, mean over ranks. Final value: 5.0000."
+    assert (
+        "set aside because the machine was unhealthy"
+        in view(make_gpu_result(3, "throttled")).steps[0].caption
+    )

@@ -210,8 +210,8 @@ def test_says_if_nothing_changed_or_is_corrected() -> None:
         assert heading in parsed(judged(plain, reasons=reasons)).said("h4")
     checks = tuple(check.replace(probe_exponent=0.8) for check in plain.verdict.checks)
     told = of(plain)
-    corrected = "the verdict also corrects for the machine"
-    assert "Nothing that the workers observed in their environment." in told
+    corrected = "The verdict is also corrected for the machine"
+    assert "Nothing in the environment that the workers observed." in told
     assert (corrected in told, corrected in of(judged(plain, checks=checks))) == (False, True)
 
 
@@ -239,10 +239,10 @@ def test_counts_are_tables_with_named_ranks() -> None:
     assert re.findall(r'<details class="ranks"( open)?><summary>(Rank \d+):', text) == [
         (" open" if rank == 0 else "", f"Rank {rank}") for rank in range(8)
     ]
-    assert "The step of 2 ranks more is in results.json." in Page(text).said("p")
+    assert "The counts of 2 more ranks are in results.json." in Page(text).said("p")
     equal = of(make_counted(make_check(outcome="passed").replace(findings=())))
     assert '<details class="ranks"><summary>' in equal
-    assert "more is in results.json" not in equal
+    assert "are in results.json" not in equal
 
 
 def test_dry_run_says_so_without_a_launch_table() -> None:
@@ -250,12 +250,12 @@ def test_dry_run_says_so_without_a_launch_table() -> None:
     page = Page(text)
     assert page.said("h4") == [
         "What to do next",
-        "Memory and speed, predicted",
+        "Predicted memory and speed",
         "Counts of a step",
         "Spans of the run",
         "Commit and files",
     ]
-    assert "A dry run as if on h100-80gb-sxm: nothing was computed." in page.said("p")
+    assert "This was a dry run as if on h100-80gb-sxm. Nothing was computed." in page.said("p")
     assert page.said("pre")[-1] == f"perfsuite dry-run --device=cuda {counted.FULL_SIZE.id}"
     assert '<span class="badge dry-run">dry run</span>' in text
     assert [each for each in page.said("th") if each in ("computed", "tokens/s", "launches")] == ["computed"]
@@ -270,7 +270,7 @@ def test_arm_comparison_shows_both_arms_launches() -> None:
     said = Page(page)
     headings = [heading for heading in said.said("h4") if "Launches" in heading]
     assert headings == ["Launches and memory", "Launches of arm A"]
-    assert {"Not as in arm A", "Profile of a step"} <= set(said.said("h4"))
+    assert {"Different from arm A", "Profile of a step"} <= set(said.said("h4"))
     assert "nvjet_gemm" in said.said("th")
     assert "B vs A (99%)" in page
     assert re.search(r">arm B</th>\s*<th[^>]*>arm A</th>", page)

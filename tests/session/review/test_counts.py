@@ -64,7 +64,7 @@ def test_refuses_partial_dry_run_baselines(repository: Path) -> None:
     whole = seen(counts(), MORE, case=CASE.replace(framework=FSDP(sharding_strategy="FULL_SHARD")), dry=True)
     alone = {**whole, "counts": whole["counts"][:1]}
     measured("1", 1, **whole)
-    assert "some ranks only: run it again without --rank" in counted("2", 1, status=1, **alone)
+    assert "only some ranks: run it again without --rank" in counted("2", 1, status=1, **alone)
     counted("3", 1, **whole)
     counted("4", 1, **{**alone, "case": CASE})
 
@@ -97,13 +97,13 @@ def test_more_work_needs_a_reason(repository: Path) -> None:
     accept("1", 5, **seen())
     before = written()
     measured("2", 5, tokens_per_s=60_000, **seen(MORE))
-    why = "a step does more (all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB))"
+    why = "a step does more work (all_gather of 2 ranks: 2 more calls a step in backward (+3.50 MiB))"
     for options, on in (([], MACHINE.hardware_class), (["--only-counts"], "cpu")):
         refused = told("accept", *options, status=1)
-        assert f"{on}: {why}: say why with --reason" in refused
+        assert f"{on}: {why}. To accept it anyway, give --reason" in refused
         assert written() == before
     more = MORE.replace(host_reads={"forward": 99}, device_copies={"cpu to cuda": 1})
-    assert "2 more counts: say why with --reason" in counted("3", 1, status=1, **seen(more))
+    assert "2 counts more. To accept it anyway, give --reason" in counted("3", 1, status=1, **seen(more))
     counted("4", 1, "--reason", "gathers twice", **seen(MORE))
     assert accepted().counts == launch(MORE).counts
     counted("5", 1, **seen())  # less work needs none, nor does another split
@@ -122,8 +122,8 @@ def test_ignores_earlier_sessions_and_versions(repository: Path) -> None:
 def test_another_method_needs_a_reason(repository: Path) -> None:
     counted("1", 1, **seen(counts(method="dispatch-0")))
     refused = counted("2", 1, status=1, **seen())
-    said = "counted by the method 'dispatch-2', before by 'dispatch-0': not comparable"
-    assert f"{said}: say why with --reason" in refused
+    said = "counted with the method 'dispatch-2', but before with 'dispatch-0': not comparable"
+    assert f"{said}. To accept it anyway, give --reason" in refused
     told("accept", "--only-counts", "--reason", "counts streams, too")
     assert accepted().method == "dispatch-2"
     FILE.write_text(FILE.read_text().replace('"schema_version": 1', '"schema_version": 9'))
@@ -151,7 +151,7 @@ def test_what_is_unsteady_is_shown(repository: Path) -> None:
     first, _ = measured("1", 2, **seen())
     second = Path(".perfsuite/runs/1", CASE.id, "launch-2", "run.json")
     documents.write(second, first.replace(counts=launch(MORE).counts))
-    unsteady = "not judged, because its launches differ: all_gather of 2 ranks: bytes\n"
+    unsteady = "not judged, because the launches differ: all_gather of 2 ranks: bytes\n"
     assert unsteady in told("accept", "--only-counts")
     assert unsteady in told("show", "*")
 
@@ -173,7 +173,7 @@ def test_diff_says_in_words_what_a_branch_changes(repository: Path) -> None:
     assert "  launches: 3 -> 2\n  the counts are the same\n" in told("diff")
     entries = [entry.replace(counts=entry.counts.replace(method="hooks-1")) for entry in accepted().counts]
     REVIEWED.counts.write_reviewed(accepted().replace(counts=entries))
-    assert "counted by the method 'hooks-1', before by 'dispatch-2': not comparable" in told("diff")
+    assert "counted with the method 'hooks-1', but before with 'dispatch-2': not comparable" in told("diff")
     FILE.unlink()
     assert f"{CASE.id} counted on cpu\n  launches: 3 -> removed\n" in told("diff")
 

@@ -19,7 +19,7 @@ from tests.twin_counts import launch
 WITH_SDPA, EAGER_ATTENTION = (
     Observed(settings={"attention": kind}, environment={}) for kind in ("sdpa", "eager")
 )
-UNLIKE = "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa')"
+UNLIKE = "5 unlike the newest (observed attention is 'eager' instead of 'sdpa')"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ UNLIKE = "5 unlike the newest (observed attention is 'eager', the newest's 'sdpa
 def test_never_accepts_runs_without_evidence(repository: Path, changes: dict[str, Any], why: str) -> None:
     measured("1", 5, **changes)
     result = accept("2", 4, "--sessions", "2", status=1, observed=WITH_SDPA)
-    assert "4 healthy launches, a baseline needs 5" in result
+    assert "4 healthy launches, but a baseline needs 5" in result
     assert why in result
     assert "--perf-min-launches=5" in result
     assert not Path("baselines").exists()
@@ -48,14 +48,14 @@ def test_another_machine_needs_its_option(repository: Path) -> None:
     """It is one machine: the newest launch tells which, those at another speed are not taken with it."""
     accept("1", 5, figures=AS_BEFORE)
     result = accept("2", 5, "--reason", "new", status=1, figures=SLOW, against=accepted())
-    assert f"0 healthy launches, a baseline needs 5 (left out: 5 {SET_ASIDE})" in result
-    assert "say so with --another-machine" in result
+    assert f"0 healthy launches, but a baseline needs 5 (left out: 5 {SET_ASIDE})" in result
+    assert "give --another-machine" in result
     assert accepted().median("probe_s_p50") == 0.002
     told("accept", "--another-machine")
     assert accepted().median("probe_s_p50") == 0.02
     keep("3", [USUAL] * 4 + [USUAL.replace(figures=SLOW)] * 3, from_runs([USUAL] * 3))
     result = told("accept", "--another-machine", status=1)
-    assert "3 healthy launches, a baseline needs 5 (left out: 4 unhealthy)" in result
+    assert "3 healthy launches, but a baseline needs 5 (left out: 4 unhealthy)" in result
 
 
 def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
@@ -69,7 +69,9 @@ def test_excludes_launches_their_session_set_aside(repository: Path) -> None:
 def test_never_accepts_a_disturbed_machine(repository: Path) -> None:
     measured("1", 5, health=DISTURBED)
     for options in ((), ("--reason", "I insist"), ("--another-machine",)):
-        assert "0 healthy launches, a baseline needs 5 (left out: 5 " in told("accept", *options, status=1)
+        assert "0 healthy launches, but a baseline needs 5 (left out: 5 " in told(
+            "accept", *options, status=1
+        )
 
 
 def test_never_accepts_unjudged_launches(repository: Path) -> None:
@@ -94,22 +96,22 @@ def memory(mib: float | None) -> dict[str, Any]:
 
 FEW_STALLS, STALLS = ({"figures": make_figures(tokens_per_s_mean=mean)} for mean in (49_000, 40_000))
 LOSS = tuple(5.0 - step / 100 for step in range(25))
-WHY = "say why with --reason"
+WHY = "To accept it anyway, give --reason"
 
 
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
         ({}, {"tokens_per_s": 60_000}, None),
-        ({}, {"tokens_per_s": 40_000}, f"tokens/s gets worse (50,150 -> 40,120): {WHY}"),
-        (FEW_STALLS, STALLS, f"tokens/s with stalls gets worse (49,000 -> 40,000): {WHY}"),
+        ({}, {"tokens_per_s": 40_000}, f"tokens/s gets worse (50,150 -> 40,120). {WHY}"),
+        (FEW_STALLS, STALLS, f"tokens/s with stalls gets worse (49,000 -> 40,000). {WHY}"),
         (FEW_STALLS, {**FEW_STALLS, "loss": LOSS}, "the loss over 0 to 10% of the steps is 4.9"),
         (memory(1), memory(0), None),
         (memory(0), memory(0), None),
         (memory(1), memory(1.004), None),
-        (memory(0), memory(1), f"peak memory gets worse (0 bytes -> 1.00 MiB): {WHY}"),
-        (memory(1), memory(1.006), f"peak memory gets worse (1.00 MiB -> 1.01 MiB): {WHY}"),
-        (memory(0), memory(None), "peak memory is in the baseline and was not measured"),
+        (memory(0), memory(1), f"peak memory gets worse (0 bytes -> 1.00 MiB). {WHY}"),
+        (memory(1), memory(1.006), f"peak memory gets worse (1.00 MiB -> 1.01 MiB). {WHY}"),
+        (memory(0), memory(None), "peak memory is in the baseline, but was not measured"),
         (memory(None), memory(1), None),
     ],
 )
@@ -136,7 +138,7 @@ def test_pools_sessions_across_an_update(repository: Path) -> None:
     measured("2", 2, inject="leak=20%")
     accept("3", 3, status=1, observed=Observed(settings={}, environment=after))
     result = told("accept", "--sessions", "3")
-    changed = "  changed from the older of these launches to the newest: torch: 2.12.0 -> 2.13.0\n"
+    changed = "  changes from older launches to the newest: torch: 2.12.0 -> 2.13.0\n"
     assert result.count(changed) == 1
     held = accepted()
     assert [launch.session for launch in held.launches] == ["1"] * 3 + ["3"] * 3
@@ -157,7 +159,7 @@ def test_shows_and_judges_package_metrics(repository: Path, packages: Packages) 
     assert "weights: new -> 1.86 GiB" in accept("1", 5, figures=make_figures(extra={"weights": 2e9}))
     assert "weights: 1.86 GiB, 1.86 GiB, " in told("show", "*")
     worse = accept("2", 5, status=1, figures=make_figures(extra={"weights": 4e9}))
-    assert f"weights gets worse (1.86 GiB -> 3.73 GiB): {WHY}" in worse
+    assert f"weights gets worse (1.86 GiB -> 3.73 GiB). {WHY}" in worse
     packages.uninstall("extra-weights")
     assert "weights (its package is not installed): 2,000,000,000.00, " in told("show", "*")
     told("accept")

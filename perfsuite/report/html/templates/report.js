@@ -1,5 +1,5 @@
 "use strict";
-// Sorting, filtering and unfolding. Without it the page is whole, in the order of the verdicts.
+// Sorting, filtering and unfolding. Without this script, the page is complete, and cases are sorted by verdict.
 (() => {
   const overview = document.getElementById("overview");
   if (!overview) return;
@@ -21,7 +21,7 @@
     heading.setAttribute("aria-sort", down ? "descending" : "ascending");
     const order = (a, b) => {
       const [x, y] = [value(a, column), value(b, column)];
-      if (x === null || y === null) return (x === null) - (y === null); // what is not known comes last
+      if (x === null || y === null) return (x === null) - (y === null); // unknown values come last
       const way = typeof x === "number" ? x - y : x.localeCompare(y);
       return down ? -way : way;
     };
@@ -53,7 +53,7 @@
   filter.addEventListener("input", show);
   filter.addEventListener("submit", (event) => event.preventDefault());
   filter.hidden = false;
-  show(); // a browser may have kept what was chosen before a reload
+  show(); // after a reload, the browser may have kept the previous choices
 
   function unfold(id) {
     const details = document.getElementById(id)?.querySelector(":scope > details");
