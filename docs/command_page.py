@@ -111,7 +111,8 @@ def line(option: Any) -> str:
     meaning = said(option.help).removesuffix(".")
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = "" if option.is_flag or option.default in (None, (), "", "*") else f" (`{option.default}`)"
-    return f"- {names}{default}: {meaning[0].lower()}{meaning[1:]}"
+    is_acronym = meaning[:2].isupper()  # URL
+    return f"- {names}{default}: {meaning if is_acronym else meaning[0].lower() + meaning[1:]}"
 
 
 def in_short(text: str | None) -> str:
