@@ -63,7 +63,7 @@ def test_problems_of_every_extension_are_listed(packages: Packages) -> None:
         "the name 'good'",
         "the name 'local'",
     ]
-    assert "taken twice: by perfsuite itself, and by perf-taken 1.5" in found[2]
+    assert "used twice: by perfsuite itself, and by perf-taken 1.5" in found[2]
     local = extensions.find(LAUNCHERS, "local")
     assert local is not None
     assert local.package == "perfsuite"

@@ -219,8 +219,8 @@ def test_a_class_that_no_rank_would_find(packages: Packages) -> None:
 
     with pytest.raises(CaseError) as caught:
         make_case(framework=Mine())
-    assert 'add [project.entry-points."perfsuite.frameworks"] mine = "' in str(caught.value)
+    assert 'Add [project.entry-points."perfsuite.frameworks"] mine = "' in str(caught.value)
     assert "pip install -e that (docs/develop/extending.md)" in str(caught.value)
     install(packages)
-    with pytest.raises(CaseError, match="Mine stands in"):  # another class has that name
+    with pytest.raises(CaseError, match="Mine is defined in"):  # another class has that name
         make_case(framework=Mine())

@@ -29,7 +29,7 @@ def test_a_phase_of_a_case_is_module_and_name(function: str) -> None:
 
 
 def test_case_refuses_a_taken_phase_name() -> None:
-    with pytest.raises(CaseError, match=r"^Script: phases: 'step 1' is taken"):
+    with pytest.raises(CaseError, match=r"^Script: phases: 'step 1' is used"):
         Script(path="train.py", phases={"step 1": "train:generate"})
 
 

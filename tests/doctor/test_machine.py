@@ -115,10 +115,10 @@ def test_lists_extensions_and_explains_bad_ones(packages: Packages) -> None:
     row = extensions_row(command_of)
     assert row.status == "fail"
     for said in (
-        "taken twice: by perfsuite itself, and by perf-ddp 1.5",
+        "used twice: by perfsuite itself, and by perf-ddp 1.5",
         "Mine.name is 'x': set it to",
         "it is 3",
-        "taken twice: by perfsuite itself, and by perf-broken 1.5",
+        "used twice: by perfsuite itself, and by perf-broken 1.5",
         "cannot be imported: ZeroDivisionError",
         "pip uninstall perf-three",
     ):

@@ -147,7 +147,7 @@ def test_judges_cpu_time_on_a_cpu_where_measured() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("mfu", "MFU", "taken twice: by perfsuite itself, and by extra-bad 1.5 (extra_bad:MFU)"),
+        ("mfu", "MFU", "used twice: by perfsuite itself, and by extra-bad 1.5 (extra_bad:MFU)"),
         ("x", "NO_METRIC", "extra-bad 1.5 (perfsuite.metrics): it is 3: an entry point of perfsuite.metrics"),
         ("x", "OTHER", "must name a perfsuite.results.Metric of the same name that has a recorder or read"),
         ("nothing", "NOTHING", "must name a perfsuite.results.Metric of the same name that has a recorder"),
