@@ -155,7 +155,7 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge healthy launches against the baseline. If only an exact check is worse, noisy checks go on."""
+    """Judge healthy launches against the baseline. If only an exact check regressed, noisy checks go on."""
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
@@ -219,7 +219,7 @@ def _is_undecided_span(check: Check) -> bool:
 
 
 def worth_a_launch(checks: Sequence[Check], awaited: str | None = None) -> list[Check]:
-    """Return the checks, in which an undecided span asks for another launch only if it looks changed.
+    """Return the checks. Undecided spans become `inconclusive`, unless they look changed.
 
     A span scatters more than the steps. Excluding a change of a span would take several launches in each
     nightly run, whereas the other metrics need one or two. `awaited` is the metric of a search; it remains
