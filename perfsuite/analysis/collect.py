@@ -98,7 +98,7 @@ def cause_of(
     case: Case,
     failure: Failure | None,
 ) -> Failure | None:
-    """Return why a launch failed, with the ends of logs, or None. `failure` is why it was killed, or None."""
+    """Return why a launch failed, with the ends of logs; None if it did not. `failure`: why it was killed."""
     cause = first_cause(reports, _ended(agents), run_dir, case)
     if cause is None:
         return None

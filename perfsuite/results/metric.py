@@ -155,7 +155,7 @@ class PartOfStep(Metric):
     rest_s: float = 0.0  # the same without the part
 
     def against(self, reference: Iterable[Figures]) -> PartOfStep:
-        """Return the metric with the step time of `reference`, or itself if no launch has the part."""
+        """Return the metric with the step time of `reference`; unchanged if no launch has the part."""
         both = ((figures.step_s_mean, self.of(figures)) for figures in reference)
         parts = [(step_s, step_s - part) for step_s, part in both if step_s is not None and part is not None]
         if not parts:
@@ -190,7 +190,7 @@ class SpanSeconds(Metric):
     reference_s: float | None = None  # median over the reference's launches; None: no reference
 
     def against(self, reference: Iterable[Figures]) -> SpanSeconds:
-        """Return the metric with the span's seconds in `reference`, or itself if no launch has the span."""
+        """Return the metric with the span's seconds in `reference`; unchanged if no launch has the span."""
         seconds = [value for value in map(self.of, reference) if value is not None]
         return replace(self, reference_s=median(seconds)) if seconds else self
 

@@ -138,7 +138,7 @@ class Verdict(Data):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the launches become a baseline, because there was no baseline of times."""
+        """Whether the launches become a baseline because there was no baseline of times."""
         is_new = bool(self.checks) and all(check.outcome == "recorded" for check in self.checks)
         return self.outcome == "recorded" or (self.outcome == "improved" and is_new)
 

@@ -153,7 +153,7 @@ def _other_tokens(then: Computed, now: Computed, whose: str) -> Iterator[str]:
 
 
 def may_have_other_tokens(then: Computed, now: Computed) -> bool:
-    """Return whether the number of tokens differs between the first launches. It may vary in any launch."""
+    """Return whether the number of tokens differs between the first launches. It may also vary randomly."""
     before = then.values(TOKENS)
     today = now.values(TOKENS)
     return bool(before and today) and before[0] != today[0]

@@ -156,7 +156,7 @@ def _record(runs: Sequence[Run], policy: Policy) -> Verdict:
 
 
 def _compare(runs: Sequence[Run], baseline: Baseline, noise: ClassNoise, policy: Policy) -> Verdict:
-    """Judge healthy launches against the baseline. If only an exact check is worse, noisy checks go on."""
+    """Judge healthy launches against the baseline. If only an exact check regressed, noisy checks go on."""
     failed = _unlike(runs, baseline)
     if failed is not None:
         return failed
