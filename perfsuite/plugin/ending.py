@@ -286,7 +286,7 @@ class CollectsFromWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the findings of a worker's collection when it ends, because its output is not shown."""
+        """Take over the collection results of a worker that ended, because its output is not shown."""
         output = getattr(node, "workeroutput", {})
         if "perf_refused" in output:
             self.config.stash[REFUSED] = output["perf_refused"]

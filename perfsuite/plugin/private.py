@@ -33,8 +33,8 @@ def is_unset(value: object) -> bool:
 def expression(text: str) -> Any:
     """Compile a value of `-m`: `_pytest.mark.expression.Expression` (seen in pytest 8.3 to 9.2).
 
-    Without it, returns None. A complete nightly run then fails because of baselines whose case `-m` leaves
-    out, as they look unclaimed.
+    Without it, returns None. Baselines whose case `-m` leaves out then look unclaimed, and fail a complete
+    nightly run.
     """
     try:
         from _pytest.mark.expression import Expression

@@ -106,7 +106,7 @@ class _Launch:
 
     @property
     def seen_s(self) -> float:
-        """Seconds from the start of the processes to the last step; only of the steps if it is unknown."""
+        """Seconds from the start of the processes to the last step; of all steps if the start is unknown."""
         start_up_s = sum(_finite(s for name in START_UPS & {*self.spans} for s in self.spans[name].seconds))
         steps_s = sum(
             _finite(self.step_s[1:] if start_up_s else self.step_s)

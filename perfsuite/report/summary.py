@@ -387,7 +387,7 @@ def quiet_notes(result: Measurement) -> list[str]:
 
 
 def excuses(result: Measurement) -> list[str]:
-    """Return the circumstances of a verdict: injected faults, waivers, and a known issue, even if gone."""
+    """Return the circumstances of a verdict: injected faults, waivers, and the state of a known issue."""
     faults = dict.fromkeys(f"a fault was injected: {run.inject}" for run in result.runs if run.inject)
     reasons = [*faults, *result.waivers]
     issue = next((run.case.known_issue for run in result.runs), None)

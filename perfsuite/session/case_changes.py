@@ -99,7 +99,7 @@ def _tests_of(arm: Arm, selection: Selection, store: Path) -> tuple[CollectedTes
     paths = _paths(arm, selection)
     if selection.paths and not paths:
         return ()  # this commit has no cases yet
-    store.mkdir(parents=True, exist_ok=True)  # the store, because containers can access it
+    store.mkdir(parents=True, exist_ok=True)  # containers can access the store
     with tempfile.TemporaryDirectory(dir=store) as temporary:
         case_list = collect(
             [*map(str, paths)], *_limits(arm), *selection.words, arm=arm, file=Path(temporary) / "cases.json"

@@ -237,6 +237,6 @@ class Record:
 
     @property
     def misses_baselines(self) -> bool:
-        """Whether the session fails because reviewed baselines have no case, so that cases may be lost."""
+        """Whether the session fails because reviewed baselines have no case: cases may have been lost."""
         options = self.options
         return bool(self.unclaimed) and options.fail_without_baseline and not options.shadow

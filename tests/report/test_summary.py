@@ -160,7 +160,7 @@ def test_one_line_covers_what_needs_no_action() -> None:
     ]
     (line,) = summary.in_short([make_blind(passed), passed, make_blind(passed)])
     assert line.startswith("blind: in 2 of 3 cases, noise hides changes as large as the tolerance")
-    assert line.endswith("How large: see -v or the HTML report")
+    assert line.endswith("each can find: see -v or the HTML report")
     slow = make_result(*[KNOWN.replace(figures=run.figures) for run in WAIVED.runs])
     assert summary.excuses(slow.replace(excused="waived", waivers=(WAIVER,))) == [WAIVER, GONE]
     faulty = make_result(*[now().replace(inject="nan")] * 2)

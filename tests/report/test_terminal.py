@@ -115,7 +115,7 @@ def test_explains_a_failed_case_in_twelve_lines() -> None:
     many = explanation(many_counts, whole=False)
     assert re.search(r"on \d+\n  \d+ lines not shown: see -v or the HTML report", many), "no sentence is cut"
     said = explanation(crashed, whole=False)
-    assert "launch 1, traceback of rank 3, its end:\n    a\n    b\n" in said
+    assert "launch 1, traceback of rank 3 (last lines):\n    a\n    b\n" in said
     assert said.endswith(f"\n    b\n  files of the launches: {crashed.directory}")
 
 

@@ -66,7 +66,7 @@ def _ends(session: SessionFile) -> tuple[str, ...] | None:
 def _is_commit(arm: ArmFacts) -> bool:
     """Return whether an arm is only a commit, without a variable, release, image or lock file.
 
-    An interpreter is also a single word, but its facts differ.
+    An interpreter can also be given as a single word, but has different facts.
     """
     return arm.text != "." and re.fullmatch(r"[^\s=:]+", arm.text) is not None and _is_committed(arm)
 

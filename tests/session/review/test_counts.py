@@ -103,7 +103,7 @@ def test_more_work_needs_a_reason(repository: Path) -> None:
         assert f"{on}: {why}. To accept it anyway, give --reason" in refused
         assert written() == before
     more = MORE.replace(host_reads={"forward": 99}, device_copies={"cpu to cuda": 1})
-    assert "2 counts more. To accept it anyway, give --reason" in counted("3", 1, status=1, **seen(more))
+    assert "2 counts more). To accept it anyway, give --reason" in counted("3", 1, status=1, **seen(more))
     counted("4", 1, "--reason", "gathers twice", **seen(MORE))
     assert accepted().counts == launch(MORE).counts
     counted("5", 1, **seen())  # less work needs none, nor does another split
