@@ -157,7 +157,7 @@ def _slow(node: NodePreflight, nodes: Sequence[NodePreflight], machine: Machine)
         best, whose = max(others, default=(0.0, ""))
         if node.rates.get(name, math.inf) < share * best:
             problems.append(
-                f"{words.format(node.rates[name])}; {whose} has {best:.3g} (at least {share:.0%} is healthy)"
+                f"{words.format(node.rates[name])}, {whose} has {best:.3g} (at least {share:.0%} is healthy)"
             )
     return problems
 
@@ -173,7 +173,7 @@ def _slow_links(node: int, links: dict[tuple[int, int], float]) -> list[str]:
         return []
     rates = " and ".join(f"{rate:.3g}" for rate in own)
     beside = f"between other nodes {max(others):.3g} (at least {LINK_SHARE:.0%} is healthy)"
-    return [f"all-reduce with its neighbours {rates} GB/s; {beside}"]
+    return [f"all-reduce with its neighbours {rates} GB/s, {beside}"]
 
 
 def _gpu_problems(health: Health | None, machine: Machine) -> list[str]:

@@ -100,7 +100,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(HYBRID, GROUPS.format(1, 8), ranks=(8, 1)),
         *(row(FSDP2(shard_group=size), None, ranks=8) for size in (2, 4)),
         *(row(FSDP2(shard_group=size), GROUPS.format(size, 8), ranks=8) for size in (3, 8)),
-        row(REDUCED, "reduce_dtype='bfloat16' is for mixed precision...", precision="bf16"),
+        row(REDUCED, "reduce_dtype='bfloat16' needs mixed precision...", precision="bf16"),
         *(
             row(framework, why, H100, quantization=quantization, precision=precision, lora=ADAPTERS)
             for framework in (FULL, FSDP2())
@@ -199,7 +199,7 @@ def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: 
 WORDS = "full_shard, shard_grad_op, no_shard, hybrid_shard, hybrid_shard_zero2"
 WORD_BY_WORD = 'give separate words, such as ("torchrun", "train.py"); shlex.split makes them'
 NO_DEGREES = "degrees need FSDP2; give a strategy"
-OF_FSDP1 = "with strategy 'fsdp1', which takes sharding_strategy, backward_prefetch, cpu_offload"
+OF_FSDP1 = "with strategy 'fsdp1', which allows sharding_strategy, backward_prefetch, cpu_offload"
 DEGREES: list[tuple[dict[str, Any], str]] = [
     ({"tp_size": 2}, "dp_shard_size=1 leaves FSDP2 nothing to shard (dp_replicate_size=1, dp_shard_size=1"),
     (
@@ -231,7 +231,7 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
         ({"path": "a.py", "loss": "fall"}, "loss: Input should be 'falls' or 'finite', got 'fall'"),
     ],
     Trainer: [
-        ({"fsdp": "full"}, f"fsdp: unknown 'full'; words are {WORDS}, offload, auto_wrap"),
+        ({"fsdp": "full"}, f"fsdp: unknown word 'full'; use {WORDS}, offload, auto_wrap"),
         ({"fsdp": "auto_wrap"}, f"fsdp: give one sharding strategy of {WORDS}, or nothing for DDP"),
         ({"fsdp": "full_shard no_shard"}, "or nothing for DDP, got 'full_shard no_shard'"),
         ({"fsdp": "no_shard"}, "no_shard needs fsdp_version=1; FSDP2 has full_shard and shard_grad_op"),
@@ -260,8 +260,8 @@ BAD: dict[type[Framework], list[tuple[dict[str, Any], str]]] = {
             {"strategy": "ddp", "cpu_offload": True},
             "cpu_offload=True cannot be combined with strategy 'ddp', which allows float8",
         ),
-        ({"strategy": "fsdp1", "dp_shard_size": 2}, f"dp_shard_size=2 does not go {OF_FSDP1}"),
-        ({"strategy": "fsdp1", "float8": "rowwise"}, f"float8='rowwise' does not go {OF_FSDP1}"),
+        ({"strategy": "fsdp1", "dp_shard_size": 2}, f"dp_shard_size=2 cannot be combined {OF_FSDP1}"),
+        ({"strategy": "fsdp1", "float8": "rowwise"}, f"float8='rowwise' cannot be combined {OF_FSDP1}"),
         (
             {"config": "ddp.yaml", "reshard_after_forward": False},
             "reshard_after_forward=False cannot be combined with a configuration file, which allows",

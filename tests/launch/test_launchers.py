@@ -54,7 +54,7 @@ def test_local_queues_for_this_machine() -> None:
 
 def test_unknown_name_lists_the_launchers(packages: Packages) -> None:
     packages.install("perfsuite-k8s", PODS, launchers="k8s = perfsuite_k8s:Pods")
-    with pytest.raises(CaseError, match=r"there is no launcher 'ray'; known are k8s, local"):
+    with pytest.raises(CaseError, match=r"there is no launcher 'ray'; the launchers are k8s, local"):
         launcher("ray")
 
 
@@ -95,7 +95,7 @@ def test_two_that_are_meant_for_here_are_refused(packages: Packages) -> None:
             "the method launch and machine is missing: add it",
         ),
         (MISNAMED, "rename its setting 'pool' to 'k8s-...'"),
-        (NO_SETTING, "its settings have 'pool': make that a perfsuite.inputs.setting.Setting"),
+        (NO_SETTING, "its settings contain 'pool': use perfsuite.inputs.setting.Setting"),
         (TWICE, "two of its settings have the same name: rename one"),
         (WITHOUT_ARGUMENT, "it cannot be called with its settings .*'pool'.*: correct that"),
     ],
@@ -123,6 +123,6 @@ def test_refuses_a_setting_named_as_an_option(packages: Packages) -> None:
 def test_names_a_launcher_whose_default_fails(packages: Packages) -> None:
     bad = MEANT_FOR_HERE.replace("return True", "1 / 0")
     packages.install("perfsuite-k8s", PODS + bad, launchers="k8s = perfsuite_k8s:Pods")
-    with pytest.raises(ExtensionError, match=r"'k8s' does not say .*ZeroDivisionError"):
+    with pytest.raises(ExtensionError, match=r"'k8s' fails when asked .*ZeroDivisionError"):
         launcher()
     assert isinstance(launcher("local"), LocalLauncher)

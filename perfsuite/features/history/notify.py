@@ -67,7 +67,7 @@ def message(
     for state in ("red", "undecided", "green"):
         for night in (each for each in changed if each.state == state):
             why = reasons.get((night.place.hardware_class, night.case))
-            line = f"now {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
+            line = f"newly {state}: {_safe(night.case)} on {_safe(night.place.hardware_class)}: {night.word}"
             lines.append(line + (f": {_safe(why)}" if why else ""))
     return "\n".join([*cut(lines, MOST + 1 + len(cut_short)), *filter(None, [escape(link, quote=False)])])
 

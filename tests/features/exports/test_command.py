@@ -49,7 +49,7 @@ def test_omits_dry_runs_from_outcomes(tmp_path: Path) -> None:
     documents.write(file, launched.replace(results=(*launched.results, dry)))
     shown = export("--format", "openmetrics", file)
     assert shown.stdout == FORMATS["openmetrics"](launched)
-    assert shown.stderr.startswith("left out: 1 dry run, which measured nothing\n")
+    assert shown.stderr.startswith("left out: 1 dry run, because a dry run measures nothing\n")
     documents.write(file, make_session(0).replace(results=(never_run(),), dry=True))
     assert never_run().case_id not in export("--format", "openmetrics", file).stdout
 

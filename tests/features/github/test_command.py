@@ -202,7 +202,7 @@ def test_cut_comment_closes_its_folds() -> None:
 
 def test_what_cannot_be_answered_is_told(told: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
     (told.program.parent / "answer").write_text("Not logged in")
-    assert "gh pr view printed no JSON" in answer(GOOD, status=2)
+    assert "gh pr view did not print JSON" in answer(GOOD, status=2)
     monkeypatch.setenv("GITHUB_REF", "refs/heads/main")
     assert "--name 'a --> b': expected up to 60 letters" in answer(GOOD, name="a --> b", status=2)
     no_pull_request = (

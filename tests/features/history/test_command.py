@@ -41,7 +41,7 @@ def test_add_takes_only_new_sessions() -> None:
     assert "added: .perfsuite/history/cpu-test-2c/" in invoke("add").output
     in_store("02")
     added = invoke("add").output
-    assert "there already: .perfsuite/runs/01/results.json" in added
+    assert "already added: .perfsuite/runs/01/results.json" in added
     assert added.count("added: ") == 1
     assert "20260102T000000Z" in added
     assert "2 series in 2 sessions" in invoke("trend").output
@@ -65,7 +65,7 @@ def test_add_names_broken_files_and_takes_others() -> None:
     added = invoke("add", "broken.json", "[bold]x.json", "--history", "[h]", status=2).output
     assert "broken.json: not JSON" in added
     assert "added: [h]/cpu-test-2c/" in added
-    assert "there already: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
+    assert "already added: [bold]x.json" in invoke("add", "[bold]x.json", "--history", "[h]").output
 
 
 def test_failures_shows_later_retractions() -> None:
@@ -99,7 +99,7 @@ def test_list_shows_newest_figures() -> None:
     assert (row["sessions"], row["peak_memory_bytes"]) == (2, 64 * 2**20)
     assert commands.rows(invoke("list", "--json", "--case=nope*").stdout) == []
     for option in ("--since=2026-02-01", "--case=nope*", "--hardware-class=h100*"):
-        assert "nothing in .perfsuite/history matches" in invoke("list", option).output
+        assert "no case in .perfsuite/history matches" in invoke("list", option).output
 
 
 def test_history_is_pushed_and_pulled_by_branch(clone: Path) -> None:
@@ -170,7 +170,7 @@ def test_add_says_that_a_session_did_not_end(tmp_path: Path) -> None:
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for words, needs in (
-        (["trend"], "to look for trends: it needs the package numpy"),
+        (["trend"], "to find trends: it needs the package numpy"),
         (["publish", "--out", "out"], "to publish a history: it needs the package asv"),
     ):
         result = commands.run("history", *words, status=2)
@@ -214,7 +214,7 @@ def test_published_page_reads_the_named_baselines(regressed: Path, tmp_path: Pat
     assert "1 case, 1 worse" in published(regressed, tmp_path / "a")
     accepted = published(regressed, tmp_path / "b", "--baselines", regressed / "reviewed")
     assert "worse, accepted" in accepted
-    assert "1 case, none is worse" in accepted
+    assert "1 case, none worse" in accepted
 
 
 def test_help_does_not_list_what_workflows_call() -> None:

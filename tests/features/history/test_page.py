@@ -68,7 +68,7 @@ def test_a_change_has_its_day_commit_and_cause(text: str) -> None:
 
 
 def test_the_legend_says_which_charts_have_dots(text: str) -> None:
-    [legend] = [each for each in Page(text).said("p") if "thick lines" in each]
+    [legend] = [each for each in Page(text).said("p") if "Thick lines" in each]
     assert f"In a chart of up to {DOTS} sessions, each dot is a session." in legend
 
 
@@ -112,7 +112,7 @@ def test_names_of_others_stay_text() -> None:
     nothing = Trend(since=date(2024, 1, 1), sessions=0, series=0, findings=(), unplaced={})
     text = page.render({}, nothing, parameters={}, title=EVIL)
     assert "<script" not in text
-    assert Page(text).said("h1") == ["0 cases, none is worse"]
+    assert Page(text).said("h1") == ["0 cases, none worse"]
 
 
 def test_commits_of_other_branches_are_left_out(tmp_path: Path) -> None:

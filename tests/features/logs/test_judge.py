@@ -156,7 +156,7 @@ SCATTER = 'Give 3 or more launches in "baseline", or "noise": {"sigma": '
         (
             trace(baseline=BASELINE[:1]),
             "noise",
-            f"noise: missing, and it .* a baseline of 1. {SCATTER}",
+            f"cannot be estimated from a baseline of 1. {SCATTER}",
         ),
         (trace(baseline=BASELINE[:2]), "noise", f"of 2. {SCATTER}0.01, "),
     ],

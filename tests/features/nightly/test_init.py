@@ -69,7 +69,7 @@ def test_what_is_there_stays() -> None:
     Path(".gitignore").write_text("out/\n*.log")
     Path("pytest.ini").write_text("[pytest]\naddopts = -q\n")
     told = init().stdout
-    assert "kept: bench_cases/test_llama.py, which was there" in told
+    assert "kept: bench_cases/test_llama.py, which already exists" in told
     assert mine.read_text() == "mine"
     assert Path(".gitignore").read_text() == "out/\n*.log\n.perfsuite/\n/history/\n"
     assert "added to .gitignore: .perfsuite/ /history/\n" in told
@@ -252,9 +252,9 @@ def test_requirements_are_what_a_script_imports() -> None:
         ("--container image", "--runs-on, --container and --uses need --github: add it"),
         ("--github --uses perfsuite", "--uses perfsuite: give OWNER/REPOSITORY@ and a commit"),
         ("--github --uses o/p@main", "--uses o/p@main: give OWNER/REPOSITORY@ and a commit of 40"),
-        ("--github --uses o/p@4d2c1b0", "--uses o/p@4d2c1b0: expected"),
-        ("--github --uses o/p@v1 --runs-on [", "--runs-on [: no YAML"),
-        ("--github --runs-on [", "--runs-on [: no YAML"),
+        ("--github --uses o/p@4d2c1b0", "--uses o/p@4d2c1b0: give"),
+        ("--github --uses o/p@v1 --runs-on [", "--runs-on [: not YAML"),
+        ("--github --runs-on [", "--runs-on [: not YAML"),
         ("", "give your own --script"),
     ],
 )

@@ -275,7 +275,7 @@ def test_releases_are_candidates_of_a_bisection(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_no_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CaseError, match=r"--good 'main' is no version"):
+    with pytest.raises(CaseError, match=r"--good 'main' is not a version"):
         of_versions("main", "2.0", tmp_path)
     with pytest.raises(CaseError, match=r"--good 2.0 is not an older version of slow-thing than --bad 1.0"):
         of_versions("2.0", "1.0", tmp_path)
@@ -329,7 +329,7 @@ def held(tmp_path: Path, **changes: Any) -> BisectFile:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"case_id": "another"}, "field case_id is of another search"),
+        ({"case_id": "another"}, "field case_id belongs to another search"),
         ({"good": "-1"}, "field good belongs to another search"),
         ({"candidates": ["1", "5"]}, "field candidates belongs to another search"),
         (

@@ -228,7 +228,7 @@ def test_compares_with_the_last_release_that_ran(runs: Runs) -> None:
     runs.uses = {"2.0": "1.2"}
     runs.uninstallable = {"1.2"}
     told = command("--from", "1.0", status=3).stdout
-    assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: under some_thing==1.1: crash: boom; launch: under" in told
+    assert f"## 1.0 → 1.1\n\n- {CASE.id}: dry run: with some_thing==1.1: crash: boom; launch: with" in told
     assert f"- {CASE.id}, since 1.0\n  - improved: kernels in forward: 100 → 90" in told
     assert "## 1.1.1 → 1.2\n\n- not installed: Cannot install some_thing==1.2 and torch==2.13.0\n" in told
     assert f"## 1.1.1 → 2.0\n\n- {CASE.id}: dry run: with some_thing==2.0: it used some_thing 1.2" in told

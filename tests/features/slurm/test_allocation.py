@@ -110,7 +110,7 @@ def test_ini_file_sets_options_and_python(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_no_launcher_outside_of_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(MachineError, match=r"in no allocation .* sbatch --wait"):
+    with pytest.raises(MachineError, match=r"needs an allocation, .* sbatch --wait"):
         launcher_of("slurm")
 
 
@@ -228,7 +228,7 @@ def test_next_launch_waits_for_a_lingering_step(slurm: Slurm, monkeypatch: pytes
         slurm.launch(ours, "next")
     assert len(slurm.asked) == 1, "no step was begun beside it"
     slurm.left = [["7.1"]]
-    with pytest.raises(LaunchError, match=r"Slurm did not end step 7\.1 within 0 s: .*scontrol show step"):
+    with pytest.raises(LaunchError, match=r"Slurm did not end step 7\.1 within 0 s. .*scontrol show step"):
         slurm.launch(ours, "later")
     slurm.left = [[]]
     assert slurm.launch(ours, "then") is None

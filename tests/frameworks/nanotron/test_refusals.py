@@ -29,10 +29,10 @@ WHOLE: dict[str, Any] = {"activation_checkpointing": "full"}
         row(NANOTRON, "nanotron takes activation_checkpointing 'none', and...", **WHOLE),
         row(NANOTRON, "nanotron takes attention 'sdpa' or 'flash_attention_2', and...", attention="eager"),
         row(NANOTRON, "nanotron takes compile False, and the case asks for True", compile=True),
-        row(NANOTRON, "nanotron builds Llama models, gpt2-tiny is a gpt2", model="gpt2-tiny"),
-        row(NANOTRON, "nanotron has head_dim=32 only, odd has 64", head_dim=64),
-        row(NANOTRON, "nanotron has mlp_bias=False only, odd has True", mlp_bias=True),
-        row(NANOTRON, "nanotron has attention_dropout=0.0 only, odd has 0.1", attention_dropout=0.1),
+        row(NANOTRON, "nanotron builds only Llama models, but gpt2-tiny is a gpt2", model="gpt2-tiny"),
+        row(NANOTRON, "nanotron supports only head_dim=32, but odd has 64", head_dim=64),
+        row(NANOTRON, "nanotron supports only mlp_bias=False, but odd has True", mlp_bias=True),
+        row(NANOTRON, "nanotron supports only attention_dropout=0.0, but odd has 0.1", attention_dropout=0.1),
     ],
 )
 def test_what_cannot_run_is_known_beforehand(case: Case, machine: Machine, why: str | None) -> None:
