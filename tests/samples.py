@@ -190,7 +190,7 @@ def make_shared() -> Measurement:
 
 def never_run() -> Measurement:
     """As with `--perf-missing-baseline=fail` where there is none."""
-    reason = "no baseline on cpu-test-2c in baselines, and --perf-missing-baseline=fail"
+    reason = "no baseline on cpu-test-2c in baselines (--perf-missing-baseline=fail)"
     return Measurement(
         nodeid="n",
         case_id=make_case().id,

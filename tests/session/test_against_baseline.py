@@ -47,7 +47,8 @@ def test_case_with_a_baseline_may_not_be_skipped(sessions: Sessions, monkeypatch
     assert sessions.make().skip_reason(make_case()) == "no nanotron"
     with pytest.raises(CaseError) as caught:
         ours.skip_reason(make_case())
-    assert str(caught.value) == f"no nanotron; but there is {file}, and --perf-missing-baseline=fail"
+    missing = f"the case has a reviewed baseline ({file}) and --perf-missing-baseline=fail is set"
+    assert str(caught.value) == f"no nanotron, but {missing}"
     assert ours.skip_reason(make_case(micro_batch=3)) == "no nanotron"
     ours.record_error(make_case(), "test", caught.value)
     (kept,) = ours.record.results

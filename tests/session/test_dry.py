@@ -95,7 +95,7 @@ def test_requires_a_count_baseline_on_request(runs: DrySessions) -> None:
     assert (verdict.outcome, verdict.failure) == ("failed", "no_baseline")
     (reason,) = verdict.reasons
     assert reason.startswith("no baseline of counts for dry-sm90 in ")
-    assert reason.endswith(", and --perf-missing-baseline=fail")
+    assert reason.endswith(", and --perf-missing-baseline=fail is set")
 
 
 def test_known_dry_case_may_not_be_skipped(runs: DrySessions) -> None:
@@ -105,7 +105,9 @@ def test_known_dry_case_may_not_be_skipped(runs: DrySessions) -> None:
     file = ours.mode.reviewed_file(compiled)
     file.parent.mkdir(parents=True)
     file.touch()
-    with pytest.raises(CaseError, match=r"not by a dry run: .*; but there is .*dry-sm90"):
+    with pytest.raises(
+        CaseError, match=r"not by a dry run: .*, but the case has a reviewed baseline .*dry-sm90"
+    ):
         ours.skip_reason(compiled)
 
 
