@@ -101,7 +101,7 @@ PARALLELISM = "parallelism_config: {parallelism_config_tp_size: 2}"
         ("SHARD_GRAD_OP", "1", "fsdp_config.fsdp_sharding_strategy: .*'HYBRID_SHARD'.*got 1"),
         ("SHARD_GRAD_OP", "true", "fsdp_config.fsdp_sharding_strategy: .*'HYBRID_SHARD'.*got True"),
         ("type: FSDP", "type: DEEPSPEED", "distributed_type: .*'MULTI_GPU'.*'FSDP'.*got 'DEEPSPEED'"),
-        ("type: FSDP", "type: MULTI_GPU", "distributed_type is MULTI_GPU, fsdp_config is given"),
+        ("type: FSDP", "type: MULTI_GPU", "distributed_type is MULTI_GPU, but fsdp_config is given"),
         ("num_processes: 2", "num_processes: two", "num_processes: .*valid integer.*got 'two'"),
         ("num_processes: 2\n", "", "num_processes: Field required"),
         ("precision: bf16", "precision: no", "mixed_precision: .*'no' or 'bf16'.*got False"),

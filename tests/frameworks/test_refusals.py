@@ -159,7 +159,7 @@ UNSEEN = "{} cannot be observed in net, because only its name is known"
         row(Trainer(), TRAINER_BLOCKS, **SELECTIVE),
         row(Trainer(), "the Trainer does not wrap the model on 1 process: give at least 2", ranks=1),
         row(OFFLOADED, OFFLOAD.format("offload")),
-        row(OFFLOADED, "the gradient norm of offloaded FSDP2 shards ...; take fsdp_version=1", H100),
+        row(OFFLOADED, "the gradient norm of offloaded FSDP2 shards ...; use fsdp_version=1", H100),
         row(OFFLOADED.replace(fsdp_version=1), None, H100),
         # Fabric.
         row(FABRIC, None),

@@ -160,7 +160,7 @@ def _bad_tested(state: BisectFile, result: Measurement) -> BisectFile:
 def _not_worse(name: str, good: str, verdict: Verdict) -> CaseError:
     if not verdict.checks:
         why = "; ".join(verdict.reasons) or "to search for a slower step, leave out --dry and --counts"
-        comparison = f"a step of {name} does not do more work than a step of {good}: {verdict.outcome}"
+        comparison = f"{name} does not do more work in a step than {good}: {verdict.outcome}"
         return CaseError(f"{comparison}. There is nothing to search for: {why}")
     vague = [check for check in verdict.checks if check.outcome == "inconclusive" and check.interval]
     if vague:

@@ -42,7 +42,7 @@ def test_add_takes_only_new_sessions() -> None:
     in_store("02")
     added = invoke("add").output
     assert "already added: .perfsuite/runs/01/results.json" in added
-    assert added.count("added: ") == 1
+    assert added.count("\nadded: ") == 1
     assert "20260102T000000Z" in added
     assert "2 series in 2 sessions" in invoke("trend").output
 

@@ -158,7 +158,7 @@ def test_count_is_bad_beyond_half_its_growth() -> None:
     assert (found.metric, found.tolerance, found.suspects) == ("kernels", 5, ("3",))
     assert [(step.name, step.outcome, step.why) for step in found.steps] == [
         ("4", "bad", "kernels in forward: 10 -> 20 a step"),
-        ("2", "good", "not more"),
+        ("2", "good", "no more work"),
         ("3", "bad", "kernels in forward: 10 -> 16 a step"),
     ]
 
@@ -180,7 +180,7 @@ def test_event_search_looks_at_that_event() -> None:
         (
             decided("inconclusive", why="nothing was counted"),
             CaseError,
-            "does no more .*: nothing was counted",
+            "does not do more work .*: nothing was counted",
         ),
         (decided("inconclusive", VAGUE), UndecidedError, r"compared with 0: .* is inconclusive \(-8\.3%\)"),
         (decided("failed", why="arm B failed"), CaseError, "cannot be compared with the good arm: arm B"),

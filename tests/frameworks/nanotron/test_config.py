@@ -70,11 +70,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("model.model_config.hiden_size", 64, "nanotron has no such field here"),
         ("parallelism.tp", KeyError, "missing, and nanotron has no default for it"),
         ("optimizer", KeyError, "missing, but training needs it"),
-        ("tokens.train_steps", "100", "int is needed, got '100'"),
-        ("tokens.train_steps", True, "int is needed, got True"),
-        ("parallelism.dp", None, "int is needed, got None"),
-        ("optimizer.learning_rate_scheduler.learning_rate", "1e-3", "float is needed, got '1e-3'"),
-        ("tokens", 5, "Optional[TokensArgs] is needed, got 5"),
+        ("tokens.train_steps", "100", "give int, not '100'"),
+        ("tokens.train_steps", True, "give int, not True"),
+        ("parallelism.dp", None, "give int, not None"),
+        ("optimizer.learning_rate_scheduler.learning_rate", "1e-3", "give float, not '1e-3'"),
+        ("tokens", 5, "give Optional[TokensArgs], not 5"),
     ],
 )
 def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, value: Any, problem: str) -> None:
@@ -97,7 +97,7 @@ def test_a_users_file_that_nanotron_would_refuse(tmp_path: Path, path: str, valu
         ("general.seed", 42, "42, but the case's seed needs 0"),
         ("checkpoints.checkpoint_interval", 25, "25 would save within the 25"),
         ("checkpoints.save_initial_state", True, "True would disturb the"),
-        ("profiler", {"profiler_export_path": "x"}, "{'profiler_export_path': 'x'} has no place"),
+        ("profiler", {"profiler_export_path": "x"}, "{'profiler_export_path': 'x'} would disturb"),
     ],
 )
 def test_a_users_file_that_contradicts_the_case(path: str, value: Any, problem: str) -> None:
@@ -141,7 +141,7 @@ def test_refuses_experts_and_an_uneven_vocabulary() -> None:
     config = changed("parallelism.expert_parallel_size", 2)
     config["model"]["make_vocab_size_divisible_by"] = 100
     problems = "; ".join(size_problems(config, nanotron_case(Nanotron(dp=2))))
-    assert "expert_parallel_size 2: Llama has no experts" in problems
+    assert "expert_parallel_size 2: give 1, because Llama has no experts" in problems
     assert "vocab_size 512 is not a multiple of 100" in problems
 
 
