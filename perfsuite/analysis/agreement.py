@@ -25,6 +25,7 @@ rank 1 does so for matrices up to 20,000 wide. A gradient norm, or a loss, is le
 def trained_apart(reports: Sequence[RankReport], case: Case) -> str | None:
     """Return the message of a `mismatch` if the ranks do not train one model, or None."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
+    # pragma: no mutate evidence[0]: the case says it for all ranks
     if len(evidence) < 2 or len(evidence) < len(reports) or evidence[0].data_parallel < 2:
         return None
     if all(each.collectives == 0 for each in evidence):
@@ -89,6 +90,7 @@ TOKENS_DIFFER = re.compile(r"^tokens: the case claims (\d+) a step\b.* the model
 def tokens_differ(reports: Sequence[RankReport], case: Case) -> str | None:
     """Return the message of a `mismatch` if the model was not given the claimed tokens, or None."""
     seen = _tokens(reports, case)
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
     if seen is None or case.framework.promises.tokens_vary:
         return None
@@ -118,6 +120,7 @@ def token_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
     if case.unit == "samples":
         return _sample_notes(reports)
     seen = _tokens(reports, case)
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
     if seen is None or (seen.tokens == claimed and not seen.padding) or tokens_differ(reports, case):
         return ()
@@ -164,14 +167,18 @@ def claim_notes(reports: Sequence[RankReport], case: Case) -> tuple[str, ...]:
 def _sample_notes(reports: Sequence[RankReport]) -> tuple[str, ...]:
     """Return a note if the number of samples looks wrong; forward calls need not correspond to samples."""
     seen = [each.evidence for each in reports if each.evidence is not None and each.evidence.samples]
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     claimed = reports[0].tokens_per_step
     if not seen:
         return ()
+    # pragma: no mutate 0 for: ranks without samples are not in `seen`
+    # pragma: no mutate seen[0] to seen[-1]: the case says it for all ranks
     samples = fmean(each.samples or 0 for each in seen) * seen[0].data_parallel
     if _is_near(samples, claimed):
         return ()
     return (
         f"samples/s counts {claimed} samples a step (micro_batch x gradient_accumulation on "
+        # pragma: no mutate [0] to [-1]: the case says it for all ranks
         f"{seen[0].data_parallel} data-parallel ranks); the model was called with {samples:.0f} in the "
         "second step, by the first dimension of its input: correct the case if these are its samples",
     )
@@ -182,7 +189,9 @@ class _Seen:
 
     def __init__(self, of_ranks: Sequence[Evidence], world_size: int, parts: int) -> None:
         self.world_size = world_size
+        # pragma: no mutate [0] to [-1]: the case says it for all ranks
         self.data_parallel = of_ranks[0].data_parallel
+        # pragma: no mutate 0 for: ranks without tokens are not in `of_ranks`
         self.tokens = fmean(evidence.tokens or 0 for evidence in of_ranks) * self.data_parallel
         self.of_all_ranks = self.tokens * (parts if parts > 1 else world_size / self.data_parallel)
         """The number of tokens if no two ranks were given the same, as with sequences split among ranks."""
@@ -199,6 +208,7 @@ def _tokens(reports: Sequence[RankReport], case: Case) -> _Seen | None:
     if case.unit == "samples":  # integer inputs are not tokens here
         return None
     given = [report.evidence for report in reports if report.evidence is not None and report.evidence.tokens]
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     return _Seen(given, reports[0].world_size, _parts(reports)) if given else None
 
 
@@ -227,7 +237,7 @@ def _less_than_the_formula(
     reports: Sequence[RankReport], counts: Sequence[Counts], case: Case
 ) -> Iterator[str]:
     """Yield a reason if all ranks together compute less than a forward takes: 2 N + 4 L H Q S per token."""
-    flops = reports[0].flops
+    flops = reports[0].flops  # pragma: no mutate [0] to [-1]: each rank has those of the whole model
     if flops is None or case.framework.promises.tokens_vary or any(each.without_flops for each in counts):
         return
     trained = flops.matmul_parameters if flops.trained_parameters is None else flops.trained_parameters
@@ -235,6 +245,7 @@ def _less_than_the_formula(
     parts = _parts(reports)
     attention = per_token - 2 * flops.matmul_parameters
     per_token -= attention * (parts - 1) / (2 * parts)  # ring attention skips this part of causal sequences
+    # pragma: no mutate [0] to [-1]: `collect` has checked that ranks agree
     takes = per_token * reports[0].tokens_per_step
     seen = sum(each.flops.get("forward", 0) for each in counts)
     if seen < OF_THE_FORMULA * takes:
@@ -250,6 +261,7 @@ def _less_than_the_gradients(
     """Yield a reason if data-parallel ranks keep equal, changing parameters, but sent almost nothing."""
     evidence = [report.evidence for report in reports if report.evidence is not None]
     replicas_differ = case.framework.promises.replicas_differ
+    # pragma: no mutate evidence[0]: the case says it for all ranks
     if len(evidence) < len(reports) or evidence[0].data_parallel < 2 or replicas_differ:
         return
     moved = any(begin != end for each in evidence for begin, end in each.replicated.values())

@@ -20,6 +20,7 @@ BAD_REASONS = ("HwSlowdown", "HwThermalSlowdown", "SwThermalSlowdown", "HwPowerB
 """Reasons of machines that are too hot or short of power. Others, above all SwPowerCap, are normal."""
 DEVICE_LAG = 0.10  # relative amount by which the slowest GPU may lag behind the fastest in equal work
 NOT_SAMPLED = "the machine's health is unknown: no sample was taken while steps were made"
+# pragma: no mutate seconds=0, steps=0: nobody reads them without samples
 UNKNOWN = Health(samples=0, seconds=0, steps=0)  # the health of a machine that was not sampled
 HARDWARE_FAULTS = (  # CUDA's, NCCL's and NVML's words; an unspecified failure may be a bug in a kernel
     "uncorrectable ecc",
@@ -74,6 +75,7 @@ def laggard(rates: Mapping[int, float]) -> tuple[int, int, float] | None:
     """Return the slowest rank, the fastest, and the lag as a share, if above `DEVICE_LAG`, else None."""
     slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
     lag = 1 - rates[slowest] / rates[fastest]
+    # pragma: no mutate >: no quotient of floats is exactly 0.1 below 1
     return (slowest, fastest, lag) if lag > DEVICE_LAG else None
 
 
@@ -121,6 +123,7 @@ def _lost_nvlinks(devices: Sequence[DeviceHealth]) -> list[str]:
 
 def _unhealthy_gpu(device: DeviceHealth) -> list[str]:
     problems = [f"{device.name}: {fault}" for fault in device.memory_faults]
+    # pragma: no mutate name, 0 to name, -1: both are below every share that is bad
     shares = [(name, (device.throttled or {}).get(name, 0)) for name in BAD_REASONS]
     bad = [f"{name} in {share:.0%}" for name, share in shares if share > THROTTLED_SHARE]
     if bad:
