@@ -88,7 +88,9 @@ class JobProcesses:
         return seconds
 
 
-def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0) -> None:
+def ask_for_stacks(
+    run_dir: RunDir, processes: Iterable[psutil.Process], node: int = 0, *, wait_s: float = STACKS_S
+) -> None:
     """Make a node's listening processes write their stacks. Return when these files stop growing."""
     import psutil
 
@@ -101,7 +103,7 @@ def ask_for_stacks(run_dir: RunDir, processes: Iterable[psutil.Process], node: i
                 process.send_signal(STACKS_SIGNAL)
                 expected.append(files[process.pid])
     before: list[int] = []
-    until = time.monotonic() + STACKS_S
+    until = time.monotonic() + wait_s
     while expected and time.monotonic() < until:
         sizes = [file.stat().st_size for file in expected]
         if all(sizes) and sizes == before:

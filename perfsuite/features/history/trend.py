@@ -59,8 +59,9 @@ def trend(
     repo: Path | None = None,
     branch: str = "",
     baselines: Path = BASELINES,
+    period: timedelta = PERIOD,
 ) -> Trend:
-    """Find changes since a day: by default in the 90 days before the newest session, plus older open ones.
+    """Find changes since a day: by default in the `period` before the newest session, plus older open ones.
 
     The whole history is evidence, whatever `since` is. `baselines` is the directory of the reviewed
     baselines, which decide which regressions were accepted. Raises `FileError` and `GitError`.
@@ -74,7 +75,7 @@ def trend(
     wanted = {sessions.cases[name].id for name in store.matching(sessions.cases, case)}
     if not any(key.case in wanted for key in sessions.series):
         raise FileError(f"{directory} holds no case that matches {case!r}; see: perfsuite history list")
-    return changes(sessions, cases=wanted, since=since, baselines=baselines)
+    return changes(sessions, cases=wanted, since=since, baselines=baselines, period=period)
 
 
 class Sessions(NamedTuple):
@@ -112,18 +113,19 @@ def changes(
     cases: Collection[str] | None = None,
     since: date | None = None,
     baselines: Path = BASELINES,
+    period: timedelta = PERIOD,
 ) -> Trend:
     """Find changes as `trend` does, in the series of the cases with these ids (default: of all)."""
     series = sessions.series
     if cases is not None:
         series = {key: points for key, points in series.items() if key.case in cases}
-    from_day = since or sessions.newest - PERIOD
+    from_day = since or sessions.newest - period
     judge = partial(
         _findings,
         correlations=_correlations(sessions.series),
         order=sessions.order,
         baselines=BaselineStore(baselines),
-        measured_since=_day(sessions.places[-1]) - PERIOD,
+        measured_since=_day(sessions.places[-1]) - period,
     )
     findings = [finding for key, points in series.items() for finding in judge(key, points)]
     reported = [each for each in findings if each.last_day >= from_day or (since is None and each.open)]

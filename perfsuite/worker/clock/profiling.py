@@ -24,11 +24,14 @@ class ProfileTaken(BaseException):
 class Profiling:
     """Records the steps after the first `warmup` ones. An error of the profiler becomes a note."""
 
-    def __init__(self, *, warmup: int, device: Literal["cpu", "cuda"]) -> None:
+    def __init__(
+        self, *, warmup: int, device: Literal["cpu", "cuda"], largest_trace: int = LARGEST_TRACE
+    ) -> None:
         self.notes: list[str] = []  # why there is no profile
         self.is_over = False  # whether all steps to be recorded have ended
         self._warmup = warmup
         self._device = device
+        self._largest_trace = largest_trace
         self._profiler: Any = None
 
     def boundary(self, steps: int) -> None:
@@ -64,9 +67,9 @@ class Profiling:
         trace = run_dir.trace(rank)
         self._profiler.export_chrome_trace(str(trace))
         with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
-            text = file.read(LARGEST_TRACE + 1)
-        if len(text) > LARGEST_TRACE:
-            raise ReportError(f"{trace} is larger than {LARGEST_TRACE >> 30} GiB, and only kept")
+            text = file.read(self._largest_trace + 1)
+        if len(text) > self._largest_trace:
+            raise ReportError(f"{trace} is larger than {self._largest_trace >> 30} GiB, and only kept")
         events = json.loads(text)["traceEvents"]
         documents.write(run_dir.profile(rank), RankProfileFile(profile=reduced(events, self._device)))
 

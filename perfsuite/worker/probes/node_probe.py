@@ -45,11 +45,13 @@ def all_reduce_probe(device: torch.device) -> dict[str, float]:
     return _rounded({"all_reduce_gb_s": _all_reduce_gb_s(device)}) if has_peers else {}
 
 
-def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], object]) -> dict[str, float]:
+def node_probe(
+    device: torch.device, nodes: int, on_round: Callable[[int], object], *, rounds: int = ROUNDS
+) -> dict[str, float]:
     """Return the rates of `device_probe`, and those of all-reduces between two nodes.
 
     Every rank of a job on `nodes` nodes, two or more, must call it; the ranks of a node must be consecutive.
-    `on_round` is called with the number of rounds so far. Matmul and copy are the best of `ROUNDS`, in which
+    `on_round` is called with the number of rounds so far. Matmul and copy are the best of `rounds`, in which
     all devices work at the same time; on a CPU the matmul is the best single one as well.
 
     - `next_gb_s`, `previous_gb_s`: like `all_reduce_gb_s`, over the ranks of this node and of the next or the
@@ -57,7 +59,7 @@ def node_probe(device: torch.device, nodes: int, on_round: Callable[[int], objec
       previous one.
     """
     best: dict[str, float] = {}
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, rounds + 1):
         dist.barrier()
         best = {name: max(rate, best.get(name, 0.0)) for name, rate in _alone(device, best=True).items()}
         on_round(number)
