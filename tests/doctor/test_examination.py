@@ -33,6 +33,9 @@ def test_dying_probe_is_a_failed_row(
     row = examine(make_machine(), quick=True, load_command=command_of)[-1]
     assert (row.check, row.status) == ("torch", "fail")
     assert "it ended with status 1" in row.found
+
+
+def test_missing_package_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     for package, quick in (("torch", True), ("torch", False), ("transformers", False)):
         monkeypatch.setattr(

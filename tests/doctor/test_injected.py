@@ -74,6 +74,9 @@ def test_unhealthy_machine_is_not_a_broken_gate(monkeypatch: pytest.MonkeyPatch)
     rows = injected(monkeypatch, SLOW, CRASH, disturbed_from=1, max_unhealthy=2)
     assert [row.status for row in rows] == ["pass", "unknown", "pass", "unknown"], "a crash is one anywhere"
     assert rows[1].found == "the machine was unhealthy in 2 launches, so nothing is known"
+
+
+def test_no_baseline_on_an_unhealthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     [row] = injected(monkeypatch, SLOW, disturbed_from=0, max_unhealthy=2)
     assert (row.check, row.status) == ("baseline", "unknown")
 

@@ -66,6 +66,9 @@ def test_counts_catch_a_fault_and_no_clean_run(
 def test_catches_nothing_without_a_launch() -> None:
     [row] = told((MISFIT,), "kernels")
     assert (row.check, row.status, row.found) == ("ddp", "fail", "it fits others")
+
+
+def test_a_case_of_other_hardware_is_not_tried() -> None:
     [row] = told((), "kernels", CASE.replace(hardware="h100"))
     assert (row.check, row.status, row.found) == ("inject host-read", "unknown", "not tried here")
 

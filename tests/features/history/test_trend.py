@@ -95,6 +95,10 @@ def test_mended_regression_does_not_fail(root: Path, commits: list[str]) -> None
     found = trend(HISTORY)
     assert [(f.worse, f.open) for f in found.findings] == [(True, False), (False, False)]
     assert found.failing == []
+
+
+def test_regression_mended_long_ago_is_not_reported(root: Path, commits: list[str]) -> None:
+    write_history(HISTORY, commits, CASES[:1], slower(0.05, 20, 40))
     few_days = timedelta(days=3)
     assert [f.case for f in trend(root / "history", period=few_days).findings] == [SLOWER, LARGER]
     assert trend(HISTORY, period=few_days).findings == (), "mended long ago"
