@@ -52,6 +52,7 @@ class Sampler:
         devices: int = 0,  # pragma: no mutate 0: nobody reads it without NVML
         nvml: Any | None = None,
         pid: int | None = None,
+        job: JobProcesses | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
         proc: Path = Path("/proc"),
@@ -60,7 +61,7 @@ class Sampler:
         self._sleep = sleep
         self._proc = proc
         self._cores = os.sched_getaffinity(0)
-        self._job = JobProcesses(pid or os.getpid())
+        self._job = job or JobProcesses(pid or os.getpid())
         self._gpus = Gpus(nvml, devices, self._job) if nvml is not None else None
         self._cards: tuple[DeviceHealth, ...] = ()
         # Cores near each GPU, once prepared; empty if unknown.

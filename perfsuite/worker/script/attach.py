@@ -115,9 +115,12 @@ class Attached:
     aside.
     """
 
-    def __init__(self, run_dir: RunDir, request: CaseFile) -> None:
+    def __init__(
+        self, run_dir: RunDir, request: CaseFile, *, new_rank: Callable[..., ScriptRank] = ScriptRank
+    ) -> None:
         self.run_dir = run_dir
         self.request = request
+        self._new_rank = new_rank
         self.case = request.case
         self.state: State = "waiting"
         self.rank: ScriptRank | None = None  # this process's measurement, from its first step on
@@ -265,7 +268,7 @@ class Attached:
         leash.die_with_parent()
         empty = self._empty
         leash.listen(self.run_dir, empty.rank)  # only known here if the script starts its own processes
-        rank = ScriptRank(
+        rank = self._new_rank(
             *(self.run_dir, self.request, empty),
             losses=self._losses,
             optimizers=self._optimizers,
