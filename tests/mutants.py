@@ -53,7 +53,7 @@ PRAGMA = re.compile(r"# pragma: no mutate(?: (?P<old>.+?)(?: to (?P<new>.+?))?)?
 """The reason in the code for a mutant that no test can kill, behind its line or in a comment just above.
 
     device = runs[0].machine.device  # pragma: no mutate: all launches are of one device
-    # pragma: no mutate (size or 0): so little is not more than `HELD_BYTES`
+    # pragma: no mutate 0): a byte is not more than `HELD_BYTES`
     while any((size or 0) > HELD_BYTES for size in held) and self._clock() < until:
     claimed = reports[0].tokens_per_step  # pragma: no mutate [0] to [-1]: all ranks have the same
 
