@@ -136,8 +136,10 @@ def is_meant(pragma: re.Match[str], mutant: MutationSpec, line: str) -> bool:
 
 def is_inside(mutant: MutationSpec, begin: int, end: int) -> bool:
     """Whether a mutant only changes what stands between two columns of its line."""
-    (row, column), (end_row, end_column) = mutant.start_pos, mutant.end_pos
-    return row == end_row and begin <= column and end_column <= end
+    row, column = mutant.start_pos
+    end_row, end_column = mutant.end_pos
+    is_within: bool = row == end_row and begin <= column and end_column <= end
+    return is_within
 
 
 def spaceless(text: str) -> str:

@@ -53,6 +53,9 @@ def test_names_periodic_work_beside_its_memory() -> None:
     assert (work.rows[0][-1], work.rows[-1][-1]) == ("1,000", "1,200")
     parts = ["peak, at the start", *(f"at the peak: {part}" for part in ("made in recompute", "unsharded"))]
     assert [name for name, _ in kept.rows[:-3]] == [*parts, "at the peak: kept from before"]
+
+
+def test_tables_list_compiled_code() -> None:
     _, work, compiled = counts.tables(make_counts(memory=None, compiled=make_compiled()))
     assert work.caption.endswith("Kernels are those outside of compiled code. Copied cpu to cuda 2 times.")
     made = {"graphs": "2", "recompilations": "1", "generated kernels": "31", "calls of other kernels": "28"}
@@ -79,6 +82,10 @@ def test_remarks_are_unsteady_fields_and_notes() -> None:
     assert counts.remarks(make_check()) == [f"{unsteady} live peak of rank 1", *notes]
     assert counts.remarks(make_check(unsteady=(), notes=())) == counts.remarks(NOT_COUNTED) == []
     assert counts.remarks(NOT_COUNTED.replace(compared=True)) == ["a", "b"]
+
+
+def test_remarks_cut_many_unsteady_fields() -> None:
+    unsteady = "differs between launches, not judged:"
     many = make_check(unsteady=tuple("abcdefg"), notes=())
     assert counts.remarks(many) == [f"{unsteady} a, b, c, d, e, and 2 more"]
 
